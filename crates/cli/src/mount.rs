@@ -1,0 +1,161 @@
+//! `corewalk mount`: serves a file system until it is unmounted.
+//!
+//! In the foreground the command prints one line when the mount works, and ends when it is
+//! unmounted: from outside, or by itself on SIGINT and SIGTERM. In the background (`--daemon`) a
+//! second process does that; see [`daemon`].
+//!
+//! # What it leaves behind
+//! Nothing: a mount that is in use when a signal comes is detached, and a directory that had to be
+//! made is removed again. If it is killed the mount stays without a server; `umount -l` removes it.
+
+mod daemon;
+mod options;
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+
+use corewalk_fuse::{Mount, MountError, Mountpoint, Unmounted};
+use corewalk_sync::primitives::thread;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::failure::Failure;
+use crate::source::Source;
+use options::Plan;
+
+/// The command line.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// What to mount: tmpfs, a file system in memory.
+    source: String,
+    /// Where to mount it. It is made if it does not exist, and removed at the end.
+    mountpoint: PathBuf,
+    /// Options, separated by commas, as in mount(8): ro, rw, suid, nosuid, dev, nodev, exec,
+    /// noexec, atime, noatime, sync, async, dirsync; as in fuse(8): allow_other,
+    /// default_permissions, no_default_permissions, entry_timeout=SECONDS, attr_timeout=SECONDS,
+    /// negative_timeout=SECONDS, fsname=NAME, writeback_cache, no_writeback_cache,
+    /// readdirplus=yes|no|auto; as in tmpfs(5): size=BYTES, nr_inodes=COUNT, mode=MODE, uid=UID,
+    /// gid=GID; and cache=BYTES (memory for metadata) and threads=COUNT.
+    #[arg(short = 'o', value_name = "OPTIONS", verbatim_doc_comment)]
+    options: Vec<OsString>,
+    /// Go to the background once the mount works.
+    #[arg(long)]
+    daemon: bool,
+    /// Be the process in the background.
+    #[arg(long, hide = true)]
+    background: bool,
+}
+
+/// What the serving process waits for.
+enum Event {
+    /// A signal to leave.
+    Signal,
+    /// The mount has ended.
+    Ended(Result<(), MountError>),
+}
+
+/// Mounts, serves and unmounts.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let source = Source::parse(&arguments.source)?;
+    let plan = Plan::parse(source, &arguments.options)?;
+    if arguments.daemon {
+        return daemon::start(&arguments.source, &arguments.mountpoint, &arguments.options);
+    }
+    if arguments.background {
+        daemon::leave_terminal();
+    }
+    // Before the mount: a signal that comes while it is made must not leave it behind.
+    let (events, happened) = channel();
+    watch_signals(events.clone())?;
+    let path = &arguments.mountpoint;
+    let made = make_directory(path)?;
+    let mount = Mount::new(source.open(plan.tmpfs), path, plan.server, &plan.mount)
+        .map_err(|error| Failure::of(path.display(), error));
+    let mount = match mount {
+        Ok(mount) => mount,
+        Err(failure) => {
+            remove_directory(made.as_deref());
+            return Err(failure);
+        }
+    };
+    let point = mount.point().clone();
+    thread::spawn(move || {
+        // Nobody listens any more if the process is about to end.
+        let _ = events.send(Event::Ended(mount.wait()));
+    });
+    if let Err(failure) = announce(&arguments.source, path) {
+        let _ = point.unmount();
+        remove_directory(made.as_deref());
+        return Err(failure);
+    }
+    if arguments.background {
+        daemon::let_go();
+    }
+    let served = serve(&happened, &point);
+    remove_directory(made.as_deref());
+    served.map_err(|error| Failure::of(path.display(), error))
+}
+
+/// Returns once the mount is gone or detached.
+fn serve(happened: &std::sync::mpsc::Receiver<Event>, point: &Mountpoint) -> Result<(), String> {
+    loop {
+        match happened.recv().expect("the thread that watches signals keeps a sender") {
+            Event::Ended(result) => return result.map_err(|error| error.to_string()),
+            Event::Signal => match point.unmount() {
+                // The end follows.
+                Ok(Unmounted::Done) => {}
+                // Others may use it for as long as they like; they lose it now.
+                Ok(Unmounted::Detached | Unmounted::Already) => return Ok(()),
+                Err(error) => return Err(format!("cannot be unmounted: {error}")),
+            },
+        }
+    }
+}
+
+fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM]).map_err(|error| Failure::of("signals", error))?;
+    thread::spawn(move || {
+        for _ in signals.forever() {
+            if events.send(Event::Signal).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Says that the mount works.
+fn announce(source: &str, path: &Path) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "mounted {source} on {}", path.display())
+        .and_then(|()| out.flush())
+        .map_err(|error| Failure::of("standard output", error))
+}
+
+/// Makes the mount point if it does not exist, and returns what was made.
+fn make_directory(path: &Path) -> Result<Option<PathBuf>, Failure> {
+    match std::fs::create_dir(path) {
+        Ok(()) => {
+            let made = path.canonicalize().map_err(|error| Failure::of(path.display(), error))?;
+            eprintln!(
+                "corewalk: made the directory {} for as long as it is mounted",
+                path.display()
+            );
+            Ok(Some(made))
+        }
+        // Whether it can be used is found out by mounting.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(Failure::of(path.display(), error)),
+    }
+}
+
+fn remove_directory(made: Option<&Path>) {
+    if let Some(path) = made
+        && let Err(error) = std::fs::remove_dir(path)
+    {
+        log::warn!("{}: {error}", path.display());
+    }
+}

@@ -1,0 +1,60 @@
+//! Serving in the background.
+//!
+//! The command starts itself once more as a process of its own session, whose standard output is a
+//! pipe. The one line that says that the mount works comes through it; then the first process ends.
+//! If the pipe closes without it the second has failed and has said why on the standard error, which
+//! both share until then.
+//!
+//! A fork without exec would be shorter, but must not happen in a program with threads.
+//!
+//! Source: daemon(7).
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::failure::Failure;
+
+/// Starts the process that serves, and returns when the mount works.
+pub(super) fn start(source: &str, path: &Path, options: &[OsString]) -> Result<(), Failure> {
+    let failed = |error| Failure::of("starting in the background", error);
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    command.args(["mount", "--background"]);
+    for option in options {
+        command.arg("-o").arg(option);
+    }
+    command.arg("--").arg(source).arg(path);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
+    let output = child.stdout.take().expect("it is piped");
+    let mut line = Vec::new();
+    BufReader::new(output).read_until(b'\n', &mut line).map_err(failed)?;
+    if line.ends_with(b"\n") {
+        return std::io::stdout().write_all(&line).map_err(failed);
+    }
+    let status = child.wait().map_err(failed)?;
+    match status.code() {
+        Some(code @ 1..=255) => Err(Failure::Said(code as u8)),
+        _ => Err(Failure::of("the process in the background", status)),
+    }
+}
+
+/// Leaves the session of the terminal.
+pub(super) fn leave_terminal() {
+    if let Err(error) = rustix::process::setsid() {
+        // Already a session of its own.
+        log::debug!("setsid: {error}");
+    }
+}
+
+/// Lets go of what the process that started this one has: its folder and its output.
+pub(super) fn let_go() {
+    // Each can only fail where there is nothing to let go of.
+    let _ = std::env::set_current_dir("/");
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(&null);
+        let _ = rustix::stdio::dup2_stderr(&null);
+    }
+}

@@ -1,0 +1,293 @@
+//! The options of `-o`, after mount(8), fuse(8) and tmpfs(5).
+//!
+//! A later option wins over an earlier one, as in mount(8). An option that is not known, or a value
+//! that is none, is a usage error that names it: a misspelt `nosuid` must not be ignored.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use corewalk::tmpfs::TmpfsOptions;
+use corewalk_fuse::{Access, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
+
+use crate::failure::Failure;
+use crate::source::Source;
+
+/// The share of the memory that a file system in memory may take, as in tmpfs(5).
+const SIZE_PERCENT: u64 = 50;
+/// The size of a page, by which tmpfs(5) reckons the number of inodes.
+const PAGE_BYTES: u64 = 4096;
+const THREADS_MAX: u64 = 1024;
+
+/// Everything that the options decide.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) mount: MountOptions,
+    pub(crate) server: Options,
+    pub(crate) tmpfs: TmpfsOptions,
+}
+
+/// Options that depend on others, until all are known.
+#[derive(Debug, Default)]
+struct Pending {
+    server_permissions: bool,
+    timeouts: [Option<Duration>; 3],
+}
+
+impl Plan {
+    /// Returns what `lists` (the arguments of all `-o`) say about a mount of `source`.
+    pub(crate) fn parse(source: Source, lists: &[OsString]) -> Result<Plan, Failure> {
+        let mut plan = Plan::new(source);
+        let mut pending = Pending::default();
+        for list in lists {
+            let Some(list) = list.to_str() else {
+                return Err(Failure::Usage(format!("options are not UTF-8: {}", list.display())));
+            };
+            for word in list.split(',').filter(|word| !word.is_empty()) {
+                plan.take(word, &mut pending)?;
+            }
+        }
+        if pending.server_permissions {
+            plan.server = plan.server.with_server_permissions();
+        }
+        let [entry, attr, negative] = pending.timeouts;
+        let server = &mut plan.server;
+        server.entry_timeout = entry.unwrap_or(server.entry_timeout);
+        server.attr_timeout = attr.unwrap_or(server.attr_timeout);
+        server.negative_timeout = negative.unwrap_or(server.negative_timeout);
+        server.check().map_err(|conflict| Failure::Usage(conflict.to_string()))?;
+        Ok(plan)
+    }
+
+    /// Returns the plan without options: root mounts a real file system, for everybody; anybody
+    /// else one for themselves, as fusermount3(1) allows.
+    fn new(source: Source) -> Plan {
+        let is_root = rustix::process::geteuid().is_root();
+        let processors = corewalk_sync::primitives::thread::available_parallelism();
+        let mut mount = MountOptions::default();
+        mount.source = "tmpfs".into();
+        mount.threads = source.threads(processors.map_or(1, usize::from));
+        if is_root {
+            mount.access = Access::Everyone;
+            mount.flags = MountFlags::empty();
+        }
+        let tmpfs = TmpfsOptions {
+            size_bytes: Some(memory_bytes() / 100 * SIZE_PERCENT),
+            inodes_max: Some(memory_bytes() / 100 * SIZE_PERCENT / PAGE_BYTES),
+            root_uid: rustix::process::geteuid().as_raw(),
+            root_gid: rustix::process::getegid().as_raw(),
+            ..TmpfsOptions::default()
+        };
+        Plan { mount, server: source.promises(), tmpfs }
+    }
+
+    /// Takes one option in.
+    fn take(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
+        match word.split_once('=') {
+            None => self.take_plain(word, pending),
+            Some((name, value)) => self
+                .take_valued(name, value, pending)
+                .unwrap_or_else(|| Err(Failure::Usage(format!("bad value in option '{word}'")))),
+        }
+    }
+
+    fn take_plain(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
+        let flags = &mut self.mount.flags;
+        match word {
+            "defaults" => {}
+            "ro" => flags.insert(MountFlags::RDONLY),
+            "rw" => flags.remove(MountFlags::RDONLY),
+            "nosuid" => flags.insert(MountFlags::NOSUID),
+            "suid" => flags.remove(MountFlags::NOSUID),
+            "nodev" => flags.insert(MountFlags::NODEV),
+            "dev" => flags.remove(MountFlags::NODEV),
+            "noexec" => flags.insert(MountFlags::NOEXEC),
+            "exec" => flags.remove(MountFlags::NOEXEC),
+            "noatime" => flags.insert(MountFlags::NOATIME),
+            "atime" => flags.remove(MountFlags::NOATIME),
+            "sync" => flags.insert(MountFlags::SYNC),
+            "async" => flags.remove(MountFlags::SYNC),
+            "dirsync" => flags.insert(MountFlags::DIRSYNC),
+            "allow_other" => self.mount.access = Access::Everyone,
+            "default_permissions" => pending.server_permissions = false,
+            "no_default_permissions" => pending.server_permissions = true,
+            "writeback_cache" => self.server.write_cache = WriteCache::Back,
+            "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
+            _ => return Err(Failure::Usage(format!("unknown option '{word}'"))),
+        }
+        Ok(())
+    }
+
+    /// Takes an option with a value in; None if the value is none.
+    fn take_valued(
+        &mut self,
+        name: &str,
+        value: &str,
+        pending: &mut Pending,
+    ) -> Option<Result<(), Failure>> {
+        match name {
+            "entry_timeout" => pending.timeouts[0] = Some(seconds(value)?),
+            "attr_timeout" => pending.timeouts[1] = Some(seconds(value)?),
+            "negative_timeout" => pending.timeouts[2] = Some(seconds(value)?),
+            "fsname" => self.mount.source = value.into(),
+            "threads" => {
+                let threads = number(value).filter(|count| (1..=THREADS_MAX).contains(count))?;
+                self.mount.threads = threads as usize;
+            }
+            "cache" => self.server.vfs.cache_bytes = size(value)?,
+            "readdirplus" => {
+                self.server.readdirplus = match value {
+                    "yes" => ReaddirPlus::Always,
+                    "no" => ReaddirPlus::Never,
+                    "auto" => ReaddirPlus::Auto,
+                    _ => return None,
+                }
+            }
+            // 0 means no limit, as in tmpfs(5).
+            "size" => self.tmpfs.size_bytes = Some(size(value)?).filter(|&bytes| bytes > 0),
+            "nr_inodes" => {
+                self.tmpfs.inodes_max = Some(scaled(value)?).filter(|&count| count > 0);
+            }
+            "mode" => {
+                let mode = u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777)?;
+                self.tmpfs.root_mode = mode;
+            }
+            "uid" => self.tmpfs.root_uid = u32::try_from(number(value)?).ok()?,
+            "gid" => self.tmpfs.root_gid = u32::try_from(number(value)?).ok()?,
+            _ => return Some(Err(Failure::Usage(format!("unknown option '{name}'")))),
+        }
+        Some(Ok(()))
+    }
+}
+
+/// Returns the bytes of memory that the machine has.
+fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(u64::from(info.mem_unit))
+}
+
+/// Returns a decimal number without a sign.
+fn number(text: &str) -> Option<u64> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// Returns a number with a suffix k, m, g or t, each 1024 times the one before.
+fn scaled(text: &str) -> Option<u64> {
+    let scale = |suffix: char| match suffix.to_ascii_lowercase() {
+        'k' => Some(10),
+        'm' => Some(20),
+        'g' => Some(30),
+        't' => Some(40),
+        _ => None,
+    };
+    match text.chars().next_back().and_then(scale) {
+        Some(shift) => number(&text[..text.len() - 1])?.checked_mul(1 << shift),
+        None => number(text),
+    }
+}
+
+/// Returns a number of bytes, which may also be a share of the memory (`50%`).
+fn size(text: &str) -> Option<u64> {
+    match text.strip_suffix('%') {
+        Some(percent) => Some(memory_bytes() / 100 * number(percent).filter(|p| *p <= 100)?),
+        None => scaled(text),
+    }
+}
+
+/// Returns a time in seconds, which may have a fraction.
+fn seconds(text: &str) -> Option<Duration> {
+    if !text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        return None;
+    }
+    Duration::try_from_secs_f64(text.parse().ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(list: &str) -> Result<Plan, Failure> {
+        Plan::parse(Source::Tmpfs, &[list.into()])
+    }
+
+    fn complaint(list: &str) -> String {
+        match plan(list) {
+            Err(Failure::Usage(line)) => line,
+            other => panic!("{list}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn unknown_option_is_named() {
+        assert_eq!(complaint("ro,frobnicate"), "unknown option 'frobnicate'");
+        assert_eq!(complaint("frobnicate=1"), "unknown option 'frobnicate'");
+        assert_eq!(complaint("RO"), "unknown option 'RO'");
+    }
+
+    #[test]
+    fn bad_value_is_named() {
+        for word in [
+            "size=",
+            "size=x",
+            "size=-1",
+            "size=1q",
+            "size=101%",
+            "size=99999999999999999999",
+            "size=9999999999t",
+            "nr_inodes=5%",
+            "mode=8",
+            "mode=17777",
+            "uid=-1",
+            "uid=4294967296",
+            "gid=a",
+            "threads=0",
+            "threads=1025",
+            "entry_timeout=-1",
+            "entry_timeout=inf",
+            "attr_timeout=nan",
+            "negative_timeout=1e3",
+            "negative_timeout=",
+            "entry_timeout=.",
+            "readdirplus=maybe",
+            "cache=lots",
+        ] {
+            assert_eq!(complaint(word), format!("bad value in option '{word}'"));
+        }
+    }
+
+    #[test]
+    fn sizes_are_scaled() {
+        let bytes = |list: &str| plan(list).expect("it is an option").tmpfs.size_bytes;
+        assert_eq!(bytes("size=4096"), Some(4096));
+        assert_eq!(bytes("size=3k,size=2M"), Some(2 << 20));
+        assert_eq!(bytes("size=1g"), Some(1 << 30));
+        assert_eq!(bytes("size=0"), None);
+        assert_eq!(bytes("size=100%"), Some(memory_bytes() / 100 * 100));
+        assert_eq!(plan("cache=64m").expect("it is an option").server.vfs.cache_bytes, 64 << 20);
+    }
+
+    #[test]
+    fn later_option_wins() {
+        let plan = plan("ro,nosuid,,rw,noexec,suid").expect("all are options");
+        assert_eq!(
+            plan.mount.flags & (MountFlags::RDONLY | MountFlags::NOSUID),
+            MountFlags::empty()
+        );
+        assert!(plan.mount.flags.contains(MountFlags::NOEXEC));
+    }
+
+    #[test]
+    fn timeouts_have_fractions() {
+        let plan = plan("entry_timeout=0.25,attr_timeout=3,negative_timeout=0").expect("options");
+        assert_eq!(plan.server.entry_timeout, Duration::from_millis(250));
+        assert_eq!(plan.server.attr_timeout, Duration::from_secs(3));
+        assert_eq!(plan.server.negative_timeout, Duration::ZERO);
+    }
+
+    #[test]
+    fn timeouts_conflict_with_server_permissions_in_any_order() {
+        let expected = "timeouts must be 0 where the server checks permissions";
+        assert_eq!(complaint("no_default_permissions,entry_timeout=1"), expected);
+        assert_eq!(complaint("entry_timeout=1,no_default_permissions"), expected);
+        assert!(plan("no_default_permissions,entry_timeout=0").is_ok());
+    }
+}

@@ -1,0 +1,298 @@
+//! The dentry cache: which names exist in a directory, as far as is known.
+//!
+//! A lookup hashes (directory key, name), scans one line of the table and compares one dentry; it
+//! takes no lock and writes nothing. Changes are made by whoever holds the claim of the name
+//! (`claim`), after the back end has agreed: they appear to readers at one instant, the end of a
+//! write section (or the entry into the table, for a name that was not cached).
+//!
+//! A directory's children are entered under its slot and its child generation. Invalidating a
+//! directory of any size is one increment of that generation: the children can no longer be found,
+//! and reclaim takes them when it passes.
+//!
+//! # Guarantees
+//! - C.1: a cached answer is the one of the last committed change, or of a fill that no change,
+//!   invalidation or removal overlapped (traps T15, T25, P12).
+//! - C.2: a rename appears at once: no reader finds neither name, nor, with a target, two files
+//!   under one name (traps T12, T13).
+//! - C.3: nobody waits for a dying entry (trap T47); nothing here calls a back end while it holds a
+//!   lock, and the last reference to an inode is dropped outside of all of them (trap T50).
+//!
+//! # Lock order
+//! claims, `topology`, dentry locks (by slot), an inode's lock. A stripe of the table is locked with
+//! no dentry lock held, since a stripe's exact lookup may wait for a dentry's writer.
+//!
+//! Source: Linux `fs/dcache.c`, path-lookup.rst; documents 001 and 003.
+
+mod change;
+mod reclaim;
+
+use corewalk_sync::{SeqRwLock, ShardedCounter};
+
+use crate::Errno;
+use crate::claim::Claims;
+use crate::dentry::{Body, Dentries, Flags, Glimpse, Image, Key, NameCopy, Needle};
+use crate::hash::Keys;
+use crate::inode::Inodes;
+use crate::name::Name;
+use crate::table::Table;
+
+pub(crate) use change::{Mounted, Node, is_attached};
+pub(crate) use reclaim::Hand;
+
+/// Who is told what the cache lets go of, and asked to let go of what it holds.
+pub(crate) trait Host: Send + Sync {
+    /// The cache has let go of an inode.
+    fn forget(&self, superblock: u32, ino: u64);
+
+    /// The cache is over its budget, and the host's use of the inode called `name` keeps it.
+    fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
+}
+
+/// The names and inodes of one namespace.
+pub(crate) struct Dcache {
+    pub(crate) keys: Keys,
+    pub(crate) dentries: Dentries,
+    pub(crate) inodes: Inodes,
+    table: Table,
+    pub(crate) claims: Claims,
+    /// Written while a directory is moved; locking readers keep directories in place.
+    pub(crate) topology: SeqRwLock,
+    hand: Hand,
+    pub(crate) counters: Counters,
+    host: Box<dyn Host>,
+}
+
+/// What has happened so far. Nothing here is written by a lookup that hits.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) negatives: ShardedCounter,
+    pub(crate) fills: ShardedCounter,
+    pub(crate) refused_fills: ShardedCounter,
+    pub(crate) reclaimed: ShardedCounter,
+    pub(crate) renames: ShardedCounter,
+    pub(crate) invalidations: ShardedCounter,
+    pub(crate) walk_retries: ShardedCounter,
+}
+
+/// A directory, as its children's key was at one instant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Directory {
+    pub(crate) slot: u32,
+    pub(crate) seq: u64,
+    pub(crate) inode: u32,
+    pub(crate) key: Key,
+    pub(crate) flags: Flags,
+}
+
+impl Dcache {
+    pub(crate) fn new(
+        slots_max: u32,
+        seed: Option<u64>,
+        host: Box<dyn Host>,
+    ) -> std::io::Result<Dcache> {
+        let keys = Keys::new(seed);
+        Ok(Dcache {
+            dentries: Dentries::new(slots_max)?,
+            inodes: Inodes::new(slots_max, keys.clone())?,
+            table: Table::new("corewalk-dentry-table", slots_max)?,
+            claims: Claims::new(),
+            topology: SeqRwLock::new(),
+            hand: Hand::new(),
+            counters: Counters::default(),
+            keys,
+            host,
+        })
+    }
+
+    // Lookup.
+
+    /// Returns `name` with its hash.
+    #[inline]
+    pub(crate) fn needle<'a>(&self, name: Name<'a>) -> Needle<'a> {
+        Needle::new(name, self.keys.name(name))
+    }
+
+    /// Returns the directory in `slot`, or None if there is none.
+    pub(crate) fn directory(&self, slot: u32) -> Option<Directory> {
+        loop {
+            let seen = self.dentries.glimpse(slot);
+            let key = Key::new(slot, self.dentries.child_generation(slot));
+            if self.dentries.is_unchanged(slot, seen.seq) {
+                let flags = seen.body.flags();
+                return (flags.contains(Flags::DIRECTORY) && !seen.body.is_negative()).then(|| {
+                    Directory { slot, seq: seen.seq, inode: seen.body.inode(), key, flags }
+                });
+            }
+        }
+    }
+
+    /// Returns the dentry of a name. None means that none is cached or that it was missed; only
+    /// [`Dcache::find_exact`] knows.
+    #[inline]
+    pub(crate) fn find(&self, key: Key, needle: &Needle<'_>) -> Option<(u32, Glimpse)> {
+        let hash = self.hash(key, needle.hash);
+        self.table
+            .find(hash, |slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
+    }
+
+    /// Returns the dentry of a name, for sure if the caller holds the name's claim.
+    pub(crate) fn find_exact(&self, key: Key, needle: &Needle<'_>) -> Option<(u32, Glimpse)> {
+        self.table
+            .lock(self.hash(key, needle.hash))
+            .find(|slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
+    }
+
+    /// Returns the claim key of a name in a directory. The generation has no part in it: a name is
+    /// the same name before and after an invalidation.
+    pub(crate) fn claim_key(&self, directory: u32, needle: &Needle<'_>) -> u64 {
+        self.keys.child(u64::from(directory) << 32, needle.hash.rotate_left(17))
+    }
+
+    #[inline]
+    fn hash(&self, key: Key, name_hash: u64) -> u32 {
+        self.keys.child(key.0, name_hash) as u32
+    }
+
+    /// Returns the table hash of what `image` says. The caller holds the dentry's lock or owns it.
+    fn hash_of(&self, slot: u32, image: &Image) -> u32 {
+        let mut copy = NameCopy::new();
+        self.dentries.copy_name(slot, image.body, &mut copy);
+        let name = Name::new(copy.as_bytes()).expect("a hashed dentry has a valid name");
+        self.hash(image.key, self.keys.name(name))
+    }
+
+    // References.
+
+    /// Takes a reference on a dentry that was seen under `seq`. Fails if it has changed since.
+    pub(crate) fn get(&self, slot: u32, seq: u64) -> bool {
+        if !self.dentries.lockref(slot).get_not_dead() {
+            return false;
+        }
+        if self.dentries.is_unchanged(slot, seq) {
+            self.dentries.cold(slot).touch();
+            return true;
+        }
+        self.put(slot);
+        false
+    }
+
+    /// Takes a reference on the inode of a dentry that was seen under `seq`. Fails if the dentry
+    /// has changed since.
+    #[inline]
+    pub(crate) fn get_inode(&self, slot: u32, seq: u64, inode: u32) -> bool {
+        if !self.inodes.lockref(inode).get_not_dead() {
+            return false;
+        }
+        if self.dentries.is_unchanged(slot, seq) {
+            self.inodes.touch(inode);
+            return true;
+        }
+        self.put_inode(inode, 1);
+        false
+    }
+
+    /// Drops a reference on a dentry. An unhashed one dies with its last reference, and then drops
+    /// its own on its parent: a loop, however deep the tree (trap T43).
+    pub(crate) fn put(&self, slot: u32) {
+        let mut slot = slot;
+        while slot != 0 {
+            let Some(mut guard) = self.dentries.lockref(slot).put_or_lock() else { return };
+            guard.sub(1);
+            if guard.count() > 0 {
+                return;
+            }
+            let image = self.dentries.image(slot);
+            if image.body.is_hashed() || image.body.flags().contains(Flags::ROOT) {
+                return;
+            }
+            let dead = self.kill(slot, guard);
+            self.end_life(slot, &dead);
+            if dead.inode != 0 {
+                self.put_inode(dead.inode, 1);
+            }
+            slot = dead.parent;
+        }
+    }
+
+    /// Drops `n` references on an inode, and tells the back end if they were the last.
+    pub(crate) fn put_inode(&self, inode: u32, n: u64) {
+        if self.inodes.put(inode, n) {
+            let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
+            self.inodes.free(inode);
+            self.host.forget(superblock, ino);
+        }
+    }
+
+    /// Returns a counted dentry of a directory inode, if it has one.
+    pub(crate) fn get_directory(&self, inode: u32) -> Option<Directory> {
+        loop {
+            let slot = self.inodes.alias(inode);
+            if slot == 0 || !self.dentries.lockref(slot).get_not_dead() {
+                // Without an alias for good, or between two.
+                if self.inodes.alias(inode) == slot {
+                    return None;
+                }
+                continue;
+            }
+            match self.directory(slot) {
+                Some(directory) if directory.inode == inode => return Some(directory),
+                _ => self.put(slot),
+            }
+        }
+    }
+
+    /// Returns the parent's slot; the root is its own parent.
+    pub(crate) fn parent(&self, slot: u32) -> (u32, u64) {
+        loop {
+            let seen = self.dentries.glimpse(slot);
+            if self.dentries.is_unchanged(slot, seen.seq) {
+                return (seen.key.parent(), seen.seq);
+            }
+        }
+    }
+
+    /// Returns the parent's slot and the name of a dentry, as they were at one instant.
+    pub(crate) fn name_of(&self, slot: u32) -> (u32, NameCopy) {
+        let mut copy = NameCopy::new();
+        loop {
+            let seen = self.dentries.glimpse(slot);
+            self.dentries.copy_name(slot, seen.body, &mut copy);
+            if self.dentries.is_unchanged(slot, seen.seq) {
+                return (seen.key.parent(), copy);
+            }
+        }
+    }
+
+    /// Returns true if `slot` is `ancestor` or below it. The caller holds `topology`, so that no
+    /// directory moves; otherwise the answer is a guess.
+    pub(crate) fn is_subdir(&self, slot: u32, ancestor: u32) -> bool {
+        let mut at = slot;
+        loop {
+            if at == ancestor {
+                return true;
+            }
+            let (parent, _) = self.parent(at);
+            if parent == at || parent == 0 {
+                return false;
+            }
+            at = parent;
+        }
+    }
+
+    // Statistics.
+
+    /// Returns the bytes that the cache takes: dentries, inodes, names and tables in use.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.dentries.bytes() + self.inodes.bytes() + self.table.bytes()
+    }
+}
+
+/// Returns `ENOMEM` where an arena has no slot left.
+pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
+    slot.ok_or(Errno::NOMEM)
+}
+
+/// Returns the body of a dentry that nobody can find any more.
+fn unhashed(body: Body) -> Body {
+    body.with_flags(body.flags() - Flags::HASHED)
+}

@@ -1,0 +1,470 @@
+//! Changes to the dentry cache, each made by the holder of the claim of every name it touches.
+
+use corewalk_sync::LockrefGuard;
+
+use super::{Dcache, full, unhashed};
+use crate::Errno;
+use crate::attr::FileKind;
+use crate::dentry::{Body, Flags, Image, Key, NameCopy, Needle, kind_flags};
+
+/// The inode a name is to refer to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node {
+    pub(crate) inode: u32,
+    pub(crate) kind: FileKind,
+}
+
+impl Dcache {
+    /// Makes `slot` a root: a directory without a name or a parent. The caller's reference on the
+    /// inode goes to the dentry.
+    pub(crate) fn publish_root(&self, inode: u32) -> Result<u32, Errno> {
+        let slot = full(self.dentries.alloc())?;
+        let flags = Flags::ROOT | Flags::DIRECTORY;
+        let key = Key::new(slot, 0);
+        let image = full(self.dentries.new_image(key, inode, b"", flags, 1))?;
+        self.begin_life(slot, &image);
+        self.inodes.add_alias(inode, slot, &self.dentries);
+        self.sync_searchable(inode);
+        Ok(slot)
+    }
+
+    /// Enters a name, with its inode or, with None, as a negative dentry, and returns the dentry
+    /// with a reference for the caller. The caller holds the name's claim and has looked that no
+    /// other inode is there. The dentry takes a reference of its own on the inode.
+    ///
+    /// # Errors
+    /// `ESTALE` if the directory was removed, or invalidated since `key` was read: nothing is
+    /// entered then (trap T25). `ENOMEM` if the arena is full.
+    pub(crate) fn publish(
+        &self,
+        key: Key,
+        needle: &Needle<'_>,
+        node: Option<Node>,
+    ) -> Result<u32, Errno> {
+        if !key.is_stale()
+            && let Some((slot, seen)) = self.find_exact(key, needle)
+        {
+            let is_positive = match node {
+                Some(node) if seen.body.is_negative() => self.turn_positive(slot, needle, node)?,
+                _ => self.get(slot, seen.seq),
+            };
+            if is_positive {
+                return Ok(slot);
+            }
+        }
+        let parent = key.parent();
+        if !self.dentries.lockref(parent).get_not_dead() {
+            return Err(Errno::STALE);
+        }
+        let is_current = |now: super::Directory| now.key == key || key.is_stale();
+        let directory = self.directory(parent).filter(|now| is_attached(now.flags));
+        let result = match directory {
+            Some(now) if is_current(now) => self.publish_new(key, needle, node),
+            _ => Err(Errno::STALE),
+        };
+        if result.is_err() {
+            self.put(parent);
+        }
+        result
+    }
+
+    fn publish_new(&self, key: Key, needle: &Needle<'_>, node: Option<Node>) -> Result<u32, Errno> {
+        let slot = full(self.dentries.alloc())?;
+        let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
+        let inode = node.map_or(0, |node| node.inode);
+        let name = needle.name.as_bytes();
+        let Some(image) = self.dentries.new_image(key, inode, name, kind | Flags::HASHED, 1) else {
+            self.dentries.free(slot);
+            return Err(Errno::NOMEM);
+        };
+        self.begin_life(slot, &image);
+        match node {
+            Some(node) => {
+                self.adopt(slot, node);
+                self.sync_searchable(node.inode);
+            }
+            None => self.counters.negatives.add(1),
+        }
+        self.table.insert(self.hash(key, needle.hash), slot);
+        if slot.is_multiple_of(Self::RECLAIM_EVERY) {
+            self.reclaim_over_budget();
+        }
+        Ok(slot)
+    }
+
+    /// Makes a negative dentry positive in place and takes a reference on it for the caller. False
+    /// if it has died meanwhile.
+    fn turn_positive(&self, slot: u32, needle: &Needle<'_>, node: Node) -> Result<bool, Errno> {
+        let mut guard = self.dentries.lockref(slot).lock();
+        let before = self.dentries.image(slot);
+        if guard.is_dead() || !before.body.is_hashed() || !before.body.is_negative() {
+            return Ok(false);
+        }
+        let flags = kind_flags(node.kind) | Flags::HASHED;
+        let name = needle.name.as_bytes();
+        let image = full(self.dentries.new_image(before.key, node.inode, name, flags, 1))?;
+        self.adopt(slot, node);
+        guard.add(1);
+        self.write(slot, &guard, |dcache| {
+            dcache.dentries.store(slot, &image);
+        });
+        drop(guard);
+        self.dentries.drop_image(&before);
+        self.counters.negatives.add(-1);
+        self.sync_searchable(node.inode);
+        Ok(true)
+    }
+
+    /// Takes the dentry's reference on its inode and makes it an alias.
+    fn adopt(&self, slot: u32, node: Node) {
+        self.inodes.lockref(node.inode).get();
+        self.inodes.add_alias(node.inode, slot, &self.dentries);
+    }
+
+    /// Takes away a name that has been removed. The caller holds the name's claim and a reference on
+    /// the dentry, which this drops.
+    pub(crate) fn remove(&self, slot: u32) {
+        let guard = self.dentries.lockref(slot).lock();
+        let image = self.dentries.image(slot);
+        if !image.body.is_hashed() {
+            drop(guard);
+            return self.put(slot);
+        }
+        let inode = image.body.inode();
+        if guard.count() == 1 && inode != 0 {
+            // Nobody else holds it: it stays, as the knowledge that there is no such name.
+            let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
+            if !image.body.is_directory() {
+                self.write(slot, &guard, |dcache| {
+                    dcache.dentries.store_body(slot, image.body.with_inode(0).with_flags(flags));
+                });
+                self.inodes.remove_alias(inode, slot, &self.dentries);
+                drop(guard);
+                self.counters.negatives.add(1);
+                self.put_inode(inode, 1);
+                return self.put(slot);
+            }
+        }
+        let hash = self.hash_of(slot, &image);
+        self.write(slot, &guard, |dcache| {
+            dcache.store_unhashed(slot, &image);
+        });
+        if inode != 0 {
+            self.inodes.remove_alias(inode, slot, &self.dentries);
+        }
+        drop(guard);
+        self.table.remove(hash, slot);
+        self.put(slot);
+    }
+
+    /// Makes a name unknown: its dentry is entered under a generation that no directory has, so a
+    /// lookup misses it, but whoever uses its inode still knows its last name and, for a directory,
+    /// what is below. The caller holds a reference on the dentry, which this drops.
+    pub(crate) fn make_stale(&self, slot: u32) {
+        loop {
+            let before = {
+                let _guard = self.dentries.lockref(slot).lock();
+                self.dentries.image(slot)
+            };
+            if !before.body.is_hashed() || before.key.is_stale() {
+                return self.put(slot);
+            }
+            let hash = self.hash_of(slot, &before);
+            let stale = before.with_key(Key::stale(before.key.parent()));
+            let stale_hash = self.hash_of(slot, &stale);
+            // The entry comes first: no stripe is locked inside a dentry's lock.
+            self.table.insert(stale_hash, slot);
+            let guard = self.dentries.lockref(slot).lock();
+            let is_same = self.dentries.image(slot) == before;
+            if is_same {
+                self.write(slot, &guard, |dcache| {
+                    dcache.dentries.store(slot, &stale);
+                });
+            }
+            drop(guard);
+            self.table.remove(if is_same { hash } else { stale_hash }, slot);
+            if is_same {
+                return self.put(slot);
+            }
+        }
+    }
+
+    /// Moves a dentry to `to`, replacing `target`. The caller holds the claims of both names, a
+    /// reference on both dentries, and on the new parent one that goes to the moved dentry if the
+    /// parent changes. With a directory, the caller holds `topology` for writing. Returns the
+    /// parent whose reference the caller now has to drop, or 0.
+    ///
+    /// # Errors
+    /// `ENOMEM` if a long name finds no room; nothing has changed then.
+    pub(crate) fn d_move(
+        &self,
+        moved: u32,
+        to: Key,
+        needle: &Needle<'_>,
+        target: Option<u32>,
+    ) -> Result<u32, Errno> {
+        let hash = self.hash(to, needle.hash);
+        self.table.insert(hash, moved);
+        let (guard, target_guard) = self.lock_two(moved, target);
+        let before = self.dentries.image(moved);
+        let generation = if before.body.is_directory() { before.child_generation() } else { 0 };
+        let flags = before.body.flags() | Flags::HASHED;
+        let (inode, name) = (before.body.inode(), needle.name.as_bytes());
+        let Some(image) = self.dentries.new_image(to, inode, name, flags, generation) else {
+            drop((guard, target_guard));
+            self.table.remove(hash, moved);
+            return Err(Errno::NOMEM);
+        };
+        let was_hashed = before.body.is_hashed();
+        let old_hash = was_hashed.then(|| self.hash_of(moved, &before));
+        let victim = target.map(|slot| {
+            let victim = self.dentries.image(slot);
+            // Not `hash`: a victim may have been invalidated, and then has a stale key.
+            let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
+            (slot, victim, victim_hash)
+        });
+        // C.2: readers of either name wait while a sequence is odd, so they see the move whole.
+        self.write(moved, &guard, |dcache| {
+            if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
+                dcache.write(*slot, target_guard, |dcache| {
+                    dcache.store_unhashed(*slot, victim);
+                    dcache.dentries.store(moved, &image);
+                });
+            } else {
+                dcache.dentries.store(moved, &image);
+            }
+        });
+        drop(guard);
+        if let Some((slot, victim, _)) = &victim
+            && !victim.body.is_negative()
+        {
+            self.inodes.remove_alias(victim.body.inode(), *slot, &self.dentries);
+        }
+        drop(target_guard);
+        self.dentries.drop_image(&before);
+        if let Some(old_hash) = old_hash {
+            self.table.remove(old_hash, moved);
+        }
+        if let Some((slot, _, Some(victim_hash))) = victim {
+            self.table.remove(victim_hash, slot);
+        }
+        self.counters.renames.add(1);
+        let old_parent = before.key.parent();
+        Ok(if old_parent == to.parent() { 0 } else { old_parent })
+    }
+
+    /// Swaps the names of two dentries. The caller holds both claims, a reference on both, and
+    /// `topology` for writing if one is a directory. The references on the parents are swapped too.
+    ///
+    /// # Errors
+    /// `ENOMEM` if a long name finds no room, `ESTALE` if one was invalidated; nothing has changed
+    /// then.
+    pub(crate) fn exchange(&self, a: u32, b: u32) -> Result<(), Errno> {
+        let hash_a = self.hash_now(a);
+        let hash_b = self.hash_now(b);
+        self.table.insert(hash_b, a);
+        self.table.insert(hash_a, b);
+        let (guard_a, guard_b) = self.lock_two(a, Some(b));
+        let guard_b = guard_b.expect("two dentries were locked");
+        let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
+        // An invalidation may have come in between: then nothing is known of either name.
+        let is_known = before_a.body.is_hashed() && before_b.body.is_hashed();
+        let image_a = if is_known { self.renamed_as(&before_a, b, &before_b) } else { None };
+        let images = image_a.and_then(|image_a| match self.renamed_as(&before_b, a, &before_a) {
+            Some(image_b) => Some((image_a, image_b)),
+            None => {
+                self.dentries.drop_image(&image_a);
+                None
+            }
+        });
+        if let Some((image_a, image_b)) = &images {
+            self.write(a, &guard_a, |dcache| {
+                dcache.write(b, &guard_b, |dcache| {
+                    dcache.dentries.store(a, image_a);
+                    dcache.dentries.store(b, image_b);
+                });
+            });
+        }
+        drop((guard_a, guard_b));
+        let swapped = images.is_some();
+        self.table.remove(if swapped { hash_a } else { hash_b }, a);
+        self.table.remove(if swapped { hash_b } else { hash_a }, b);
+        if !swapped {
+            return Err(if is_known { Errno::NOMEM } else { Errno::STALE });
+        }
+        self.dentries.drop_image(&before_a);
+        self.dentries.drop_image(&before_b);
+        self.counters.renames.add(1);
+        Ok(())
+    }
+
+    /// Returns the image of `this` under the name that `other`, in `slot`, has.
+    fn renamed_as(&self, this: &Image, slot: u32, other: &Image) -> Option<Image> {
+        let mut name = NameCopy::new();
+        self.dentries.copy_name(slot, other.body, &mut name);
+        let generation = if this.body.is_directory() { this.child_generation() } else { 0 };
+        let (inode, flags) = (this.body.inode(), this.body.flags());
+        self.dentries.new_image(other.key, inode, name.as_bytes(), flags, generation)
+    }
+
+    fn hash_now(&self, slot: u32) -> u32 {
+        let guard = self.dentries.lockref(slot).lock();
+        let hash = self.hash_of(slot, &self.dentries.image(slot));
+        drop(guard);
+        hash
+    }
+
+    /// Makes every cached name in a directory unknown: one increment (trap T45).
+    pub(crate) fn invalidate_directory(&self, slot: u32) {
+        let guard = self.dentries.lockref(slot).lock();
+        let image = self.dentries.image(slot);
+        if !image.body.is_directory() || image.body.is_negative() {
+            return;
+        }
+        let next = image.child_generation() + 1;
+        self.write(slot, &guard, |dcache| dcache.dentries.store_child_generation(slot, next));
+        drop(guard);
+        self.counters.invalidations.add(1);
+        if Key::new(slot, next).is_stale() {
+            // The half that keys hold starts again: no child of an old life may be left then.
+            self.prune_stale();
+            self.invalidate_directory(slot);
+        }
+    }
+
+    /// Makes one name unknown. What a back end is being asked about it now will not be cached.
+    pub(crate) fn invalidate_name(&self, directory: u32, needle: &Needle<'_>) {
+        self.claims.doom(self.claim_key(directory, needle));
+        self.counters.invalidations.add(1);
+        if let Some(now) = self.directory(directory)
+            && let Some((slot, seen)) = self.find_exact(now.key, needle)
+            && self.get(slot, seen.seq)
+        {
+            self.make_stale(slot);
+        }
+    }
+
+    /// Brings the dentry's mark "everybody may search it" in line with what is known of the inode.
+    pub(crate) fn sync_searchable(&self, inode: u32) {
+        let slot = self.inodes.alias(inode);
+        if slot == 0 {
+            return;
+        }
+        let guard = self.dentries.lockref(slot).lock();
+        let body = self.dentries.image(slot).body;
+        if guard.is_dead() || body.inode() != inode || !body.is_directory() {
+            return;
+        }
+        let inode_guard = self.inodes.lockref(inode).lock();
+        let wanted = self.inodes.is_searchable(inode, &inode_guard);
+        let mut flags = body.flags();
+        flags.set(Flags::SEARCHABLE, wanted);
+        if flags != body.flags() {
+            self.write(slot, &guard, |dcache| {
+                dcache.dentries.store_body(slot, body.with_flags(flags));
+            });
+        }
+    }
+
+    /// Marks a dentry as a mount point, or no longer. The caller holds a reference on it.
+    pub(crate) fn set_mounted(&self, slot: u32, mounted: Mounted) {
+        let guard = self.dentries.lockref(slot).lock();
+        let body = self.dentries.image(slot).body;
+        let mut flags = body.flags();
+        flags.set(Flags::MOUNTED, mounted == Mounted::Yes);
+        self.write(slot, &guard, |dcache| {
+            dcache.dentries.store_body(slot, body.with_flags(flags));
+        });
+    }
+
+    /// Makes a dentry without references dead. The caller takes its entry out of the table, if it
+    /// has one, calls [`Dcache::end_life`], and drops what the dentry held.
+    pub(super) fn kill(&self, slot: u32, mut guard: LockrefGuard<'_>) -> Dead {
+        debug_assert_eq!(guard.count(), 0);
+        let image = self.dentries.image(slot);
+        guard.mark_dead();
+        self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, Body(0)));
+        let inode = image.body.inode();
+        if inode != 0 {
+            self.inodes.remove_alias(inode, slot, &self.dentries);
+        } else {
+            self.counters.negatives.add(-1);
+        }
+        let parent = image.key.parent();
+        Dead { parent: if parent == slot { 0 } else { parent }, inode, image }
+    }
+
+    /// Gives the slot of a dead dentry back, once nothing refers to it any more.
+    pub(super) fn end_life(&self, slot: u32, dead: &Dead) {
+        self.dentries.drop_image(&dead.image);
+        // A slot whose generations are used up is never used again.
+        if self.dentries.cold(slot).next_generation() {
+            self.dentries.free(slot);
+        }
+    }
+
+    /// Takes a name away from readers; the caller is inside a write section. What is cached below a
+    /// removed directory, negative entries at most, is not found any more either.
+    fn store_unhashed(&self, slot: u32, image: &Image) {
+        self.dentries.store_body(slot, unhashed(image.body));
+        if image.body.is_directory() && !image.body.is_negative() {
+            self.dentries.store_child_generation(slot, image.child_generation() + 1);
+        }
+    }
+
+    /// Fills a fresh slot that nobody can find yet, with one reference for the caller.
+    fn begin_life(&self, slot: u32, image: &Image) {
+        let mut guard = self.dentries.lockref(slot).lock();
+        guard.revive();
+        guard.add(1);
+        self.write(slot, &guard, |dcache| {
+            dcache.dentries.store(slot, image);
+        });
+    }
+
+    /// Locks a dentry and perhaps another, in the order of their slots (trap P9).
+    fn lock_two(&self, a: u32, b: Option<u32>) -> (LockrefGuard<'_>, Option<LockrefGuard<'_>>) {
+        let lock = |slot| self.dentries.lockref(slot).lock();
+        match b {
+            Some(b) if b < a => {
+                let guard_b = lock(b);
+                (lock(a), Some(guard_b))
+            }
+            Some(b) => (lock(a), Some(lock(b))),
+            None => (lock(a), None),
+        }
+    }
+
+    /// Runs `change` as a write section of the dentry, whose lock `_guard` holds. The section ends
+    /// also when `change` panics (trap T30).
+    pub(super) fn write<R>(
+        &self,
+        slot: u32,
+        _guard: &LockrefGuard<'_>,
+        change: impl FnOnce(&Dcache) -> R,
+    ) -> R {
+        let _section = self.dentries.seq(slot).write();
+        change(self)
+    }
+}
+
+/// A dentry that has died, and what it held.
+pub(super) struct Dead {
+    pub(super) parent: u32,
+    pub(super) inode: u32,
+    image: Image,
+}
+
+/// Whether something is mounted on a dentry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mounted {
+    /// It is a mount point.
+    Yes,
+    /// It is not.
+    No,
+}
+
+/// Returns true if a directory is in the tree: it has a name, or is a root.
+pub(crate) fn is_attached(flags: Flags) -> bool {
+    flags.intersects(Flags::HASHED | Flags::ROOT)
+}

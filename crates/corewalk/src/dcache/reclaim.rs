@@ -1,0 +1,229 @@
+//! Reclaim: keeping the cache within its budget of bytes.
+//!
+//! A clock hand goes over the slots. An unused dentry that was looked up since the hand passed gets
+//! a second chance; the others die, and a parent that is left without children is looked at next, so
+//! a deep tree falls in one pass (trap T44). There is no list and no lock that every eviction takes;
+//! several reclaimers share the hand and never look at the same slot in one pass (trap T45).
+//!
+//! A dentry stays while somebody holds it, while it has children, and while its inode is in use and
+//! this is its only name: a back end that works by path needs that name. When only such entries are
+//! left, the host is asked to let go of some (a FUSE server asks the kernel to forget).
+//!
+//! What the walk hits is not recorded, since a walk writes nothing; taking a reference and filling
+//! are. An entry that is only ever walked through is therefore filled again once per pass at worst.
+//!
+//! Source: Linux `fs/dcache.c` shrinker; the second-chance algorithm (Corbato 1968).
+
+use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::{Dcache, unhashed};
+use crate::dentry::{Glimpse, NameCopy};
+use crate::name::Name;
+
+/// Slots looked at, at most, each time the cache is found over its budget.
+const SCAN_MAX: u32 = 512;
+/// Entries a host is asked to let go of, at most, each time.
+const ASK_MAX: u32 = 16;
+/// One in so many bytes of the budget may be taken by negative entries.
+const NEGATIVE_SHARE: u64 = 8;
+/// What one entry takes, roughly: for turning the negative share into a count.
+const ENTRY_BYTES: u64 = 96;
+
+/// Where the clock hand is, and the budget it works for.
+pub(crate) struct Hand {
+    at: AtomicU32,
+    budget_bytes: AtomicU64,
+}
+
+impl Hand {
+    pub(crate) fn new() -> Hand {
+        Hand { at: AtomicU32::new(1), budget_bytes: AtomicU64::new(u64::MAX) }
+    }
+}
+
+/// How hard reclaim looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chance {
+    /// What was used lately stays.
+    Second,
+    /// What is not in use goes.
+    None,
+    /// Only negative entries go, with a second chance.
+    NegativesOnly,
+    /// Only entries of an earlier life of their directory go.
+    StaleOnly,
+}
+
+/// What became of one slot.
+enum Outcome {
+    /// The dentry is gone; its parent's slot.
+    Evicted(u32),
+    /// Only its inode's users keep it.
+    Pinned,
+    /// It stays.
+    Kept,
+}
+
+impl Dcache {
+    /// The budget is looked at when a slot with a multiple of this number is filled: growth cannot
+    /// miss one, and filling others costs nothing.
+    pub(super) const RECLAIM_EVERY: u32 = 32;
+
+    /// Sets the budget in bytes.
+    pub(crate) fn set_budget(&self, bytes: u64) {
+        // ORDERING: Relaxed. A limit read at the next fill.
+        self.hand.budget_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn budget(&self) -> u64 {
+        // ORDERING: Relaxed. As above.
+        self.hand.budget_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if a negative entry may be cached, after making room if there are many.
+    pub(crate) fn has_room_for_negative(&self) -> bool {
+        let most = (self.budget() / NEGATIVE_SHARE / ENTRY_BYTES).max(1) as i64;
+        if self.counters.negatives.sum() < most {
+            return true;
+        }
+        self.sweep(SCAN_MAX / 4, Chance::NegativesOnly) > 0
+    }
+
+    /// Makes some room if the cache is over its budget.
+    pub(super) fn reclaim_over_budget(&self) {
+        if self.bytes() > self.budget() {
+            self.sweep(SCAN_MAX, Chance::Second);
+        }
+    }
+
+    /// Evicts everything that is not in use and returns how much that was.
+    pub(crate) fn prune(&self) -> u64 {
+        let mut evicted = 0;
+        loop {
+            let now = self.sweep(self.dentries.slots_touched(), Chance::None);
+            evicted += now;
+            if now == 0 {
+                return evicted;
+            }
+        }
+    }
+
+    /// Evicts every unused entry of an earlier life of its directory.
+    pub(super) fn prune_stale(&self) {
+        self.sweep(self.dentries.slots_touched(), Chance::StaleOnly);
+    }
+
+    /// Looks at `scan` slots and returns how many dentries were evicted.
+    fn sweep(&self, scan: u32, chance: Chance) -> u64 {
+        let mut evicted = 0;
+        let mut asked = 0;
+        for _ in 0..scan {
+            let end = self.dentries.slots_touched().max(2);
+            // ORDERING: Relaxed. Each value is handed to one reclaimer; nothing else is implied.
+            let mut slot = self.hand.at.fetch_add(1, Ordering::Relaxed) % end;
+            // Upwards as long as the parent is free now.
+            while slot != 0 {
+                match self.evict(slot, chance) {
+                    Outcome::Evicted(parent) => {
+                        evicted += 1;
+                        let is_free = parent != 0 && self.dentries.lockref(parent).count() == 1;
+                        self.put(parent);
+                        slot = if is_free { parent } else { 0 };
+                    }
+                    Outcome::Pinned if asked < ASK_MAX && chance == Chance::Second => {
+                        asked += 1;
+                        self.ask_to_forget(slot);
+                        break;
+                    }
+                    _ => break,
+                }
+            }
+        }
+        self.counters.reclaimed.add(evicted as i64);
+        evicted
+    }
+
+    /// Evicts the dentry in `slot` if nobody needs it.
+    fn evict(&self, slot: u32, chance: Chance) -> Outcome {
+        let seen = self.dentries.glimpse(slot);
+        let body = seen.body;
+        if !body.is_hashed() || self.dentries.lockref(slot).count() > 0 {
+            return Outcome::Kept;
+        }
+        let is_stale = self.directory(seen.key.parent()).is_none_or(|now| now.key != seen.key);
+        let stays = match chance {
+            Chance::None => false,
+            Chance::StaleOnly => !is_stale,
+            _ if is_stale => false,
+            Chance::NegativesOnly if !body.is_negative() => true,
+            _ if body.is_negative() => self.dentries.cold(slot).clear_referenced(),
+            _ => self.inodes.clear_referenced(body.inode()),
+        };
+        let mut copy = NameCopy::new();
+        self.dentries.copy_name(slot, body, &mut copy);
+        if stays || !self.dentries.is_unchanged(slot, seen.seq) {
+            return Outcome::Kept;
+        }
+        let Ok(name) = Name::new(copy.as_bytes()) else { return Outcome::Kept };
+        let needle = self.needle(name);
+        // With the claim, a lookup that misses waits until it is decided whether the name stays.
+        let Some(claim) = self.claims.try_claim(self.claim_key(seen.key.parent(), &needle)) else {
+            return Outcome::Kept;
+        };
+        let outcome = self.evict_claimed(slot, seen, self.hash(seen.key, needle.hash));
+        drop(claim);
+        match outcome {
+            Ok((parent, inode)) => {
+                if inode != 0 {
+                    self.put_inode(inode, 1);
+                }
+                Outcome::Evicted(parent)
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Returns the parent and the inode whose references have to be dropped.
+    fn evict_claimed(&self, slot: u32, seen: Glimpse, hash: u32) -> Result<(u32, u32), Outcome> {
+        let guard = self.dentries.lockref(slot).lock();
+        if guard.is_dead() || guard.count() > 0 || !self.dentries.is_unchanged(slot, seen.seq) {
+            return Err(Outcome::Kept);
+        }
+        self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
+        let inode = seen.body.inode();
+        // Whoever took a reference on the inode through this dentry before the count is read here
+        // is counted, and whoever takes one later finds the dentry changed: both go through the
+        // inode's lockref (see `Dcache::get_inode`).
+        if inode != 0 && self.is_only_name_in_use(inode, slot) {
+            self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, seen.body));
+            return Err(Outcome::Pinned);
+        }
+        let dead = self.kill(slot, guard);
+        self.table.remove(hash, slot);
+        self.end_life(slot, &dead);
+        Ok((dead.parent, dead.inode))
+    }
+
+    fn is_only_name_in_use(&self, inode: u32, slot: u32) -> bool {
+        let guard = self.inodes.lockref(inode).lock();
+        guard.count() > 1
+            && self.inodes.alias(inode) == slot
+            && self.dentries.cold(slot).next_alias() == 0
+    }
+
+    /// Asks the host to drop its references on the inode of a dentry.
+    fn ask_to_forget(&self, slot: u32) {
+        let seen = self.dentries.glimpse(slot);
+        let mut copy = NameCopy::new();
+        self.dentries.copy_name(slot, seen.body, &mut copy);
+        let Some(parent) = self.directory(seen.key.parent()) else { return };
+        let superblock = self.inodes.superblock(parent.inode);
+        let ino = self.inodes.ino(parent.inode);
+        if self.dentries.is_unchanged(slot, seen.seq)
+            && self.dentries.is_unchanged(parent.slot, parent.seq)
+            && let Ok(name) = Name::new(copy.as_bytes())
+        {
+            self.host.ask_to_forget(superblock, ino, name);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! The one seam: what a back end implements to get everything else.
+//!
+//! A [`FileSystem`] stores files. It is asked for one name at a time and never sees a path walk, a
+//! permission check, a negative entry, a mount or a reference count: those are the caller's. Ten
+//! methods are required; the others have a default that says the back end cannot do it.
+//!
+//! # What a back end may rely on
+//! - F.1: calls for the same (directory, name) never overlap, except that `lookup` is not called
+//!   while another call for that name runs. Calls for different names do overlap.
+//! - F.2: no lock of corewalk is held during a call: it may take as long as it likes, and stalls
+//!   only those who need its answer. It may panic: the panic reaches the caller, waiters go on.
+//! - F.3: permission has been checked, names are valid, and the kinds of file fit the call (`rmdir`
+//!   gets a directory, `read` a regular file).
+//! - F.4: `forget` is called once for each time an inode entered the cache (by `root`, `lookup`,
+//!   `make` or `link` returning an inode that was not in the cache), after its last use. An inode
+//!   without links stays usable until then.
+//!
+//! # What it must keep
+//! - (`ino`, `generation`) never names another file later within the mount (trap P11).
+//! - A call either happens as a whole or fails with nothing changed.
+//! - It must not call into the `Vfs` that serves it for the names it was called with.
+//!
+//! Source: Linux `struct inode_operations`; the peers' issues behind P6 and P7.
+
+use std::ops::ControlFlow;
+
+use bitflags::bitflags;
+
+use crate::Errno;
+use crate::acl::Acl;
+use crate::attr::{Attr, FileKind, SetAttr, StatFs};
+use crate::name::Name;
+
+/// The inode a call is about.
+///
+/// A back end that keeps files by number uses [`Node::ino`]; one that keeps them by path asks for
+/// [`Node::path`], which is translated only then.
+#[derive(Clone, Copy)]
+pub struct Node<'a> {
+    ino: u64,
+    kind: FileKind,
+    source: Option<&'a dyn PathSource>,
+}
+
+/// Where a [`Node`] gets its path from.
+pub(crate) trait PathSource: Sync {
+    /// Appends the path from the root of the file system, `/a/b`, to `out`.
+    fn append_path(&self, out: &mut Vec<u8>) -> Result<(), Errno>;
+}
+
+impl<'a> Node<'a> {
+    /// Returns a node without a path, for calling a back end that keeps files by number directly.
+    pub fn detached(ino: u64, kind: FileKind) -> Node<'static> {
+        Node { ino, kind, source: None }
+    }
+
+    pub(crate) fn with_source(ino: u64, kind: FileKind, source: &'a dyn PathSource) -> Node<'a> {
+        Node { ino, kind, source: Some(source) }
+    }
+
+    /// Returns the inode number the back end gave.
+    pub fn ino(self) -> u64 {
+        self.ino
+    }
+
+    /// Returns the kind of file.
+    pub fn kind(self) -> FileKind {
+        self.kind
+    }
+
+    /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
+    /// below it. A rename may change it at any time; what is returned existed at one instant.
+    ///
+    /// # Errors
+    /// `ENOENT` when no name is left, or for a detached node.
+    pub fn path(self) -> Result<Vec<u8>, Errno> {
+        let mut out = Vec::new();
+        self.source.ok_or(Errno::NOENT)?.append_path(&mut out)?;
+        Ok(out)
+    }
+}
+
+impl std::fmt::Debug for Node<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("ino", &self.ino).field("kind", &self.kind).finish()
+    }
+}
+
+/// A new file, with everything it has from its first instant on.
+#[derive(Clone, Debug)]
+pub struct Make<'a> {
+    /// What to make: type bits and permission bits, after umask, ACL inheritance and setgid rules.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Device number of a device node.
+    pub rdev: u64,
+    /// The target of a symbolic link; empty otherwise.
+    pub target: &'a [u8],
+    /// The access ACL it inherits, if its directory has a default ACL that says more than `mode`.
+    pub access_acl: Option<Acl>,
+    /// The default ACL a new directory inherits.
+    pub default_acl: Option<Acl>,
+}
+
+impl Make<'_> {
+    /// Returns a plain file of `mode` (type bits 0 mean a regular file) owned by `uid` and `gid`.
+    pub fn new(mode: u32, uid: u32, gid: u32) -> Make<'static> {
+        Make { mode, uid, gid, rdev: 0, target: b"", access_acl: None, default_acl: None }
+    }
+}
+
+/// How rename treats an existing target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// Replace it (rename(2)).
+    Replace,
+    /// Fail with `EEXIST` (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// Swap the two (`RENAME_EXCHANGE`); both must exist.
+    Exchange,
+}
+
+/// How a call to set an extended attribute treats an existing one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// Create or replace.
+    Set,
+    /// Fail with `EEXIST` if it exists (`XATTR_CREATE`).
+    Create,
+    /// Fail with `ENODATA` if it does not (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// The next byte of data (`SEEK_DATA`).
+    Data,
+    /// The next hole (`SEEK_HOLE`); the end of the file counts as one.
+    Hole,
+}
+
+/// One entry of a directory, as `readdir` reports it.
+#[derive(Clone, Copy, Debug)]
+pub struct DirEntry<'a> {
+    /// The name: never `.` or `..`, which the caller adds.
+    pub name: Name<'a>,
+    /// Inode number.
+    pub ino: u64,
+    /// File type.
+    pub kind: FileKind,
+    /// Where to go on after this entry. Unique within the directory, never 0, and stable: it means
+    /// the same place however the directory changes (traps T48, P13).
+    pub cookie: u64,
+}
+
+/// Receives directory entries; `Break` means that the buffer is full and the entry was not taken.
+pub type DirSink<'a> = dyn FnMut(DirEntry<'_>) -> ControlFlow<()> + 'a;
+
+bitflags! {
+    /// What fallocate(2) is to do.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Fallocate: u32 {
+        /// Do not change the size.
+        const KEEP_SIZE = 0x01;
+        /// Make a hole (with `KEEP_SIZE`).
+        const PUNCH_HOLE = 0x02;
+        /// Take the range out and move the rest down.
+        const COLLAPSE_RANGE = 0x08;
+        /// Make the range read as zeros.
+        const ZERO_RANGE = 0x10;
+        /// Put a hole in and move the rest up.
+        const INSERT_RANGE = 0x20;
+    }
+}
+
+/// A file system that corewalk serves. See the module's text for the rules.
+///
+/// The number an `open` returns (its handle) comes back in `read`, `write`, `fsync` and `release`;
+/// a back end without open state leaves `open` alone and ignores it.
+///
+/// # Errors
+/// Every method: `EIO` for a failing store, `ESTALE` for an inode that is gone. The others are
+/// named where the caller cannot find them itself.
+#[allow(unused_variables)]
+pub trait FileSystem: Send + Sync + 'static {
+    /// Returns the attributes of the root directory.
+    fn root(&self) -> Result<Attr, Errno>;
+
+    /// Returns the inode that `name` in `dir` refers to. `ENOENT` if none does.
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno>;
+
+    /// Returns the attributes of `node`.
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno>;
+
+    /// Changes attributes, all or none, and returns the new ones. `EFBIG`, `ENOSPC` for a size.
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno>;
+
+    /// Makes a new file of any kind. `EEXIST`, `ENOSPC`, `ENOENT` if `dir` is removed.
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno>;
+
+    /// Removes the name of `node`. For a directory `ENOTEMPTY` unless it is empty; after that
+    /// nothing can be made in it any more.
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno>;
+
+    /// Renames `from` to `to` as `mode` says. Loops, kinds and `.`/`..` have been checked, also
+    /// against other renames that run now. `ENOTEMPTY` for a target directory that is not empty.
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno>;
+
+    /// Reports the entries of `dir` behind `cookie` (0: from the start), in a fixed order, until
+    /// the end or until `sink` breaks. An entry that exists throughout is reported exactly once
+    /// over a pass, however other entries come and go.
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
+
+    /// Reads at `offset` into `buf` and returns the count of bytes; fewer only at the end.
+    fn read(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Errno>;
+
+    /// Writes `bytes` at `offset` and returns the count. `ENOSPC`, `EFBIG`.
+    fn write(&self, node: Node<'_>, handle: u64, offset: u64, bytes: &[u8])
+    -> Result<usize, Errno>;
+
+    /// Adds the name `name` in `dir` for `node` and returns its attributes. `EMLINK`, `EEXIST`.
+    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        Err(Errno::PERM)
+    }
+
+    /// Returns the target of a symbolic link.
+    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        Err(Errno::INVAL)
+    }
+
+    /// Makes a regular file without a name, to be given one by `link` (`O_TMPFILE`).
+    fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Opens a file; `flags` are those of open(2) without the ones about creation.
+    fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
+        Ok(0)
+    }
+
+    /// Returns true if the back end keeps state per open file, so that `open` and `release` matter.
+    /// When false a server may leave both calls out.
+    fn has_open_state(&self) -> bool {
+        false
+    }
+
+    /// Closes what `open` returned.
+    fn release(&self, node: Node<'_>, handle: u64) {}
+
+    /// Makes data (and, unless `data_only`, attributes) durable.
+    fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// Returns what statfs(2) reports.
+    fn statfs(&self) -> Result<StatFs, Errno>;
+
+    /// Changes the allocation of a regular file. `ENOSPC`, `EFBIG`, `EOPNOTSUPP`.
+    fn fallocate(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Returns the offset of the next data or hole at or behind `offset`. `ENXIO` behind the end.
+    fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+        let size = self.getattr(node)?.size;
+        match what {
+            _ if offset >= size => Err(Errno::NXIO),
+            Seek::Data => Ok(offset),
+            Seek::Hole => Ok(size),
+        }
+    }
+
+    /// Returns the value of an extended attribute. `ENODATA` if there is none.
+    fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Sets an extended attribute. `EEXIST`, `ENODATA`, `ENOSPC`.
+    fn setxattr(
+        &self,
+        node: Node<'_>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Returns the names of all extended attributes, each ended by a NUL.
+    fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        Ok(Vec::new())
+    }
+
+    /// Removes an extended attribute. `ENODATA` if there is none.
+    fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Returns the access or default ACL of `node`, None where the mode says all. Back ends with
+    /// `system.posix_acl_*` attributes keep them here.
+    fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
+        Ok(None)
+    }
+
+    /// Sets or, with None, removes an ACL, and with an access ACL the mode it implies, as one.
+    fn set_acl(
+        &self,
+        node: Node<'_>,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        mode: Option<u32>,
+    ) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Says that the cache has let go of an inode. See F.4.
+    fn forget(&self, ino: u64) {}
+}
+
+/// Which of the two ACLs of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AclKind {
+    /// The one that is checked (`system.posix_acl_access`).
+    Access,
+    /// The one that files made in the directory inherit (`system.posix_acl_default`).
+    Default,
+}

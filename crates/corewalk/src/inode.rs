@@ -1,0 +1,421 @@
+//! The inode cache: what the walk must know of an inode, and who uses it.
+//!
+//! An inode has two records. The permission record (mode, owner, whether there is an ACL) is what a
+//! walk reads; it is written only when attributes change. The reference record (count, number,
+//! generation, dentries) is what handles write. They lie on different lines, so that taking a
+//! reference does not disturb a walk.
+//!
+//! The back end owns the attributes; the permission record is a copy, and copies go stale. So a
+//! change marks it unknown before the back end is called and a result is copied in only if no other
+//! change began or is still running (a ticket, as for names). Whoever finds it unknown asks the back
+//! end.
+//!
+//! # Invariants
+//! - I.1: an inode number of a superblock is in the table at most once among inodes that are alive.
+//! - I.2: the count is at least the number of dentries that refer to the inode.
+//! - I.3: a reader that takes a reference from a dentry validates the dentry afterwards; one that
+//!   takes it from the table checks the number afterwards.
+//!
+//! # Locks
+//! The lockref's lock protects word 2, the alias chain and writes to the permission record. It is
+//! taken inside a dentry's lock and never around one.
+//!
+//! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
+
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_sync::{Lockref, LockrefGuard, ShardedCounter, SlotArena};
+
+use crate::attr::{Attr, FileKind, mode};
+use crate::dentry::Dentries;
+use crate::hash::Keys;
+use crate::table::Table;
+
+const PERM_WORDS: usize = 2;
+const REF_WORDS: usize = 4;
+
+/// Permission record, word 0: `version << 17 | acl << 16 | mode`. The version is odd while the
+/// attributes are unknown.
+const MODE_MASK: u64 = 0xffff;
+const HAS_ACL: u64 = 1 << 16;
+const VERSION_SHIFT: u32 = 17;
+
+/// Reference record, word 2: `alias << 32 | superblock << 16 | referenced << 15 | changes`. `changes`
+/// counts the attribute changes that run.
+const CHANGES_MASK: u64 = 0x7fff;
+const REFERENCED: u64 = 1 << 15;
+
+/// What permission checks need of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Perm {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) has_acl: bool,
+}
+
+impl Perm {
+    pub(crate) fn of(attr: &Attr, has_acl: bool) -> Perm {
+        Perm { mode: attr.mode, uid: attr.uid, gid: attr.gid, has_acl }
+    }
+
+    /// Returns true if every caller may search the directory.
+    fn is_searchable_by_all(&self) -> bool {
+        !self.has_acl && self.mode & mode::S_IFMT == mode::S_IFDIR && self.mode & 0o111 == 0o111
+    }
+}
+
+/// The inodes of one namespace.
+pub(crate) struct Inodes {
+    perm: SlotArena<PERM_WORDS>,
+    refs: SlotArena<REF_WORDS>,
+    table: Table,
+    keys: Keys,
+    /// Attribute changes begun so far; a fill that overlaps one does not trust what it got.
+    changes: ShardedCounter,
+}
+
+/// What [`Inodes::get_or_insert`] found or made.
+pub(crate) struct Entered {
+    /// The inode, counted once for the caller.
+    pub(crate) slot: u32,
+    /// An inode of the same number and another generation, which left the table; counted once for
+    /// the caller.
+    pub(crate) displaced: Option<u32>,
+}
+
+/// Proof that an attribute change began; see [`Inodes::end_change`].
+#[must_use]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket(u64);
+
+impl Inodes {
+    pub(crate) fn new(slots_max: u32, keys: Keys) -> std::io::Result<Inodes> {
+        Ok(Inodes {
+            perm: SlotArena::new("corewalk-inodes", slots_max)?,
+            refs: SlotArena::new("corewalk-inode-refs", slots_max)?,
+            table: Table::new("corewalk-inode-table", slots_max)?,
+            keys,
+            changes: ShardedCounter::new(),
+        })
+    }
+
+    // References.
+
+    #[inline]
+    pub(crate) fn lockref(&self, slot: u32) -> &Lockref {
+        Lockref::from_word(&self.refs.get(slot)[0])
+    }
+
+    /// Returns the number the back end gave.
+    #[inline]
+    pub(crate) fn ino(&self, slot: u32) -> u64 {
+        // ORDERING: Relaxed. Fixed while a reference is held or the dentry validates.
+        self.refs.get(slot)[1].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn generation(&self, slot: u32) -> u64 {
+        // ORDERING: Relaxed. As for `ino`.
+        self.refs.get(slot)[3].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn superblock(&self, slot: u32) -> u32 {
+        // ORDERING: Relaxed. Fixed while a reference is held.
+        (self.refs.get(slot)[2].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
+    }
+
+    /// Returns the slot of a dentry of the inode, 0 if it has none.
+    #[inline]
+    pub(crate) fn alias(&self, slot: u32) -> u32 {
+        // ORDERING(alias): Acquire. The dentry was filled before it became an alias.
+        (self.refs.get(slot)[2].load(Ordering::Acquire) >> 32) as u32
+    }
+
+    /// Marks the inode as used, unless it is marked.
+    #[inline]
+    pub(crate) fn touch(&self, slot: u32) {
+        let word = &self.refs.get(slot)[2];
+        // ORDERING: Relaxed. A hint for reclaim.
+        if word.load(Ordering::Relaxed) & REFERENCED == 0 {
+            // ORDERING: Relaxed. As above.
+            word.fetch_or(REFERENCED, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn clear_referenced(&self, slot: u32) -> bool {
+        let word = &self.refs.get(slot)[2];
+        // ORDERING: Relaxed. A hint for reclaim.
+        word.load(Ordering::Relaxed) & REFERENCED != 0
+            // ORDERING: Relaxed. As above.
+            && word.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
+    }
+
+    /// Returns a counted slot for the inode with this number, if it is in the cache. A reference
+    /// that was taken on a slot which meanwhile serves another inode is given to `stray`, which
+    /// puts it.
+    pub(crate) fn get(&self, superblock: u32, ino: u64, stray: impl Fn(u32)) -> Option<u32> {
+        let hash = self.keys.inode(superblock, ino) as u32;
+        loop {
+            let found = self.table.find(hash, |slot| {
+                if !self.is(slot, superblock, ino) || !self.lockref(slot).get_not_dead() {
+                    return None;
+                }
+                // The slot may have begun another life before the count went up (trap T55).
+                Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
+            })?;
+            match found {
+                Ok(slot) => return Some(slot),
+                Err(slot) => stray(slot),
+            }
+        }
+    }
+
+    fn is(&self, slot: u32, superblock: u32, ino: u64) -> bool {
+        self.ino(slot) == ino && self.superblock(slot) == superblock
+    }
+
+    /// Returns a counted slot for the inode that `attr` describes, entering it if it is new.
+    /// `changes_before` is what [`Inodes::changes`] said before the back end was asked. None if
+    /// there is no room.
+    pub(crate) fn get_or_insert(
+        &self,
+        superblock: u32,
+        attr: &Attr,
+        has_acl: bool,
+        changes_before: i64,
+    ) -> Option<Entered> {
+        let hash = self.keys.inode(superblock, attr.ino) as u32;
+        let mut stripe = self.table.lock(hash);
+        // An entry leaves the table before its slot is freed, so under the stripe's lock a slot
+        // that is the inode stays it.
+        let found = stripe.find(|slot| {
+            (self.is(slot, superblock, attr.ino) && self.lockref(slot).get_not_dead())
+                .then_some(slot)
+        });
+        let mut displaced = None;
+        if let Some(slot) = found {
+            if self.generation(slot) == attr.generation {
+                return Some(Entered { slot, displaced });
+            }
+            stripe.remove(slot);
+            displaced = Some(slot);
+        }
+        let slot = self.refs.alloc()?;
+        let words = self.refs.get(slot);
+        let mut guard = self.lockref(slot).lock();
+        guard.revive();
+        guard.add(1);
+        // ORDERING: Relaxed. Published by the table entry below.
+        words[1].store(attr.ino, Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        words[2].store((u64::from(superblock) << 16) | REFERENCED, Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        words[3].store(attr.generation, Ordering::Relaxed);
+        self.store_perm(slot, Perm::of(attr, has_acl), self.changes() == changes_before);
+        drop(guard);
+        stripe.insert(slot);
+        let crowded = stripe.is_crowded();
+        drop(stripe);
+        if crowded {
+            self.table.grow();
+        }
+        Some(Entered { slot, displaced })
+    }
+
+    /// Drops `n` references. Returns true if they were the last: the inode is then dead and out of
+    /// the table, and the caller tells the back end and calls [`Inodes::free`].
+    #[must_use]
+    pub(crate) fn put(&self, slot: u32, n: u64) -> bool {
+        if n > 1 {
+            self.lockref(slot).put_many(n - 1);
+        }
+        let Some(mut guard) = self.lockref(slot).put_or_lock() else { return false };
+        if guard.count() > 1 {
+            guard.sub(1);
+            return false;
+        }
+        guard.sub(1);
+        guard.mark_dead();
+        drop(guard);
+        let hash = self.keys.inode(self.superblock(slot), self.ino(slot)) as u32;
+        // Not there any more if a newer generation took its place.
+        self.table.lock(hash).remove(slot);
+        true
+    }
+
+    /// Gives the slot of a dead inode back.
+    pub(crate) fn free(&self, slot: u32) {
+        self.refs.free(slot);
+    }
+
+    // Aliases.
+
+    /// Makes `dentry` a dentry of the inode.
+    pub(crate) fn add_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
+        let _guard = self.lockref(slot).lock();
+        dentries.cold(dentry).set_next_alias(self.alias(slot));
+        self.set_alias(slot, dentry);
+    }
+
+    /// Undoes [`Inodes::add_alias`]; nothing happens if `dentry` is none.
+    pub(crate) fn remove_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
+        let guard = self.lockref(slot).lock();
+        self.remove_alias_locked(slot, dentry, dentries, &guard);
+    }
+
+    pub(crate) fn remove_alias_locked(
+        &self,
+        slot: u32,
+        dentry: u32,
+        dentries: &Dentries,
+        _guard: &LockrefGuard<'_>,
+    ) {
+        let next = dentries.cold(dentry).next_alias();
+        let mut at = self.alias(slot);
+        if at == dentry {
+            self.set_alias(slot, next);
+        }
+        while at != dentry && at != 0 {
+            let after = dentries.cold(at).next_alias();
+            if after == dentry {
+                dentries.cold(at).set_next_alias(next);
+            }
+            at = after;
+        }
+        dentries.cold(dentry).set_next_alias(0);
+    }
+
+    fn set_alias(&self, slot: u32, dentry: u32) {
+        // ORDERING(alias): Release. See `alias`. The update keeps a referenced bit set meanwhile.
+        let _ = self.refs.get(slot)[2].fetch_update(
+            Ordering::Release,
+            // ORDERING: Relaxed. Under the inode's lock.
+            Ordering::Relaxed,
+            |word| Some((word & 0xffff_ffff) | (u64::from(dentry) << 32)),
+        );
+    }
+
+    // Permissions.
+
+    /// Returns the permission record, or None while it is unknown. The caller validates the dentry
+    /// it came from.
+    #[inline]
+    pub(crate) fn perm(&self, slot: u32) -> Option<Perm> {
+        let words = self.perm.get(slot);
+        // ORDERING(perm): Acquire. The owner was stored before this version.
+        let first = words[0].load(Ordering::Acquire);
+        // ORDERING: Relaxed. Data of a section that the version covers.
+        let owner = words[1].load(Ordering::Relaxed);
+        // ORDERING(perm-unknown): Acquire fence. A reader that sees an owner stored later also sees
+        // the version change before it. Pairs with `mark_unknown`.
+        fence(Ordering::Acquire);
+        // ORDERING: Relaxed. Ordered by the fence.
+        let again = words[0].load(Ordering::Relaxed);
+        (first == again && (first >> VERSION_SHIFT) & 1 == 0).then_some(Perm {
+            mode: (first & MODE_MASK) as u32,
+            uid: (owner >> 32) as u32,
+            gid: owner as u32,
+            has_acl: first & HAS_ACL != 0,
+        })
+    }
+
+    /// Returns the kind of file, which never changes.
+    pub(crate) fn kind(&self, slot: u32) -> FileKind {
+        // ORDERING: Relaxed. The type bits are fixed while a reference is held.
+        let mode = self.perm.get(slot)[0].load(Ordering::Relaxed) & MODE_MASK;
+        FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
+    }
+
+    /// Returns how many attribute changes have begun.
+    pub(crate) fn changes(&self) -> i64 {
+        self.changes.sum()
+    }
+
+    /// Marks the attributes unknown, before the back end is asked to change them.
+    pub(crate) fn begin_change(&self, slot: u32) -> Ticket {
+        self.changes.add(1);
+        let _guard = self.lockref(slot).lock();
+        // ORDERING: Relaxed. Under the inode's lock; readers of the count take it.
+        self.refs.get(slot)[2].fetch_add(1, Ordering::Relaxed);
+        self.mark_unknown(slot)
+    }
+
+    /// Ends a change. The permissions are known again if this was the only change and the back end
+    /// said what they are; else whoever needs them asks.
+    pub(crate) fn end_change(&self, slot: u32, ticket: Ticket, perm: Option<Perm>) {
+        let _guard = self.lockref(slot).lock();
+        // ORDERING: Relaxed. Under the inode's lock.
+        self.refs.get(slot)[2].fetch_sub(1, Ordering::Relaxed);
+        if let Some(perm) = perm {
+            self.install_locked(slot, ticket, perm);
+        }
+    }
+
+    /// Returns a ticket to ask the back end with, when the permissions are unknown.
+    pub(crate) fn ticket(&self, slot: u32) -> Ticket {
+        // ORDERING(perm): Acquire. What the back end says is asked for after this.
+        Ticket(self.perm.get(slot)[0].load(Ordering::Acquire) >> VERSION_SHIFT)
+    }
+
+    /// Installs what the back end said, unless a change began since the ticket was taken.
+    pub(crate) fn install(&self, slot: u32, ticket: Ticket, perm: Perm) {
+        let _guard = self.lockref(slot).lock();
+        self.install_locked(slot, ticket, perm);
+    }
+
+    /// Returns whether everybody may search the directory, as far as is known. The caller holds the
+    /// inode's lock.
+    pub(crate) fn is_searchable(&self, slot: u32, _guard: &LockrefGuard<'_>) -> bool {
+        self.perm(slot).is_some_and(|perm| perm.is_searchable_by_all())
+    }
+
+    fn install_locked(&self, slot: u32, ticket: Ticket, perm: Perm) {
+        // ORDERING: Relaxed. Under the inode's lock.
+        let version = self.perm.get(slot)[0].load(Ordering::Relaxed) >> VERSION_SHIFT;
+        // ORDERING: Relaxed. Under the inode's lock.
+        let changes = self.refs.get(slot)[2].load(Ordering::Relaxed) & CHANGES_MASK;
+        if version == ticket.0 && version & 1 == 1 && changes == 0 {
+            self.store_perm_version(slot, perm, version + 1);
+        }
+    }
+
+    /// Makes the version odd, and another one than before; the caller holds the lock.
+    fn mark_unknown(&self, slot: u32) -> Ticket {
+        let word = &self.perm.get(slot)[0];
+        // ORDERING: Relaxed. Under the inode's lock.
+        let before = word.load(Ordering::Relaxed);
+        let version = ((before >> VERSION_SHIFT) + 1) | 1;
+        let rest = before & (MODE_MASK | HAS_ACL);
+        // ORDERING: Relaxed. The fence below orders it before the owner.
+        word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
+        // ORDERING(perm-unknown): Release fence. See `perm`.
+        fence(Ordering::Release);
+        Ticket(version & (u64::MAX >> VERSION_SHIFT))
+    }
+
+    /// Stores the permissions of an inode that begins a life: the version goes on from where the
+    /// slot's last life left it.
+    fn store_perm(&self, slot: u32, perm: Perm, known: bool) {
+        let Ticket(version) = self.mark_unknown(slot);
+        self.store_perm_version(slot, perm, version + u64::from(known));
+    }
+
+    fn store_perm_version(&self, slot: u32, perm: Perm, version: u64) {
+        let words: &[AtomicU64; PERM_WORDS] = self.perm.get(slot);
+        // ORDERING: Relaxed. Data of a section that the version covers.
+        words[1].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
+        let acl = if perm.has_acl { HAS_ACL } else { 0 };
+        let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);
+        // ORDERING(perm): Release. See `perm`.
+        words[0].store(first, Ordering::Release);
+    }
+
+    // Statistics.
+
+    pub(crate) fn in_use(&self) -> u64 {
+        self.refs.in_use()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.in_use() * 8 * (PERM_WORDS + REF_WORDS) as u64 + self.table.bytes()
+    }
+}

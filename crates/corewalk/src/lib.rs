@@ -1,0 +1,47 @@
+//! A dentry cache and path walk for user space, and the seam to put them under a file system.
+//!
+//! Whoever serves files from user space keeps a table of names and inodes, and has to get lookup,
+//! forget and rename right under concurrency. This crate is that table: lookups take no lock,
+//! renames block no reader, memory is bounded, and a back end implements one trait.
+//!
+//! - [`FileSystem`] is what a back end implements; [`tmpfs`] is one in memory.
+//! - [`Vfs`] is what a server calls, by inode or by path.
+//! - ARCHITECTURE.md in the repository says how it works and which guarantees hold.
+//!
+//! # Lock order
+//! Claims of names, `topology`, dentry locks, an inode's lock; stripe locks of the tables and arena
+//! shards are leaves. No lock is held while a [`FileSystem`] is called (a claim of the name it is
+//! called for is).
+
+#![forbid(unsafe_code)]
+
+pub mod acl;
+pub mod attr;
+mod claim;
+mod cred;
+mod dcache;
+mod dentry;
+mod dpath;
+mod fs;
+mod hash;
+mod inode;
+pub mod locks;
+mod mount;
+mod name;
+mod path;
+mod table;
+pub mod tmpfs;
+mod vfs;
+mod walk;
+
+pub use attr::{Attr, FileKind, SetAttr, SetTime, StatFs, Timespec};
+pub use cred::{Blocking, Caps, Cred, May, Security, Subject, Verdict};
+pub use dpath::PathKind;
+pub use fs::{
+    AclKind, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode,
+};
+pub use name::{NAME_MAX, Name, PATH_MAX};
+pub use path::PathRef;
+pub use rustix::io::Errno;
+pub use vfs::{Fsync, InodeRef, Pressure, Removal, Stats, Vfs, VfsOptions};
+pub use walk::{FsStruct, Resolved, SYMLINKS_MAX, WalkFlags};

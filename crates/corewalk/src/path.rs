@@ -1,0 +1,136 @@
+//! A place in the namespace: a mount and a dentry, held.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::Errno;
+use crate::dpath::{PathKind, Trail};
+use crate::mount::Mount;
+use crate::vfs::{InodeRef, Vfs};
+
+/// A counted place in a namespace, such as a root, a working directory or an open file.
+///
+/// Analogous to Linux's `struct path`.
+#[doc(alias = "struct path")]
+pub struct PathRef<'v> {
+    pub(crate) vfs: &'v Vfs,
+    pub(crate) mount: Arc<Mount>,
+    pub(crate) dentry: u32,
+}
+
+impl<'v> PathRef<'v> {
+    /// Returns the inode, or `ENOENT` if the place is a name that does not exist (any more).
+    ///
+    /// # Errors
+    /// `ENOENT`.
+    pub fn inode(&self) -> Result<InodeRef<'v>, Errno> {
+        loop {
+            let seen = self.vfs.dcache.dentries.glimpse(self.dentry);
+            if seen.body.is_negative() {
+                return Err(Errno::NOENT);
+            }
+            let inode = seen.body.inode();
+            if self.vfs.dcache.get_inode(self.dentry, seen.seq, inode) {
+                return Ok(InodeRef { vfs: self.vfs, slot: inode });
+            }
+        }
+    }
+
+    /// Returns the path from `root`, as it was at one instant, and what kind of path it is: `/` and
+    /// [`PathKind::Linked`] for `root` itself, `/a/b` below it.
+    pub fn path_from(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
+        let dcache = &self.vfs.dcache;
+        let mut trails = vec![];
+        let (mut mount, mut dentry) = (&self.mount, self.dentry);
+        let is_outside = loop {
+            let stop = if mount.id == root.mount.id { root.dentry } else { mount.root };
+            let mut trail = Trail::new();
+            trail.collect(dcache, dentry, stop);
+            let top = trail.top;
+            trails.push(trail);
+            if mount.id == root.mount.id && top == root.dentry {
+                break false;
+            }
+            match &mount.point {
+                Some((parent, point)) if top == mount.root => (mount, dentry) = (parent, *point),
+                _ => break true,
+            }
+        };
+        // Mounts are joined trail by trail: one snapshot over all of them would need the same
+        // check again; a rename in another mount in between moves that part only.
+        let mut out = Vec::new();
+        for trail in trails.iter().rev() {
+            trail.append_to(&mut out);
+        }
+        if out.is_empty() {
+            out.push(b'/');
+        }
+        let kind = match trails[0].kind {
+            PathKind::Linked if is_outside => PathKind::Unreachable,
+            kind => kind,
+        };
+        (out, kind)
+    }
+
+    /// Returns the text that d_path gives: the path from `root`, with ` (deleted)` behind it for an
+    /// unlinked one and without a leading `/` for one that is not below `root`.
+    pub fn d_path(&self, root: &PathRef<'_>) -> Vec<u8> {
+        let (mut path, kind) = self.path_from(root);
+        match kind {
+            PathKind::Linked => {}
+            PathKind::Unlinked => path.extend_from_slice(b" (deleted)"),
+            PathKind::Unreachable => {
+                path.remove(0);
+            }
+        }
+        path
+    }
+
+    /// Returns the text that getcwd(2) gives for this working directory.
+    ///
+    /// # Errors
+    /// `ENOENT` if it has been removed.
+    pub fn getcwd(&self, root: &PathRef<'_>) -> Result<Vec<u8>, Errno> {
+        let (path, kind) = self.path_from(root);
+        match kind {
+            PathKind::Linked => Ok(path),
+            PathKind::Unlinked => Err(Errno::NOENT),
+            PathKind::Unreachable => Ok([b"(unreachable)", &path[..]].concat()),
+        }
+    }
+
+    /// Returns a weak name of the place: the slot of the dentry and its generation.
+    pub fn id(&self) -> (u32, u32) {
+        (self.dentry, self.vfs.dcache.dentries.cold(self.dentry).generation())
+    }
+}
+
+impl Clone for PathRef<'_> {
+    fn clone(&self) -> Self {
+        self.vfs.dcache.dentries.lockref(self.dentry).get();
+        PathRef { vfs: self.vfs, mount: Arc::clone(&self.mount), dentry: self.dentry }
+    }
+}
+
+impl Drop for PathRef<'_> {
+    fn drop(&mut self) {
+        self.vfs.dcache.put(self.dentry);
+    }
+}
+
+impl fmt::Debug for PathRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let root = self.vfs.root_path();
+        let path = self.d_path(&root);
+        write!(f, "PathRef({})", path.escape_ascii())
+    }
+}
+
+impl Vfs {
+    /// Returns the root of the namespace.
+    pub fn root_path(&self) -> PathRef<'_> {
+        let mount = Arc::clone(self.mounts.root_mount());
+        self.dcache.dentries.lockref(mount.root).get();
+        PathRef { vfs: self, dentry: mount.root, mount }
+    }
+}

@@ -1,0 +1,374 @@
+//! A file system in memory, the reference back end.
+//!
+//! [`Tmpfs`] keeps directories, files, links, device nodes, extended attributes and ACLs in the
+//! memory of the process, and behaves as the kernel's tmpfs does, so that what is built on
+//! corewalk can be tested against it and mounted from it. It is also the worked example of a
+//! [`FileSystem`]: it is asked for one name at a time, and does no path walk and no permission
+//! check.
+//!
+//! # How it works
+//! There is no global lock. A sharded table maps a number to an inode (`table`); an inode has a
+//! lock around its content and one around its attributes (`inode`). Directories (`dir`) hand out
+//! cookies that stay true while they change; files (`data`, `pages`) keep pages of 4096 bytes and
+//! know holes exactly. Operations on names (`names`) lock the directories they change in the order
+//! of their numbers. Two budgets (`budget`) bound bytes and inodes.
+//!
+//! # Locks and their order
+//! Content of directories in ascending order of numbers, or the content of one file; then the
+//! attributes of one inode; then a shard of the table. No lock is held while the caller's sink
+//! runs in `readdir`, and none longer than a batch takes to copy.
+//!
+//! # What it does beyond and short of Linux
+//! - `FALLOC_FL_ZERO_RANGE`, `COLLAPSE_RANGE` and `INSERT_RANGE` work.
+//! - Numbers are 64 bits wide and never used again (trap P11).
+//! - Extended attributes are charged to the bytes, not to the inodes.
+//! - Without a limit on bytes or inodes statfs(2) reports a large one, so that programs that look
+//!   for free space find some.
+//! - Set-user-ID bits are not cleared by a write or chown: the caller does that, with `setattr`.
+//! - Memory that runs out ends the process: set `size_bytes`.
+//!
+//! Source: tmpfs(5), inode(7), xattr(7); Linux `mm/shmem.c` for the behaviour.
+//!
+//! # Examples
+//! ```
+//! use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+//! use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
+//!
+//! let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(4096), ..TmpfsOptions::default() });
+//! let root = Node::detached(fs.root()?.ino, FileKind::Directory);
+//! let made = fs.make(root, Name::new(b"file")?, &Make::new(0o644, 0, 0))?;
+//! let file = Node::detached(made.ino, FileKind::Regular);
+//! assert_eq!(fs.write(file, 0, 0, b"hello")?, 5);
+//! assert_eq!(fs.lookup(root, Name::new(b"file")?)?.size, 5);
+//! assert_eq!(fs.write(file, 0, 4096, b"more"), Err(Errno::NOSPC));
+//! # Ok::<(), Errno>(())
+//! ```
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+
+use crate::Errno;
+use crate::acl::Acl;
+use crate::attr::{Attr, FileKind, SetAttr, StatFs, Timespec, mode};
+use crate::fs::{AclKind, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode};
+use crate::name::{NAME_MAX, Name};
+
+use budget::Budget;
+use dir::{Batch, Key};
+use inode::{Body, Inode};
+use pages::PAGE_BYTES;
+use table::{InodeTable, ROOT_INO};
+
+mod budget;
+mod data;
+mod dir;
+mod index;
+mod inode;
+mod names;
+mod pages;
+mod table;
+mod xattr;
+
+/// How many entries the first and the largest batch of a `readdir` call copy under the lock of the
+/// directory. A first batch fills a small buffer without copying much that is not wanted.
+const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
+/// What statfs(2) reports as the size without a limit: 1 PiB.
+const UNLIMITED_BYTES: u64 = 1 << 50;
+/// What statfs(2) reports as the number of inodes without a limit.
+const UNLIMITED_INODES: u64 = 1 << 40;
+
+/// A file system in memory. See the module's text.
+///
+/// # Invariants
+/// - S.1: `space` has what the pages and extended attributes of all inodes take, in bytes.
+/// - S.2: `inodes` has the number of inodes in `table`.
+#[doc(alias = "shmem")]
+pub struct Tmpfs {
+    table: InodeTable,
+    space: Budget,
+    inodes: Budget,
+    hasher: RandomState,
+}
+
+/// What a [`Tmpfs`] starts with, after the mount options of tmpfs(5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TmpfsOptions {
+    /// The most bytes of file data and extended attributes, rounded up to whole pages; None for as
+    /// much as there is memory (`size=`).
+    pub size_bytes: Option<u64>,
+    /// The most inodes, with the root directory; None for any number (`nr_inodes=`).
+    pub inodes_max: Option<u64>,
+    /// The permission bits of the root directory (`mode=`).
+    pub root_mode: u32,
+    /// The owner of the root directory (`uid=`).
+    pub root_uid: u32,
+    /// The group of the root directory (`gid=`).
+    pub root_gid: u32,
+}
+
+impl Default for TmpfsOptions {
+    /// Returns no limits and a root directory of user 0 that all may write to (mode 1777).
+    fn default() -> TmpfsOptions {
+        TmpfsOptions {
+            size_bytes: None,
+            inodes_max: None,
+            root_mode: 0o1777,
+            root_uid: 0,
+            root_gid: 0,
+        }
+    }
+}
+
+impl Tmpfs {
+    /// Returns a file system with an empty root directory.
+    pub fn new(options: TmpfsOptions) -> Tmpfs {
+        let whole_pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
+        let fs = Tmpfs {
+            table: InodeTable::new(),
+            space: Budget::new(options.size_bytes.map(whole_pages)),
+            // The root directory is there from the start and not counted.
+            inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1))),
+            hasher: RandomState::default(),
+        };
+        let root_mode = mode::S_IFDIR | options.root_mode & !mode::S_IFMT;
+        let root = Make::new(root_mode, options.root_uid, options.root_gid);
+        let root = Inode::new(ROOT_INO, &root, Timespec::now());
+        fs.table.insert(Arc::new(root.expect("a directory is a kind of file")));
+        fs
+    }
+
+    /// Returns an inode. `ESTALE` if there is none with this number any more.
+    fn inode(&self, ino: u64) -> Result<Arc<Inode>, Errno> {
+        self.table.get(ino).ok_or(Errno::STALE)
+    }
+
+    /// Takes an inode out of the table and gives back what it takes, once.
+    fn discard(&self, inode: &Inode) {
+        if self.table.remove(inode.ino()).is_some() {
+            if let Ok(file) = inode.file() {
+                file.write().clear(&self.space);
+            }
+            if let Some(xattrs) = &mut inode.attributes().xattrs {
+                xattrs.clear(&self.space);
+            }
+            self.inodes.give_back(1);
+        }
+    }
+}
+
+impl FileSystem for Tmpfs {
+    fn root(&self) -> Result<Attr, Errno> {
+        Ok(self.inode(ROOT_INO)?.attr())
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        let key = Key::new(name, &self.hasher);
+        let link = self.inode(dir.ino())?.directory()?.read().get(key);
+        Ok(self.inode(link.ok_or(Errno::NOENT)?.ino)?.attr())
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        Ok(self.inode(node.ino())?.attr())
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        let (inode, now) = (self.inode(node.ino())?, Timespec::now());
+        if let Some(size) = set.size {
+            let mut file = inode.file()?.write();
+            file.set_size(size, &self.space)?;
+            inode.attributes().change(set, now);
+        } else {
+            inode.attributes().change(set, now);
+        }
+        Ok(inode.attr())
+    }
+
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.make_named(dir.ino(), name, what)
+    }
+
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        self.remove_name(dir.ino(), name, node.ino())
+    }
+
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        self.rename_name((from.0.ino(), from.1), (to.0.ino(), to.1), mode)
+    }
+
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        let inode = self.inode(dir.ino())?;
+        let directory = inode.directory()?;
+        inode.touch_read();
+        let (mut cookie, mut batch, mut count_max) = (cookie, Batch::default(), 0);
+        loop {
+            count_max = (count_max * 2).clamp(*BATCH_ENTRIES.start(), *BATCH_ENTRIES.end());
+            batch.clear();
+            directory.read().collect_behind(cookie, count_max, &mut batch);
+            for entry in batch.iter() {
+                if let ControlFlow::Break(()) = sink(entry) {
+                    return Ok(());
+                }
+                cookie = entry.cookie;
+            }
+            if batch.len() < count_max {
+                return Ok(());
+            }
+        }
+    }
+
+    fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        let inode = self.inode(node.ino())?;
+        let count = inode.file()?.read().read(offset, buf);
+        if !buf.is_empty() {
+            inode.touch_read();
+        }
+        Ok(count)
+    }
+
+    fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        let inode = self.inode(node.ino())?;
+        let mut file = inode.file()?.write();
+        let count = file.write(offset, bytes, &self.space)?;
+        if count > 0 {
+            inode.attributes().touch_content(Timespec::now());
+        }
+        Ok(count)
+    }
+
+    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.add_name(node.ino(), dir.ino(), name)
+    }
+
+    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        let inode = self.inode(node.ino())?;
+        let Body::Symlink(target) = inode.body() else { return Err(Errno::INVAL) };
+        inode.touch_read();
+        Ok(target.to_vec())
+    }
+
+    fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        match FileKind::from_mode(what.mode) {
+            Some(FileKind::Regular) => self.make_unnamed(dir.ino(), what),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        let blocks = self.space.limit().unwrap_or(UNLIMITED_BYTES) / PAGE_BYTES;
+        let bfree = blocks.saturating_sub(self.space.used().div_ceil(PAGE_BYTES));
+        let files = self.inodes.limit().unwrap_or(UNLIMITED_INODES);
+        Ok(StatFs {
+            bsize: PAGE_BYTES as u32,
+            blocks,
+            bfree,
+            bavail: bfree,
+            // The root directory is one more.
+            files: files.saturating_add(1),
+            ffree: files.saturating_sub(self.inodes.used()),
+            namelen: NAME_MAX as u32,
+        })
+    }
+
+    fn fallocate(
+        &self,
+        node: Node<'_>,
+        _: u64,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        let inode = self.inode(node.ino())?;
+        let mut file = inode.file()?.write();
+        file.allocate(offset, len, how, &self.space)?;
+        inode.attributes().touch_content(Timespec::now());
+        Ok(())
+    }
+
+    fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+        self.inode(node.ino())?.file()?.read().seek(offset, what)
+    }
+
+    fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        let inode = self.inode(node.ino())?;
+        xattr::check_name_to_read(inode.kind(), name)?;
+        let attributes = inode.attributes();
+        attributes.xattrs.as_ref().ok_or(Errno::NODATA)?.get(name)
+    }
+
+    fn setxattr(
+        &self,
+        node: Node<'_>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        let inode = self.inode(node.ino())?;
+        xattr::check_name(inode.kind(), name)?;
+        let mut attributes = inode.attributes();
+        attributes.change_xattrs(|xattrs| xattrs.set(name, value, mode, &self.space))?;
+        attributes.touch(Timespec::now());
+        Ok(())
+    }
+
+    fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        let inode = self.inode(node.ino())?;
+        let attributes = inode.attributes();
+        Ok(attributes.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.list()))
+    }
+
+    fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        let inode = self.inode(node.ino())?;
+        xattr::check_name(inode.kind(), name)?;
+        let mut attributes = inode.attributes();
+        attributes.change_xattrs(|xattrs| xattrs.remove(name, &self.space))?;
+        attributes.touch(Timespec::now());
+        Ok(())
+    }
+
+    fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
+        let inode = self.inode(node.ino())?;
+        let attributes = inode.attributes();
+        Ok(attributes.xattrs.as_ref().and_then(|xattrs| match kind {
+            AclKind::Access => xattrs.access_acl.clone(),
+            AclKind::Default => xattrs.default_acl.clone(),
+        }))
+    }
+
+    /// Sets an ACL; an access ACL that says no more than the mode is dropped. `EACCES` for a
+    /// default ACL of anything but a directory, `EOPNOTSUPP` for an ACL of a symbolic link.
+    fn set_acl(
+        &self,
+        node: Node<'_>,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        mode: Option<u32>,
+    ) -> Result<(), Errno> {
+        let inode = self.inode(node.ino())?;
+        match (inode.kind(), kind) {
+            (FileKind::Symlink, _) => return Err(Errno::OPNOTSUPP),
+            (FileKind::Directory, _) | (_, AclKind::Access) => {}
+            (_, AclKind::Default) if acl.is_none() => return Ok(()),
+            (_, AclKind::Default) => return Err(Errno::ACCESS),
+        }
+        let mut attributes = inode.attributes();
+        attributes.set_acl(kind, acl, mode);
+        attributes.touch(Timespec::now());
+        Ok(())
+    }
+
+    fn forget(&self, ino: u64) {
+        if let Some(inode) = self.table.get(ino) {
+            let is_unused = inode.attributes().nlink == 0;
+            if is_unused {
+                self.discard(&inode);
+            }
+        }
+    }
+}

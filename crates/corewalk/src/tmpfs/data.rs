@@ -1,0 +1,383 @@
+//! The content of a regular file: its size and its bytes.
+//!
+//! Everything that reads, writes, cuts or moves bytes of a file is here, in terms of the pages of
+//! `pages`, and pays for the pages it makes. What is taken from the budget is always a whole page,
+//! as in the kernel's tmpfs: a file of one byte takes 4096.
+//!
+//! # Invariants
+//! - D.1: bytes behind the size are zeros in every page that is present. So a file that grows
+//!   shows zeros, never what it held before it was cut.
+//! - D.2: no page behind the size is present; there may be reserved ones (`KEEP_SIZE`).
+//! - D.3: every charged page was taken from the budget.
+//! - D.4: the size is at most [`SIZE_MAX`].
+//!
+//! # How it fails
+//! A call checks and pays before it changes anything. Only a write may do part of its work, as
+//! write(2) says: as many bytes as there was room for, and `ENOSPC` only if that is none.
+//!
+//! # What it refuses
+//! Shifting ranges that are not whole pages (`EINVAL`), as fallocate(2) allows. Without a limit on
+//! bytes there would be none on reservations, which cost nothing, so one call reserves at most
+//! 1 TiB. No locks: the inode has one around this.
+//!
+//! Source: write(2), truncate(2), fallocate(2), lseek(2).
+
+use std::ops::Range;
+
+use super::budget::Budget;
+use super::pages::{PAGE_BYTES, PageMap};
+use crate::Errno;
+use crate::fs::{Fallocate, Seek};
+
+/// The largest file in bytes: what `off_t` can say.
+const SIZE_MAX: u64 = i64::MAX as u64;
+/// The most pages that one fallocate(2) reserves, 1 TiB.
+const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
+
+/// The content of a regular file.
+///
+/// # Invariants
+/// D.1 to D.4.
+#[derive(Default)]
+pub(super) struct FileContent {
+    size: u64,
+    /// None until the first page: most files of a source tree are small, and many are empty.
+    map: Option<Box<PageMap>>,
+}
+
+impl FileContent {
+    /// Returns the size in bytes.
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns the number of pages taken.
+    pub(super) fn charged_pages(&self) -> u64 {
+        self.map.as_ref().map_or(0, |map| map.charged())
+    }
+
+    /// Reads at `offset` into `buf` and returns the count of bytes, fewer only at the end.
+    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        let len = self.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        match &self.map {
+            Some(map) => map.read(offset, &mut buf[..len]),
+            None => buf[..len].fill(0),
+        }
+        len
+    }
+
+    /// Returns the next data or hole at or behind `offset`. `ENXIO` if there is none before the
+    /// end; the end itself is a hole.
+    pub(super) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
+        if offset >= self.size {
+            return Err(Errno::NXIO);
+        }
+        let page = offset / PAGE_BYTES;
+        let found = match (what, &self.map) {
+            (Seek::Hole, None) => Some(page),
+            (Seek::Hole, Some(map)) => Some(map.next_not_present(page)),
+            (Seek::Data, None) => None,
+            (Seek::Data, Some(map)) => map.next_present(page),
+        };
+        let found = found.ok_or(Errno::NXIO)?;
+        Ok((found * PAGE_BYTES).clamp(offset, self.size))
+    }
+
+    /// Writes `bytes` at `offset` and returns the count, which is smaller if room or numbers run
+    /// out.
+    ///
+    /// # Errors
+    /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is room for nothing.
+    pub(super) fn write(
+        &mut self,
+        offset: u64,
+        bytes: &[u8],
+        space: &Budget,
+    ) -> Result<usize, Errno> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let room = SIZE_MAX.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::FBIG)?;
+        let bytes = &bytes[..(bytes.len() as u64).min(room) as usize];
+        let end = offset + bytes.len() as u64;
+        let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+        let mut grants = space.take_units(self.missing_in(&pages), PAGE_BYTES);
+        let done = self.map_mut().write(offset, bytes, &mut grants);
+        debug_assert_eq!(grants, 0, "a write ends only when it is done or has no grants");
+        match done {
+            0 => Err(Errno::NOSPC),
+            _ => {
+                self.size = self.size.max(offset + done as u64);
+                Ok(done)
+            }
+        }
+    }
+
+    /// Sets the size; what a larger size adds is a hole.
+    ///
+    /// # Errors
+    /// `EFBIG` for a size that is too large.
+    pub(super) fn set_size(&mut self, size: u64, space: &Budget) -> Result<(), Errno> {
+        if size > SIZE_MAX {
+            return Err(Errno::FBIG);
+        }
+        if size < self.size {
+            self.remove(size.div_ceil(PAGE_BYTES)..u64::MAX, space);
+            self.zero_within_page(size..size.next_multiple_of(PAGE_BYTES));
+        }
+        self.size = size;
+        Ok(())
+    }
+
+    /// Changes the allocation as fallocate(2) says.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty range, or one that must be whole pages or end before the file and
+    /// does not; `EFBIG` for a range behind the largest size; `ENOSPC`; `EOPNOTSUPP` for flags that
+    /// do not go together.
+    pub(super) fn allocate(
+        &mut self,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+        space: &Budget,
+    ) -> Result<(), Errno> {
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= SIZE_MAX).ok_or(Errno::FBIG)?;
+        let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
+        match how - Fallocate::KEEP_SIZE {
+            Fallocate::PUNCH_HOLE if is_size_kept => {
+                self.zero_edges(offset..end);
+                self.remove(whole_pages(offset..end), space);
+            }
+            Fallocate::ZERO_RANGE => {
+                self.take_missing(touched_pages(offset..end), space)?;
+                self.zero_edges(offset..end);
+                // Their room stays taken, so no other writer can get it in between.
+                self.map_mut().remove(whole_pages(offset..end));
+                self.map_mut().reserve(touched_pages(offset..end));
+                self.extend_to(end, is_size_kept);
+            }
+            Fallocate::COLLAPSE_RANGE if !is_size_kept => self.collapse(offset..end, space)?,
+            Fallocate::INSERT_RANGE if !is_size_kept => self.insert(offset..end)?,
+            flags if flags.is_empty() => {
+                self.take_missing(touched_pages(offset..end), space)?;
+                self.map_mut().reserve(touched_pages(offset..end));
+                self.extend_to(end, is_size_kept);
+            }
+            Fallocate::COLLAPSE_RANGE | Fallocate::INSERT_RANGE => return Err(Errno::INVAL),
+            _ => return Err(Errno::OPNOTSUPP),
+        }
+        Ok(())
+    }
+
+    /// Drops the content and gives back its room.
+    pub(super) fn clear(&mut self, space: &Budget) {
+        self.remove(0..u64::MAX, space);
+        self.size = 0;
+    }
+
+    /// Takes the range out and moves what is behind it down.
+    fn collapse(&mut self, range: Range<u64>, space: &Budget) -> Result<(), Errno> {
+        if !is_whole_pages(&range) || range.end >= self.size {
+            return Err(Errno::INVAL);
+        }
+        let pages = whole_pages(range.clone());
+        self.remove(pages.clone(), space);
+        if let Some(map) = &mut self.map {
+            map.shift(pages.end, pages.start);
+        }
+        self.size -= range.end - range.start;
+        Ok(())
+    }
+
+    /// Makes a hole and moves what was there up.
+    fn insert(&mut self, range: Range<u64>) -> Result<(), Errno> {
+        if !is_whole_pages(&range) || range.start >= self.size {
+            return Err(Errno::INVAL);
+        }
+        let size = self.size + (range.end - range.start);
+        if size > SIZE_MAX {
+            return Err(Errno::FBIG);
+        }
+        if let Some(map) = &mut self.map {
+            let pages = whole_pages(range);
+            map.shift(pages.start, pages.end);
+        }
+        self.size = size;
+        Ok(())
+    }
+
+    fn map_mut(&mut self) -> &mut PageMap {
+        self.map.get_or_insert_default()
+    }
+
+    /// Returns how many of `pages` are not charged.
+    fn missing_in(&self, pages: &Range<u64>) -> u64 {
+        let charged = self.map.as_ref().map_or(0, |map| map.charged_in(pages.clone()));
+        pages.end - pages.start - charged
+    }
+
+    /// Takes room for those of `pages` that are not charged. `ENOSPC` if there is not enough.
+    fn take_missing(&self, pages: Range<u64>, space: &Budget) -> Result<(), Errno> {
+        match self.missing_in(&pages) {
+            0..=RESERVE_PAGES_MAX => {}
+            _ => return Err(Errno::NOSPC),
+        }
+        space.take(self.missing_in(&pages) * PAGE_BYTES)
+    }
+
+    /// Removes `pages` and gives back their room.
+    fn remove(&mut self, pages: Range<u64>, space: &Budget) {
+        if let Some(map) = &mut self.map {
+            space.give_back(map.remove(pages) * PAGE_BYTES);
+            if map.charged() == 0 {
+                self.map = None;
+            }
+        }
+    }
+
+    /// Makes the bytes of `range` zeros that are in pages it does not cover as a whole.
+    fn zero_edges(&mut self, range: Range<u64>) {
+        if range.start / PAGE_BYTES == range.end / PAGE_BYTES {
+            return self.zero_within_page(range);
+        }
+        self.zero_within_page(range.start..range.start.next_multiple_of(PAGE_BYTES));
+        self.zero_within_page(range.end - range.end % PAGE_BYTES..range.end);
+    }
+
+    /// Makes the bytes of `range`, which is within one page, zeros.
+    fn zero_within_page(&mut self, range: Range<u64>) {
+        if let Some(map) = &mut self.map
+            && !range.is_empty()
+        {
+            map.zero_within_page(range.start, range.end - range.start);
+        }
+    }
+
+    /// Makes the file at least `end` bytes long, unless its size is to be kept.
+    fn extend_to(&mut self, end: u64, is_size_kept: bool) {
+        if !is_size_kept {
+            self.size = self.size.max(end);
+        }
+    }
+}
+
+/// Returns the pages that have a byte of `range`.
+fn touched_pages(range: Range<u64>) -> Range<u64> {
+    range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES)
+}
+
+/// Returns the pages whose every byte is in `range`.
+fn whole_pages(range: Range<u64>) -> Range<u64> {
+    let start = range.start.div_ceil(PAGE_BYTES);
+    start..(range.end / PAGE_BYTES).max(start)
+}
+
+/// Returns true if `range` starts and ends at the start of a page.
+fn is_whole_pages(range: &Range<u64>) -> bool {
+    range.start.is_multiple_of(PAGE_BYTES) && range.end.is_multiple_of(PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limited(pages: u64) -> Budget {
+        Budget::new(Some(pages * PAGE_BYTES))
+    }
+
+    #[test]
+    fn write_beyond_the_budget_is_short_then_enospc() {
+        let (space, mut file) = (limited(3), FileContent::default());
+        let bytes = vec![1; 5 * 4096];
+        assert_eq!(file.write(100, &bytes, &space), Ok(3 * 4096 - 100));
+        assert_eq!(file.size(), 3 * 4096);
+        assert_eq!(file.write(3 * 4096, b"x", &space), Err(Errno::NOSPC));
+        assert_eq!(file.write(0, &bytes, &space), Ok(3 * 4096), "no new page is needed");
+        file.set_size(4097, &space).unwrap();
+        assert_eq!(space.used(), 2 * 4096);
+        file.clear(&space);
+        assert_eq!((space.used(), file.charged_pages()), (0, 0));
+    }
+
+    #[test]
+    fn sizes_beyond_the_largest_are_efbig() {
+        let (space, mut file) = (Budget::new(None), FileContent::default());
+        assert_eq!(file.write(SIZE_MAX, b"x", &space), Err(Errno::FBIG));
+        assert_eq!(file.write(u64::MAX, b"x", &space), Err(Errno::FBIG));
+        assert_eq!(file.write(SIZE_MAX - 2, b"xyz", &space), Ok(2));
+        assert_eq!(file.set_size(SIZE_MAX + 1, &space), Err(Errno::FBIG));
+        assert_eq!(file.allocate(1, SIZE_MAX, Fallocate::empty(), &space), Err(Errno::FBIG));
+        assert_eq!(file.allocate(0, SIZE_MAX, Fallocate::empty(), &space), Err(Errno::NOSPC));
+        assert_eq!(file.allocate(0, 4096, Fallocate::INSERT_RANGE, &space), Err(Errno::FBIG));
+        let mut byte = [0];
+        assert_eq!((file.read(SIZE_MAX - 1, &mut byte), byte), (1, *b"y"));
+        assert_eq!(file.read(u64::MAX, &mut byte), 0);
+    }
+
+    #[test]
+    fn allocate_without_room_changes_nothing() {
+        let (space, mut file) = (limited(4), FileContent::default());
+        file.write(0, b"abc", &space).unwrap();
+        for how in [Fallocate::empty(), Fallocate::KEEP_SIZE, Fallocate::ZERO_RANGE] {
+            assert_eq!(file.allocate(1, 5 * 4096, how, &space), Err(Errno::NOSPC));
+            assert_eq!((file.size(), file.charged_pages(), space.used()), (3, 1, 4096));
+        }
+        let mut buf = [0; 3];
+        file.read(0, &mut buf);
+        assert_eq!(&buf, b"abc");
+    }
+
+    #[test]
+    fn reserved_pages_are_holes_that_never_lack_room() {
+        let (space, mut file) = (limited(4), FileContent::default());
+        file.allocate(0, 4 * 4096, Fallocate::KEEP_SIZE, &space).unwrap();
+        assert_eq!((file.size(), file.charged_pages(), space.used()), (0, 4, 4 * 4096));
+        let mut other = FileContent::default();
+        assert_eq!(other.write(0, b"x", &space), Err(Errno::NOSPC));
+        assert_eq!(file.write(3 * 4096, b"x", &space), Ok(1));
+        assert_eq!(file.seek(0, Seek::Hole), Ok(0));
+        assert_eq!(file.seek(0, Seek::Data), Ok(3 * 4096));
+        assert_eq!(file.seek(3 * 4096, Seek::Hole), Ok(3 * 4096 + 1));
+    }
+
+    #[test]
+    fn allocate_with_bad_arguments_fails() {
+        let (space, mut file) = (Budget::new(None), FileContent::default());
+        file.write(0, &[1; 3 * 4096], &space).unwrap();
+        use Fallocate as F;
+        for (offset, len, how, errno) in [
+            (0, 0, F::empty(), Errno::INVAL),
+            (0, 4096, F::PUNCH_HOLE, Errno::OPNOTSUPP),
+            (0, 4096, F::PUNCH_HOLE | F::ZERO_RANGE | F::KEEP_SIZE, Errno::OPNOTSUPP),
+            (0, 4096, F::COLLAPSE_RANGE | F::KEEP_SIZE, Errno::INVAL),
+            (0, 4096, F::INSERT_RANGE | F::KEEP_SIZE, Errno::INVAL),
+            (1, 4096, F::COLLAPSE_RANGE, Errno::INVAL),
+            (0, 4095, F::COLLAPSE_RANGE, Errno::INVAL),
+            (4096, 8192, F::COLLAPSE_RANGE, Errno::INVAL),
+            (1, 4096, F::INSERT_RANGE, Errno::INVAL),
+            (3 * 4096, 4096, F::INSERT_RANGE, Errno::INVAL),
+            (0, 4096, Fallocate::from_bits_retain(0x40), Errno::OPNOTSUPP),
+        ] {
+            let got = file.allocate(offset, len, how, &space);
+            assert_eq!(got, Err(errno), "{offset} {len} {how:?}");
+            assert_eq!((file.size(), file.charged_pages()), (3 * 4096, 3));
+        }
+    }
+
+    #[test]
+    fn file_cut_and_grown_reads_zeros() {
+        let (space, mut file) = (Budget::new(None), FileContent::default());
+        file.write(0, &[1; 5000], &space).unwrap();
+        file.set_size(4100, &space).unwrap();
+        file.set_size(10, &space).unwrap();
+        file.set_size(9000, &space).unwrap();
+        let mut buf = vec![9; 9000];
+        assert_eq!(file.read(0, &mut buf), 9000);
+        assert!(buf[..10].iter().all(|&b| b == 1) && buf[10..].iter().all(|&b| b == 0));
+        assert_eq!(file.charged_pages(), 1);
+    }
+}

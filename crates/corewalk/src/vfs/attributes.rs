@@ -1,0 +1,351 @@
+//! Attributes and permissions.
+//!
+//! A permission check reads the permission record of an inode; it asks the back end only while the
+//! record is unknown, or for an ACL. Changes follow chmod(2), chown(2), utimensat(2), truncate(2)
+//! and acl(5).
+
+use super::{InodeRef, Vfs};
+use crate::Errno;
+use crate::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
+use crate::attr::{Attr, FileKind, SetAttr, SetTime, mode};
+use crate::cred::{Blocking, Caps, Cred, May, Subject, Verdict};
+use crate::fs::{AclKind, XattrMode};
+use crate::inode::Perm;
+
+/// How far a check got without blocking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Checked {
+    /// Allowed.
+    Yes,
+    /// Refused with this error.
+    No(Errno),
+    /// Somebody has to be asked who may block.
+    Unknown,
+}
+
+impl Vfs {
+    /// Returns whether `cred` may do `what` with `inode`, as access(2).
+    ///
+    /// # Errors
+    /// `EACCES` if not; what the back end or the security hook says.
+    pub fn access(&self, cred: &Cred, inode: &InodeRef<'_>, what: May) -> Result<(), Errno> {
+        self.permission(cred, inode.slot, what)
+    }
+
+    /// Returns the attributes of `inode`.
+    ///
+    /// # Errors
+    /// What the back end says.
+    pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).getattr(self.node(&source))
+    }
+
+    /// Changes attributes and returns the new ones.
+    ///
+    /// # Errors
+    /// `EPERM`, `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) have them; `EISDIR` and
+    /// `EINVAL` for the size of what is no regular file; what the back end says.
+    pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        let perm = self.perm(inode.slot)?;
+        let set = self.prepare(cred, inode, &perm, set)?;
+        let source = self.source(inode.slot);
+        let (fs, node) = (self.fs(inode.slot), self.node(&source));
+        if set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
+            return fs.setattr(node, &set);
+        }
+        self.change(inode.slot, || {
+            let attr = fs.setattr(node, &set)?;
+            let acl = if perm.has_acl && set.mode.is_some() {
+                fs.get_acl(node, AclKind::Access)?
+            } else {
+                None
+            };
+            let Some(mut acl) = acl else { return Ok(attr) };
+            acl.chmod(attr.mode);
+            fs.set_acl(node, AclKind::Access, Some(&acl), Some(attr.mode))?;
+            fs.getattr(node)
+        })
+    }
+
+    /// Runs a change of what permission checks depend on: unknown while it runs, and afterwards
+    /// what the back end said, unless another change overlapped.
+    fn change(
+        &self,
+        slot: u32,
+        change: impl FnOnce() -> Result<Attr, Errno>,
+    ) -> Result<Attr, Errno> {
+        let ticket = self.dcache.inodes.begin_change(slot);
+        self.dcache.sync_searchable(slot);
+        let ending = Ending { vfs: self, slot, ticket, perm: None };
+        let attr = change()?;
+        ending.with(Perm::of(&attr, attr.has_acl));
+        Ok(attr)
+    }
+
+    /// Returns the change that is really to be made, after the checks of the system calls.
+    fn prepare(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        perm: &Perm,
+        set: &SetAttr,
+    ) -> Result<SetAttr, Errno> {
+        let mut set = *set;
+        let is_owner = cred.uid == perm.uid || cred.has(Caps::FOWNER);
+        let may_give = |same: bool| cred.has(Caps::CHOWN) || (cred.uid == perm.uid && same);
+        if set.uid.is_some_and(|uid| !may_give(uid == perm.uid))
+            || set.gid.is_some_and(|gid| !may_give(gid == perm.gid || cred.is_in_group(gid)))
+            || (set.mode.is_some() && !is_owner)
+        {
+            return Err(Errno::PERM);
+        }
+        let is_given = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
+        let is_partial = set.atime.is_some() != set.mtime.is_some();
+        if (is_given(set.atime) || is_given(set.mtime) || is_partial) && !is_owner {
+            return Err(Errno::PERM);
+        }
+        if (set.atime.is_some() || set.mtime.is_some()) && !is_owner {
+            self.permission(cred, inode.slot, May::WRITE)?;
+        }
+        if set.size.is_some() {
+            match inode.kind() {
+                FileKind::Regular => self.permission(cred, inode.slot, May::WRITE)?,
+                FileKind::Directory => return Err(Errno::ISDIR),
+                _ => return Err(Errno::INVAL),
+            }
+        }
+        let clears = set.uid.is_some()
+            || set.gid.is_some()
+            || (set.size.is_some() && !cred.has(Caps::FSETID));
+        if clears && set.mode.is_none() && inode.kind() != FileKind::Directory {
+            let cleared = without_set_id(perm.mode);
+            set.mode = (cleared != perm.mode).then_some(cleared);
+        } else if let Some(mode) = &mut set.mode {
+            let gid = set.gid.unwrap_or(perm.gid);
+            if !cred.is_in_group(gid) && !cred.has(Caps::FSETID) {
+                *mode &= !mode::S_ISGID;
+            }
+        }
+        Ok(set)
+    }
+
+    /// Takes the set-user-ID and set-group-ID bits from a file that somebody without the right to
+    /// keep them has written to.
+    pub(super) fn clear_set_id(&self, cred: &Cred, inode: &InodeRef<'_>) -> Result<(), Errno> {
+        if cred.has(Caps::FSETID) {
+            return Ok(());
+        }
+        let perm = self.perm(inode.slot)?;
+        let cleared = without_set_id(perm.mode);
+        if cleared != perm.mode {
+            let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
+            self.setattr(&Cred::root(), inode, &set)?;
+        }
+        Ok(())
+    }
+
+    /// Checks a permission; the back end and the security hook may be asked.
+    ///
+    /// # Errors
+    /// `EACCES`, and what those say who are asked.
+    pub(crate) fn permission(&self, cred: &Cred, slot: u32, what: May) -> Result<(), Errno> {
+        match self.permission_now(cred, slot, what) {
+            Checked::Yes => return Ok(()),
+            Checked::No(error) => return Err(error),
+            Checked::Unknown => {}
+        }
+        let perm = self.perm(slot)?;
+        let acl = if perm.has_acl {
+            let source = self.source(slot);
+            self.fs(slot).get_acl(self.node(&source), AclKind::Access)?
+        } else {
+            None
+        };
+        if !may(cred, &perm, acl.as_ref(), what) {
+            return Err(Errno::ACCESS);
+        }
+        match self.security() {
+            None => Ok(()),
+            Some(hook) => {
+                match hook.inode_permission(cred, self.subject(slot), what, Blocking::Allowed) {
+                    Verdict::Allow => Ok(()),
+                    Verdict::Deny(error) => Err(error),
+                    Verdict::WouldBlock => Err(Errno::ACCESS),
+                }
+            }
+        }
+    }
+
+    /// Checks a permission without blocking and without writing anything (trap T58).
+    #[inline]
+    pub(crate) fn permission_now(&self, cred: &Cred, slot: u32, what: May) -> Checked {
+        let Some(perm) = self.dcache.inodes.perm(slot) else { return Checked::Unknown };
+        if perm.has_acl && !cred.has(Caps::DAC_OVERRIDE) {
+            return Checked::Unknown;
+        }
+        if !may(cred, &perm, None, what) {
+            return Checked::No(Errno::ACCESS);
+        }
+        match self.security() {
+            None => Checked::Yes,
+            Some(hook) => {
+                match hook.inode_permission(cred, self.subject(slot), what, Blocking::Never) {
+                    Verdict::Allow => Checked::Yes,
+                    Verdict::Deny(error) => Checked::No(error),
+                    Verdict::WouldBlock => Checked::Unknown,
+                }
+            }
+        }
+    }
+
+    /// Returns the permission record, from the back end if it is unknown.
+    pub(super) fn perm(&self, slot: u32) -> Result<Perm, Errno> {
+        if let Some(perm) = self.dcache.inodes.perm(slot) {
+            return Ok(perm);
+        }
+        let ticket = self.dcache.inodes.ticket(slot);
+        let source = self.source(slot);
+        let attr = self.fs(slot).getattr(self.node(&source))?;
+        let perm = Perm::of(&attr, attr.has_acl);
+        self.dcache.inodes.install(slot, ticket, perm);
+        self.dcache.sync_searchable(slot);
+        Ok(perm)
+    }
+
+    fn subject(&self, slot: u32) -> Subject {
+        Subject { ino: self.dcache.inodes.ino(slot), kind: self.dcache.inodes.kind(slot) }
+    }
+
+    /// Sets an ACL given in the form of its extended attribute; an empty one removes it.
+    pub(super) fn set_acl_xattr(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        kind: AclKind,
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        let perm = self.perm(inode.slot)?;
+        if cred.uid != perm.uid && !cred.has(Caps::FOWNER) {
+            return Err(Errno::PERM);
+        }
+        if inode.kind() == FileKind::Symlink {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let acl = Acl::from_xattr(value)?;
+        let source = self.source(inode.slot);
+        let (fs, node) = (self.fs(inode.slot), self.node(&source));
+        if kind == AclKind::Default {
+            if inode.kind() != FileKind::Directory {
+                return if acl.is_some() { Err(Errno::ACCESS) } else { Ok(()) };
+            }
+            return fs.set_acl(node, kind, acl.as_ref(), None);
+        }
+        let mode = acl.as_ref().map(|acl| {
+            let keeps = cred.is_in_group(perm.gid) || cred.has(Caps::FSETID);
+            let rest = if keeps { perm.mode } else { perm.mode & !mode::S_ISGID };
+            (rest & !0o777) | acl.mode()
+        });
+        // An ACL that says no more than the mode is the mode.
+        let stored = acl.as_ref().filter(|acl| acl.equivalent_mode().is_none());
+        self.change(inode.slot, || {
+            fs.set_acl(node, kind, stored, mode)?;
+            fs.getattr(node)
+        })?;
+        Ok(())
+    }
+
+    /// Returns an ACL in the form of its extended attribute.
+    pub(super) fn get_acl_xattr(
+        &self,
+        inode: &InodeRef<'_>,
+        kind: AclKind,
+    ) -> Result<Vec<u8>, Errno> {
+        let source = self.source(inode.slot);
+        let acl = self.fs(inode.slot).get_acl(self.node(&source), kind)?;
+        acl.map(|acl| acl.to_xattr()).ok_or(Errno::NODATA)
+    }
+
+    /// Removes or replaces an ACL as setxattr(2) asked with `mode`.
+    pub(super) fn check_acl_mode(
+        &self,
+        inode: &InodeRef<'_>,
+        kind: AclKind,
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        if mode == XattrMode::Set {
+            return Ok(());
+        }
+        match (self.get_acl_xattr(inode, kind), mode) {
+            (Ok(_), XattrMode::Create) => Err(Errno::EXIST),
+            (Err(Errno::NODATA), XattrMode::Replace) => Err(Errno::NODATA),
+            (Err(error), _) if error != Errno::NODATA => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Ends an attribute change, also when the back end fails or panics.
+struct Ending<'v> {
+    vfs: &'v Vfs,
+    slot: u32,
+    ticket: crate::inode::Ticket,
+    perm: Option<Perm>,
+}
+
+impl Ending<'_> {
+    fn with(mut self, perm: Perm) {
+        self.perm = Some(perm);
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.vfs.dcache.inodes.end_change(self.slot, self.ticket, self.perm);
+        self.vfs.dcache.sync_searchable(self.slot);
+    }
+}
+
+/// Returns which ACL an extended attribute of this name stands for.
+pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
+    match name {
+        XATTR_ACCESS => Some(AclKind::Access),
+        XATTR_DEFAULT => Some(AclKind::Default),
+        _ => None,
+    }
+}
+
+/// Returns the mode without set-user-ID, and without set-group-ID where that means execution.
+fn without_set_id(mode: u32) -> u32 {
+    let group = if mode & 0o010 != 0 { mode::S_ISGID } else { 0 };
+    mode & !(mode::S_ISUID | group)
+}
+
+/// Returns whether mode bits, ACL and capabilities allow `what`.
+fn may(cred: &Cred, perm: &Perm, acl: Option<&Acl>, what: May) -> bool {
+    let granted = match acl {
+        Some(acl) => {
+            acl.check(cred.uid, |gid| cred.is_in_group(gid), perm.uid, perm.gid, what.bits())
+        }
+        None => {
+            let shift = if cred.uid == perm.uid {
+                6
+            } else if cred.is_in_group(perm.gid) {
+                3
+            } else {
+                0
+            };
+            (perm.mode >> shift) & what.bits() == what.bits()
+        }
+    };
+    if granted {
+        return true;
+    }
+    let is_dir = perm.mode & mode::S_IFMT == mode::S_IFDIR;
+    let is_executable = is_dir || perm.mode & 0o111 != 0;
+    if cred.has(Caps::DAC_OVERRIDE) && (is_executable || !what.contains(May::EXEC)) {
+        return true;
+    }
+    let reading = if is_dir { May::READ | May::EXEC } else { May::READ };
+    cred.has(Caps::DAC_READ_SEARCH) && reading.contains(what)
+}

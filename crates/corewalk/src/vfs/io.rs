@@ -1,0 +1,315 @@
+//! What is done with an inode once it is found: data, directories, symbolic links, extended
+//! attributes. Calls go to the back end after the checks of the system call.
+
+use super::attributes::acl_kind;
+use super::{InodeRef, Vfs};
+use crate::Errno;
+use crate::attr::{FileKind, StatFs, mode};
+use crate::cred::{Caps, Cred, May};
+use crate::fs::{DirSink, Fallocate, Seek, XattrMode};
+
+/// The longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
+const XATTR_NAME_MAX: usize = 255;
+/// The largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
+const XATTR_SIZE_MAX: usize = 65536;
+
+impl Vfs {
+    /// Opens a file for what `what` says and returns the back end's handle. `flags` are those of
+    /// open(2).
+    ///
+    /// # Errors
+    /// `EACCES`; `EISDIR` for writing to a directory; what the back end says.
+    pub fn open(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        flags: u32,
+        what: May,
+    ) -> Result<u64, Errno> {
+        if inode.kind() == FileKind::Directory && what.contains(May::WRITE) {
+            return Err(Errno::ISDIR);
+        }
+        self.permission(cred, inode.slot, what)?;
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).open(self.node(&source), flags)
+    }
+
+    /// Closes what [`Vfs::open`] returned.
+    pub fn release(&self, inode: &InodeRef<'_>, handle: u64) {
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).release(self.node(&source), handle);
+    }
+
+    /// Reads at `offset` into `buf` and returns the count of bytes: fewer than asked for only at
+    /// the end of the file. The caller has opened the file for reading.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL` for what is no regular file; what the back end says.
+    pub fn read(
+        &self,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Errno> {
+        is_regular(inode)?;
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).read(self.node(&source), handle, offset, buf)
+    }
+
+    /// Writes `bytes` at `offset` and returns the count. The caller has opened the file for
+    /// writing; set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL` for what is no regular file; `ENOSPC`, `EFBIG`; what the back end says.
+    pub fn write(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        is_regular(inode)?;
+        self.clear_set_id(cred, inode)?;
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).write(self.node(&source), handle, offset, bytes)
+    }
+
+    /// Reports the entries of a directory behind `cookie` (0: from the start), without `.` and
+    /// `..`. The caller has opened it for reading.
+    ///
+    /// # Errors
+    /// `ENOTDIR`; what the back end says.
+    pub fn readdir(
+        &self,
+        dir: &InodeRef<'_>,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+    ) -> Result<(), Errno> {
+        if dir.kind() != FileKind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        let source = self.source(dir.slot);
+        self.fs(dir.slot).readdir(self.node(&source), cookie, sink)
+    }
+
+    /// Returns the number of a directory's parent; that of the root is its own.
+    ///
+    /// # Errors
+    /// `ENOENT` if the directory has been removed.
+    pub fn parent_ino(&self, dir: &InodeRef<'_>) -> Result<u64, Errno> {
+        let dir = self.dir(dir.slot)?;
+        let (parent, _) = self.dcache.parent(dir.now.slot);
+        // The parent is pinned by the dentry that is held.
+        let parent = self.dcache.directory(parent).ok_or(Errno::NOENT)?;
+        Ok(self.dcache.inodes.ino(parent.inode))
+    }
+
+    /// Returns the target of a symbolic link.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is none; what the back end says.
+    pub fn readlink(&self, inode: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
+        if inode.kind() != FileKind::Symlink {
+            return Err(Errno::INVAL);
+        }
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).readlink(self.node(&source))
+    }
+
+    /// Makes data, and unless `data_only` attributes, durable.
+    ///
+    /// # Errors
+    /// What the back end says.
+    pub fn fsync(&self, inode: &InodeRef<'_>, handle: u64, what: Fsync) -> Result<(), Errno> {
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).fsync(self.node(&source), handle, what == Fsync::Data)
+    }
+
+    /// Returns what statfs(2) reports of the file system that `inode` is in.
+    ///
+    /// # Errors
+    /// What the back end says.
+    pub fn statfs(&self, inode: &InodeRef<'_>) -> Result<StatFs, Errno> {
+        self.fs(inode.slot).statfs()
+    }
+
+    /// Changes the allocation of a file that the caller has opened for writing.
+    ///
+    /// # Errors
+    /// `EINVAL` for a length of 0; `ENODEV`, `EISDIR` for what is no regular file; `EOPNOTSUPP` for
+    /// flags that do not go together; `EFBIG`, `ENOSPC`; what the back end says.
+    pub fn fallocate(
+        &self,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        if how.contains(Fallocate::PUNCH_HOLE) && !how.contains(Fallocate::KEEP_SIZE) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        match inode.kind() {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::ISDIR),
+            _ => return Err(Errno::NODEV),
+        }
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).fallocate(self.node(&source), handle, offset, len, how)
+    }
+
+    /// Returns the offset of the next data or hole at or behind `offset`.
+    ///
+    /// # Errors
+    /// `ENXIO` behind the end; `EINVAL` for what is no regular file.
+    pub fn seek(
+        &self,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        offset: u64,
+        what: Seek,
+    ) -> Result<u64, Errno> {
+        is_regular(inode)?;
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).seek(self.node(&source), handle, offset, what)
+    }
+
+    /// Returns the value of an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`; `EOPNOTSUPP` for a namespace that does not exist; `EACCES`; `ERANGE` for a name
+    /// that is too long.
+    pub fn getxattr(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        name: &[u8],
+    ) -> Result<Vec<u8>, Errno> {
+        if let Some(kind) = acl_kind(name) {
+            return self.get_acl_xattr(inode, kind);
+        }
+        self.xattr_permission(cred, inode, name, May::READ)?;
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).getxattr(self.node(&source), name)
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENODATA` as `mode` says; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG` for a
+    /// value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an ACL that is none.
+    pub fn setxattr(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        if value.len() > XATTR_SIZE_MAX {
+            return Err(Errno::TOOBIG);
+        }
+        if let Some(kind) = acl_kind(name) {
+            self.check_acl_mode(inode, kind, mode)?;
+            return self.set_acl_xattr(cred, inode, kind, value);
+        }
+        self.xattr_permission(cred, inode, name, May::WRITE)?;
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).setxattr(self.node(&source), name, value, mode)
+    }
+
+    /// Returns the names of all extended attributes that the caller may see, each ended by a NUL.
+    ///
+    /// # Errors
+    /// What the back end says.
+    pub fn listxattr(&self, cred: &Cred, inode: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
+        let source = self.source(inode.slot);
+        let mut names = self.fs(inode.slot).listxattr(self.node(&source))?;
+        if !cred.has(Caps::SYS_ADMIN) {
+            let all = std::mem::take(&mut names);
+            for name in all.split_inclusive(|&b| b == 0) {
+                if !name.starts_with(b"trusted.") {
+                    names.extend_from_slice(name);
+                }
+            }
+        }
+        for name in [crate::acl::XATTR_ACCESS, crate::acl::XATTR_DEFAULT] {
+            let kind = acl_kind(name).expect("both are ACLs");
+            if self.get_acl_xattr(inode, kind).is_ok() {
+                names.extend_from_slice(name);
+                names.push(0);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`; `EPERM`, `EACCES`; `EOPNOTSUPP`.
+    pub fn removexattr(&self, cred: &Cred, inode: &InodeRef<'_>, name: &[u8]) -> Result<(), Errno> {
+        if let Some(kind) = acl_kind(name) {
+            self.get_acl_xattr(inode, kind)?;
+            return self.set_acl_xattr(cred, inode, kind, b"");
+        }
+        self.xattr_permission(cred, inode, name, May::WRITE)?;
+        let source = self.source(inode.slot);
+        self.fs(inode.slot).removexattr(self.node(&source), name)
+    }
+
+    /// Checks the rules of xattr(7).
+    fn xattr_permission(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        name: &[u8],
+        what: May,
+    ) -> Result<(), Errno> {
+        let Some(dot) = name.iter().position(|&b| b == b'.') else { return Err(Errno::OPNOTSUPP) };
+        if name.len() > XATTR_NAME_MAX {
+            return Err(Errno::RANGE);
+        }
+        let refused = if what == May::WRITE { Errno::PERM } else { Errno::NODATA };
+        match (&name[..dot], name.len() > dot + 1) {
+            (b"security" | b"system", true) => Ok(()),
+            (b"trusted", true) if cred.has(Caps::SYS_ADMIN) => Ok(()),
+            (b"trusted", true) => Err(refused),
+            (b"user", true) => {
+                let perm = self.perm(inode.slot)?;
+                let is_dir = inode.kind() == FileKind::Directory;
+                if inode.kind() != FileKind::Regular && !is_dir {
+                    return Err(refused);
+                }
+                let is_owner = cred.uid == perm.uid || cred.has(Caps::FOWNER);
+                if is_dir && perm.mode & mode::S_ISVTX != 0 && what == May::WRITE && !is_owner {
+                    return Err(Errno::PERM);
+                }
+                self.permission(cred, inode.slot, what)
+            }
+            (b"user" | b"trusted" | b"security" | b"system", false) => Err(Errno::INVAL),
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    }
+}
+
+/// What fsync(2) and fdatasync(2) make durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsync {
+    /// Data and attributes.
+    All,
+    /// Data, and what is needed to read it again.
+    Data,
+}
+
+fn is_regular(inode: &InodeRef<'_>) -> Result<(), Errno> {
+    match inode.kind() {
+        FileKind::Regular => Ok(()),
+        FileKind::Directory => Err(Errno::ISDIR),
+        _ => Err(Errno::INVAL),
+    }
+}

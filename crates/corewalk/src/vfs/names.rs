@@ -1,0 +1,499 @@
+//! Names: looking them up, making and removing them.
+
+use crate::Errno;
+use crate::attr::{Attr, FileKind, mode};
+use crate::claim::Claim;
+use crate::cred::{Caps, Cred, May};
+use crate::dcache::{Directory, Node};
+use crate::dentry::{Flags, Key, Needle};
+use crate::fs::{AclKind, Make};
+use crate::name::Name;
+
+use super::{InodeRef, Vfs};
+
+/// What kind of file a removal expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// Anything but a directory (unlink(2)).
+    Unlink,
+    /// A directory (rmdir(2)).
+    Rmdir,
+}
+
+/// A counted directory dentry. While it lives the dentry's slot is not reused.
+pub(crate) struct Dir<'v> {
+    vfs: &'v Vfs,
+    pub(crate) now: Directory,
+}
+
+/// A name that the back end or the cache knows: its inode and, if it is cached, its dentry, both
+/// counted.
+pub(crate) struct Found<'v> {
+    pub(crate) inode: InodeRef<'v>,
+    pub(crate) dentry: Option<DentryHold<'v>>,
+}
+
+/// A counted dentry slot.
+pub(crate) struct DentryHold<'v> {
+    vfs: &'v Vfs,
+    slot: u32,
+}
+
+impl Vfs {
+    /// Returns the inode that `name` in `dir` refers to.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is no such name, or `dir` has been removed; `ENOTDIR`; `EACCES` without
+    /// search permission; what the back end says.
+    pub fn lookup(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+    ) -> Result<InodeRef<'_>, Errno> {
+        self.permission(cred, dir.slot, May::EXEC)?;
+        let needle = self.dcache.needle(name);
+        match self.lookup_cached(dir.slot, &needle) {
+            Some(found) => found,
+            None => self.lookup_slow(dir.slot, &needle),
+        }
+    }
+
+    /// Returns what the cache says of a name. Nothing is written but the reference that is taken.
+    fn lookup_cached(&self, dir: u32, needle: &Needle<'_>) -> Option<Result<InodeRef<'_>, Errno>> {
+        let now = self.dcache.directory(self.dcache.inodes.alias(dir))?;
+        if now.inode != dir {
+            return None;
+        }
+        let (slot, seen) = self.dcache.find(now.key, needle)?;
+        if seen.body.is_negative() {
+            self.dcache.dentries.cold(slot).touch();
+            return Some(Err(Errno::NOENT));
+        }
+        let inode = seen.body.inode();
+        self.dcache
+            .get_inode(slot, seen.seq, inode)
+            .then(|| Ok(InodeRef { vfs: self, slot: inode }))
+    }
+
+    #[cold]
+    fn lookup_slow(&self, dir: u32, needle: &Needle<'_>) -> Result<InodeRef<'_>, Errno> {
+        let dir = self.dir(dir)?;
+        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, needle));
+        Ok(self.resolve(&dir, needle, &claim)?.ok_or(Errno::NOENT)?.inode)
+    }
+
+    /// Returns the counted dentry of a directory inode.
+    ///
+    /// # Errors
+    /// `ENOENT` if it has been removed, `ENOTDIR` if it is none.
+    pub(crate) fn dir(&self, inode: u32) -> Result<Dir<'_>, Errno> {
+        if self.dcache.inodes.kind(inode) != FileKind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        let now = self.dcache.get_directory(inode).ok_or(Errno::NOENT)?;
+        Ok(Dir { vfs: self, now })
+    }
+
+    /// Returns what `needle` refers to, from the cache or the back end; the answer is cached. The
+    /// caller holds the claim of the name.
+    pub(crate) fn resolve(
+        &self,
+        dir: &Dir<'_>,
+        needle: &Needle<'_>,
+        claim: &Claim<'_>,
+    ) -> Result<Option<Found<'_>>, Errno> {
+        while let Some((slot, seen)) = self.dcache.find_exact(dir.key(), needle) {
+            if seen.body.is_negative() {
+                self.dcache.dentries.cold(slot).touch();
+                return Ok(None);
+            }
+            // A dentry that was evicted or changed in between is looked for again.
+            if self.dcache.get(slot, seen.seq) {
+                return Ok(Some(self.found(slot, seen.body.inode())));
+            }
+        }
+        self.fill(dir, needle, claim)
+    }
+
+    /// Returns a dentry that the caller counted with its inode.
+    fn found(&self, slot: u32, inode: u32) -> Found<'_> {
+        self.dcache.inodes.lockref(inode).get();
+        Found {
+            inode: InodeRef { vfs: self, slot: inode },
+            dentry: Some(DentryHold { vfs: self, slot }),
+        }
+    }
+
+    /// Asks the back end for a name and caches the answer, unless what it says may be out of date
+    /// by then (traps T25, P12).
+    fn fill(
+        &self,
+        dir: &Dir<'_>,
+        needle: &Needle<'_>,
+        claim: &Claim<'_>,
+    ) -> Result<Option<Found<'_>>, Errno> {
+        let key = dir.key();
+        let changes = self.dcache.inodes.changes();
+        self.dcache.counters.fills.add(1);
+        let source = self.source(dir.now.inode);
+        let answer = self.fs(dir.now.inode).lookup(self.node(&source), needle.name);
+        let is_current = !claim.is_doomed() && dir.key() == key;
+        if !is_current {
+            self.dcache.counters.refused_fills.add(1);
+        }
+        match answer {
+            Ok(attr) => {
+                let inode = self.enter(dir.now.inode, &attr, changes)?;
+                let key = if is_current { key } else { Key::stale(key.parent()) };
+                let dentry = self.attach(dir, key, needle, &inode);
+                Ok(Some(Found { inode, dentry }))
+            }
+            Err(Errno::NOENT) => {
+                if is_current
+                    && self.dcache.has_room_for_negative()
+                    && let Ok(slot) = self.dcache.publish(key, needle, None)
+                {
+                    self.dcache.put(slot);
+                }
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the inode that `attr` describes, in the file system of `near`, counted.
+    pub(super) fn enter(
+        &self,
+        near: u32,
+        attr: &Attr,
+        changes: i64,
+    ) -> Result<InodeRef<'_>, Errno> {
+        let superblock = self.dcache.inodes.superblock(near);
+        let entered = self.dcache.inodes.get_or_insert(superblock, attr, attr.has_acl, changes);
+        let Some(entered) = entered else {
+            self.fs(near).forget(attr.ino);
+            return Err(Errno::NOMEM);
+        };
+        if let Some(displaced) = entered.displaced {
+            self.dcache.put_inode(displaced, 1);
+        }
+        Ok(InodeRef { vfs: self, slot: entered.slot })
+    }
+
+    /// Gives an inode its dentry under `key`, which is stale if the answer is not to be found again,
+    /// and returns it. None if there is no room, or the directory is gone.
+    fn attach(
+        &self,
+        dir: &Dir<'_>,
+        key: Key,
+        needle: &Needle<'_>,
+        inode: &InodeRef<'_>,
+    ) -> Option<DentryHold<'_>> {
+        let node = Node { inode: inode.slot, kind: inode.kind() };
+        if node.kind == FileKind::Directory
+            && let Some(alias) = self.dcache.get_directory(inode.slot)
+        {
+            let hold = DentryHold { vfs: self, slot: alias.slot };
+            return self.splice(dir, key, needle, &hold).map(|()| hold);
+        }
+        // An invalidation may come in between: the dentry is then entered under a stale key.
+        let slot = self
+            .dcache
+            .publish(key, needle, Some(node))
+            .or_else(|_| self.dcache.publish(Key::stale(key.parent()), needle, Some(node)));
+        slot.ok().map(|slot| DentryHold { vfs: self, slot })
+    }
+
+    /// A directory has one dentry. If it is shown under a new name, or again under one that was
+    /// invalidated, that dentry moves there, with all that hangs on it. If somebody works on the old
+    /// name the dentry stays, and the answer is not cached; no error comes of it (trap T28).
+    fn splice(
+        &self,
+        dir: &Dir<'_>,
+        key: Key,
+        needle: &Needle<'_>,
+        hold: &DentryHold<'_>,
+    ) -> Option<()> {
+        let (old_parent, old_name) = self.dcache.name_of(hold.slot);
+        let old_needle = self.dcache.needle(Name::new(old_name.as_bytes()).ok()?);
+        let old_claim = self.dcache.claim_key(old_parent, &old_needle);
+        let _old_claim = if old_claim == self.dcache.claim_key(dir.now.slot, needle) {
+            None
+        } else {
+            Some(self.dcache.claims.try_claim(old_claim)?)
+        };
+        let negative = self.negative(dir, needle);
+        let _topology = self.dcache.topology.write();
+        if self.dcache.is_subdir(dir.now.slot, hold.slot) {
+            return None;
+        }
+        let target = negative.as_ref().map(DentryHold::slot);
+        self.move_dentry(hold.slot, key, needle, target).ok()
+    }
+
+    /// Makes a file of any kind and returns it with its attributes. The caller has masked
+    /// `what.mode` with the umask, unless the directory has a default ACL, which stands in for it.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EACCES`, `EPERM` for a device node without `CAP_MKNOD`, `ENOENT` if `dir` has been
+    /// removed, and what the back end says.
+    pub fn make(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+        what: Make<'_>,
+    ) -> Result<(InodeRef<'_>, Attr), Errno> {
+        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
+        let what = self.inherit(cred, dir.slot, what)?;
+        let needle = self.dcache.needle(name);
+        let dir = self.dir(dir.slot)?;
+        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+        self.is_free(&dir, &needle)?;
+        let (key, changes) = (dir.key(), self.dcache.inodes.changes());
+        let source = self.source(dir.now.inode);
+        let attr = self.fs(dir.now.inode).make(self.node(&source), name, &what)?;
+        let inode = self.enter(dir.now.inode, &attr, changes)?;
+        self.publish_change(&dir, key, &needle, &inode, &claim);
+        Ok((inode, attr))
+    }
+
+    /// Makes a regular file without a name, which `link` can give it one later (`O_TMPFILE`).
+    ///
+    /// # Errors
+    /// As [`Vfs::make`]; `EOPNOTSUPP` if the back end has no such files.
+    pub fn tmpfile(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef<'_>,
+        what: Make<'_>,
+    ) -> Result<(InodeRef<'_>, Attr), Errno> {
+        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
+        let what = self.inherit(cred, dir.slot, what)?;
+        let changes = self.dcache.inodes.changes();
+        let source = self.source(dir.slot);
+        let attr = self.fs(dir.slot).tmpfile(self.node(&source), &what)?;
+        Ok((self.enter(dir.slot, &attr, changes)?, attr))
+    }
+
+    /// Gives `inode` another name and returns its attributes.
+    ///
+    /// # Errors
+    /// `EPERM` for a directory, `EXDEV` across file systems, `EEXIST`, `EACCES`, `EMLINK`.
+    pub fn link(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+    ) -> Result<Attr, Errno> {
+        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
+        let inodes = &self.dcache.inodes;
+        if inodes.superblock(inode.slot) != inodes.superblock(dir.slot) {
+            return Err(Errno::XDEV);
+        }
+        if inode.kind() == FileKind::Directory {
+            return Err(Errno::PERM);
+        }
+        let needle = self.dcache.needle(name);
+        let dir = self.dir(dir.slot)?;
+        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+        self.is_free(&dir, &needle)?;
+        let key = dir.key();
+        let (file, parent) = (self.source(inode.slot), self.source(dir.now.inode));
+        let fs = self.fs(dir.now.inode);
+        let attr = fs.link(self.node(&file), self.node(&parent), name)?;
+        self.publish_change(&dir, key, &needle, inode, &claim);
+        Ok(attr)
+    }
+
+    /// Removes a name.
+    ///
+    /// # Errors
+    /// `ENOENT`; `EISDIR` (unlink of a directory), `ENOTDIR` (rmdir of another file), `ENOTEMPTY`,
+    /// `EBUSY` for a mount point, `EACCES`, `EPERM` in a sticky directory.
+    pub fn remove(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+        removal: Removal,
+    ) -> Result<(), Errno> {
+        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
+        let needle = self.dcache.needle(name);
+        let dir = self.dir(dir.slot)?;
+        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+        let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
+        self.may_delete(cred, dir.now.inode, &found)?;
+        match (removal, found.inode.kind() == FileKind::Directory) {
+            (Removal::Unlink, true) => return Err(Errno::ISDIR),
+            (Removal::Rmdir, false) => return Err(Errno::NOTDIR),
+            _ => {}
+        }
+        let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
+        self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim))?;
+        if let Some(dentry) = found.dentry {
+            self.dcache.remove(dentry.into_slot());
+        }
+        Ok(())
+    }
+
+    /// Makes what the back end is asked about `name` now, and what is cached of it, unknown: to be
+    /// called when the name has changed behind the back of this namespace. Waits for nobody.
+    ///
+    /// # Errors
+    /// `ENOTDIR`; `ENOENT` if `dir` has been removed.
+    pub fn invalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
+        let dir = self.dir(dir.slot)?;
+        self.dcache.invalidate_name(dir.now.slot, &self.dcache.needle(name));
+        Ok(())
+    }
+
+    /// Makes every name in `dir` unknown, however many there are, in constant time.
+    ///
+    /// # Errors
+    /// As [`Vfs::invalidate`].
+    pub fn invalidate_dir(&self, dir: &InodeRef<'_>) -> Result<(), Errno> {
+        let dir = self.dir(dir.slot)?;
+        self.dcache.invalidate_directory(dir.now.slot);
+        Ok(())
+    }
+
+    /// Returns `EEXIST` if the name is known to be taken. The caller holds its claim.
+    fn is_free(&self, dir: &Dir<'_>, needle: &Needle<'_>) -> Result<(), Errno> {
+        match self.dcache.find_exact(dir.key(), needle) {
+            Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives what has just been made its dentry; one that cannot be found if the name was invalidated
+    /// meanwhile.
+    fn publish_change(
+        &self,
+        dir: &Dir<'_>,
+        key: Key,
+        needle: &Needle<'_>,
+        inode: &InodeRef<'_>,
+        claim: &Claim<'_>,
+    ) {
+        if !claim.is_doomed() && dir.key() == key {
+            self.attach(dir, key, needle, inode);
+        } else {
+            self.make_unknown(dir, needle);
+            self.attach(dir, Key::stale(key.parent()), needle, inode);
+        }
+    }
+
+    /// Checks that a caller who may change `dir` may take this name away from it.
+    pub(super) fn may_delete(
+        &self,
+        cred: &Cred,
+        dir: u32,
+        victim: &Found<'_>,
+    ) -> Result<(), Errno> {
+        let perm = self.perm(dir)?;
+        if perm.mode & mode::S_ISVTX != 0
+            && perm.uid != cred.uid
+            && self.perm(victim.inode.slot)?.uid != cred.uid
+            && !cred.has(Caps::FOWNER)
+        {
+            return Err(Errno::PERM);
+        }
+        let is_mounted = victim.dentry.as_ref().is_some_and(|dentry| {
+            self.dcache.dentries.glimpse(dentry.slot).body.flags().contains(Flags::MOUNTED)
+        });
+        if is_mounted { Err(Errno::BUSY) } else { Ok(()) }
+    }
+
+    /// Takes whatever is cached under a name out. The caller holds its claim.
+    pub(super) fn make_unknown(&self, dir: &Dir<'_>, needle: &Needle<'_>) {
+        if let Some((slot, seen)) = self.dcache.find_exact(dir.key(), needle)
+            && self.dcache.get(slot, seen.seq)
+        {
+            self.dcache.make_stale(slot);
+        }
+    }
+
+    /// Returns the negative dentry of a name, counted, if there is one.
+    pub(super) fn negative(&self, dir: &Dir<'_>, needle: &Needle<'_>) -> Option<DentryHold<'_>> {
+        let (slot, seen) = self.dcache.find_exact(dir.key(), needle)?;
+        (seen.body.is_negative() && self.dcache.get(slot, seen.seq))
+            .then(|| DentryHold { vfs: self, slot })
+    }
+
+    /// Gives a new file what it inherits from its directory: group and set-group-ID bit, ACLs.
+    fn inherit<'a>(&self, cred: &Cred, dir: u32, what: Make<'a>) -> Result<Make<'a>, Errno> {
+        let mut what = what;
+        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
+        let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        if is_device && !cred.has(Caps::MKNOD) {
+            return Err(Errno::PERM);
+        }
+        let perm = self.perm(dir)?;
+        if perm.mode & mode::S_ISGID != 0 {
+            what.gid = perm.gid;
+            let marked = mode::S_ISGID | 0o010;
+            if kind == FileKind::Directory {
+                what.mode |= mode::S_ISGID;
+            } else if what.mode & marked == marked
+                && !cred.is_in_group(perm.gid)
+                && !cred.has(Caps::FSETID)
+            {
+                what.mode &= !mode::S_ISGID;
+            }
+        }
+        if kind == FileKind::Symlink {
+            what.mode = mode::S_IFLNK | 0o777;
+            return Ok(what);
+        }
+        let source = self.source(dir);
+        if let Some(default) = self.fs(dir).get_acl(self.node(&source), AclKind::Default)? {
+            let (bits, access) = default.inherit(what.mode & 0o777);
+            what.mode = (what.mode & !0o777) | bits;
+            what.access_acl = access;
+            if kind == FileKind::Directory {
+                what.default_acl = Some(default);
+            }
+        }
+        Ok(what)
+    }
+}
+
+impl Dir<'_> {
+    /// Returns what the directory's children are entered under now.
+    pub(crate) fn key(&self) -> Key {
+        self.vfs.dcache.directory(self.now.slot).map_or(self.now.key, |now| now.key)
+    }
+}
+
+impl Drop for Dir<'_> {
+    fn drop(&mut self) {
+        self.vfs.dcache.put(self.now.slot);
+    }
+}
+
+impl<'v> DentryHold<'v> {
+    /// Returns a hold of a slot that the caller has counted.
+    pub(crate) fn adopt(vfs: &'v Vfs, slot: u32) -> DentryHold<'v> {
+        DentryHold { vfs, slot }
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Returns the slot with its reference, which is then the caller's.
+    pub(crate) fn into_slot(self) -> u32 {
+        let slot = self.slot;
+        std::mem::forget(self);
+        slot
+    }
+}
+
+impl Drop for DentryHold<'_> {
+    fn drop(&mut self) {
+        self.vfs.dcache.put(self.slot);
+    }
+}

@@ -1,0 +1,303 @@
+//! Rename: two names change at one instant, and the tree stays a tree.
+//!
+//! The back end renames first, then the cache; until then readers are answered as before, since both
+//! names are in the cache by then. Nobody waits but who wants to change one of the two names.
+//!
+//! A directory that changes its parent could end up below itself if two such moves ran side by
+//! side. So each announces its new parent before the back end is called, and checks its way to the
+//! root over parents as they are and as announced; a move that would close a loop with one that is
+//! only announced waits for it. The lock of that list is not held while the back end works, and no
+//! reader takes it (traps T26, T27, P9).
+//!
+//! Source: rename(2); Linux directory-locking.rst.
+
+use std::collections::HashSet;
+
+use corewalk_sync::{Condvar, Mutex};
+
+use super::names::{Dir, Found};
+use super::{InodeRef, Vfs};
+use crate::Errno;
+use crate::attr::FileKind;
+use crate::cred::{Cred, May};
+use crate::dcache::Dcache;
+use crate::dentry::{Key, Needle};
+use crate::fs::RenameMode;
+use crate::name::Name;
+
+impl Vfs {
+    /// Renames `from` to `to`. With [`RenameMode::Replace`] an existing target goes in the same
+    /// instant; two names of one inode are left alone, as POSIX has it.
+    ///
+    /// # Errors
+    /// `ENOENT`; `EEXIST` (no replace); `ENOTDIR`, `EISDIR` (kinds that do not fit); `ENOTEMPTY`;
+    /// `EINVAL` (a directory into itself); `EBUSY` (a mount point); `EXDEV`; `EACCES`; `EPERM` (a
+    /// sticky directory).
+    pub fn rename(
+        &self,
+        cred: &Cred,
+        from: (&InodeRef<'_>, Name<'_>),
+        to: (&InodeRef<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        self.permission(cred, from.0.slot, May::WRITE | May::EXEC)?;
+        self.permission(cred, to.0.slot, May::WRITE | May::EXEC)?;
+        let inodes = &self.dcache.inodes;
+        if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
+            return Err(Errno::XDEV);
+        }
+        let (old_dir, new_dir) = (self.dir(from.0.slot)?, self.dir(to.0.slot)?);
+        let (old, new) = (self.dcache.needle(from.1), self.dcache.needle(to.1));
+        let claim = self.dcache.claims.claim_both(
+            self.dcache.claim_key(old_dir.now.slot, &old),
+            self.dcache.claim_key(new_dir.now.slot, &new),
+        );
+        let source = self.resolve(&old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
+        let target = self.resolve(&new_dir, &new, &claim)?;
+        let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
+        if op.is_nothing_to_do(&source, target.as_ref())? {
+            return Ok(());
+        }
+        let announced = op.announce(&source, target.as_ref())?;
+        op.check(&source, target.as_ref())?;
+        let key = op.new_dir.key();
+        let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
+        let fs = self.fs(op.old_dir.now.inode);
+        fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode)?;
+        op.commit(source, target, key, claim.is_doomed());
+        drop(announced);
+        Ok(())
+    }
+
+    /// Moves a dentry that the caller holds, with its claims, to a name under `key`. With a
+    /// directory the caller holds `topology`.
+    pub(super) fn move_dentry(
+        &self,
+        slot: u32,
+        key: Key,
+        needle: &Needle<'_>,
+        target: Option<u32>,
+    ) -> Result<(), Errno> {
+        let is_new_parent = self.dcache.parent(slot).0 != key.parent();
+        if is_new_parent && !self.dcache.dentries.lockref(key.parent()).get_not_dead() {
+            return Err(Errno::STALE);
+        }
+        match self.dcache.d_move(slot, key, needle, target) {
+            Ok(old_parent) => {
+                self.dcache.put(old_parent);
+                Ok(())
+            }
+            Err(error) => {
+                if is_new_parent {
+                    self.dcache.put(key.parent());
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// One rename: what it is about, with both names claimed.
+struct Rename<'v, 'a> {
+    vfs: &'v Vfs,
+    cred: &'a Cred,
+    old_dir: Dir<'v>,
+    new_dir: Dir<'v>,
+    old: Needle<'a>,
+    new: Needle<'a>,
+    mode: RenameMode,
+}
+
+impl<'v> Rename<'v, '_> {
+    fn is_nothing_to_do(
+        &self,
+        source: &Found<'_>,
+        target: Option<&Found<'_>>,
+    ) -> Result<bool, Errno> {
+        match (self.mode, target) {
+            (RenameMode::NoReplace, Some(_)) => Err(Errno::EXIST),
+            (RenameMode::Exchange, None) => Err(Errno::NOENT),
+            (_, Some(target)) => Ok(target.inode.slot == source.inode.slot),
+            _ => Ok(false),
+        }
+    }
+
+    fn changes_parent(&self) -> bool {
+        self.old_dir.now.slot != self.new_dir.now.slot
+    }
+
+    fn check(&self, source: &Found<'_>, target: Option<&Found<'_>>) -> Result<(), Errno> {
+        let is_dir = |found: &Found<'_>| found.inode.kind() == FileKind::Directory;
+        self.vfs.may_delete(self.cred, self.old_dir.now.inode, source)?;
+        if self.changes_parent() && is_dir(source) {
+            // Its `..` is rewritten.
+            self.vfs.permission(self.cred, source.inode.slot, May::WRITE)?;
+        }
+        let Some(target) = target else { return Ok(()) };
+        self.vfs.may_delete(self.cred, self.new_dir.now.inode, target)?;
+        if self.mode == RenameMode::Exchange {
+            if self.changes_parent() && is_dir(target) {
+                self.vfs.permission(self.cred, target.inode.slot, May::WRITE)?;
+            }
+            return Ok(());
+        }
+        match (is_dir(source), is_dir(target)) {
+            (true, false) => Err(Errno::NOTDIR),
+            (false, true) => Err(Errno::ISDIR),
+            _ => Ok(()),
+        }
+    }
+
+    /// Announces the directories that change their parent.
+    fn announce(
+        &self,
+        source: &Found<'_>,
+        target: Option<&Found<'_>>,
+    ) -> Result<Option<Announced<'v>>, Errno> {
+        let directory = |found: &Found<'_>| match &found.dentry {
+            Some(dentry) if found.inode.kind() == FileKind::Directory => Some(dentry.slot()),
+            _ => None,
+        };
+        let (old_parent, new_parent) = (self.old_dir.now.slot, self.new_dir.now.slot);
+        if !self.changes_parent() {
+            return Ok(None);
+        }
+        let mut edges = Vec::new();
+        if let Some(slot) = directory(source) {
+            edges.push((slot, new_parent));
+        }
+        if let Some(slot) = target.and_then(directory) {
+            if self.mode == RenameMode::Exchange {
+                edges.push((slot, old_parent));
+            } else if self.vfs.dcache.is_subdir(old_parent, slot) {
+                // It holds the source, so it is not empty.
+                return Err(Errno::NOTEMPTY);
+            }
+        }
+        if edges.is_empty() {
+            return Ok(None);
+        }
+        self.vfs.moves.announce(&self.vfs.dcache, edges).map(Some)
+    }
+
+    /// Makes the cache say what the back end says now. If one of the names was invalidated
+    /// meanwhile, the dentries still get their new names, but cannot be found by them.
+    fn commit(&self, source: Found<'_>, target: Option<Found<'_>>, key: Key, is_doomed: bool) {
+        let vfs = self.vfs;
+        let moves_directory = [Some(&source), target.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(|found| found.inode.kind() == FileKind::Directory);
+        let replaced = match target {
+            Some(target) => target.dentry,
+            None => vfs.negative(&self.new_dir, &self.new),
+        };
+        let replaced_slot = replaced.as_ref().map(|replaced| replaced.slot());
+        let is_done = source.dentry.as_ref().is_some_and(|dentry| {
+            let _topology = moves_directory.then(|| vfs.dcache.topology.write());
+            let done = match (self.mode, replaced_slot) {
+                (RenameMode::Exchange, Some(other)) => vfs.dcache.exchange(dentry.slot(), other),
+                (RenameMode::Exchange, None) => Err(Errno::STALE),
+                (_, target) => {
+                    let is_current = self.new_dir.key() == key;
+                    let key = if is_current { key } else { Key::stale(key.parent()) };
+                    vfs.move_dentry(dentry.slot(), key, &self.new, target)
+                }
+            };
+            done.is_ok()
+        });
+        if !is_done || is_doomed {
+            // The next lookup of either name asks the back end.
+            vfs.make_unknown(&self.old_dir, &self.old);
+            vfs.make_unknown(&self.new_dir, &self.new);
+        }
+    }
+}
+
+/// Directories that are about to get a new parent.
+pub(super) struct Moves {
+    announced: Mutex<Vec<(u32, u32)>>,
+    settled: Condvar,
+}
+
+/// An announcement, taken back when it is dropped.
+#[must_use]
+pub(super) struct Announced<'a> {
+    moves: &'a Moves,
+    edges: Vec<(u32, u32)>,
+}
+
+/// Whether a directory would come to lie below itself.
+#[derive(PartialEq, Eq)]
+enum Loop {
+    No,
+    /// It is an ancestor of its new parent.
+    Yes,
+    /// It would be, if a move that is only announced took place.
+    Perhaps,
+}
+
+impl Moves {
+    pub(super) fn new() -> Moves {
+        Moves { announced: Mutex::new(Vec::new()), settled: Condvar::new() }
+    }
+
+    /// Announces that each first slot moves below the second.
+    ///
+    /// # Errors
+    /// `EINVAL` if one would come to lie below itself.
+    fn announce(&self, dcache: &Dcache, edges: Vec<(u32, u32)>) -> Result<Announced<'_>, Errno> {
+        let mut announced = self.announced.lock();
+        loop {
+            let mut must_wait = false;
+            {
+                let _still = dcache.topology.read_shared();
+                for &(moved, parent) in &edges {
+                    match would_loop(dcache, &announced, moved, parent) {
+                        Loop::No => {}
+                        Loop::Yes => return Err(Errno::INVAL),
+                        Loop::Perhaps => must_wait = true,
+                    }
+                }
+            }
+            if !must_wait {
+                announced.extend(&edges);
+                return Ok(Announced { moves: self, edges });
+            }
+            self.settled.wait(&mut announced);
+        }
+    }
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        let mut announced = self.moves.announced.lock();
+        for edge in &self.edges {
+            if let Some(at) = announced.iter().position(|other| other == edge) {
+                announced.swap_remove(at);
+            }
+        }
+        drop(announced);
+        self.moves.settled.notify_all();
+    }
+}
+
+/// Looks for `moved` on the ways from `parent` to the root, over parents as they are and as
+/// announced. No directory moves meanwhile.
+fn would_loop(dcache: &Dcache, announced: &[(u32, u32)], moved: u32, parent: u32) -> Loop {
+    if dcache.is_subdir(parent, moved) {
+        return Loop::Yes;
+    }
+    let mut ways = vec![parent];
+    let mut seen = HashSet::new();
+    while let Some(mut at) = ways.pop() {
+        while at != 0 && seen.insert(at) {
+            if at == moved {
+                return Loop::Perhaps;
+            }
+            ways.extend(announced.iter().filter(|(from, _)| *from == at).map(|(_, to)| *to));
+            at = dcache.parent(at).0;
+        }
+    }
+    Loop::No
+}

@@ -1,0 +1,383 @@
+//! The path walk: from a pathname to a place.
+//!
+//! A walk starts in **rcu-walk**: it looks each component up without a lock, a reference or a store,
+//! and notes the sequence of every dentry it passes. Where it ends it checks all of them once more:
+//! if none has moved, every name on the way was there at one instant, so the answer is the one of
+//! that instant (not even Linux's rcu-walk says that of a whole path). Where it has to block, for a
+//! name that is not cached, a symbolic link, permissions that have to be asked for, it takes a
+//! reference on where it is, does that one step, and goes on in rcu-walk from there.
+//!
+//! A walk that keeps failing its check becomes a **ref-walk**, which holds a reference at each step
+//! and needs no check; it always gets through. Both modes decide alike, but a ref-walk's answer is
+//! put together from several instants, one per component, as every walk is on Linux.
+//!
+//! # Confined walks
+//! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the place found is below the root of the
+//! walk at the instant it is returned, also if directories are moved out of it meanwhile (trap T20):
+//! the way up from the place is part of what is checked, and in ref-walk directories are kept in
+//! place for it.
+//!
+//! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
+
+mod step;
+
+use std::sync::Arc;
+
+use bitflags::bitflags;
+
+use crate::Errno;
+use crate::cred::Cred;
+use crate::dentry::Flags;
+use crate::mount::Mount;
+use crate::name::{Name, PATH_MAX};
+use crate::path::PathRef;
+use crate::vfs::{DentryHold, Vfs};
+
+/// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
+pub const SYMLINKS_MAX: u32 = 40;
+/// Walks in rcu-walk before ref-walk.
+const RCU_PASSES: u32 = 16;
+
+bitflags! {
+    /// How a path is walked. The names are those of openat2(2).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct WalkFlags: u32 {
+        /// Follow a symbolic link in the last component.
+        const FOLLOW = 1;
+        /// The last component must be a directory (`O_DIRECTORY`).
+        const DIRECTORY = 1 << 1;
+        /// Fail with `EXDEV` if the path leads out of the directory it starts at
+        /// (`RESOLVE_BENEATH`).
+        const BENEATH = 1 << 2;
+        /// Treat the directory it starts at as the root (`RESOLVE_IN_ROOT`).
+        const IN_ROOT = 1 << 3;
+        /// Fail with `ELOOP` at any symbolic link (`RESOLVE_NO_SYMLINKS`).
+        const NO_SYMLINKS = 1 << 4;
+        /// Fail with `ELOOP` at a magic link (`RESOLVE_NO_MAGICLINKS`). There are none in a
+        /// corewalk namespace: accepted, and always kept.
+        const NO_MAGICLINKS = 1 << 5;
+        /// Fail with `EXDEV` at a mount point, up or down (`RESOLVE_NO_XDEV`).
+        const NO_XDEV = 1 << 6;
+        /// Fail with `EAGAIN` instead of asking a back end (`RESOLVE_CACHED`).
+        const CACHED = 1 << 7;
+    }
+}
+
+/// The root and the working directory that a caller's paths start at.
+#[doc(alias = "fs_struct")]
+#[derive(Clone, Debug)]
+pub struct FsStruct<'v> {
+    /// Where `/` leads, and where `..` ends.
+    pub root: PathRef<'v>,
+    /// Where other paths start.
+    pub cwd: PathRef<'v>,
+}
+
+/// The place a walk found, without a reference: a name for it that can be checked later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resolved {
+    /// The inode number.
+    pub ino: u64,
+    /// The slot of the dentry and the generation of that slot.
+    pub dentry: (u32, u32),
+}
+
+/// Why a pass ended without an answer.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Something changed while it was read: begin again.
+    Retry,
+    /// The answer is this error.
+    Fail(Errno),
+}
+
+impl From<Errno> for Stop {
+    fn from(error: Errno) -> Stop {
+        Stop::Fail(error)
+    }
+}
+
+/// How a pass protects itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Rcu,
+    Ref,
+}
+
+/// Where a walk is.
+///
+/// Analogous to Linux's `struct nameidata`.
+pub(crate) struct Walk<'v, 'a> {
+    pub(crate) vfs: &'v Vfs,
+    pub(crate) cred: &'a Cred,
+    pub(crate) flags: WalkFlags,
+    pub(crate) root: &'a PathRef<'v>,
+    pub(crate) mode: Mode,
+    pub(crate) mount: Arc<Mount>,
+    pub(crate) dentry: u32,
+    /// What the dentry was when it was reached.
+    pub(crate) seen: crate::dentry::Glimpse,
+    /// The reference on `dentry`, if there is one.
+    pub(crate) hold: Option<DentryHold<'v>>,
+    /// What has been passed since the last reference was taken.
+    pub(crate) trail: Vec<(u32, u64)>,
+    pub(crate) links: u32,
+}
+
+impl Vfs {
+    /// Returns the place that `path` leads to.
+    ///
+    /// # Errors
+    /// `ENOENT`, also for an empty path; `ENOTDIR`; `EACCES`; `ELOOP` (more than 40 symbolic links,
+    /// or one that the flags forbid); `ENAMETOOLONG` (a component over 255 bytes, a path of 4096 and
+    /// more); `EXDEV` (a path that leaves where it is confined to); `EAGAIN` (`CACHED`, and a back
+    /// end would have to be asked); what the back end says.
+    pub fn walk<'v>(
+        &'v self,
+        cred: &Cred,
+        at: &FsStruct<'v>,
+        path: &[u8],
+        flags: WalkFlags,
+    ) -> Result<PathRef<'v>, Errno> {
+        self.passes(cred, at, path, flags, |walk| walk.into_path())
+    }
+
+    /// Returns what `path` leads to without taking a reference: nothing shared is written, if all
+    /// that is needed is cached. Errors as [`Vfs::walk`].
+    pub fn resolve_path(
+        &self,
+        cred: &Cred,
+        at: &FsStruct<'_>,
+        path: &[u8],
+        flags: WalkFlags,
+    ) -> Result<Resolved, Errno> {
+        self.passes(cred, at, path, flags, |walk| walk.into_resolved())
+    }
+
+    /// Returns the directory that the last component of `path` is to be looked up in, and that
+    /// component: for operations that make, remove or rename a name. A `/` behind it is dropped.
+    ///
+    /// # Errors
+    /// As [`Vfs::walk`]; `EINVAL` if the last component is `.`, `EBUSY` for `..` or the root, as
+    /// rmdir(2) and rename(2) have it.
+    pub fn walk_parent<'v, 'p>(
+        &'v self,
+        cred: &Cred,
+        at: &FsStruct<'v>,
+        path: &'p [u8],
+        flags: WalkFlags,
+    ) -> Result<(PathRef<'v>, Name<'p>), Errno> {
+        check_length(path)?;
+        let end = path.iter().rposition(|&b| b != b'/').map_or(0, |last| last + 1);
+        let trimmed = &path[..end];
+        let start = trimmed.iter().rposition(|&b| b == b'/').map_or(0, |slash| slash + 1);
+        let last = match &trimmed[start..] {
+            b"" | b".." => return Err(Errno::BUSY),
+            b"." => return Err(Errno::INVAL),
+            last => Name::new(last)?,
+        };
+        let parent = if start == 0 { b"." } else { &trimmed[..start] };
+        let flags = (flags | WalkFlags::FOLLOW | WalkFlags::DIRECTORY) - WalkFlags::CACHED;
+        Ok((self.walk(cred, at, parent, flags)?, last))
+    }
+
+    fn passes<'v, R>(
+        &'v self,
+        cred: &Cred,
+        at: &FsStruct<'v>,
+        path: &[u8],
+        flags: WalkFlags,
+        finish: impl Fn(Walk<'v, '_>) -> Result<R, Stop>,
+    ) -> Result<R, Errno> {
+        check_length(path)?;
+        let confined = flags.intersects(WalkFlags::BENEATH | WalkFlags::IN_ROOT);
+        let root = if confined { &at.cwd } else { &at.root };
+        let start = match path {
+            [b'/', ..] if flags.contains(WalkFlags::BENEATH) => return Err(Errno::XDEV),
+            [b'/', ..] => root,
+            _ => &at.cwd,
+        };
+        for pass in 0.. {
+            let mode = if pass < RCU_PASSES { Mode::Rcu } else { Mode::Ref };
+            if pass > 0 {
+                self.dcache.counters.walk_retries.add(1);
+            }
+            let mut walk = Walk::new(self, cred, flags, root, start, mode);
+            match walk.follow(path).and_then(|()| finish(walk)) {
+                Ok(found) => return Ok(found),
+                Err(Stop::Fail(error)) => return Err(error),
+                Err(Stop::Retry) => {}
+            }
+        }
+        unreachable!("ref-walk ends")
+    }
+}
+
+impl<'v, 'a> Walk<'v, 'a> {
+    fn new(
+        vfs: &'v Vfs,
+        cred: &'a Cred,
+        flags: WalkFlags,
+        root: &'a PathRef<'v>,
+        start: &PathRef<'v>,
+        mode: Mode,
+    ) -> Walk<'v, 'a> {
+        Walk {
+            vfs,
+            cred,
+            flags,
+            root,
+            mode,
+            mount: Arc::clone(&start.mount),
+            dentry: start.dentry,
+            seen: vfs.dcache.dentries.glimpse(start.dentry),
+            hold: None,
+            trail: Vec::new(),
+            links: 0,
+        }
+    }
+
+    /// Walks along `path`, through all of its symbolic links.
+    fn follow(&mut self, path: &[u8]) -> Result<(), Stop> {
+        self.note();
+        let must_be_directory = path.ends_with(b"/") || self.flags.contains(WalkFlags::DIRECTORY);
+        // What is left of the path and of the links inside it; the innermost link last.
+        let mut rest: Vec<Vec<u8>> = Vec::new();
+        let mut path = path;
+        let mut link: Vec<u8>;
+        loop {
+            let (component, tail) = split(path);
+            if component.is_empty() {
+                let Some(outer) = rest.pop() else { break };
+                link = outer;
+                path = &link;
+                continue;
+            }
+            path = tail;
+            let is_last = split(tail).0.is_empty() && rest.is_empty();
+            let follows = !is_last || must_be_directory || self.flags.contains(WalkFlags::FOLLOW);
+            if let Some(target) = self.step(component, follows)? {
+                if !tail.is_empty() {
+                    rest.push(tail.to_vec());
+                }
+                link = target;
+                path = &link;
+            }
+        }
+        if must_be_directory && !self.seen.body.is_directory() {
+            return Err(self.verdict(Errno::NOTDIR));
+        }
+        Ok(())
+    }
+
+    /// Returns the place with a reference.
+    fn into_path(mut self) -> Result<PathRef<'v>, Stop> {
+        if self.seen.body.is_negative() {
+            return Err(self.verdict(Errno::NOENT));
+        }
+        self.legitimize()?;
+        self.stay_below_root()?;
+        let hold = self.hold.take().expect("legitimize takes a reference");
+        Ok(PathRef { vfs: self.vfs, mount: Arc::clone(&self.mount), dentry: hold.into_slot() })
+    }
+
+    /// Returns the place without a reference.
+    fn into_resolved(mut self) -> Result<Resolved, Stop> {
+        if self.seen.body.is_negative() {
+            return Err(self.verdict(Errno::NOENT));
+        }
+        let ino = self.vfs.dcache.inodes.ino(self.seen.body.inode());
+        let generation = self.vfs.dcache.dentries.cold(self.dentry).generation();
+        self.stay_below_root()?;
+        self.validate()?;
+        Ok(Resolved { ino, dentry: (self.dentry, generation) })
+    }
+
+    /// Returns `error`, if what it was concluded from still holds.
+    pub(crate) fn verdict(&self, error: Errno) -> Stop {
+        match self.validate() {
+            Ok(()) => Stop::Fail(error),
+            Err(stop) => stop,
+        }
+    }
+
+    /// Checks that all that has been passed is as it was.
+    pub(crate) fn validate(&self) -> Result<(), Stop> {
+        let dentries = &self.vfs.dcache.dentries;
+        match self.trail.iter().all(|&(slot, seq)| dentries.is_unchanged(slot, seq)) {
+            true => Ok(()),
+            false => Err(Stop::Retry),
+        }
+    }
+
+    /// Adds where the walk is to what will be checked.
+    #[inline]
+    pub(crate) fn note(&mut self) {
+        if self.mode == Mode::Rcu {
+            self.trail.push((self.dentry, self.seen.seq));
+        }
+    }
+
+    /// Takes a reference on where the walk is, so that it may block there: the way out of rcu-walk.
+    /// The trail stays; where the walk ends it says whether the whole path was there at one instant,
+    /// also if the walk has blocked in between.
+    #[doc(alias = "try_to_unlazy")]
+    pub(crate) fn legitimize(&mut self) -> Result<(), Stop> {
+        if self.hold.is_some() {
+            return self.validate();
+        }
+        if !self.vfs.dcache.get(self.dentry, self.seen.seq) {
+            return Err(Stop::Retry);
+        }
+        self.hold = Some(DentryHold::adopt(self.vfs, self.dentry));
+        self.validate()
+    }
+
+    /// Checks that a confined walk ended below its root.
+    fn stay_below_root(&mut self) -> Result<(), Stop> {
+        if !self.flags.intersects(WalkFlags::BENEATH | WalkFlags::IN_ROOT) {
+            return Ok(());
+        }
+        let vfs = self.vfs;
+        let _still = (self.mode == Mode::Ref).then(|| vfs.dcache.topology.read_shared());
+        let (mut mount, mut at) = (&self.mount, self.dentry);
+        loop {
+            if mount.id == self.root.mount.id && at == self.root.dentry {
+                return self.validate();
+            }
+            if at == mount.root {
+                match &mount.point {
+                    Some((parent, point)) => (mount, at) = (parent, *point),
+                    None => return Err(self.verdict(Errno::XDEV)),
+                }
+                continue;
+            }
+            let seen = vfs.dcache.dentries.glimpse(at);
+            if self.mode == Mode::Rcu {
+                self.trail.push((at, seen.seq));
+            }
+            let parent = seen.key.parent();
+            if parent == at || parent == 0 || !seen.body.flags().intersects(Flags::HASHED) {
+                return Err(self.verdict(Errno::XDEV));
+            }
+            at = parent;
+        }
+    }
+}
+
+/// Returns the first component of a path and what is behind it; an empty one at the end.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let start = path.iter().position(|&b| b != b'/').unwrap_or(path.len());
+    let path = &path[start..];
+    let end = path.iter().position(|&b| b == b'/').unwrap_or(path.len());
+    path.split_at(end)
+}
+
+fn check_length(path: &[u8]) -> Result<(), Errno> {
+    match path.len() {
+        0 => Err(Errno::NOENT),
+        PATH_MAX.. => Err(Errno::NAMETOOLONG),
+        _ if path.contains(&0) => Err(Errno::INVAL),
+        _ => Ok(()),
+    }
+}

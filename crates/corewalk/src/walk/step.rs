@@ -1,0 +1,239 @@
+//! One component of a path.
+
+use std::sync::Arc;
+
+use super::{Mode, SYMLINKS_MAX, Stop, Walk, WalkFlags};
+use crate::Errno;
+use crate::cred::May;
+use crate::dentry::{Flags, Glimpse, Key};
+use crate::name::{NAME_MAX, Name};
+use crate::vfs::{Checked, DentryHold};
+
+impl<'v> Walk<'v, '_> {
+    /// Goes one component on. Returns the target of a symbolic link that has to be followed first;
+    /// the walk then stands where the link is relative to.
+    pub(super) fn step(
+        &mut self,
+        component: &[u8],
+        follows: bool,
+    ) -> Result<Option<Vec<u8>>, Stop> {
+        self.may_search()?;
+        match component {
+            b"." => return Ok(None),
+            b".." => return self.step_up().map(|()| None),
+            _ if component.len() > NAME_MAX => return Err(self.verdict(Errno::NAMETOOLONG)),
+            _ => {}
+        }
+        let name = Name::new(component)?;
+        let parent = (self.dentry, self.seen, self.hold.take());
+        let hold = self.child(name, parent.2.as_ref())?;
+        let flags = self.seen.body.flags();
+        if flags.contains(Flags::SYMLINK) && follows {
+            return self.read_link(hold, parent).map(Some);
+        }
+        self.hold = hold;
+        self.note();
+        if flags.contains(Flags::MOUNTED) {
+            self.cross_mounts()?;
+        }
+        Ok(None)
+    }
+
+    /// Checks that the walk stands in a directory that the caller may search.
+    #[inline]
+    fn may_search(&mut self) -> Result<(), Stop> {
+        let flags = self.seen.body.flags();
+        if self.seen.body.is_negative() {
+            return Err(self.verdict(Errno::NOENT));
+        }
+        if !flags.contains(Flags::DIRECTORY) {
+            return Err(self.verdict(Errno::NOTDIR));
+        }
+        if flags.contains(Flags::SEARCHABLE) && self.vfs.security().is_none() {
+            return Ok(());
+        }
+        let inode = self.seen.body.inode();
+        match self.vfs.permission_now(self.cred, inode, May::EXEC) {
+            Checked::Yes => Ok(()),
+            Checked::No(error) => Err(self.verdict(error)),
+            Checked::Unknown => {
+                self.must_not_block()?;
+                self.legitimize()?;
+                Ok(self.vfs.permission(self.cred, inode, May::EXEC)?)
+            }
+        }
+    }
+
+    /// Moves to the child called `name`; returns the reference on it, if one was taken.
+    fn child(
+        &mut self,
+        name: Name<'_>,
+        parent: Option<&DentryHold<'v>>,
+    ) -> Result<Option<DentryHold<'v>>, Stop> {
+        let dcache = &self.vfs.dcache;
+        let key = Key::new(self.dentry, dcache.dentries.child_generation(self.dentry));
+        let needle = dcache.needle(name);
+        if let Some((slot, seen)) = dcache.find(key, &needle) {
+            if self.mode == Mode::Rcu {
+                (self.dentry, self.seen) = (slot, seen);
+                return Ok(None);
+            }
+            if dcache.get(slot, seen.seq) {
+                (self.dentry, self.seen) = (slot, seen);
+                return Ok(Some(DentryHold::adopt(self.vfs, slot)));
+            }
+        }
+        self.child_slow(name, parent)
+    }
+
+    /// As [`Walk::child`], asking the back end if need be.
+    #[cold]
+    fn child_slow(
+        &mut self,
+        name: Name<'_>,
+        parent: Option<&DentryHold<'v>>,
+    ) -> Result<Option<DentryHold<'v>>, Stop> {
+        self.must_not_block()?;
+        let vfs = self.vfs;
+        // The parent's dentry is held, by the caller or from here on, while the back end works.
+        let _hold = match parent {
+            Some(_) => None,
+            None => {
+                self.legitimize()?;
+                self.hold.take()
+            }
+        };
+        self.validate()?;
+        let inode = self.seen.body.inode();
+        let dir = vfs.dir(inode).map_err(|error| self.verdict(error))?;
+        let needle = vfs.dcache.needle(name);
+        let claim = vfs.dcache.claims.claim(vfs.dcache.claim_key(dir.now.slot, &needle));
+        // While the claim is held the name stays missing, so this is the instant of the answer.
+        let found =
+            vfs.resolve(&dir, &needle, &claim)?.ok_or_else(|| self.verdict(Errno::NOENT))?;
+        // An answer that could not be cached has no dentry to stand on: it was overtaken.
+        let hold = found.dentry.ok_or(Stop::Retry)?;
+        let seen = vfs.dcache.dentries.glimpse(hold.slot());
+        if !vfs.dcache.dentries.is_unchanged(hold.slot(), seen.seq) {
+            return Err(Stop::Retry);
+        }
+        (self.dentry, self.seen) = (hold.slot(), seen);
+        Ok(Some(hold))
+    }
+
+    /// Goes to the parent, but not above the root.
+    fn step_up(&mut self) -> Result<(), Stop> {
+        loop {
+            if self.mount.id == self.root.mount.id && self.dentry == self.root.dentry {
+                if self.flags.contains(WalkFlags::BENEATH) {
+                    return Err(self.verdict(Errno::XDEV));
+                }
+                return Ok(());
+            }
+            if self.dentry != self.mount.root {
+                break;
+            }
+            let Some((mount, point)) = self.mount.point.clone() else { return Ok(()) };
+            if self.flags.contains(WalkFlags::NO_XDEV) {
+                return Err(self.verdict(Errno::XDEV));
+            }
+            self.mount = mount;
+            self.stand_on(point)?;
+        }
+        let parent = self.seen.key.parent();
+        self.validate()?;
+        self.stand_on(parent)?;
+        if self.seen.body.flags().contains(Flags::MOUNTED) {
+            self.cross_mounts()?;
+        }
+        Ok(())
+    }
+
+    /// Moves to a dentry that is pinned by what has been passed.
+    fn stand_on(&mut self, slot: u32) -> Result<(), Stop> {
+        let dcache = &self.vfs.dcache;
+        let seen: Glimpse = loop {
+            let seen = dcache.dentries.glimpse(slot);
+            if dcache.dentries.is_unchanged(slot, seen.seq) {
+                break seen;
+            }
+        };
+        let hold = if self.mode == Mode::Ref {
+            if !dcache.get(slot, seen.seq) {
+                return Err(Stop::Retry);
+            }
+            Some(DentryHold::adopt(self.vfs, slot))
+        } else {
+            // The child that led here is in the trail and says whether it was the parent.
+            self.validate()?;
+            None
+        };
+        (self.dentry, self.seen, self.hold) = (slot, seen, hold);
+        self.note();
+        Ok(())
+    }
+
+    /// Moves to the root of what is mounted here, and on that, and so on.
+    fn cross_mounts(&mut self) -> Result<(), Stop> {
+        let vfs = self.vfs;
+        let guard = corewalk_sync::rcu::read_lock();
+        while let Some(mount) = vfs.mounts.on(&self.mount, self.dentry, &guard) {
+            if self.flags.contains(WalkFlags::NO_XDEV) {
+                return Err(self.verdict(Errno::XDEV));
+            }
+            self.validate()?;
+            self.mount = Arc::clone(mount);
+            self.stand_on(self.mount.root)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the target of the symbolic link that the walk stands on, and goes back to the
+    /// directory it is in, or to the root.
+    #[cold]
+    fn read_link(
+        &mut self,
+        hold: Option<DentryHold<'v>>,
+        parent: (u32, Glimpse, Option<DentryHold<'v>>),
+    ) -> Result<Vec<u8>, Stop> {
+        if self.flags.contains(WalkFlags::NO_SYMLINKS) || self.links >= SYMLINKS_MAX {
+            return Err(self.verdict(Errno::LOOP));
+        }
+        self.links += 1;
+        self.must_not_block()?;
+        let (slot, seen) = (self.dentry, self.seen);
+        let _link = match hold {
+            Some(hold) => hold,
+            None if self.vfs.dcache.get(slot, seen.seq) => DentryHold::adopt(self.vfs, slot),
+            None => return Err(Stop::Retry),
+        };
+        self.note();
+        (self.dentry, self.seen, self.hold) = parent;
+        if self.hold.is_none() {
+            self.legitimize()?;
+        }
+        let source = self.vfs.source(seen.body.inode());
+        let target = self.vfs.fs(seen.body.inode()).readlink(self.vfs.node(&source))?;
+        if target.first() == Some(&b'/') {
+            if self.flags.contains(WalkFlags::BENEATH) {
+                return Err(Stop::Fail(Errno::XDEV));
+            }
+            if self.flags.contains(WalkFlags::NO_XDEV) && self.mount.id != self.root.mount.id {
+                return Err(Stop::Fail(Errno::XDEV));
+            }
+            self.mount = Arc::clone(&self.root.mount);
+            self.stand_on(self.root.dentry)?;
+        }
+        match target.len() {
+            0 => Err(Stop::Fail(Errno::NOENT)),
+            _ => Ok(target),
+        }
+    }
+
+    fn must_not_block(&self) -> Result<(), Stop> {
+        if self.flags.contains(WalkFlags::CACHED) {
+            return Err(self.verdict(Errno::AGAIN));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! Recorded histories of concurrent operations, checked for linearizability (guarantee V.1).
+
+use corewalk::{Errno, RenameMode};
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::history::{Clock, History, Recorder};
+use corewalk_testkit::linearize::assert_linearizable;
+use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::rng::{Rng, Seed};
+use std::time::Duration;
+
+use crate::backends::Meddled;
+use crate::fixtures::{new, over};
+use crate::model::{Answer, DIRS, Model, NAMES, Op, World};
+
+const THREADS: usize = 3;
+const OPS_EACH: usize = 14;
+
+fn random_op(rng: &mut Rng, tag: u32) -> Op {
+    let mut place = || (*rng.pick(&DIRS), rng.index(NAMES.len()));
+    let (from, to) = (place(), place());
+    let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
+    match rng.below(10) {
+        0..2 => Op::Lookup { dir: from.0, name: from.1 },
+        2..4 => Op::Walk { names: [from.1, to.1] },
+        4 | 5 => Op::Create { dir: from.0, name: from.1, tag },
+        6 => Op::Unlink { dir: from.0, name: from.1 },
+        7 => Op::Path { dir: from.0 },
+        _ => Op::Rename { from, to, mode: *rng.pick(&modes) },
+    }
+}
+
+/// Runs one short race and returns what was recorded.
+fn record(world: &World<'_>, seed: Seed) -> History<Op, Answer> {
+    let clock = Clock::default();
+    let recorders = race::run(THREADS, seed, |mut racer| {
+        let mut recorder = Recorder::new(&clock, racer.thread, OPS_EACH);
+        for i in 0..OPS_EACH {
+            let tag = 3 + (racer.thread * OPS_EACH + i) as u32;
+            let op = random_op(&mut racer.rng, tag);
+            recorder.call(op.clone(), || world.apply(&op));
+        }
+        recorder
+    });
+    History::join(recorders)
+}
+
+/// Traps T12, T13, T15, T26, P8: every answer fits one order of the operations.
+#[test]
+fn histories_over_tmpfs_are_linearizable() {
+    let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));
+    let seed = Seed::choose();
+    let mut rng = Rng::new(seed);
+    for _ in 0..1500 {
+        let seed = Seed(rng.next_u64());
+        let vfs = new();
+        let world = World::new(&vfs);
+        let history = record(&world, seed);
+        assert_linearizable(&Model::new(), &history, seed);
+    }
+}
+
+/// The same with a back end that dawdles in every call, and with eviction and invalidation going on:
+/// what a back end answers late must not be believed (traps T25, P12).
+#[test]
+fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
+    let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));
+    let mut rng = Rng::new(Seed::choose());
+    for _ in 0..700 {
+        let seed = Seed(rng.next_u64());
+        let vfs = over(Meddled::new(|_, _| {
+            thread::yield_now();
+            Ok(())
+        }));
+        let world = World::new(&vfs);
+        let done = AtomicBool::new(false);
+        let history = thread::scope(|scope| {
+            let _done = Done(&done);
+            scope.spawn(|| {
+                // ORDERING: Relaxed. A flag; nothing is published through it.
+                while !done.load(Ordering::Relaxed) {
+                    vfs.prune();
+                    vfs.invalidate_dir(&vfs.root()).unwrap();
+                    thread::yield_now();
+                }
+            });
+            record(&world, seed)
+        });
+        assert_linearizable(&Model::new(), &history, seed);
+    }
+}
+
+/// Ends what goes on in the background, also when the test fails.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. As above.
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Control: a namespace that forgets to take the cache along must be found out.
+#[test]
+#[should_panic(expected = "linearizable")]
+fn control_wrong_answer_is_rejected() {
+    let seed = Seed(1);
+    let vfs = new();
+    let world = World::new(&vfs);
+    let clock = Clock::default();
+    let mut recorder = Recorder::new(&clock, 0, 2);
+    let create = Op::Create { dir: 0, name: 0, tag: 7 };
+    recorder.call(create.clone(), || world.apply(&create));
+    recorder.call(Op::Lookup { dir: 0, name: 0 }, || Answer::Error(Errno::NOENT));
+    let history = History::join([recorder]);
+    assert_linearizable(&Model::new(), &history, seed);
+}

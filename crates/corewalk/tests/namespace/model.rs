@@ -1,0 +1,247 @@
+//! The reference model: a tree as a map, and what each operation answers.
+//!
+//! It is used in two ways: as the sequential machine that histories are checked against, and beside
+//! a namespace that runs the same random operations.
+
+use std::collections::BTreeMap;
+
+use corewalk::{
+    Cred, Errno, FsStruct, InodeRef, Make, Name, Removal, RenameMode, Vfs, WalkFlags, attr::mode,
+};
+use corewalk_testkit::linearize::Spec;
+
+/// The directories that always exist: the root and two below it, which may be renamed and moved.
+pub(crate) const DIRS: [u32; 3] = [0, 1, 2];
+/// The names that are used.
+pub(crate) const NAMES: [&str; 4] =
+    ["a", "b", "p", "a-name-of-more-than-forty-bytes-so-that-it-is-long"];
+
+/// An operation. Files and directories are called by a tag, which is also their owner's number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// Looks a name up in a directory that is held.
+    Lookup { dir: u32, name: usize },
+    /// Walks two components from the root.
+    Walk { names: [usize; 2] },
+    /// Makes a file with this tag.
+    Create { dir: u32, name: usize, tag: u32 },
+    /// Removes a file.
+    Unlink { dir: u32, name: usize },
+    /// Renames.
+    Rename { from: (u32, usize), to: (u32, usize), mode: RenameMode },
+    /// Translates a directory to its path.
+    Path { dir: u32 },
+}
+
+/// What an operation answers: an error, a tag, a path, or nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Answer {
+    Done,
+    Tag(u32),
+    Path(Vec<u8>),
+    Error(Errno),
+}
+
+/// The tree: which tag is called what in which directory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Model {
+    names: BTreeMap<(u32, usize), u32>,
+}
+
+impl Model {
+    /// Returns the tree that [`World::new`] makes: both directories in the root.
+    pub(crate) fn new() -> Model {
+        Model { names: BTreeMap::from([((0, 2), 1), ((0, 3), 2)]) }
+    }
+
+    fn place(&self, tag: u32) -> Option<(u32, usize)> {
+        self.names.iter().find(|(_, at)| **at == tag).map(|(place, _)| *place)
+    }
+
+    fn is_dir(tag: u32) -> bool {
+        DIRS.contains(&tag)
+    }
+
+    /// Returns true if `tag` is `ancestor` or below it.
+    fn is_below(&self, tag: u32, ancestor: u32) -> bool {
+        let mut at = tag;
+        loop {
+            if at == ancestor {
+                return true;
+            }
+            match self.place(at) {
+                Some((parent, _)) => at = parent,
+                None => return false,
+            }
+        }
+    }
+
+    fn is_empty(&self, dir: u32) -> bool {
+        self.names.range((dir, 0)..(dir + 1, 0)).next().is_none()
+    }
+
+    fn lookup(&self, dir: u32, name: usize) -> Result<u32, Errno> {
+        if !Self::is_dir(dir) {
+            return Err(Errno::NOTDIR);
+        }
+        self.names.get(&(dir, name)).copied().ok_or(Errno::NOENT)
+    }
+
+    fn rename(
+        &mut self,
+        from: (u32, usize),
+        to: (u32, usize),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        let source = self.lookup(from.0, from.1)?;
+        let target = self.names.get(&to).copied();
+        match (mode, target) {
+            (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST),
+            (RenameMode::Exchange, None) => return Err(Errno::NOENT),
+            _ if target == Some(source) => return Ok(()),
+            _ => {}
+        }
+        if Self::is_dir(source) && self.is_below(to.0, source) {
+            return Err(Errno::INVAL);
+        }
+        if let Some(target) = target {
+            if mode == RenameMode::Exchange {
+                if Self::is_dir(target) && self.is_below(from.0, target) {
+                    return Err(Errno::INVAL);
+                }
+                self.names.insert(from, target);
+                self.names.insert(to, source);
+                return Ok(());
+            }
+            if Self::is_dir(target) && self.is_below(from.0, target) {
+                return Err(Errno::NOTEMPTY);
+            }
+            match (Self::is_dir(source), Self::is_dir(target)) {
+                (true, false) => return Err(Errno::NOTDIR),
+                (false, true) => return Err(Errno::ISDIR),
+                (true, true) if !self.is_empty(target) => return Err(Errno::NOTEMPTY),
+                _ => {}
+            }
+        }
+        self.names.remove(&from);
+        self.names.insert(to, source);
+        Ok(())
+    }
+
+    fn path(&self, dir: u32) -> Result<Vec<u8>, Errno> {
+        let mut parts = Vec::new();
+        let mut at = dir;
+        while at != 0 {
+            let (parent, name) = self.place(at).ok_or(Errno::NOENT)?;
+            parts.push(NAMES[name]);
+            at = parent;
+        }
+        parts.reverse();
+        Ok(format!("/{}", parts.join("/")).into_bytes())
+    }
+
+    fn run(&mut self, op: &Op) -> Result<Answer, Errno> {
+        match *op {
+            Op::Lookup { dir, name } => {
+                self.must_exist(dir)?;
+                self.lookup(dir, name).map(Answer::Tag)
+            }
+            Op::Walk { names } => {
+                let dir = self.lookup(0, names[0])?;
+                self.lookup(dir, names[1]).map(Answer::Tag)
+            }
+            Op::Create { dir, name, tag } => {
+                self.must_exist(dir)?;
+                if self.names.contains_key(&(dir, name)) {
+                    return Err(Errno::EXIST);
+                }
+                self.names.insert((dir, name), tag);
+                Ok(Answer::Done)
+            }
+            Op::Unlink { dir, name } => {
+                self.must_exist(dir)?;
+                if Self::is_dir(self.lookup(dir, name)?) {
+                    return Err(Errno::ISDIR);
+                }
+                self.names.remove(&(dir, name));
+                Ok(Answer::Done)
+            }
+            Op::Rename { from, to, mode } => {
+                self.must_exist(from.0)?;
+                self.must_exist(to.0)?;
+                self.rename(from, to, mode).map(|()| Answer::Done)
+            }
+            Op::Path { dir } => self.path(dir).map(Answer::Path),
+        }
+    }
+
+    /// A directory that was replaced by another has no names any more.
+    fn must_exist(&self, dir: u32) -> Result<(), Errno> {
+        if dir == 0 || self.place(dir).is_some() { Ok(()) } else { Err(Errno::NOENT) }
+    }
+}
+
+impl Spec for Model {
+    type Op = Op;
+    type Ret = Answer;
+
+    fn apply(&mut self, op: &Op) -> Answer {
+        self.run(op).unwrap_or_else(Answer::Error)
+    }
+}
+
+/// A namespace that runs the same operations.
+pub(crate) struct World<'v> {
+    vfs: &'v Vfs,
+    at: FsStruct<'v>,
+    dirs: Vec<InodeRef<'v>>,
+}
+
+impl<'v> World<'v> {
+    /// Makes the two directories, if they are not there, and holds all three.
+    pub(crate) fn new(vfs: &'v Vfs) -> World<'v> {
+        let root = vfs.root();
+        let mut dirs = vec![root.clone()];
+        for (tag, name) in [(1, 2), (2, 3)] {
+            let what = Make::new(mode::S_IFDIR | 0o755, tag, 0);
+            let name = Name::new(NAMES[name].as_bytes()).unwrap();
+            dirs.push(vfs.make(&Cred::root(), &root, name, what).unwrap().0);
+        }
+        World { vfs, at: FsStruct { root: vfs.root_path(), cwd: vfs.root_path() }, dirs }
+    }
+
+    fn tag(&self, inode: &InodeRef<'_>) -> Result<Answer, Errno> {
+        Ok(Answer::Tag(self.vfs.getattr(inode)?.uid))
+    }
+
+    /// Runs one operation.
+    pub(crate) fn apply(&self, op: &Op) -> Answer {
+        let cred = Cred::root();
+        let dir = |tag: u32| &self.dirs[tag as usize];
+        let name = |index: usize| Name::new(NAMES[index].as_bytes()).unwrap();
+        let result = match op {
+            Op::Lookup { dir: at, name: of } => {
+                self.vfs.lookup(&cred, dir(*at), name(*of)).and_then(|found| self.tag(&found))
+            }
+            Op::Walk { names } => {
+                let path = format!("/{}/{}", NAMES[names[0]], NAMES[names[1]]);
+                self.vfs
+                    .walk(&cred, &self.at, path.as_bytes(), WalkFlags::FOLLOW)
+                    .and_then(|found| self.tag(&found.inode()?))
+            }
+            Op::Create { dir: at, name: of, tag } => {
+                let what = Make::new(mode::S_IFREG | 0o644, *tag, 0);
+                self.vfs.make(&cred, dir(*at), name(*of), what).map(|_| Answer::Done)
+            }
+            Op::Unlink { dir: at, name: of } => {
+                self.vfs.remove(&cred, dir(*at), name(*of), Removal::Unlink).map(|()| Answer::Done)
+            }
+            Op::Rename { from, to, mode } => self
+                .vfs
+                .rename(&cred, (dir(from.0), name(from.1)), (dir(to.0), name(to.1)), *mode)
+                .map(|()| Answer::Done),
+            Op::Path { dir: of } => dir(*of).path().map(Answer::Path),
+        };
+        result.unwrap_or_else(Answer::Error)
+    }
+}

@@ -1,0 +1,65 @@
+//! Random operations, run on a namespace and on the model side by side.
+
+use corewalk::RenameMode;
+use corewalk_testkit::linearize::Spec;
+use proptest::prelude::*;
+
+use crate::fixtures::new;
+use crate::model::{DIRS, Model, NAMES, Op, World};
+
+fn place() -> impl Strategy<Value = (u32, usize)> {
+    (0..DIRS.len() as u32, 0..NAMES.len())
+}
+
+fn operation() -> impl Strategy<Value = Op> {
+    let mode = prop_oneof![
+        3 => Just(RenameMode::Replace),
+        1 => Just(RenameMode::NoReplace),
+        2 => Just(RenameMode::Exchange),
+    ];
+    prop_oneof![
+        place().prop_map(|(dir, name)| Op::Lookup { dir, name }),
+        (0..NAMES.len(), 0..NAMES.len()).prop_map(|(a, b)| Op::Walk { names: [a, b] }),
+        (place(), 3..1000_u32).prop_map(|((dir, name), tag)| Op::Create { dir, name, tag }),
+        place().prop_map(|(dir, name)| Op::Unlink { dir, name }),
+        (place(), place(), mode).prop_map(|(from, to, mode)| Op::Rename { from, to, mode }),
+        (0..DIRS.len() as u32).prop_map(|dir| Op::Path { dir }),
+    ]
+}
+
+/// What else can happen between operations without changing an answer.
+#[derive(Clone, Copy, Debug)]
+enum Noise {
+    None,
+    Prune,
+    InvalidateRoot,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Every answer is the model's, whatever is evicted or invalidated in between (trap T15).
+    #[test]
+    fn namespace_answers_as_the_model(
+        steps in prop::collection::vec(
+            (operation(), prop_oneof![
+                8 => Just(Noise::None), 1 => Just(Noise::Prune), 1 => Just(Noise::InvalidateRoot),
+            ]),
+            1..80,
+        )
+    ) {
+        let vfs = new();
+        let world = World::new(&vfs);
+        let mut model = Model::new();
+        for (op, noise) in &steps {
+            match noise {
+                Noise::None => {}
+                Noise::Prune => { vfs.prune(); }
+                Noise::InvalidateRoot => vfs.invalidate_dir(&vfs.root()).unwrap(),
+            }
+            if let Op::Create { tag, .. } = op && DIRS.contains(tag) { continue }
+            let right = model.apply(op);
+            prop_assert_eq!(world.apply(op), right, "{:?}", op);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Many lookups against many renames: no name that is there is missed, and nothing is mixed up.
+
+use std::time::Duration;
+
+use corewalk::{Cred, Errno, FsStruct, PathKind, RenameMode, WalkFlags};
+use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::rng::Seed;
+
+use crate::fixtures::{at, name, new, rename, tree, walk};
+
+/// Lookups of a storm, over all threads.
+const LOOKUPS: u64 = 10_000_000;
+const THREADS: u64 = 4;
+
+/// Runs `storm` over and over on one thread while `readers` threads run `read`, each a fixed number
+/// of times. Returns how often the storm ran.
+fn under_storm(
+    seed: Seed,
+    readers: u64,
+    each: u64,
+    storm: impl Fn(u64) + Sync,
+    read: impl Fn(&mut race::Racer) + Sync,
+) -> u64 {
+    let (left, storms) = (AtomicU64::new(readers), AtomicU64::new(0));
+    race::run(readers as usize + 1, seed, |mut racer| {
+        if racer.thread == 0 {
+            // ORDERING: Relaxed. A flag that ends the storm.
+            while left.load(Ordering::Relaxed) > 0 {
+                // ORDERING: Relaxed. Statistic.
+                storm(storms.fetch_add(1, Ordering::Relaxed));
+            }
+        } else {
+            let _leaving = Leaving(&left);
+            for _ in 0..each {
+                read(&mut racer);
+            }
+        }
+    });
+    // ORDERING: Relaxed. All threads have been joined.
+    storms.load(Ordering::Relaxed)
+}
+
+/// Counts a reader out, also one that panics, so that the storm ends.
+struct Leaving<'a>(&'a AtomicU64);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. A flag that ends the storm.
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Traps T12, T13, T15: two directories are exchanged all the time, so both names always exist, and
+/// whatever is below them is one of two files.
+#[test]
+fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
+    let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));
+    let vfs = new();
+    tree(&vfs, &["x/", "x/d/", "x/d/f", "y/", "y/d/", "y/d/f"]);
+    let files = [walk(&vfs, "x/d/f").unwrap().ino(), walk(&vfs, "y/d/f").unwrap().ino()];
+    let (root, cred, place) = (vfs.root(), Cred::root(), at(&vfs));
+    let storms = under_storm(
+        Seed::choose(),
+        THREADS,
+        LOOKUPS / THREADS,
+        |_| {
+            let (x, y) = ((&root, name("x")), (&root, name("y")));
+            vfs.rename(&cred, x, y, RenameMode::Exchange).unwrap();
+        },
+        |racer| {
+            let path: &[u8] = if racer.rng.chance(1, 2) { b"/x/d/f" } else { b"/y/d/f" };
+            let found = vfs.resolve_path(&cred, &place, path, WalkFlags::FOLLOW).unwrap();
+            assert!(files.contains(&found.ino));
+        },
+    );
+    assert!(storms > 1000, "the storm was a breeze: {storms}");
+}
+
+/// Trap T13: while a file is moved from one directory to another, a lookup that misses it in the
+/// first and then looks in the second finds it, if no other rename overlapped.
+#[test]
+fn renamed_file_is_never_without_a_name() {
+    let _watchdog = Watchdog::start("never without a name", Duration::from_secs(300));
+    let vfs = new();
+    tree(&vfs, &["a/", "b/", "a/f"]);
+    let (a, b) = (walk(&vfs, "a").unwrap(), walk(&vfs, "b").unwrap());
+    let (cred, begun, ended) = (Cred::root(), AtomicU64::new(0), AtomicU64::new(0));
+    let judged = AtomicU64::new(0);
+    under_storm(
+        Seed::choose(),
+        2,
+        100_000,
+        |i| {
+            let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
+            // ORDERING(moves): SeqCst. The counts and the names they speak of are four locations.
+            begun.fetch_add(1, Ordering::SeqCst);
+            vfs.rename(&cred, (from, name("f")), (to, name("f")), RenameMode::Replace).unwrap();
+            // ORDERING(moves): SeqCst. As above.
+            ended.fetch_add(1, Ordering::SeqCst);
+            for _ in 0..200 {
+                corewalk_sync::primitives::hint::spin_loop();
+            }
+        },
+        |_| {
+            // ORDERING(moves): SeqCst. As above.
+            let before = ended.load(Ordering::SeqCst);
+            let (from, to) = if before % 2 == 0 { (&a, &b) } else { (&b, &a) };
+            let first = vfs.lookup(&cred, from, name("f"));
+            let second = vfs.lookup(&cred, to, name("f"));
+            // ORDERING(moves): SeqCst. As above.
+            if begun.load(Ordering::SeqCst) <= before + 1 {
+                assert!(first.is_ok() || second.is_ok(), "neither name");
+                // ORDERING: Relaxed. Statistic.
+                judged.fetch_add(1, Ordering::Relaxed);
+            }
+        },
+    );
+    // ORDERING: Relaxed. All threads have been joined.
+    assert!(judged.load(Ordering::Relaxed) > 1000, "nothing was judged");
+}
+
+/// Traps T1, T2, P8: while a file and its directories are called now this, now that, by names of 1
+/// and of 255 bytes, each path translated is one of those that existed.
+#[test]
+fn translated_paths_existed_at_one_instant() {
+    let _watchdog = Watchdog::start("paths under renames", Duration::from_secs(300));
+    let vfs = new();
+    let long = "n".repeat(255);
+    let odd: Vec<u8> = (1..=255).filter(|&b| b != b'/').collect();
+    tree(&vfs, &["d/", "d/e/", "d/e/f"]);
+    let f = walk(&vfs, "d/e/f").unwrap();
+    let (root, cred) = (vfs.root(), Cred::root());
+    let odd = corewalk::Name::new(&odd).unwrap();
+    // One rename at a time: outer to long, inner to odd, and back.
+    let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
+    let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
+        .iter()
+        .map(|outer| [b"/", *outer, b"/e/f"].concat())
+        .collect();
+    under_storm(
+        Seed::choose(),
+        2,
+        200_000,
+        |i| {
+            let (from, to) = steps[i as usize % 3];
+            vfs.rename(&cred, (&root, from), (&root, to), RenameMode::Replace).unwrap();
+        },
+        |_| {
+            let path = f.path().unwrap();
+            assert!(right.contains(&path), "no such path: {}", path.escape_ascii());
+        },
+    );
+}
+
+/// Trap T20: a confined walk is never outside, while the directory it is in is moved out and back.
+#[test]
+fn confined_walk_never_leaves_its_root() {
+    let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));
+    let vfs = new();
+    tree(&vfs, &["jail/", "jail/in/", "jail/in/deep/", "jail/f", "free/", "free/f", "f"]);
+    let jail = vfs.walk(&Cred::root(), &at(&vfs), b"jail", WalkFlags::empty()).unwrap();
+    let inside = walk(&vfs, "jail/f").unwrap().ino();
+    let place = FsStruct { root: vfs.root_path(), cwd: jail };
+    let (jail, free) = (walk(&vfs, "jail").unwrap(), walk(&vfs, "free").unwrap());
+    let cred = Cred::root();
+    let found = AtomicU64::new(0);
+    under_storm(
+        Seed::choose(),
+        2,
+        100_000,
+        |i| {
+            let (from, to) = if i % 2 == 0 { (&jail, &free) } else { (&free, &jail) };
+            vfs.rename(&cred, (from, name("in")), (to, name("in")), RenameMode::Replace).unwrap();
+        },
+        |racer| {
+            let flag = if racer.rng.chance(1, 2) { WalkFlags::BENEATH } else { WalkFlags::IN_ROOT };
+            match vfs.resolve_path(&cred, &place, b"in/deep/../../f", flag) {
+                Ok(at) => {
+                    assert_eq!(at.ino, inside, "outside of the jail");
+                    // ORDERING: Relaxed. Statistic.
+                    found.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) => assert!([Errno::NOENT, Errno::XDEV].contains(&error), "{error}"),
+            }
+        },
+    );
+    // ORDERING: Relaxed. All threads have been joined.
+    assert!(found.load(Ordering::Relaxed) > 0, "no walk got through");
+}
+
+/// Trap P9: renames between all pairs of places, parents and children among them, end.
+#[test]
+fn renames_between_all_pairs_end() {
+    let _watchdog = Watchdog::start("renames between all pairs", Duration::from_secs(120));
+    let vfs = new();
+    let places = ["p", "q", "p/p", "p/q", "q/p", "q/q", "p/p/p", "q/q/q"];
+    tree(&vfs, &["p/", "q/", "p/p/", "q/q/", "p/q", "q/p"]);
+    race::run(4, Seed::choose(), |mut racer| {
+        for _ in 0..20_000 {
+            let (from, to) = (*racer.rng.pick(&places), *racer.rng.pick(&places));
+            let mode = *racer.rng.pick(&[RenameMode::Replace, RenameMode::Exchange]);
+            let _ = rename(&vfs, from, to, mode);
+        }
+    });
+    // The tree is a tree still: everything that is left has a way to the root.
+    let dir = vfs.root();
+    let mut left = vec![dir];
+    let mut count = 0;
+    while let Some(dir) = left.pop() {
+        count += 1;
+        assert!(count < 100, "a loop");
+        let mut names = Vec::new();
+        vfs.readdir(&dir, 0, &mut |entry| {
+            names.push(entry.name.as_bytes().to_vec());
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+        for entry in names {
+            let child =
+                vfs.lookup(&Cred::root(), &dir, corewalk::Name::new(&entry).unwrap()).unwrap();
+            assert!(child.path().unwrap().ends_with(&entry));
+            if child.kind() == corewalk::FileKind::Directory {
+                left.push(child);
+            }
+        }
+    }
+}
+
+/// Traps T19, T49: while a directory is moved about and everything unused is evicted, the parent of
+/// what is held is one that it had.
+#[test]
+fn parent_is_one_that_the_directory_had() {
+    let _watchdog = Watchdog::start("parent under moves", Duration::from_secs(120));
+    let vfs = new();
+    tree(&vfs, &["a/", "b/", "a/d/", "a/d/f"]);
+    let (a, b) = (walk(&vfs, "a").unwrap(), walk(&vfs, "b").unwrap());
+    let d = vfs.walk(&Cred::root(), &at(&vfs), b"a/d", WalkFlags::empty()).unwrap();
+    let (cred, stop) = (Cred::root(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // ORDERING: Relaxed. A flag.
+            while !stop.load(Ordering::Relaxed) {
+                vfs.prune();
+            }
+        });
+        under_storm(
+            Seed::choose(),
+            2,
+            50_000,
+            |i| {
+                let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
+                vfs.rename(&cred, (from, name("d")), (to, name("d")), RenameMode::Replace).unwrap();
+            },
+            |_| {
+                let parent = vfs.parent_ino(&d.inode().unwrap()).unwrap();
+                assert!(parent == a.ino() || parent == b.ino());
+                let (path, kind) = d.path_from(&vfs.root_path());
+                assert_eq!(kind, PathKind::Linked);
+                assert!(path == b"/a/d" || path == b"/b/d");
+            },
+        );
+        // ORDERING: Relaxed. As above.
+        stop.store(true, Ordering::Relaxed);
+    });
+}

@@ -1,0 +1,160 @@
+//! A [`Server`] as a [`fuser::Filesystem`].
+//!
+//! fuser reads requests, parses them and calls one method each; here they are turned into the
+//! server's terms and its answers into fuser's replies. Nothing is decided here but what belongs to
+//! this transport: which features to ask the kernel for, and what to leave out altogether.
+//!
+//! # What is left out
+//! - Where opening means nothing ([`Server::opens_are_free`]) the first open is answered `ENOSYS`,
+//!   and the kernel never asks again: open and close cost no request then.
+//! - `flush` is always answered so: closing a file has no effect on these back ends.
+//! - Locks are not asked for: the kernel keeps them itself, as for a local file system.
+//! - Set-user-ID: the kernel clears it where it checks permissions, else it is asked to leave it to
+//!   the server (`FUSE_HANDLE_KILLPRIV`).
+//!
+//! # Panics of a back end
+//! Each request runs under `catch_unwind`; one that panics is answered `EIO`. The cache and the
+//! back end see to their own state (F.2 of [`corewalk::FileSystem`]'s rules).
+//!
+//! # Guarantees
+//! - D.1: every request gets exactly one answer, forgets none.
+//! - D.2: what an answer counts is what it holds: a listing that fails half way answers with what it
+//!   has.
+//!
+//! Source: fuser 0.18; Linux `fs/fuse/inode.c` (`process_init_reply`).
+
+mod convert;
+mod requests;
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use corewalk::{Errno, FileSystem};
+use fuser::{FopenFlags, InitFlags, KernelConfig};
+
+use crate::options::{Options, Ownership, Permissions, ReaddirPlus, WriteCache};
+use crate::server::Server;
+
+/// Serves a corewalk file system through fuser.
+///
+/// # Examples
+/// ```no_run
+/// use std::sync::Arc;
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk_fuse::{Adapter, Options};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// let adapter = Adapter::new(fs, Options::exclusive())?;
+/// let mut config = fuser::Config::default();
+/// config.mount_options.push(fuser::MountOption::DefaultPermissions);
+/// config.n_threads = Some(4);
+/// config.clone_fd = true;
+/// fuser::mount(adapter, "/mnt", &config)?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Adapter {
+    server: Arc<Server>,
+    opening: Opening,
+}
+
+/// What the kernel is told about opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opening {
+    /// Each open is a request; what the kernel has cached is good or not, as these flags say.
+    Asked(FopenFlags),
+    /// None is.
+    Free,
+}
+
+impl Adapter {
+    /// Returns an adapter for `fs`.
+    ///
+    /// # Errors
+    /// As [`Server::new`].
+    pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Adapter, Errno> {
+        Ok(Adapter::with_server(Arc::new(Server::new(fs, options)?)))
+    }
+
+    /// Returns an adapter for a server.
+    pub fn with_server(server: Arc<Server>) -> Adapter {
+        let flags = match server.options().ownership {
+            Ownership::Exclusive => FopenFlags::FOPEN_KEEP_CACHE,
+            Ownership::Shared => FopenFlags::empty(),
+        };
+        Adapter { server, opening: Opening::Asked(flags) }
+    }
+
+    /// Returns the server.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// Runs a request; one that panics fails with `EIO`.
+    fn guarded<T>(
+        &self,
+        request: impl FnOnce(&Server) -> Result<T, Errno>,
+    ) -> Result<T, fuser::Errno> {
+        match catch_unwind(AssertUnwindSafe(|| request(&self.server))) {
+            Ok(result) => result.map_err(convert::errno),
+            Err(_) => {
+                // The panic hook has said what and where.
+                self.server.count_panic();
+                Err(fuser::Errno::EIO)
+            }
+        }
+    }
+
+    /// Asks the kernel for the features that the options need.
+    fn negotiate(&mut self, config: &mut KernelConfig) {
+        let options = self.server.options();
+        let mut wanted = vec![
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_DONT_MASK,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_HAS_IOCTL_DIR,
+        ];
+        if options.readdirplus != ReaddirPlus::Never {
+            wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
+        }
+        if options.readdirplus == ReaddirPlus::Auto {
+            wanted.push(InitFlags::FUSE_READDIRPLUS_AUTO);
+        }
+        if options.write_cache == WriteCache::Back {
+            wanted.push(InitFlags::FUSE_WRITEBACK_CACHE);
+        }
+        if options.ownership == Ownership::Shared {
+            wanted.push(InitFlags::FUSE_AUTO_INVAL_DATA);
+        }
+        match options.permissions {
+            Permissions::Kernel => wanted.push(InitFlags::FUSE_POSIX_ACL),
+            Permissions::Server => wanted.push(InitFlags::FUSE_HANDLE_KILLPRIV),
+        }
+        let can_skip = config.capabilities().contains(InitFlags::FUSE_NO_OPEN_SUPPORT)
+            && config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        if self.server.opens_are_free() && can_skip {
+            self.opening = Opening::Free;
+        } else {
+            // Truncation is checked with the open it belongs to.
+            wanted.push(InitFlags::FUSE_ATOMIC_O_TRUNC);
+        }
+        for feature in wanted {
+            if let Err(missing) = config.add_capabilities(feature) {
+                log::debug!("the kernel has no {missing:?}");
+            }
+        }
+        for result in [
+            config.set_max_write(options.write_bytes_max).map(drop).map_err(drop),
+            config.set_max_background(options.background_max.max(1)).map(drop).map_err(drop),
+        ] {
+            debug_assert!(result.is_ok(), "the options have been checked");
+        }
+    }
+}
+
+thread_local! {
+    /// Room for what is read, kept from one request to the next.
+    static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}

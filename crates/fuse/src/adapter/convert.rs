@@ -1,0 +1,137 @@
+//! From the terms of corewalk to those of fuser, and back.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use corewalk::{Attr, Errno, FileKind, SetTime, Timespec};
+use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
+
+/// Returns the error number for a reply; both sides use the kernel's numbers.
+pub(super) fn errno(error: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(error.raw_os_error())
+}
+
+/// Returns attributes for a reply.
+pub(super) fn attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: system_time(attr.atime),
+        mtime: system_time(attr.mtime),
+        ctime: system_time(attr.ctime),
+        crtime: UNIX_EPOCH,
+        kind: kind(attr.kind()),
+        perm: (attr.mode & 0o7777) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        // The low 32 bits are the whole number unless a major number has more than 12 bits, which
+        // the protocol cannot say.
+        rdev: attr.rdev as u32,
+        blksize: attr.blksize,
+        flags: 0,
+    }
+}
+
+/// Returns the attributes of what does not exist: the kernel takes number 0 for that.
+pub(super) fn no_attr() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
+}
+
+pub(super) fn kind(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+/// Returns a time to set.
+pub(super) fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(time) => SetTime::At(timespec(time)),
+    }
+}
+
+/// Returns the seconds and nanoseconds that the kernel sent.
+///
+/// fuser 0.18 takes the nanoseconds of a time before 1970 off instead of adding them: -1.5 s, sent as
+/// -2 s and 0.5e9 ns, arrives as -2.5 s. The two numbers that were sent can still be read off that.
+pub(super) fn timespec(time: SystemTime) -> Timespec {
+    let (secs, nanos) = match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos()),
+        Err(before) => {
+            let before = before.duration();
+            (0_i64.saturating_sub_unsigned(before.as_secs()), before.subsec_nanos())
+        }
+    };
+    Timespec { secs, nanos }
+}
+
+fn system_time(time: Timespec) -> SystemTime {
+    let nanos = Duration::from_nanos(u64::from(time.nanos));
+    let whole = Duration::from_secs(time.secs.unsigned_abs());
+    let base =
+        if time.secs >= 0 { UNIX_EPOCH.checked_add(whole) } else { UNIX_EPOCH.checked_sub(whole) };
+    base.and_then(|base| base.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_survive_both_ways() {
+        for secs in [0, 1, -1, 1 << 40, -(1 << 40)] {
+            for nanos in [0, 1, 500_000_000, 999_999_999] {
+                let there = system_time(Timespec { secs, nanos });
+                // What fuser sends for it.
+                let sent = match there.duration_since(UNIX_EPOCH) {
+                    Ok(since) => (since.as_secs() as i64, since.subsec_nanos()),
+                    Err(before) => {
+                        let before = before.duration();
+                        match before.subsec_nanos() {
+                            0 => (-(before.as_secs() as i64), 0),
+                            nanos => (-(before.as_secs() as i64) - 1, 1_000_000_000 - nanos),
+                        }
+                    }
+                };
+                assert_eq!(sent, (secs, nanos));
+                // What fuser makes of it on the way in.
+                let back = match sent.0 >= 0 {
+                    true => UNIX_EPOCH + Duration::new(sent.0 as u64, sent.1),
+                    false => UNIX_EPOCH - Duration::new(-sent.0 as u64, sent.1),
+                };
+                assert_eq!(timespec(back), Timespec { secs, nanos });
+            }
+        }
+    }
+
+    #[test]
+    fn errors_keep_their_numbers() {
+        for error in [Errno::NOENT, Errno::STALE, Errno::NODATA, Errno::NOSYS, Errno::OVERFLOW] {
+            assert_eq!(i32::from(errno(error)), error.raw_os_error());
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! One method per request.
+
+use std::ffi::OsStr;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::time::SystemTime;
+
+use corewalk::attr::mode;
+use corewalk::{Fsync, Removal, SetAttr};
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
+    Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+
+use super::{Adapter, Opening, READ_BUFFER, convert};
+use crate::credentials::Caller;
+use crate::server::{Change, Entry, New, WriteOrigin, XattrAnswer};
+
+impl Adapter {
+    fn entry(&self, result: Result<Entry, Errno>, reply: ReplyEntry) {
+        let options = self.server.options();
+        match result {
+            Ok(entry) => reply.entry_with_ttls(
+                &options.attr_timeout,
+                &options.entry_timeout,
+                &convert::attr(&entry.attr),
+                Generation(entry.generation),
+            ),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn attributes(&self, result: Result<corewalk::Attr, Errno>, reply: ReplyAttr) {
+        match result {
+            Ok(attr) => reply.attr(&self.server.options().attr_timeout, &convert::attr(&attr)),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn xattr(result: Result<XattrAnswer, Errno>, reply: ReplyXattr) {
+        match result {
+            Ok(XattrAnswer::Length(length)) => reply.size(length),
+            Ok(XattrAnswer::Value(value)) => reply.data(&value),
+            Err(error) => reply.error(error),
+        }
+    }
+}
+
+fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+}
+
+fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(error),
+    }
+}
+
+/// Replies a count that fits, since no request asks for more.
+fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
+    match result {
+        Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
+        Err(error) => reply.error(error),
+    }
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        self.negotiate(config);
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let caller = caller(request);
+        let found = self.guarded(|server| server.lookup(caller, parent.0, name.as_bytes()));
+        let negative_timeout = self.server.options().negative_timeout;
+        match found {
+            Err(Errno::ENOENT) if !negative_timeout.is_zero() => {
+                reply.entry_with_ttls(
+                    &negative_timeout,
+                    &negative_timeout,
+                    &convert::no_attr(),
+                    Generation(0),
+                );
+            }
+            found => self.entry(found, reply),
+        }
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
+        // There is nobody to tell of a panic; it is counted.
+        let _ = self.guarded(|server| {
+            server.forget(ino.0, nlookup);
+            Ok(())
+        });
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.attributes(self.guarded(|server| server.getattr(ino.0)), reply);
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let set = SetAttr {
+            mode: mode.map(|mode| mode & 0o7777),
+            uid,
+            gid,
+            size,
+            atime: atime.map(convert::set_time),
+            mtime: mtime.map(convert::set_time),
+            ctime: ctime.map(convert::timespec),
+        };
+        let change = Change { set, through_handle: fh.is_some() };
+        let caller = caller(request);
+        self.attributes(self.guarded(|server| server.setattr(caller, ino.0, change)), reply);
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.guarded(|server| server.readlink(ino.0)) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let new = New { mode, umask, rdev: u64::from(rdev), target: b"" };
+        let (caller, name) = (caller(request), name.as_bytes());
+        self.entry(self.guarded(|server| server.make(caller, parent.0, name, &new)), reply);
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let new = New { mode: mode::S_IFDIR | mode & 0o7777, umask, ..New::default() };
+        let (caller, name) = (caller(request), name.as_bytes());
+        self.entry(self.guarded(|server| server.make(caller, parent.0, name, &new)), reply);
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (caller, name) = (caller(request), name.as_bytes());
+        let how = Removal::Unlink;
+        empty(self.guarded(|server| server.remove(caller, parent.0, name, how)), reply);
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (caller, name) = (caller(request), name.as_bytes());
+        let how = Removal::Rmdir;
+        empty(self.guarded(|server| server.remove(caller, parent.0, name, how)), reply);
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let target = target.as_os_str().as_bytes();
+        let new = New { mode: mode::S_IFLNK | 0o777, target, ..New::default() };
+        let (caller, name) = (caller(request), link_name.as_bytes());
+        self.entry(self.guarded(|server| server.make(caller, parent.0, name, &new)), reply);
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
+        let caller = caller(request);
+        empty(self.guarded(|server| server.rename(caller, from, to, flags.bits())), reply);
+    }
+
+    fn link(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let (caller, name) = (caller(request), newname.as_bytes());
+        self.entry(self.guarded(|server| server.link(caller, ino.0, newparent.0, name)), reply);
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let Opening::Asked(cached) = self.opening else { return reply.error(Errno::ENOSYS) };
+        let caller = caller(request);
+        match self.guarded(|server| server.open(caller, ino.0, flags.0 as u32)) {
+            Ok(handle) => reply.opened(FileHandle(handle), cached),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let mut buffer = READ_BUFFER.take();
+        let size = size as usize;
+        if buffer.len() < size {
+            buffer.resize(size, 0);
+        }
+        match self.guarded(|server| server.read(ino.0, fh.0, offset, &mut buffer[..size])) {
+            Ok(count) => reply.data(&buffer[..count.min(size)]),
+            Err(error) => reply.error(error),
+        }
+        READ_BUFFER.set(buffer);
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+            true => WriteOrigin::Cache,
+            false => WriteOrigin::Call,
+        };
+        let caller = caller(request);
+        let count = self.guarded(|server| server.write(caller, ino.0, fh.0, offset, data, origin));
+        written(count.map(|count| count as u64), reply);
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        empty(self.guarded(|server| server.release(ino.0, fh.0)), reply);
+    }
+
+    fn fsync(&self, _: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let what = if datasync { Fsync::Data } else { Fsync::All };
+        empty(self.guarded(|server| server.fsync(ino.0, fh.0, what)), reply);
+    }
+
+    fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let Opening::Asked(cached) = self.opening else { return reply.error(Errno::ENOSYS) };
+        let caller = caller(request);
+        let flags = match cached.is_empty() {
+            true => cached,
+            false => cached | FopenFlags::FOPEN_CACHE_DIR,
+        };
+        match self.guarded(|server| server.opendir(caller, ino.0)) {
+            Ok(()) => reply.opened(FileHandle(0), flags),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let mut taken = 0_usize;
+        let listed = self.guarded(|server| {
+            server.readdir(ino.0, offset, &mut |entry| {
+                let kind = convert::kind(entry.kind);
+                let name = OsStr::from_bytes(entry.name);
+                if reply.add(INodeNo(entry.node), entry.cookie, kind, name) {
+                    return ControlFlow::Break(());
+                }
+                taken += 1;
+                ControlFlow::Continue(())
+            })
+        });
+        match listed {
+            Err(error) if taken == 0 => reply.error(error),
+            _ => reply.ok(),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let mut taken = 0_usize;
+        let options = self.server.options();
+        let listed = self.guarded(|server| {
+            server.readdirplus(ino.0, offset, &mut |entry, attr| {
+                let is_full = reply.add(
+                    INodeNo(entry.node),
+                    entry.cookie,
+                    OsStr::from_bytes(entry.name),
+                    &options.entry_timeout,
+                    &convert::attr(attr),
+                    Generation(attr.generation),
+                );
+                if is_full {
+                    return ControlFlow::Break(());
+                }
+                taken += 1;
+                ControlFlow::Continue(())
+            })
+        });
+        match listed {
+            Err(error) if taken == 0 => reply.error(error),
+            _ => reply.ok(),
+        }
+    }
+
+    fn fsyncdir(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let what = if datasync { Fsync::Data } else { Fsync::All };
+        empty(self.guarded(|server| server.fsync(ino.0, fh.0, what)), reply);
+    }
+
+    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        match self.guarded(|server| server.statfs(ino.0)) {
+            Ok(fs) => reply.statfs(
+                fs.blocks, fs.bfree, fs.bavail, fs.files, fs.ffree, fs.bsize, fs.namelen, fs.bsize,
+            ),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
+        let (caller, name, flags) = (caller(request), name.as_bytes(), flags as u32);
+        empty(self.guarded(|server| server.setxattr(caller, ino.0, name, value, flags)), reply);
+    }
+
+    fn getxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        let (caller, name) = (caller(request), name.as_bytes());
+        Self::xattr(self.guarded(|server| server.getxattr(caller, ino.0, name, size)), reply);
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let caller = caller(request);
+        Self::xattr(self.guarded(|server| server.listxattr(caller, ino.0, size)), reply);
+    }
+
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (caller, name) = (caller(request), name.as_bytes());
+        empty(self.guarded(|server| server.removexattr(caller, ino.0, name)), reply);
+    }
+
+    fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let (caller, mask) = (caller(request), mask.bits() as u32);
+        empty(self.guarded(|server| server.access(caller, ino.0, mask)), reply);
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let new = New { mode, umask, ..New::default() };
+        let (caller, name, flags) = (caller(request), name.as_bytes(), flags as u32);
+        let kept = match self.opening {
+            Opening::Asked(kept) => kept,
+            Opening::Free => FopenFlags::FOPEN_KEEP_CACHE,
+        };
+        match self.guarded(|server| server.create(caller, parent.0, name, &new, flags)) {
+            Ok((entry, handle)) => reply.created(
+                // fuser has one timeout for both here; the shorter is safe.
+                &self.server.options().entry_timeout.min(self.server.options().attr_timeout),
+                &convert::attr(&entry.attr),
+                Generation(entry.generation),
+                FileHandle(handle),
+                kept,
+            ),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let (caller, range, flags) = (caller(request), (offset, length), mode as u32);
+        empty(self.guarded(|server| server.fallocate(caller, ino.0, fh.0, range, flags)), reply);
+    }
+
+    fn lseek(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        match self.guarded(|server| server.seek(ino.0, fh.0, offset, whence)) {
+            Ok(offset) => reply.offset(i64::try_from(offset).unwrap_or(i64::MAX)),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let from = (ino_in.0, fh_in.0, offset_in);
+        let to = (ino_out.0, fh_out.0, offset_out);
+        let caller = caller(request);
+        let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
+        written(copied, reply);
+    }
+}

@@ -1,0 +1,238 @@
+//! A mount: from a file system and a folder to threads that serve it, and back.
+//!
+//! [`Mount::new`] mounts, starts the threads and returns when the mount works. The mount ends when
+//! it is dropped, by [`Mountpoint::unmount`] from any thread, or by umount(8) from outside.
+//! [`Mount::wait`] returns when it has ended.
+//!
+//! Mounting is done here and not by fuser: it tells what went wrong, gives the mount its type, and
+//! unmounts only what it has mounted, whatever else was mounted there since.
+//!
+//! # As an ordinary user
+//! Only root may mount, so anybody else asks fusermount3(1), which is set-user-ID root. It hands the
+//! open device back over a socket.
+//!
+//! # When the mount is busy
+//! A mount that is in use cannot be unmounted; it is detached then: its name is gone at once, and it
+//! ends when the last user leaves. Who does not want to wait ends the process, and the users get
+//! `ENOTCONN`.
+//!
+//! # Lifetimes
+//! The threads of fuser own the adapter and end when the connection does; the thread that asks the
+//! kernel to forget is joined after them.
+//!
+//! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
+
+mod device;
+mod error;
+mod options;
+mod table;
+
+pub use error::MountError;
+pub use options::{Access, MountFlags, MountOptions};
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use corewalk::{Errno, FileSystem};
+use corewalk_sync::primitives::thread::JoinHandle;
+use fuser::{Session, SessionACL};
+
+use crate::adapter::Adapter;
+use crate::notify::{Asking, KernelCache};
+use crate::options::Options;
+use crate::server::Server;
+
+/// A mounted file system. Dropping it unmounts; see [`Mountpoint::unmount`].
+#[derive(Debug)]
+pub struct Mount {
+    server: Arc<Server>,
+    point: Mountpoint,
+    kernel: KernelCache,
+    session: Option<JoinHandle<std::io::Result<()>>>,
+    asking: Option<Asking>,
+}
+
+/// Where something is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mountpoint {
+    path: PathBuf,
+    /// The device number of the mount, which tells it from others in the same place.
+    device: table::Device,
+}
+
+/// What became of a mount that was to be unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmounted {
+    /// It is gone.
+    Done,
+    /// It was in use: nobody finds it any more, and it ends when its last user leaves.
+    Detached,
+    /// It was gone before.
+    Already,
+}
+
+impl Mount {
+    /// Mounts `fs` on the directory `path`.
+    ///
+    /// # Errors
+    /// What [`MountError`] lists. Nothing is mounted then.
+    pub fn new(
+        fs: Arc<dyn FileSystem>,
+        path: &Path,
+        options: Options,
+        mount: &MountOptions,
+    ) -> Result<Mount, MountError> {
+        options.check().map_err(MountError::Options)?;
+        let server = Server::new(fs, options).map_err(MountError::FileSystem)?;
+        Mount::serve(Arc::new(server), path, mount)
+    }
+
+    /// Mounts what `server` serves on the directory `path`.
+    ///
+    /// # Errors
+    /// As [`Mount::new`].
+    pub fn serve(
+        server: Arc<Server>,
+        path: &Path,
+        mount: &MountOptions,
+    ) -> Result<Mount, MountError> {
+        let path = table::checked_mountpoint(path)?;
+        let device = device::mount(&path, server.options(), mount)?;
+        let Some(number) = table::mounted_on(&path)?.filter(|found| found.is_fuse) else {
+            return Err(MountError::System("reading the mount table", Errno::NOENT));
+        };
+        let point = Mountpoint { path, device: number.device };
+        let adapter = Adapter::with_server(Arc::clone(&server));
+        match start(adapter, &device, mount) {
+            Ok((kernel, session)) => {
+                let asking = Some(Asking::start(kernel.clone()));
+                Ok(Mount { server, point, kernel, session: Some(session), asking })
+            }
+            Err(error) => {
+                // The connection ends with the device, so this cannot hang.
+                drop(device);
+                let _ = point.unmount();
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the server.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// Returns where it is mounted; the value can be sent to another thread to unmount.
+    pub fn point(&self) -> &Mountpoint {
+        &self.point
+    }
+
+    /// Returns the kernel's cache of the mount, to be told of changes made by others.
+    pub fn kernel_cache(&self) -> &KernelCache {
+        &self.kernel
+    }
+
+    /// Waits until the mount has ended.
+    ///
+    /// # Errors
+    /// If a thread that serves it has failed.
+    pub fn wait(mut self) -> Result<(), MountError> {
+        let session = self.session.take().expect("only this and drop take it");
+        end(session)
+    }
+}
+
+impl Mountpoint {
+    /// Returns the path, without links in it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmounts what was mounted, and nothing else that may stand in the same place by now. If it
+    /// is in use it is detached.
+    ///
+    /// # Errors
+    /// `EPERM` if that is not allowed; `EIO` if fusermount3(1) failed.
+    pub fn unmount(&self) -> Result<Unmounted, Errno> {
+        if !self.is_mounted()? {
+            return Ok(Unmounted::Already);
+        }
+        match device::unmount(&self.path, device::Force::None) {
+            Ok(()) => return Ok(Unmounted::Done),
+            Err(_) if !self.is_mounted()? => return Ok(Unmounted::Already),
+            Err(_) => {}
+        }
+        device::unmount(&self.path, device::Force::Detach)?;
+        Ok(Unmounted::Detached)
+    }
+
+    /// Returns whether the mount is the one that a path walk meets here.
+    fn is_mounted(&self) -> Result<bool, Errno> {
+        let found = table::mounted_on(&self.path);
+        let found = found.map_err(|_| Errno::IO)?;
+        Ok(found.is_some_and(|found| found.device == self.device))
+    }
+}
+
+/// What runs a session: the kernel's cache of it, and the thread that ends with it.
+type Running = (KernelCache, JoinHandle<std::io::Result<()>>);
+
+/// Greets the kernel and starts the threads that serve requests.
+fn start(
+    adapter: Adapter,
+    device: &device::Device,
+    mount: &MountOptions,
+) -> Result<Running, MountError> {
+    let system = |what, error: &std::io::Error| {
+        MountError::System(what, Errno::from_io_error(error).unwrap_or(Errno::IO))
+    };
+    let server = Arc::clone(adapter.server());
+    let mut config = fuser::Config::default();
+    config.n_threads = Some(mount.threads.max(1));
+    config.clone_fd = device.can_be_cloned();
+    let acl = match mount.access {
+        Access::Owner => SessionACL::Owner,
+        Access::Everyone => SessionACL::All,
+    };
+    let descriptor = device.descriptor().map_err(|error| system("copying a descriptor", &error))?;
+    let session = Session::from_fd(adapter, descriptor, acl, config)
+        .map_err(|error| system("greeting the kernel", &error))?;
+    let kernel = KernelCache::new(server, session.notifier());
+    let session = corewalk_sync::primitives::thread::Builder::new()
+        .name("corewalk-fuse".into())
+        .spawn(move || session.run())
+        .map_err(|error| system("starting a thread", &error))?;
+    Ok((kernel, session))
+}
+
+fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
+    match session.join() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Err(MountError::System("serving", errno))
+        }
+        Err(_) => Err(MountError::System("serving", Errno::IO)),
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let Some(session) = self.session.take() else {
+            // It has ended; the thread that asks ends with its field.
+            return;
+        };
+        match self.point.unmount() {
+            Ok(Unmounted::Done) => {
+                if let Err(error) = end(session) {
+                    log::error!("{error}");
+                }
+            }
+            Ok(Unmounted::Already | Unmounted::Detached) => {
+                // Somebody may still use it, for as long as they like.
+            }
+            Err(error) => log::error!("{} stays mounted: {error}", self.point.path.display()),
+        }
+        drop(self.asking.take());
+    }
+}

@@ -1,0 +1,240 @@
+//! The FUSE device, and attaching it to a directory.
+//!
+//! Root mounts with mount(2). Anybody else runs fusermount3(1), which sends the device back over a
+//! socket whose number it finds in an environment variable.
+//!
+//! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for how
+//! fusermount3(1) is called.
+
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{IoSliceMut, Read as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use corewalk::Errno;
+use rustix::io::FdFlags;
+use rustix::mount::UnmountFlags;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+use super::error::MountError;
+use super::options::{Access, MountFlags, MountOptions};
+use crate::options::{Options, Permissions};
+
+const DEVICE: &str = "/dev/fuse";
+const FUSERMOUNT: &str = "fusermount3";
+const SUBTYPE: &str = "corewalk";
+
+/// The options of mount(8) with their flags for mount(2).
+const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 7] = [
+    (MountFlags::RDONLY, "ro", rustix::mount::MountFlags::RDONLY),
+    (MountFlags::NOSUID, "nosuid", rustix::mount::MountFlags::NOSUID),
+    (MountFlags::NODEV, "nodev", rustix::mount::MountFlags::NODEV),
+    (MountFlags::NOEXEC, "noexec", rustix::mount::MountFlags::NOEXEC),
+    (MountFlags::NOATIME, "noatime", rustix::mount::MountFlags::NOATIME),
+    (MountFlags::SYNC, "sync", rustix::mount::MountFlags::SYNCHRONOUS),
+    (MountFlags::DIRSYNC, "dirsync", rustix::mount::MountFlags::DIRSYNC),
+];
+
+/// The device of a mount.
+#[derive(Debug)]
+pub(super) struct Device(File);
+
+/// How hard to unmount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Force {
+    /// Only if nobody uses it.
+    None,
+    /// Take the name away now, the rest when the last user leaves.
+    Detach,
+}
+
+impl Device {
+    /// Returns a descriptor for a session to own.
+    pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        Ok(self.0.try_clone()?.into())
+    }
+
+    /// Returns whether each thread can have a device of its own: fusermount3(1) opens the device
+    /// for users who may not.
+    pub(super) fn can_be_cloned(&self) -> bool {
+        File::options().read(true).write(true).open(DEVICE).is_ok()
+    }
+}
+
+/// Mounts on the directory `path`.
+pub(super) fn mount(
+    path: &Path,
+    options: &Options,
+    mount: &MountOptions,
+) -> Result<Device, MountError> {
+    if !Path::new(DEVICE).exists() {
+        return Err(MountError::NoDevice);
+    }
+    if rustix::process::geteuid().is_root() {
+        mount_as_root(path, options, mount)
+    } else {
+        mount_as_user(path, options, mount)
+    }
+}
+
+/// Unmounts `path`.
+pub(super) fn unmount(path: &Path, force: Force) -> Result<(), Errno> {
+    if rustix::process::geteuid().is_root() {
+        let flags = match force {
+            Force::None => UnmountFlags::NOFOLLOW,
+            Force::Detach => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+        };
+        return rustix::mount::unmount(path, flags);
+    }
+    let how = if force == Force::Detach { "-uqz" } else { "-uq" };
+    let status = Command::new(FUSERMOUNT)
+        .args([how, "--"])
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err(Errno::IO),
+        Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    }
+}
+
+fn mount_as_root(
+    path: &Path,
+    options: &Options,
+    mount: &MountOptions,
+) -> Result<Device, MountError> {
+    let device = File::options().read(true).write(true).open(DEVICE).map_err(|error| {
+        MountError::System("opening /dev/fuse", Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    })?;
+    let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+    let mut text = format!(
+        "fd={},rootmode=40000,user_id={},group_id={}",
+        device.as_raw_fd(),
+        uid.as_raw(),
+        gid.as_raw()
+    );
+    for option in protocol_options(options, mount) {
+        text.push(',');
+        text.push_str(option);
+    }
+    let data = CString::new(text).expect("no NUL is written above");
+    let mut flags = rustix::mount::MountFlags::empty();
+    for (flag, _, bits) in FLAGS {
+        if mount.flags.contains(flag) {
+            flags |= bits;
+        }
+    }
+    let kind = format!("fuse.{SUBTYPE}");
+    rustix::mount::mount(mount.source.as_os_str(), path, kind, flags, data.as_c_str()).map_err(
+        |error| match error {
+            Errno::BUSY => MountError::Busy,
+            Errno::NODEV => MountError::NoDevice,
+            error => MountError::System("mount", error),
+        },
+    )?;
+    Ok(Device(device))
+}
+
+fn mount_as_user(
+    path: &Path,
+    options: &Options,
+    mount: &MountOptions,
+) -> Result<Device, MountError> {
+    let system = |what| {
+        move |error: std::io::Error| {
+            MountError::System(what, Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        }
+    };
+    let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
+    // Other programs that are started right now inherit it too; they do not know its number.
+    rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
+        .map_err(|error| MountError::System("making a socket", error))?;
+    let child = Command::new(FUSERMOUNT)
+        .arg("-o")
+        .arg(fusermount_options(options, mount))
+        .arg("--")
+        .arg(path)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let child = child.map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => MountError::NoFusermount,
+        _ => system("starting fusermount3")(error),
+    })?;
+    drop(theirs);
+    let device = receive(&ours);
+    let words = words_of(child);
+    match device {
+        Ok(Some(device)) => Ok(Device(device)),
+        Ok(None) => Err(MountError::Fusermount(words)),
+        Err(error) => Err(MountError::System("receiving the device", error)),
+    }
+}
+
+/// Returns the descriptor that is sent over `socket`, None if it is closed instead.
+fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut buffers = [IoSliceMut::new(&mut byte)];
+    rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut descriptors) = message {
+            return Ok(descriptors.next().map(File::from));
+        }
+    }
+    Ok(None)
+}
+
+/// Waits for fusermount3 and returns the first line that it complained with.
+fn words_of(mut child: Child) -> Box<str> {
+    let mut text = String::new();
+    if let Some(stderr) = &mut child.stderr {
+        // What cannot be read is not said.
+        let _ = stderr.read_to_string(&mut text);
+    }
+    let _ = child.wait();
+    text.lines().next().unwrap_or("fusermount3 failed and does not say why").into()
+}
+
+/// Returns the options that both ways of mounting share.
+fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str> {
+    let mut list = Vec::new();
+    if options.permissions == Permissions::Kernel {
+        list.push("default_permissions");
+    }
+    if mount.access == Access::Everyone {
+        list.push("allow_other");
+    }
+    list
+}
+
+/// Returns the options for fusermount3(1), where a comma ends one unless it is escaped.
+fn fusermount_options(options: &Options, mount: &MountOptions) -> OsString {
+    use std::os::unix::ffi::OsStringExt as _;
+    let mut list = format!("subtype={SUBTYPE},fsname=").into_bytes();
+    for &byte in mount.source.as_bytes() {
+        if byte == b',' || byte == b'\\' {
+            list.push(b'\\');
+        }
+        list.push(byte);
+    }
+    let flags = FLAGS.iter().filter(|(flag, ..)| mount.flags.contains(*flag)).map(|flag| flag.1);
+    for option in protocol_options(options, mount).into_iter().chain(flags) {
+        list.push(b',');
+        list.extend_from_slice(option.as_bytes());
+    }
+    OsString::from_vec(list)
+}

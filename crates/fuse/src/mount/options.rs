@@ -1,0 +1,64 @@
+//! How a mount appears to the system, apart from what the server does.
+
+use std::ffi::OsString;
+
+use bitflags::bitflags;
+
+/// Threads of a mount unless told otherwise. A thread waits while a back end works, so there are
+/// more than processors; one that idles costs nothing.
+const THREADS: usize = 16;
+
+/// The options of a mount, after mount(8) and fuse(8).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// What the mount table shows as the source (`fsname=`).
+    pub source: OsString,
+    /// Who may use the mount.
+    pub access: Access,
+    /// What holds for the whole mount.
+    pub flags: MountFlags,
+    /// How many threads serve requests: as many as requests that a back end should have at a time.
+    pub threads: usize,
+}
+
+/// Who may use a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only the user who mounted it, not even root.
+    Owner,
+    /// Everybody, as far as permissions go (`allow_other`).
+    Everyone,
+}
+
+bitflags! {
+    /// Properties of a mount, as mount(2) has them.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct MountFlags: u32 {
+        /// Nothing can be changed (`ro`).
+        const RDONLY = 1;
+        /// Set-user-ID and set-group-ID bits have no effect (`nosuid`).
+        const NOSUID = 1 << 1;
+        /// Device nodes cannot be opened (`nodev`).
+        const NODEV = 1 << 2;
+        /// Nothing can be executed (`noexec`).
+        const NOEXEC = 1 << 3;
+        /// Reading does not change the time of the last access (`noatime`).
+        const NOATIME = 1 << 4;
+        /// Every write is durable at once (`sync`).
+        const SYNC = 1 << 5;
+        /// Every change of a directory is durable at once (`dirsync`).
+        const DIRSYNC = 1 << 6;
+    }
+}
+
+impl Default for MountOptions {
+    /// Returns a mount for its owner without set-user-ID programs and devices, served by 16 threads.
+    fn default() -> MountOptions {
+        MountOptions {
+            source: "corewalk".into(),
+            access: Access::Owner,
+            flags: MountFlags::NOSUID | MountFlags::NODEV,
+            threads: THREADS,
+        }
+    }
+}

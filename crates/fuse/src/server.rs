@@ -1,0 +1,284 @@
+//! What each request means, apart from how requests arrive.
+//!
+//! A [`Server`] has one method per request of the protocol. It turns node numbers into counted
+//! inodes, callers into credentials, and answers into what the kernel counts. It is `Sync`; requests
+//! run side by side on as many threads as a transport likes.
+//!
+//! # Node numbers
+//! The kernel calls the root 1 and everything else what it was told. Node numbers are the inode
+//! numbers of the back end with two exchanged: 1 and the number of its root, so that nothing collides
+//! whatever the back end uses. 0 means "no such name" to the kernel and is refused.
+//!
+//! # Counting
+//! An [`Entry`] that is returned has been counted: the transport must deliver it, or call
+//! [`Server::forget`] for it. The kernel keeps a delivered entry, also if whoever asked has died
+//! meanwhile; if the connection ends before that, all counts end with it. Forgets name numbers, never
+//! names, so that a late one cannot hit what has taken over a name (traps P1, P2).
+//!
+//! # Guarantees
+//! - A.1: a directory's cookies are those of the back end plus 2; 1 and 2 stand behind `.` and `..`.
+//! - A.2: `readdirplus` counts an entry only once its sink has taken it.
+//!
+//! # Locks
+//! None of its own; see the crates it calls.
+//!
+//! Source: Linux `fs/fuse/dir.c`, `inode.c`; fuse(4).
+
+mod counters;
+mod files;
+mod listing;
+mod names;
+mod xattrs;
+
+pub use counters::Counters;
+pub use files::WriteOrigin;
+pub use listing::Dirent;
+pub use names::New;
+pub use xattrs::{XATTR_PRUNE, XATTR_STAT, XattrAnswer};
+
+use std::fmt;
+use std::sync::Arc;
+
+use corewalk::attr::{SetTime, mode};
+use corewalk::{Attr, Caps, Cred, Errno, FileSystem, InodeRef, May, SetAttr, Vfs};
+
+use crate::credentials::{Caller, UserNamespace};
+use crate::options::{Options, Ownership, Permissions};
+use counters::Tallies;
+
+/// The node number of the root, as the protocol has it.
+pub(crate) const ROOT_NODE: u64 = 1;
+
+/// Serves one file system. See the module's text.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk_fuse::{Caller, New, Options, Server};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// let server = Server::new(fs, Options::exclusive())?;
+/// let caller = Caller { uid: 1000, gid: 1000, pid: 0 };
+/// let made = server.make(caller, 1, b"file", &New { mode: 0o100_666, umask: 0o22, ..New::default() })?;
+/// assert_eq!((made.attr.mode, made.attr.uid), (0o100_644, 1000));
+/// assert_eq!(server.counters().lookups, 1);
+/// server.forget(made.node, 1);
+/// assert_eq!(server.counters().lookups, 0);
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
+pub struct Server {
+    vfs: Arc<Vfs>,
+    options: Options,
+    root: u64,
+    namespace: Option<UserNamespace>,
+    has_open_state: bool,
+    tallies: Tallies,
+}
+
+/// An inode as it is handed to the kernel, counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it is counted: deliver it, or forget it"]
+pub struct Entry {
+    /// Its node number.
+    pub node: u64,
+    /// With `node`, its name for ever.
+    pub generation: u64,
+    /// Its attributes, with the node number as inode number.
+    pub attr: Attr,
+}
+
+/// A change of attributes, and how it was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// What is to change.
+    pub set: SetAttr,
+    /// It came through a file that is open for writing (ftruncate(2)).
+    pub through_handle: bool,
+}
+
+impl Server {
+    /// Returns a server of `fs`.
+    ///
+    /// # Errors
+    /// `EINVAL` for options that [conflict](Options::check); what [`Vfs::new`] says.
+    pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
+        options.check().map_err(|_| Errno::INVAL)?;
+        let has_open_state = fs.has_open_state();
+        let vfs = Vfs::new(fs, options.vfs.clone())?;
+        let root = vfs.root().ino();
+        Ok(Server {
+            vfs,
+            options,
+            root,
+            namespace: UserNamespace::ours(),
+            has_open_state,
+            tallies: Tallies::default(),
+        })
+    }
+
+    /// Returns the namespace that is served.
+    pub fn vfs(&self) -> &Arc<Vfs> {
+        &self.vfs
+    }
+
+    /// Returns the options.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Returns true if neither open nor release of a file matters, so that a transport may have the
+    /// kernel leave both out.
+    pub fn opens_are_free(&self) -> bool {
+        !self.has_open_state
+            && self.options.ownership == Ownership::Exclusive
+            && self.options.permissions == Permissions::Kernel
+    }
+
+    /// Returns what has happened so far.
+    pub fn counters(&self) -> Counters {
+        self.tallies.read(&self.vfs.stats())
+    }
+
+    /// Counts a request that panicked.
+    pub fn count_panic(&self) {
+        self.tallies.panics.add(1);
+    }
+
+    /// Returns what `name` in `parent` refers to.
+    ///
+    /// # Errors
+    /// `ENOENT`; `ENAMETOOLONG`; `ENOTDIR`; `EACCES`; `ESTALE` for an unknown `parent`.
+    pub fn lookup(&self, caller: Caller, parent: u64, name: &[u8]) -> Result<Entry, Errno> {
+        let dir = self.inode(parent)?;
+        let name = self.name(name)?;
+        let inode = self.vfs.lookup(&self.cred(caller), &dir, name)?;
+        let attr = self.vfs.getattr(&inode)?;
+        self.hand_out(inode, attr)
+    }
+
+    /// Takes back `n` lookups of `node`. A number that does not fit is counted and logged, and
+    /// changes nothing.
+    pub fn forget(&self, node: u64, n: u64) {
+        self.tallies.requests.add(1);
+        if node == ROOT_NODE {
+            // The root was never handed out.
+            return;
+        }
+        if self.vfs.forget(self.translate(node), n) {
+            self.tallies.lookups.add(-(n as i64));
+        } else {
+            self.tallies.refused_forgets.add(1);
+            log::warn!("refused to forget node {node} {n} times: it is not held that often");
+        }
+    }
+
+    /// Returns the attributes of `node`.
+    ///
+    /// # Errors
+    /// `ESTALE`; what the back end says.
+    pub fn getattr(&self, node: u64) -> Result<Attr, Errno> {
+        let attr = self.vfs.getattr(&self.inode(node)?)?;
+        Ok(Attr { ino: node, ..attr })
+    }
+
+    /// Changes attributes of `node` and returns the new ones.
+    ///
+    /// # Errors
+    /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR` as the system calls have them; what the back end says.
+    pub fn setattr(&self, caller: Caller, node: u64, change: Change) -> Result<Attr, Errno> {
+        let inode = self.inode(node)?;
+        let mut set = change.set;
+        let mut cred = self.cred(caller);
+        if set.size.is_some() {
+            // The kernel adds the time to truncate(2), which sets it anyway.
+            set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
+            if change.through_handle {
+                // Checked when the file was opened.
+                cred.caps |= Caps::DAC_OVERRIDE;
+            }
+        }
+        let attr = self.vfs.setattr(&cred, &inode, &set)?;
+        Ok(Attr { ino: node, ..attr })
+    }
+
+    /// Returns whether the caller may do `mask` (the bits of access(2)) with `node`.
+    ///
+    /// # Errors
+    /// `EACCES`; `ESTALE`.
+    pub fn access(&self, caller: Caller, node: u64, mask: u32) -> Result<(), Errno> {
+        let inode = self.inode(node)?;
+        self.vfs.access(&self.cred(caller), &inode, May::from_bits_truncate(mask & 7))
+    }
+
+    /// Returns the counted inode of a node.
+    fn inode(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
+        self.tallies.requests.add(1);
+        self.vfs.inode(self.translate(node))
+    }
+
+    /// Returns the inode number of a node number, or the other way around.
+    pub(crate) fn translate(&self, number: u64) -> u64 {
+        match number {
+            ROOT_NODE => self.root,
+            number if number == self.root => ROOT_NODE,
+            number => number,
+        }
+    }
+
+    /// Returns a checked name, and counts it.
+    fn name<'a>(&self, name: &'a [u8]) -> Result<corewalk::Name<'a>, Errno> {
+        self.tallies.names.add(1);
+        corewalk::Name::new(name)
+    }
+
+    /// Turns a reference into one lookup that the kernel holds.
+    fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<Entry, Errno> {
+        let node = self.translate(inode.ino());
+        if node == 0 || node == ROOT_NODE {
+            // Neither can be the answer to a name.
+            return Err(Errno::IO);
+        }
+        let generation = inode.generation();
+        self.tallies.lookups.add(1);
+        inode.into_lookups();
+        Ok(Entry { node, generation, attr: Attr { ino: node, ..attr } })
+    }
+
+    /// Returns the credentials that a request is checked with.
+    fn cred(&self, caller: Caller) -> Cred {
+        match self.options.permissions {
+            Permissions::Kernel => caller.prechecked(),
+            Permissions::Server => caller.resolve(self.namespace),
+        }
+    }
+
+    /// Takes the set-user-ID and set-group-ID bits from a file that is being changed, unless the
+    /// caller may keep them. The kernel does it where it checks permissions.
+    fn kill_set_id(&self, caller: Caller, inode: &InodeRef<'_>) -> Result<(), Errno> {
+        if self.options.permissions == Permissions::Kernel {
+            return Ok(());
+        }
+        let now = self.vfs.getattr(inode)?.mode & 0o7777;
+        let group = if now & 0o010 != 0 { mode::S_ISGID } else { 0 };
+        let without = now & !(mode::S_ISUID | group);
+        // Who asks is looked up only now: few files have the bits.
+        if without != now && !caller.resolve(self.namespace).has(Caps::FSETID) {
+            let set = SetAttr { mode: Some(without), ..SetAttr::default() };
+            self.vfs.setattr(&Cred::root(), inode, &set)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("options", &self.options)
+            .field("counters", &self.counters())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

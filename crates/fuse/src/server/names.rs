@@ -1,0 +1,184 @@
+//! Requests that make, remove and move names.
+
+use corewalk::acl::XATTR_DEFAULT;
+use corewalk::attr::mode;
+use corewalk::{Cred, Errno, InodeRef, Make, May, Removal, RenameMode};
+use rustix::fs::OFlags;
+
+use super::{Entry, Server};
+use crate::credentials::Caller;
+
+/// A new file as a request describes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct New<'a> {
+    /// Type bits and permission bits, before the umask.
+    pub mode: u32,
+    /// The umask of the caller.
+    pub umask: u32,
+    /// The device number of a device node.
+    pub rdev: u64,
+    /// The target of a symbolic link.
+    pub target: &'a [u8],
+}
+
+impl Server {
+    /// Makes a file of any kind.
+    ///
+    /// # Errors
+    /// `EEXIST`; `ENAMETOOLONG`; `EACCES`, `EPERM`; `ENOSPC`; what the back end says.
+    pub fn make(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &New<'_>,
+    ) -> Result<Entry, Errno> {
+        let dir = self.inode(parent)?;
+        let (inode, attr) = self.make_in(&self.cred(caller), &dir, name, new)?;
+        self.hand_out(inode, attr)
+    }
+
+    /// Makes a regular file and opens it with `flags` (of open(2)); returns the handle too. A file
+    /// that exists, though the kernel did not know, is opened unless `O_EXCL` forbids it.
+    ///
+    /// # Errors
+    /// As [`Server::make`] and [`Server::open`].
+    pub fn create(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &New<'_>,
+        flags: u32,
+    ) -> Result<(Entry, u64), Errno> {
+        let dir = self.inode(parent)?;
+        let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
+        match self.make_in(&self.cred(caller), &dir, name, &new) {
+            Ok((inode, attr)) => {
+                // Whoever makes a file may open it, whatever its mode.
+                let handle = match self.has_open_state {
+                    true => self.vfs.open(&caller.prechecked(), &inode, flags, May::empty())?,
+                    false => 0,
+                };
+                Ok((self.hand_out(inode, attr)?, handle))
+            }
+            Err(Errno::EXIST) if flags & OFlags::EXCL.bits() == 0 => {
+                self.open_existing(caller, &dir, name, flags)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens what somebody else has made. The kernel checks nothing here, since it takes the file
+    /// for one that it has just made.
+    fn open_existing(
+        &self,
+        caller: Caller,
+        dir: &InodeRef<'_>,
+        name: &[u8],
+        flags: u32,
+    ) -> Result<(Entry, u64), Errno> {
+        let cred = caller.resolve(self.namespace);
+        let inode = self.vfs.lookup(&cred, dir, self.name(name)?)?;
+        let handle = self.open_checked(&cred, &inode, flags)?;
+        let attr = self.vfs.getattr(&inode)?;
+        Ok((self.hand_out(inode, attr)?, handle))
+    }
+
+    /// Makes a regular file without a name (`O_TMPFILE`).
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the back end has none; as [`Server::make`].
+    pub fn tmpfile(&self, caller: Caller, parent: u64, new: &New<'_>) -> Result<Entry, Errno> {
+        let dir = self.inode(parent)?;
+        let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
+        let make = Make::new(self.masked(&dir, &new), caller.uid, caller.gid);
+        let (inode, attr) = self.vfs.tmpfile(&self.cred(caller), &dir, make)?;
+        self.hand_out(inode, attr)
+    }
+
+    /// Gives `node` another name.
+    ///
+    /// # Errors
+    /// `EEXIST`; `EPERM` for a directory; `EMLINK`; `EACCES`; what the back end says.
+    pub fn link(
+        &self,
+        caller: Caller,
+        node: u64,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<Entry, Errno> {
+        let inode = self.inode(node)?;
+        let dir = self.vfs.inode(self.translate(parent))?;
+        let attr = self.vfs.link(&self.cred(caller), &inode, &dir, self.name(name)?)?;
+        self.hand_out(inode, attr)
+    }
+
+    /// Removes a name.
+    ///
+    /// # Errors
+    /// `ENOENT`; `EISDIR`, `ENOTDIR`; `ENOTEMPTY`; `EACCES`, `EPERM`; what the back end says.
+    pub fn remove(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        removal: Removal,
+    ) -> Result<(), Errno> {
+        let dir = self.inode(parent)?;
+        self.vfs.remove(&self.cred(caller), &dir, self.name(name)?, removal)
+    }
+
+    /// Renames. `flags` are those of renameat2(2); `RENAME_WHITEOUT` is not for these back ends.
+    ///
+    /// # Errors
+    /// `EINVAL` for other flags or a directory into itself; `EEXIST`, `ENOENT`, `ENOTEMPTY`,
+    /// `EISDIR`, `ENOTDIR`; `EACCES`, `EPERM`; what the back end says.
+    pub fn rename(
+        &self,
+        caller: Caller,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        flags: u32,
+    ) -> Result<(), Errno> {
+        use rustix::fs::RenameFlags;
+        let mode = match RenameFlags::from_bits_retain(flags) {
+            flags if flags.is_empty() => RenameMode::Replace,
+            RenameFlags::NOREPLACE => RenameMode::NoReplace,
+            RenameFlags::EXCHANGE => RenameMode::Exchange,
+            _ => return Err(Errno::INVAL),
+        };
+        let old_dir = self.inode(from.0)?;
+        let new_dir = self.vfs.inode(self.translate(to.0))?;
+        let (old, new) = (self.name(from.1)?, self.name(to.1)?);
+        self.vfs.rename(&self.cred(caller), (&old_dir, old), (&new_dir, new), mode)
+    }
+
+    fn make_in(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef<'_>,
+        name: &[u8],
+        new: &New<'_>,
+    ) -> Result<(InodeRef<'_>, corewalk::Attr), Errno> {
+        let name = self.name(name)?;
+        let make = Make {
+            rdev: new.rdev,
+            target: new.target,
+            ..Make::new(self.masked(dir, new), cred.uid, cred.gid)
+        };
+        self.vfs.make(cred, dir, name, make)
+    }
+
+    /// Returns the mode without what the umask takes; a default ACL stands in for the umask.
+    fn masked(&self, dir: &InodeRef<'_>, new: &New<'_>) -> u32 {
+        let is_symlink = new.mode & mode::S_IFMT == mode::S_IFLNK;
+        if is_symlink || new.mode & new.umask & 0o777 == 0 {
+            return new.mode;
+        }
+        match self.vfs.getxattr(&Cred::root(), dir, XATTR_DEFAULT) {
+            Ok(_) => new.mode,
+            Err(_) => new.mode & !(new.umask & 0o777),
+        }
+    }
+}

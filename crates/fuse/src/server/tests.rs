@@ -1,0 +1,377 @@
+//! Tests of the rules that need no mount.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use corewalk::acl::XATTR_DEFAULT;
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{Errno, FileKind, Removal};
+
+use super::*;
+
+const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+
+fn server() -> Server {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    Server::new(fs, Options::exclusive()).expect("a server of an empty tmpfs")
+}
+
+fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> Entry {
+    let new = New { mode, ..New::default() };
+    server.make(CALLER, parent, name, &new).expect("a new name")
+}
+
+/// The pseudo-random numbers of a seed (xorshift).
+fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed | 1;
+    move |below| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    }
+}
+
+/// Trap P1.
+#[test]
+fn late_forget_after_recreate_keeps_the_new_file() {
+    let server = server();
+    let old = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
+    server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("it exists");
+    let new = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o600);
+    assert_ne!((old.node, old.generation), (new.node, new.generation));
+    server.forget(old.node, 1);
+    assert_eq!(server.getattr(old.node), Err(Errno::STALE));
+    assert_eq!(server.getattr(new.node).map(|attr| attr.mode & 0o777), Ok(0o600));
+    server.rename(CALLER, (ROOT_NODE, b"a"), (ROOT_NODE, b"b"), 0).expect("it is there");
+    let found = server.lookup(CALLER, ROOT_NODE, b"b").expect("it was renamed");
+    assert_eq!(found.node, new.node);
+    assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
+}
+
+/// Trap P2.
+#[test]
+fn forget_of_a_replaced_file_keeps_what_replaced_it() {
+    let server = server();
+    let victim = make(&server, ROOT_NODE, b"b", mode::S_IFREG | 0o644);
+    let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o600);
+    server.rename(CALLER, (ROOT_NODE, b"a"), (ROOT_NODE, b"b"), 0).expect("both exist");
+    server.forget(victim.node, 1);
+    let found = server.lookup(CALLER, ROOT_NODE, b"b").expect("it replaced the other");
+    assert_eq!(found.node, file.node);
+    assert_eq!(server.getattr(victim.node), Err(Errno::STALE));
+    assert_eq!(server.getattr(file.node).map(|attr| attr.mode & 0o777), Ok(0o600));
+}
+
+/// Trap P5.
+#[test]
+fn forget_of_more_than_is_held_is_refused() {
+    let server = server();
+    let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
+    for _ in 0..3 {
+        let _ = server.lookup(CALLER, ROOT_NODE, b"a").expect("it exists");
+    }
+    server.forget(file.node, 5);
+    let counters = server.counters();
+    assert_eq!((counters.lookups, counters.refused_forgets), (4, 1));
+    assert!(server.getattr(file.node).is_ok());
+    server.forget(file.node, 4);
+    server.forget(file.node, 1);
+    let counters = server.counters();
+    assert_eq!((counters.lookups, counters.refused_forgets), (0, 2));
+    server.forget(ROOT_NODE, 1 << 40);
+    assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
+}
+
+/// Trap P5. A model counts what a kernel holds, for random operations; after the last forget
+/// nothing is held.
+#[test]
+fn counts_agree_with_a_model_and_end_at_zero() {
+    for seed in 1..=8 {
+        let server = server();
+        let mut below = numbers(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
+        let mut held: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut hold = |entry: Entry| *held.entry(entry.node).or_default() += 1;
+        for _ in 0..4000 {
+            let names = [[b'a' + below(8) as u8], [b'a' + below(8) as u8]];
+            let name = &names[0][..];
+            let file = New { mode: mode::S_IFREG | 0o644, ..New::default() };
+            match below(6) {
+                0 => server.make(CALLER, ROOT_NODE, name, &file).map(&mut hold).unwrap_or(()),
+                1 => server.remove(CALLER, ROOT_NODE, name, Removal::Unlink).unwrap_or(()),
+                2 => {
+                    let to = (ROOT_NODE, &names[1][..]);
+                    let flags = below(3) as u32;
+                    server.rename(CALLER, (ROOT_NODE, name), to, flags).unwrap_or(());
+                }
+                3 => {
+                    let plus = server.readdirplus(ROOT_NODE, 0, &mut |entry, attr| {
+                        if entry.name[0] == b'.' {
+                            return ControlFlow::Continue(());
+                        }
+                        if below(4) == 0 {
+                            return ControlFlow::Break(());
+                        }
+                        hold(Entry { node: entry.node, generation: 0, attr: *attr });
+                        ControlFlow::Continue(())
+                    });
+                    assert_eq!(plus, Ok(()), "seed {seed}");
+                }
+                _ => server.lookup(CALLER, ROOT_NODE, name).map(&mut hold).unwrap_or(()),
+            }
+        }
+        let sum: u64 = held.values().sum();
+        assert_eq!(server.counters().lookups, sum, "seed {seed}");
+        for (node, count) in held {
+            assert!(server.getattr(node).is_ok(), "seed {seed}: node {node} is held");
+            server.forget(node, count);
+        }
+        let counters = server.counters();
+        assert_eq!((counters.lookups, counters.refused_forgets), (0, 0), "seed {seed}");
+        server.vfs().prune();
+        assert_eq!(server.counters().inodes, 1, "seed {seed}: only the root is left");
+    }
+}
+
+/// Trap P11.
+#[test]
+fn number_and_generation_never_repeat() {
+    let server = server();
+    let mut seen = BTreeSet::new();
+    for _ in 0..3000 {
+        let made = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
+        assert!(seen.insert((made.node, made.generation)), "{made:?} came twice");
+        server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("it exists");
+        server.forget(made.node, 1);
+    }
+}
+
+/// Trap P3.
+#[test]
+fn directory_rename_moves_every_descendant() {
+    let server = server();
+    let mut nodes = vec![ROOT_NODE];
+    for depth in 0..6 {
+        let parent = nodes[depth];
+        nodes.push(make(&server, parent, b"d", mode::S_IFDIR | 0o755).node);
+    }
+    let file = make(&server, nodes[6], b"file", mode::S_IFREG | 0o644).node;
+    for depth in 0..6 {
+        let renamed = format!("renamed{depth}");
+        let to = (nodes[depth], renamed.as_bytes());
+        server.rename(CALLER, (nodes[depth], b"d"), to, 0).expect("it exists");
+        let mut parent = ROOT_NODE;
+        let mut path = String::new();
+        for (below, &node) in nodes[1..].iter().enumerate() {
+            let name = if below <= depth { format!("renamed{below}") } else { "d".to_owned() };
+            let found = server.lookup(CALLER, parent, name.as_bytes()).expect("it was moved along");
+            assert_eq!(found.node, node);
+            path = format!("{path}/{name}");
+            let inode = server.vfs().inode(node).expect("it is held");
+            assert_eq!(inode.path().as_deref(), Ok(path.as_bytes()));
+            parent = node;
+        }
+        let inode = server.vfs().inode(file).expect("it is held");
+        assert_eq!(inode.path(), Ok(format!("{path}/file").into_bytes()));
+    }
+}
+
+#[test]
+fn listing_can_go_on_behind_every_cookie() {
+    let server = server();
+    for at in 0..300 {
+        let _ = make(&server, ROOT_NODE, format!("n{at}").as_bytes(), mode::S_IFREG | 0o644);
+    }
+    let list = |cookie| {
+        let mut names = Vec::new();
+        let mut sink = |entry: Dirent<'_>| {
+            names.push((entry.cookie, entry.name.to_vec(), entry.kind));
+            ControlFlow::Continue(())
+        };
+        server.readdir(ROOT_NODE, cookie, &mut sink).expect("it is a directory");
+        names
+    };
+    let all = list(0);
+    assert_eq!(all.len(), 302);
+    assert_eq!((&all[0].1[..], &all[1].1[..]), (&b"."[..], &b".."[..]));
+    assert_eq!(all[0].2, FileKind::Directory);
+    let cookies: BTreeSet<u64> = all.iter().map(|entry| entry.0).collect();
+    assert_eq!(cookies.len(), all.len(), "each cookie is of one entry");
+    assert!(!cookies.contains(&0));
+    for (at, entry) in all.iter().enumerate() {
+        assert_eq!(list(entry.0), all[at + 1..], "behind entry {at}");
+    }
+}
+
+#[test]
+fn listing_with_attributes_says_the_same() {
+    let server = server();
+    for at in 0..1000 {
+        let _ = make(&server, ROOT_NODE, format!("n{at}").as_bytes(), mode::S_IFREG | 0o644);
+    }
+    let held = server.counters().lookups;
+    let mut plain = Vec::new();
+    server
+        .readdir(ROOT_NODE, 0, &mut |entry| {
+            plain.push((entry.name.to_vec(), entry.cookie, entry.node));
+            ControlFlow::Continue(())
+        })
+        .expect("it is a directory");
+    let mut plus = Vec::new();
+    server
+        .readdirplus(ROOT_NODE, 0, &mut |entry, attr| {
+            assert_eq!(entry.node, attr.ino);
+            plus.push((entry.name.to_vec(), entry.cookie, entry.node));
+            ControlFlow::Continue(())
+        })
+        .expect("it is a directory");
+    assert_eq!(plain, plus);
+    assert_eq!(server.counters().lookups, held + 1000, "the dots are not counted");
+}
+
+#[test]
+fn listing_counts_only_what_was_taken() {
+    let server = server();
+    for at in 0..100 {
+        let _ = make(&server, ROOT_NODE, format!("n{at}").as_bytes(), mode::S_IFREG | 0o644);
+    }
+    let held = server.counters().lookups;
+    let mut room = 12;
+    let mut sink = |_: Dirent<'_>, _: &Attr| {
+        room -= 1;
+        if room < 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    server.readdirplus(ROOT_NODE, 0, &mut sink).expect("it is a directory");
+    assert_eq!(server.counters().lookups, held + 10);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        server.readdirplus(ROOT_NODE, 2, &mut |_, _| panic!("the sink fails"))
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(server.counters().lookups, held + 10);
+}
+
+#[test]
+fn removed_directory_lists_itself_as_its_parent() {
+    let server = server();
+    let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
+    server.remove(CALLER, ROOT_NODE, b"d", Removal::Rmdir).expect("it is empty");
+    let mut names = Vec::new();
+    let listed = server.readdir(dir, 0, &mut |entry| {
+        names.push((entry.name.to_vec(), entry.node));
+        ControlFlow::Continue(())
+    });
+    assert_eq!(listed, Ok(()));
+    assert_eq!(names, [(b".".to_vec(), dir), (b"..".to_vec(), dir)]);
+}
+
+#[test]
+fn umask_applies_unless_a_default_acl_stands_in() {
+    let server = server();
+    let new = New { mode: mode::S_IFREG | 0o666, umask: 0o027, ..New::default() };
+    let plain = server.make(CALLER, ROOT_NODE, b"plain", &new).expect("a new name");
+    assert_eq!(plain.attr.mode & 0o777, 0o640);
+    let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
+    // Version 2; owner rwx, group rwx, others rwx.
+    let entry = |tag: u8| [tag, 0, 7, 0, 0xff, 0xff, 0xff, 0xff];
+    let acl = [&[2, 0, 0, 0][..], &entry(0x01), &entry(0x04), &entry(0x20)].concat();
+    server.setxattr(CALLER, dir, XATTR_DEFAULT, &acl, 0).expect("a default ACL");
+    let inherited = server.make(CALLER, dir, b"inherited", &new).expect("a new name");
+    assert_eq!(inherited.attr.mode & 0o777, 0o666);
+    let target = New { mode: mode::S_IFLNK, umask: 0o777, target: b"x", ..New::default() };
+    let link = server.make(CALLER, ROOT_NODE, b"link", &target).expect("a new name");
+    assert_eq!(link.attr.mode & 0o777, 0o777);
+}
+
+#[test]
+fn xattr_sizes_are_probed() {
+    let server = server();
+    let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644).node;
+    server.setxattr(CALLER, file, b"user.k", b"value", 0).expect("room");
+    assert_eq!(server.getxattr(CALLER, file, b"user.k", 0), Ok(XattrAnswer::Length(5)));
+    assert_eq!(server.getxattr(CALLER, file, b"user.k", 4), Err(Errno::RANGE));
+    let value = XattrAnswer::Value(b"value".to_vec());
+    assert_eq!(server.getxattr(CALLER, file, b"user.k", 5), Ok(value));
+    assert_eq!(server.listxattr(CALLER, file, 0), Ok(XattrAnswer::Length(7)));
+    assert_eq!(server.listxattr(CALLER, file, 6), Err(Errno::RANGE));
+    assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 1), Err(Errno::EXIST));
+    assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 2), Err(Errno::NODATA));
+    assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 3), Err(Errno::INVAL));
+}
+
+#[test]
+fn counters_are_an_attribute_of_the_root_alone() {
+    let server = server();
+    let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644).node;
+    let read = |node| server.getxattr(CALLER, node, XATTR_STAT.as_bytes(), 4096);
+    let Ok(XattrAnswer::Value(json)) = read(ROOT_NODE) else { panic!("no counters") };
+    let json = String::from_utf8(json).expect("JSON is text");
+    assert!(json.contains("\"lookups\":1,"), "{json}");
+    assert_eq!(read(file), Err(Errno::NODATA));
+    assert_eq!(server.listxattr(CALLER, ROOT_NODE, 0), Ok(XattrAnswer::Length(0)));
+}
+
+#[test]
+fn prune_is_for_root_and_the_owner() {
+    let server = server();
+    let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644).node;
+    server.forget(file, 1);
+    let prune = |uid| {
+        let caller = Caller { uid, ..CALLER };
+        server.setxattr(caller, ROOT_NODE, XATTR_PRUNE.as_bytes(), b"1", 0)
+    };
+    assert_eq!(prune(1000), Err(Errno::PERM));
+    assert_eq!(server.counters().inodes, 2);
+    assert_eq!(prune(0), Ok(()));
+    assert_eq!(server.counters().inodes, 1);
+}
+
+#[test]
+fn whiteout_and_unknown_rename_flags_are_invalid() {
+    let server = server();
+    let _ = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
+    let rename = |flags| server.rename(CALLER, (ROOT_NODE, b"a"), (ROOT_NODE, b"b"), flags);
+    for flags in [3, 4, 5, 8, u32::MAX] {
+        assert_eq!(rename(flags), Err(Errno::INVAL), "{flags}");
+    }
+    assert_eq!(rename(2), Err(Errno::NOENT), "nothing to exchange with");
+    assert_eq!(rename(1), Ok(()));
+}
+
+#[test]
+fn server_permissions_are_checked_against_the_caller() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let options = Options::exclusive().with_server_permissions();
+    let server = Server::new(fs, options).expect("a server");
+    // Nobody can be asked about these: no capabilities, no groups.
+    let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
+    let other = Caller { uid: 1001, gid: 1001, pid: 0 };
+    let new = New { mode: mode::S_IFREG | 0o640, ..New::default() };
+    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    assert!(server.open(owner, file, 2).is_ok());
+    assert_eq!(server.open(other, file, 0), Err(Errno::ACCESS));
+    assert_eq!(server.access(other, file, 4), Err(Errno::ACCESS));
+    assert_eq!(server.access(owner, file, 6), Ok(()));
+    // Sticky.
+    let removed = server.remove(other, ROOT_NODE, b"a", Removal::Unlink);
+    assert_eq!(removed, Err(Errno::PERM));
+    let shrink = |through_handle| {
+        let set = SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        server.setattr(other, file, Change { set, through_handle }).map(|attr| attr.size)
+    };
+    assert_eq!(shrink(false), Err(Errno::ACCESS));
+    assert_eq!(shrink(true), Ok(0), "checked when it was opened");
+}
+
+#[test]
+fn write_of_another_clears_set_user_id() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let server = Server::new(fs, Options::exclusive().with_server_permissions()).expect("a server");
+    let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
+    let new = New { mode: mode::S_IFREG | 0o6777, ..New::default() };
+    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o6777));
+    let other = Caller { uid: 1001, gid: 1001, pid: 0 };
+    assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
+    assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
+}

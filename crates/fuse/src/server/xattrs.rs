@@ -1,0 +1,122 @@
+//! Extended attributes, and the two that a mount answers itself.
+//!
+//! The root of a mount has two attributes that no back end sees and that are not listed:
+//! [`XATTR_STAT`] reads as the counters in JSON, and setting [`XATTR_PRUNE`] evicts what is not in
+//! use. They need no channel beside the mount, pass through containers, and are subject to the
+//! permissions of the root directory.
+
+use corewalk::acl::XATTR_ACCESS;
+use corewalk::{Caps, Cred, Errno, XattrMode};
+
+use super::{ROOT_NODE, Server};
+use crate::credentials::Caller;
+use crate::options::Permissions;
+
+/// The attribute of the root that reads as the counters, in JSON.
+pub const XATTR_STAT: &str = "user.corewalk.stat";
+/// The attribute of the root that, when root or the owner of the root sets it, evicts what is not
+/// in use.
+pub const XATTR_PRUNE: &str = "user.corewalk.prune";
+
+/// The answer to a request for a value of at most so many bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum XattrAnswer {
+    /// How long it is, to who asked with a size of 0.
+    Length(u32),
+    /// The value.
+    Value(Vec<u8>),
+}
+
+impl Server {
+    /// Returns the value of an extended attribute, or its length if `size` is 0.
+    ///
+    /// # Errors
+    /// `ENODATA`; `ERANGE` if it does not fit; `EOPNOTSUPP`; `EACCES`.
+    pub fn getxattr(
+        &self,
+        caller: Caller,
+        node: u64,
+        name: &[u8],
+        size: u32,
+    ) -> Result<XattrAnswer, Errno> {
+        let inode = self.inode(node)?;
+        if node == ROOT_NODE && name == XATTR_STAT.as_bytes() {
+            return fit(self.counters().to_json().into_bytes(), size);
+        }
+        fit(self.vfs.getxattr(&self.cred(caller), &inode, name)?, size)
+    }
+
+    /// Sets an extended attribute; `flags` are those of setxattr(2).
+    ///
+    /// # Errors
+    /// `EINVAL` for other flags; `EEXIST`, `ENODATA`; `EPERM`, `EACCES`; `ENOSPC`; `EOPNOTSUPP`.
+    pub fn setxattr(
+        &self,
+        caller: Caller,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> Result<(), Errno> {
+        let inode = self.inode(node)?;
+        let mode = match flags {
+            0 => XattrMode::Set,
+            // The numbers of XATTR_CREATE and XATTR_REPLACE.
+            1 => XattrMode::Create,
+            2 => XattrMode::Replace,
+            _ => return Err(Errno::INVAL),
+        };
+        if node == ROOT_NODE && name == XATTR_PRUNE.as_bytes() {
+            if caller.uid != 0 && caller.uid != self.vfs.getattr(&inode)?.uid {
+                return Err(Errno::PERM);
+            }
+            self.vfs.prune();
+            return Ok(());
+        }
+        let cred = match name == XATTR_ACCESS {
+            true => self.acl_cred(caller),
+            false => self.cred(caller),
+        };
+        self.vfs.setxattr(&cred, &inode, name, value, mode)
+    }
+
+    /// Returns the names of all extended attributes, or their length if `size` is 0.
+    ///
+    /// # Errors
+    /// `ERANGE` if they do not fit; what the back end says.
+    pub fn listxattr(&self, caller: Caller, node: u64, size: u32) -> Result<XattrAnswer, Errno> {
+        let inode = self.inode(node)?;
+        fit(self.vfs.listxattr(&self.cred(caller), &inode)?, size)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`; `EPERM`, `EACCES`; `EOPNOTSUPP`.
+    pub fn removexattr(&self, caller: Caller, node: u64, name: &[u8]) -> Result<(), Errno> {
+        let inode = self.inode(node)?;
+        self.vfs.removexattr(&self.cred(caller), &inode, name)
+    }
+
+    /// Returns credentials to set an access ACL with. It takes the set-group-ID bit from a file of
+    /// a group that the caller is not in, and the kernel does not say whether that is so; all other
+    /// checks it has made.
+    fn acl_cred(&self, caller: Caller) -> Cred {
+        let cred = caller.resolve(self.namespace);
+        match self.options.permissions {
+            Permissions::Server => cred,
+            Permissions::Kernel => {
+                let unknown = Caps::all() - Caps::FSETID;
+                Cred { caps: cred.caps | unknown, ..cred }
+            }
+        }
+    }
+}
+
+fn fit(value: Vec<u8>, size: u32) -> Result<XattrAnswer, Errno> {
+    match size {
+        0 => Ok(XattrAnswer::Length(value.len() as u32)),
+        _ if value.len() > size as usize => Err(Errno::RANGE),
+        _ => Ok(XattrAnswer::Value(value)),
+    }
+}

@@ -1,0 +1,171 @@
+//! What every variant of the `lookup` table can do, and the designs it is compared with.
+//!
+//! A variant answers three questions (`lane::Op`) and renames. The loop that asks is generated once
+//! per variant, so that no virtual call stands between two operations; only a whole slice of work
+//! is called through the trait object.
+//!
+//! | variant | design |
+//! |---|---|
+//! | `rwlock-ahash` | one lock over two flat maps: the simple strong design, and the baseline |
+//! | `dashmap-path` | a sharded map from whole paths |
+//! | `papaya` | two lock-free maps |
+//! | `libfuse-node` | one mutex over a chained node table |
+//! | `linux` | the host kernel, through system calls |
+//!
+//! Source: the designs that the notes found in 25 code bases.
+
+mod dashmap_path;
+mod libfuse_node;
+mod linux;
+mod papaya;
+mod rwlock_ahash;
+
+pub(crate) use dashmap_path::DashmapPath;
+pub(crate) use libfuse_node::LibfuseNode;
+pub(crate) use linux::{Linux, syscall_ns};
+pub(crate) use papaya::Papaya;
+pub(crate) use rwlock_ahash::RwLockAhash;
+
+use crate::lane::{Lane, Op, Stop, Tally};
+
+/// A table of names and inodes, loaded with a tree.
+pub(crate) trait Namespace: Send + Sync {
+    /// Returns the name in the rows.
+    fn variant(&self) -> &'static str;
+
+    /// Returns what `name` in the directory `parent` refers to, and takes one reference on it for
+    /// the client.
+    fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64>;
+
+    /// Returns the path of an inode.
+    fn path(&self, ino: u64) -> Option<Vec<u8>>;
+
+    /// Returns what an absolute path leads to.
+    fn walk(&self, path: &[u8]) -> Option<u64>;
+
+    /// Moves a name. The target does not exist. Returns false if `from` does not either.
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> bool;
+
+    /// Returns true if the design promises right answers while names move. One that does not has
+    /// its wrong answers reported; one that does fails the run with the first.
+    fn is_exact(&self) -> bool {
+        true
+    }
+
+    /// Returns how often something behind the table was asked. It must not move while measuring.
+    fn misses(&self) -> u64 {
+        0
+    }
+
+    /// Returns the bytes that the design itself says it takes, if it says so.
+    fn claimed_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Asks the questions of `lane` from `first` on until `stop`.
+    fn work(&self, op: Op, lane: &Lane, first: usize, stop: &Stop) -> Tally {
+        match op {
+            Op::Lookup => lane.ask(first, stop, |target, name| {
+                self.lookup(target.parent, name) == Some(target.ino)
+            }),
+            Op::Walk => lane.ask(first, stop, |target, path| self.walk(path) == Some(target.ino)),
+            Op::Path => {
+                let mut turn = 0_u64;
+                lane.ask(first, stop, move |target, expected| {
+                    turn += 1;
+                    lane.is_path(target, expected, self.path(target.ino).as_deref(), turn)
+                })
+            }
+        }
+    }
+}
+
+/// Appends names to a path from its leaf to the root, and returns it the right way round.
+///
+/// The names are collected first, so that the path is allocated once with its length.
+fn join(names: &[&[u8]]) -> Vec<u8> {
+    let mut path =
+        Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum::<usize>().max(1));
+    for name in names.iter().rev() {
+        path.push(b'/');
+        path.extend_from_slice(name);
+    }
+    if path.is_empty() {
+        path.push(b'/');
+    }
+    path
+}
+
+/// Returns the components of an absolute path.
+pub(crate) fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::corpus::Corpus;
+    use crate::ours::Ours;
+    use corewalk_sync::primitives::Arc;
+
+    /// Returns every variant that holds its own names.
+    pub(crate) fn all(corpus: &Arc<Corpus>) -> Vec<Box<dyn Namespace>> {
+        vec![
+            Box::new(Ours::load(corpus).expect("the tree fits")),
+            Box::new(RwLockAhash::load(corpus)),
+            Box::new(DashmapPath::load(corpus)),
+            Box::new(Papaya::load(corpus)),
+            Box::new(LibfuseNode::load(corpus)),
+        ]
+    }
+
+    #[test]
+    fn every_variant_answers_every_question_about_the_tree() {
+        let corpus = Arc::new(Corpus::collect(2000));
+        for table in all(&corpus) {
+            for ino in corpus.inodes().skip(1) {
+                let (parent, name) = (corpus.parent(ino), corpus.name(ino));
+                assert_eq!(table.lookup(parent, name), Some(ino), "{}", table.variant());
+                let path = corpus.path(ino);
+                assert_eq!(table.path(ino).as_deref(), Some(&path[..]), "{}", table.variant());
+                assert_eq!(table.walk(&path), Some(ino), "{}", table.variant());
+            }
+            assert_eq!(table.lookup(1, b"no-such-name"), None, "{}", table.variant());
+            assert_eq!(table.walk(b"/usr/no-such-name"), None, "{}", table.variant());
+            assert_eq!(table.path(1 << 40), None, "{}", table.variant());
+        }
+    }
+
+    #[test]
+    fn every_variant_moves_a_directory_with_all_below_it() {
+        let corpus = Arc::new(Corpus::collect(2000));
+        let moved = corpus.movable();
+        let below = corpus
+            .inodes()
+            .find(|&ino| ino != moved.ino && corpus.is_below(ino, moved.ino))
+            .expect("the directory has entries");
+        let home = corpus.path(below);
+        let tail = &home[corpus.path(moved.ino).len()..];
+        let away = [b"/synthetic/moved-away", tail].concat();
+        for table in all(&corpus) {
+            let variant = table.variant();
+            let (old, new) = ((moved.home.0, &moved.home.1[..]), (moved.away.0, &moved.away.1[..]));
+            assert!(table.rename(old, new), "{variant}");
+            assert_eq!(table.path(below).as_deref(), Some(&away[..]), "{variant}");
+            assert_eq!(table.walk(&away), Some(below), "{variant}");
+            assert_eq!(table.walk(&home), None, "{variant}");
+            assert_eq!(table.lookup(old.0, old.1), None, "{variant}");
+            assert_eq!(table.lookup(new.0, new.1), Some(moved.ino), "{variant}");
+            assert!(!table.rename(old, new), "{variant}");
+            assert!(table.rename(new, old), "{variant}");
+            assert_eq!(table.path(below).as_deref(), Some(&home[..]), "{variant}");
+        }
+    }
+
+    #[test]
+    fn path_of_no_names_is_the_root() {
+        assert_eq!(join(&[]), b"/");
+        assert_eq!(join(&[b"b", b"a"]), b"/a/b");
+        assert_eq!(components(b"//a/b/").collect::<Vec<_>>(), [b"a", b"b"]);
+    }
+}

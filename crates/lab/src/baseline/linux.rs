@@ -1,0 +1,173 @@
+//! The host kernel, through the system calls that a server has.
+//!
+//! A lookup is `fstatat` of one name below an open directory, a walk is `lstat` of the whole path, a
+//! path is `readlink` of `/proc/self/fd/N` of the parent's descriptor with the name behind it (one
+//! descriptor per directory is what fits; virtiofsd keeps one per file). Each pays for a system
+//! call, whose bare cost the table prints beside it.
+//!
+//! # What it refuses
+//! - Made-up entries: the kernel has only the real ones.
+//! - Renaming below `/usr`. The renamer moves another directory of this process there and back, in
+//!   a folder for temporary files, which takes the kernel's global rename lock all the same.
+//!
+//! Source: `fs/namei.c` and `fs/d_path.c` for what is measured; virtiofsd for the readlink.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use corewalk_sync::primitives::Arc;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, statat};
+use rustix::process::{Resource, getrlimit};
+
+use super::Namespace;
+use crate::corpus::{Corpus, ROOT};
+use crate::lane::{Lane, Op, Stop, Tally};
+
+/// Descriptors that are left for the rest of the process.
+const SPARE_DESCRIPTORS: u64 = 512;
+
+/// The kernel's namespace, with a descriptor for each directory.
+pub(crate) struct Linux {
+    corpus: Arc<Corpus>,
+    directories: Vec<Option<OwnedFd>>,
+    /// The kernel's inode number of each entry, to check answers.
+    numbers: Vec<u64>,
+    scratch: PathBuf,
+}
+
+impl Linux {
+    /// Returns the kernel's view of `corpus`, with every entry looked up once.
+    ///
+    /// # Errors
+    /// If some entries are made up or have gone, or the directories need more descriptors than the
+    /// process may have.
+    pub(crate) fn open(corpus: &Arc<Corpus>) -> anyhow::Result<Linux> {
+        if corpus.made_up() > 0 {
+            bail!("{} entries are made up", corpus.made_up());
+        }
+        let count = corpus.inodes().filter(|&ino| corpus.is_directory(ino)).count() as u64;
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        if count + SPARE_DESCRIPTORS > limit {
+            bail!("{count} directories need more than the {limit} descriptors allowed");
+        }
+        let mut linux = Linux {
+            corpus: Arc::clone(corpus),
+            directories: Vec::with_capacity(corpus.len()),
+            numbers: Vec::with_capacity(corpus.len()),
+            scratch: std::env::temp_dir().join(format!("corewalk-lab-{}", std::process::id())),
+        };
+        for ino in corpus.inodes() {
+            let path = corpus.path(ino);
+            let is_here = ino != corpus.synthetic();
+            let stat = is_here.then(|| statat(CWD, &path[..], AtFlags::SYMLINK_NOFOLLOW));
+            linux.numbers.push(stat.transpose().context("/usr changed")?.map_or(0, |s| s.st_ino));
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let wants_descriptor = is_here && corpus.is_directory(ino);
+            let fd = wants_descriptor.then(|| openat(CWD, &path[..], flags, Mode::empty()));
+            linux.directories.push(fd.transpose().context("/usr changed")?);
+        }
+        std::fs::create_dir_all(linux.scratch.join("a/moved"))?;
+        std::fs::create_dir_all(linux.scratch.join("b"))?;
+        Ok(linux)
+    }
+
+    fn directory(&self, ino: u64) -> Option<&OwnedFd> {
+        self.directories.get(ino as usize - 1)?.as_ref()
+    }
+
+    fn number(&self, ino: u64) -> u64 {
+        self.numbers[ino as usize - 1]
+    }
+
+    /// Returns the kernel's number of `name` in `parent`.
+    #[inline]
+    fn lookup_number(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        Some(statat(self.directory(parent)?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
+    }
+
+    /// Returns the path of a directory as the kernel spells it.
+    #[inline]
+    fn directory_path(&self, ino: u64) -> Option<Vec<u8>> {
+        use std::io::Write as _;
+        use std::os::fd::AsRawFd as _;
+        let mut link = [0_u8; 32];
+        let mut rest = &mut link[..];
+        write!(rest, "/proc/self/fd/{}", self.directory(ino)?.as_raw_fd()).ok()?;
+        let unused = rest.len();
+        let link = &link[..link.len() - unused];
+        Some(readlinkat(CWD, link, Vec::with_capacity(256)).ok()?.into_bytes())
+    }
+}
+
+impl Namespace for Linux {
+    fn variant(&self) -> &'static str {
+        "linux"
+    }
+
+    fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let ino = self.corpus.child(parent, name)?;
+        (self.lookup_number(parent, name)? == self.number(ino)).then_some(ino)
+    }
+
+    #[inline]
+    fn path(&self, ino: u64) -> Option<Vec<u8>> {
+        let parent = self.corpus.parent(ino);
+        let mut path = self.directory_path(parent)?;
+        if parent != ROOT {
+            path.push(b'/');
+        }
+        path.extend_from_slice(self.corpus.name(ino));
+        Some(path)
+    }
+
+    fn walk(&self, path: &[u8]) -> Option<u64> {
+        Some(statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
+    }
+
+    fn rename(&self, from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
+        let is_away = from.0 == self.corpus.synthetic();
+        let [home, away] = [self.scratch.join("a/moved"), self.scratch.join("b/moved")];
+        let (old, new) = if is_away { (away, home) } else { (home, away) };
+        rustix::fs::rename(old.as_os_str().as_bytes(), new.as_os_str().as_bytes()).is_ok()
+    }
+
+    /// Other processes may change `/usr`.
+    fn is_exact(&self) -> bool {
+        false
+    }
+
+    fn work(&self, op: Op, lane: &Lane, first: usize, stop: &Stop) -> Tally {
+        match op {
+            Op::Lookup => lane.ask(first, stop, |target, name| {
+                self.lookup_number(target.parent, name) == Some(self.number(target.ino))
+            }),
+            Op::Walk => lane
+                .ask(first, stop, |target, path| self.walk(path) == Some(self.number(target.ino))),
+            Op::Path => {
+                let mut turn = 0_u64;
+                lane.ask(first, stop, move |target, expected| {
+                    turn += 1;
+                    lane.is_path(target, expected, self.path(target.ino).as_deref(), turn)
+                })
+            }
+        }
+    }
+}
+
+impl Drop for Linux {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.scratch);
+    }
+}
+
+/// Returns the nanoseconds of a system call that does nothing (getppid), over `calls` calls.
+pub(crate) fn syscall_ns(calls: u32) -> f64 {
+    let start = Instant::now();
+    for _ in 0..calls {
+        std::hint::black_box(rustix::process::getppid());
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(calls)
+}

@@ -1,0 +1,238 @@
+//! The lab: re-runs published tables on the user's own machine.
+//!
+//! Each table puts corewalk beside the designs that are usual in user space, the host kernel and the
+//! programs that are installed, and measures all of them interleaved in one process. The numbers are
+//! ratios first; the machine is named, the spread is shown, answers are checked in every run, and
+//! losses are rows like any other.
+//!
+//! # How it works
+//! `table` lists the tables and says how one is run; `table/*.rs` are the tables, one file each.
+//! `samples` turns measurements into rows. `baseline`, `ours` and `peer` are what is measured.
+//! `corpus` and `lane` are what it is measured with, `slice` is one measurement.
+//!
+//! # Output
+//! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one
+//! table as an object, several as a list. `schema.json` beside this crate is its schema.
+//!
+//! # What it refuses
+//! Numbers from fewer than five rounds, and figures of machines other than the one it runs on.
+//!
+//! Source: DESIGN 5 and 6 (the contract of `corewalk lab`, and how numbers are made).
+
+#![forbid(unsafe_code)]
+
+mod baseline;
+mod corpus;
+mod index;
+mod lane;
+mod layout;
+pub mod machine;
+mod memory;
+mod ours;
+pub mod samples;
+mod slice;
+pub mod table;
+mod text;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::{Args, Subcommand};
+use corewalk_sync::primitives::Arc;
+use serde::Serialize;
+
+use corpus::Corpus;
+use lane::{Lane, Op, Stop};
+use machine::Machine;
+use samples::Row;
+use table::{Settings, Size, Table};
+
+/// Rounds of a run.
+const ROUNDS: usize = 7;
+/// Rounds of a quick run, the least there is.
+const ROUNDS_QUICK: usize = 5;
+/// Seconds that each variant is measured per row, over all rounds.
+const SECONDS: f64 = 1.4;
+/// The same in a quick run.
+const SECONDS_QUICK: f64 = 0.05;
+/// Questions that a profiler's run draws, and asks round and round.
+const QUESTIONS: usize = 131_072;
+/// The most threads that can be asked for.
+const THREADS_MAX: usize = 1024;
+
+/// The arguments of `corewalk lab`.
+#[derive(Args, Clone, Debug)]
+pub struct LabArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Lists the tables.
+    List,
+    /// Runs tables and prints their rows.
+    Run(RunArgs),
+    /// Prints the bytes that a variant takes, measured in this process.
+    #[command(hide = true)]
+    Memory {
+        /// The variant.
+        variant: String,
+        /// Entries of the tree.
+        entries: usize,
+    },
+    /// Asks a variant of the table `lookup` a number of questions on one thread, for profilers.
+    #[command(hide = true)]
+    Ask {
+        /// The variant.
+        variant: String,
+        /// What is asked: lookup, path or walk.
+        op: String,
+        /// Questions.
+        count: usize,
+        /// Entries of the tree.
+        entries: usize,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+struct RunArgs {
+    /// The tables to run, as `list` names them.
+    #[arg(required = true, value_name = "TABLE")]
+    tables: Vec<String>,
+    /// Small sizes and short slices: shows that it works, not how fast.
+    #[arg(long)]
+    quick: bool,
+    /// Writes the rows to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Thread counts (process counts in tables of mounts), such as 1,2,4.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    threads: Vec<usize>,
+    /// Seconds that each variant is measured per row, over all rounds.
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+}
+
+/// One table's outcome, as it is written.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The table's name.
+    pub table: &'static str,
+    /// Where the table comes from.
+    pub source: &'static str,
+    /// Where it was run.
+    pub machine: Machine,
+    /// What came out.
+    pub rows: Vec<Row>,
+}
+
+/// Does what `args` ask for. `prefix` is what stands between the program and the lab's own
+/// arguments on its command line, `["lab"]` for `corewalk lab`: the lab starts the program again to
+/// measure memory.
+///
+/// # Errors
+/// A table that does not exist, settings that make no sense, a wrong answer of a variant that
+/// promises right ones, a file that cannot be written.
+pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
+    match args.command {
+        Command::List => {
+            for table in table::all() {
+                println!("{:<14} {}", table.name(), table.about());
+            }
+            Ok(())
+        }
+        Command::Run(args) => run_tables(&args, prefix),
+        Command::Memory { variant, entries } => {
+            println!("{}", memory::measure(&variant, entries)?);
+            Ok(())
+        }
+        Command::Ask { variant, op, count, entries } => ask(&variant, &op, count, entries),
+    }
+}
+
+/// Runs one table and returns what came out.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Result<Report> {
+    ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
+    let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
+    Ok(Report {
+        table: table.name(),
+        source: table.source(),
+        machine: Machine::here(),
+        rows: samples.rows(),
+    })
+}
+
+/// Returns the JSON of some tables: an object for one, a list for several.
+///
+/// # Errors
+/// None that a report can cause.
+pub fn to_json(reports: &[Report]) -> anyhow::Result<String> {
+    let json = match reports {
+        [only] => serde_json::to_string_pretty(only),
+        _ => serde_json::to_string_pretty(reports),
+    };
+    Ok(json? + "\n")
+}
+
+fn run_tables(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<()> {
+    let settings = settings(args, prefix)?;
+    let mut tables = vec![];
+    for name in &args.tables {
+        match table::find(name) {
+            Some(table) => tables.push(table),
+            None => bail!("there is no table `{name}`; `list` names them"),
+        }
+    }
+    let mut reports = vec![];
+    for table in tables {
+        let report = run_table(table, &settings)?;
+        print!("{}", text::render(&report));
+        reports.push(report);
+    }
+    if let Some(file) = &args.json {
+        std::fs::write(file, to_json(&reports)?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// Asks `count` questions and nothing else: the difference between two counts, under callgrind, is
+/// the cost of an operation in instructions.
+fn ask(variant: &str, op: &str, count: usize, entries: usize) -> anyhow::Result<()> {
+    let op = Op::ALL.into_iter().find(|known| known.name() == op).context("no such operation")?;
+    let corpus = Arc::new(Corpus::collect(entries));
+    let table = memory::load(variant, &corpus)?.context("no such variant")?;
+    let lane = Lane::draw(&corpus, &corpus.movable(), op, QUESTIONS, 7);
+    let tally = table.work(op, &lane, 0, &Stop::after(count));
+    println!("{} questions, {} wrong answers", tally.ops, tally.wrong);
+    Ok(())
+}
+
+fn settings(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<Settings> {
+    let (size, rounds, seconds) = if args.quick {
+        (Size::Quick, ROUNDS_QUICK, SECONDS_QUICK)
+    } else {
+        (Size::Full, ROUNDS, SECONDS)
+    };
+    let seconds = args.seconds.unwrap_or(seconds);
+    ensure!(seconds > 0.0 && seconds <= 3600.0, "--seconds is more than 0 and at most 3600");
+    let threads = match (&args.threads[..], size) {
+        ([], Size::Quick) => vec![1, 2],
+        ([], Size::Full) => vec![1, 2, 4],
+        (list, _) => list.to_vec(),
+    };
+    let is_usable = |threads: &usize| (1..=THREADS_MAX).contains(threads);
+    ensure!(threads.iter().all(is_usable), "--threads are numbers from 1 to {THREADS_MAX}");
+    Ok(Settings {
+        size,
+        threads,
+        time_per_row: Duration::from_secs_f64(seconds),
+        rounds,
+        again: Some(prefix.iter().map(|&word| word.to_owned()).collect()),
+    })
+}

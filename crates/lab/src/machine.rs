@@ -1,0 +1,144 @@
+//! The machine a table was measured on, and how much of it others used meanwhile.
+//!
+//! Numbers without a machine are worth nothing, and numbers from a machine that others work on are
+//! worth less than they look. So each table carries the processor, the number of cores, the kernel
+//! and the commit, and the run says which share of the processors went to other processes.
+//!
+//! Source: `/proc/cpuinfo`, `/proc/stat`, uname(2), clock_gettime(2).
+
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+use corewalk_sync::primitives::thread;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+/// Nanoseconds of the tick that `/proc/stat` counts in.
+const TICK_NS: u64 = 10_000_000;
+
+/// Where a table was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// The processor's name.
+    pub cpu: String,
+    /// Processors that the process may use.
+    pub cores: usize,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The commit that was built, `unknown` outside of a repository.
+    pub commit: String,
+}
+
+impl Machine {
+    /// Returns the machine that the process runs on.
+    pub fn here() -> Machine {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let cpu = cpuinfo
+            .lines()
+            .find(|line| line.starts_with("model name"))
+            .and_then(|line| line.split_once(": "))
+            .map_or_else(|| String::from("unknown"), |(_, name)| name.to_owned());
+        Machine {
+            cpu,
+            cores: cores(),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            commit: commit(),
+        }
+    }
+}
+
+/// Returns how many processors the process may use.
+pub fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Returns the processor time that the calling thread has used, in nanoseconds.
+pub fn thread_cpu_ns() -> u64 {
+    clock_ns(ClockId::ThreadCPUTime)
+}
+
+/// Measures the share of the processors that went to other processes.
+pub struct Disturbance {
+    started: Instant,
+    busy_ns: u64,
+    own_ns: u64,
+}
+
+impl Disturbance {
+    /// Starts measuring.
+    pub fn start() -> Disturbance {
+        Disturbance {
+            started: Instant::now(),
+            busy_ns: busy_ns(),
+            own_ns: clock_ns(ClockId::ProcessCPUTime),
+        }
+    }
+
+    /// Returns the share since the start, 0 to 1. It is exact to one tick of 10 ms.
+    pub fn share(&self) -> f64 {
+        let own = clock_ns(ClockId::ProcessCPUTime) - self.own_ns;
+        let others = (busy_ns() - self.busy_ns).saturating_sub(own) as f64;
+        let all = self.started.elapsed().as_nanos() as f64 * cores() as f64;
+        if all > 0.0 { (others / all).clamp(0.0, 1.0) } else { 0.0 }
+    }
+}
+
+/// Returns the nanoseconds that all processors together have not been idle; 0 if it is unknown.
+fn busy_ns() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    // user nice system idle iowait irq softirq steal; what follows is part of user.
+    let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
+    let ticks: u64 = fields
+        .enumerate()
+        .filter(|(at, _)| !matches!(at, 3 | 4))
+        .filter_map(|(_, field)| field.parse::<u64>().ok())
+        .sum();
+    ticks * TICK_NS
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn commit() -> String {
+    let output = Command::new("git")
+        .args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "--short=12", "HEAD"])
+        .output();
+    match output {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        }
+        _ => String::from("unknown"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_has_a_kernel_and_at_least_one_core() {
+        let machine = Machine::here();
+        assert!(machine.cores >= 1);
+        assert!(machine.kernel.chars().next().is_some_and(|c| c.is_ascii_digit()));
+        assert!(!machine.commit.is_empty() && !machine.cpu.is_empty());
+    }
+
+    #[test]
+    fn thread_clock_runs_while_the_thread_works() {
+        let before = thread_cpu_ns();
+        let mut sum = 0_u64;
+        for n in 0..1_000_000_u64 {
+            sum = std::hint::black_box(sum ^ n);
+        }
+        assert!(thread_cpu_ns() > before);
+    }
+
+    #[test]
+    fn share_of_others_is_a_share() {
+        let disturbance = Disturbance::start();
+        assert!((0.0..=1.0).contains(&disturbance.share()));
+    }
+}

@@ -1,0 +1,209 @@
+//! From measurements to rows: medians, spread and the ratio to the baseline.
+//!
+//! Absolute times on a shared machine mean little: the same run takes 0.9 or 2.4 s. What holds is
+//! the ratio of two variants that were measured right after each other. So every sample remembers
+//! its round, the ratio is taken round by round, and the row gives the median of those ratios.
+//!
+//! # Invariants
+//! - A row's `ratio` only uses rounds in which both the variant and its baseline were measured with
+//!   the same parameters.
+//!
+//! Source: DESIGN 5 and 6; `schema.json` beside this crate.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// What was varied: `threads`, `op` and the like.
+pub type Params = BTreeMap<&'static str, Value>;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Metric {
+    /// Operations per second of wall time, all threads together.
+    OpsPerSecond,
+    /// Nanoseconds of one thread's processor time per operation.
+    NsPerOp,
+    /// Bytes of memory per entry.
+    BytesPerEntry,
+}
+
+impl Metric {
+    fn name(self) -> &'static str {
+        match self {
+            Metric::OpsPerSecond => "ops_per_s",
+            Metric::NsPerOp => "ns_per_op",
+            Metric::BytesPerEntry => "bytes_per_entry",
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            Metric::OpsPerSecond => "1/s",
+            Metric::NsPerOp => "ns",
+            Metric::BytesPerEntry => "B",
+        }
+    }
+
+    fn better(self) -> &'static str {
+        match self {
+            Metric::OpsPerSecond => "higher",
+            Metric::NsPerOp | Metric::BytesPerEntry => "lower",
+        }
+    }
+}
+
+/// One row of a table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Who was measured.
+    pub variant: String,
+    /// With what parameters.
+    pub params: Params,
+    /// The name of what was measured.
+    pub metric: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// Which direction is better: `higher` or `lower`.
+    pub better: &'static str,
+    /// The median over the rounds.
+    pub median: f64,
+    /// The lowest round.
+    pub min: f64,
+    /// The highest round.
+    pub max: f64,
+    /// How many rounds counted.
+    pub rounds: usize,
+    /// The variant that `ratio` compares with.
+    pub baseline: String,
+    /// The median over the rounds of this row against the baseline's; None if no round has both.
+    pub ratio: Option<f64>,
+}
+
+/// The samples of one table, in the order in which rows first appeared.
+#[derive(Default)]
+pub struct Samples {
+    rows: Vec<(Key, Vec<(usize, f64)>)>,
+}
+
+/// What tells rows apart.
+#[derive(Clone, Debug, PartialEq)]
+struct Key {
+    variant: String,
+    params: Params,
+    metric: Metric,
+    baseline: String,
+}
+
+impl Samples {
+    /// Adds what `variant` reached in `round`.
+    pub fn add(
+        &mut self,
+        round: usize,
+        variant: &str,
+        params: &Params,
+        (metric, value): (Metric, f64),
+        baseline: &str,
+    ) {
+        let key = Key {
+            variant: variant.to_owned(),
+            params: params.clone(),
+            metric,
+            baseline: baseline.to_owned(),
+        };
+        match self.rows.iter_mut().find(|(other, _)| *other == key) {
+            Some((_, values)) => values.push((round, value)),
+            None => self.rows.push((key, vec![(round, value)])),
+        }
+    }
+
+    /// Returns the rows.
+    pub fn rows(&self) -> Vec<Row> {
+        self.rows.iter().map(|(key, values)| self.row(key, values)).collect()
+    }
+
+    fn row(&self, key: &Key, values: &[(usize, f64)]) -> Row {
+        let only: Vec<f64> = values.iter().map(|(_, value)| *value).collect();
+        let base = self.rows.iter().find(|(other, _)| {
+            other.variant == key.baseline
+                && other.params == key.params
+                && other.metric == key.metric
+        });
+        let ratios: Vec<f64> = values
+            .iter()
+            .filter_map(|(round, value)| {
+                let (_, base) = base?;
+                let (_, base) = base.iter().find(|(other, _)| other == round)?;
+                (*base > 0.0).then_some(value / base)
+            })
+            .collect();
+        Row {
+            variant: key.variant.clone(),
+            params: key.params.clone(),
+            metric: key.metric.name(),
+            unit: key.metric.unit(),
+            better: key.metric.better(),
+            median: median(&only).unwrap_or(0.0),
+            min: only.iter().copied().fold(f64::INFINITY, f64::min),
+            max: only.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            rounds: only.len(),
+            baseline: key.baseline.clone(),
+            ratio: median(&ratios),
+        }
+    }
+}
+
+/// Returns the median; of an even number of values the mean of the two in the middle.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n.is_multiple_of(2) => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+        _ => Some(sorted[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(threads: u64) -> Params {
+        Params::from([("threads", threads.into())])
+    }
+
+    #[test]
+    fn ratio_is_the_median_of_the_ratios_round_by_round() {
+        let mut samples = Samples::default();
+        for (round, (ours, theirs)) in [(2.0, 1.0), (30.0, 10.0), (4.0, 4.0)].iter().enumerate() {
+            let ops = |value: f64| (Metric::OpsPerSecond, value);
+            samples.add(round, "corewalk", &params(1), ops(*ours), "base");
+            samples.add(round, "base", &params(1), ops(*theirs), "base");
+        }
+        let rows = samples.rows();
+        assert_eq!((rows[0].ratio, rows[0].median), (Some(2.0), 4.0));
+        assert_eq!((rows[0].min, rows[0].max, rows[0].rounds), (2.0, 30.0, 3));
+        assert_eq!(rows[1].ratio, Some(1.0));
+    }
+
+    #[test]
+    fn ratio_ignores_other_params_and_rounds_without_the_baseline() {
+        let mut samples = Samples::default();
+        let ns = |value: f64| (Metric::NsPerOp, value);
+        samples.add(0, "corewalk", &params(1), ns(5.0), "base");
+        samples.add(0, "base", &params(2), ns(1.0), "base");
+        samples.add(1, "base", &params(1), ns(1.0), "base");
+        assert_eq!(samples.rows()[0].ratio, None);
+        samples.add(1, "corewalk", &params(1), ns(7.0), "base");
+        assert_eq!(samples.rows()[0].ratio, Some(7.0));
+    }
+
+    #[test]
+    fn median_of_an_even_number_is_the_mean_of_the_middle() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median(&[9.0, 1.0, 3.0]), Some(3.0));
+    }
+}

@@ -1,0 +1,103 @@
+//! The tables: what each one measures and where it comes from.
+//!
+//! A table runs its variants interleaved in one process, round by round, and rotates who goes first,
+//! so that neither drift of the machine nor the order favours anybody. Five rounds are the least. It
+//! gives samples; what becomes of them is the same for all (`samples`).
+//!
+//! Source: DESIGN 5 and 6.
+
+mod lookup;
+mod names;
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::samples::Samples;
+
+/// One table.
+pub trait Table: Sync {
+    /// Returns the name it is run by.
+    fn name(&self) -> &'static str;
+
+    /// Returns the document or study whose table it re-runs.
+    fn source(&self) -> &'static str;
+
+    /// Returns what it measures, in one line.
+    fn about(&self) -> &'static str;
+
+    /// Measures.
+    ///
+    /// # Errors
+    /// A wrong answer, or something that is needed and not there.
+    fn run(&self, settings: &Settings) -> anyhow::Result<Samples>;
+}
+
+/// How a table is run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Small sizes and short slices, for tests.
+    pub size: Size,
+    /// Thread or process counts.
+    pub threads: Vec<usize>,
+    /// For how long each variant is measured per row, over all rounds.
+    pub time_per_row: Duration,
+    /// Rounds.
+    pub rounds: usize,
+    /// What starts this program's lab again, before a hidden subcommand; None if nothing does.
+    pub again: Option<Vec<String>>,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// Seconds in all: whether it works.
+    Quick,
+    /// Minutes: numbers worth keeping.
+    Full,
+}
+
+/// Returns all tables, in the order in which they are listed.
+pub fn all() -> &'static [&'static dyn Table] {
+    &[&lookup::Lookup, &names::Names]
+}
+
+/// Returns the table called `name`.
+pub fn find(name: &str) -> Option<&'static dyn Table> {
+    all().iter().copied().find(|table| table.name() == name)
+}
+
+/// Returns a bar on a terminal for `steps` steps; nothing is shown elsewhere.
+pub(crate) fn progress(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64);
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Returns the numbers below `count`, beginning with `round`: who is measured when.
+pub(crate) fn rotated(count: usize, round: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |at| (at + round) % count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rotation_lets_everybody_go_first_once() {
+        let first: Vec<usize> =
+            (0..3).map(|round| rotated(3, round).next().expect("three variants")).collect();
+        assert_eq!(first, [0, 1, 2]);
+        assert_eq!(rotated(3, 4).collect::<Vec<_>>(), [1, 2, 0]);
+    }
+
+    #[test]
+    fn tables_have_different_names_and_are_found_by_them() {
+        for table in all() {
+            assert_eq!(find(table.name()).map(Table::source), Some(table.source()));
+        }
+        assert!(find("no-such-table").is_none());
+    }
+}

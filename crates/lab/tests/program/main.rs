@@ -1,0 +1,124 @@
+//! The lab as its users meet it: a program, its exit status, and the JSON it writes.
+//!
+//! Every run here is a quick one: it shows that the tables work and that their rows have the form
+//! that other tools rely on, not how fast anything is.
+//!
+//! Source: DESIGN 5.
+
+#![forbid(unsafe_code)]
+
+mod schema;
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The schema that is published with the crate.
+const SCHEMA: &str = include_str!("../../schema.json");
+
+fn lab(args: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_corewalk-lab");
+    Command::new(program).args(args).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Returns what a quick run of `tables` writes as JSON, checked against the schema.
+fn quick(tables: &[&str]) -> Value {
+    let file: PathBuf = std::env::temp_dir().join(format!(
+        "corewalk-lab-{}-{}.json",
+        std::process::id(),
+        tables.join("-")
+    ));
+    let mut args = vec!["run"];
+    args.extend(tables);
+    args.extend(["--quick", "--json", file.to_str().expect("a path in ASCII")]);
+    let output = lab(&args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json = std::fs::read_to_string(&file).expect("the file was written");
+    std::fs::remove_file(&file).expect("the file is there");
+    let json: Value = serde_json::from_str(&json).expect("it is JSON");
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    schema::check(&schema, &schema, &json, "").expect("the output follows the schema");
+    json
+}
+
+fn rows<'a>(table: &'a Value, variant: &str, metric: &str) -> Vec<&'a Value> {
+    let rows = table["rows"].as_array().expect("rows are a list");
+    rows.iter().filter(|row| row["variant"] == variant && row["metric"] == metric).collect()
+}
+
+#[test]
+fn list_names_every_table_with_what_it_measures() {
+    let output = lab(&["list"]);
+    assert!(output.status.success());
+    let listed = text(&output.stdout);
+    for table in ["lookup", "names", "fuse-metadata"] {
+        assert!(listed.lines().any(|line| line.starts_with(table)), "{listed}");
+    }
+}
+
+#[test]
+fn quick_lookup_follows_the_schema_and_has_memory_rows() {
+    let table = quick(&["lookup"]);
+    assert_eq!(table["table"], "lookup");
+    for variant in ["corewalk", "rwlock-ahash", "dashmap-path", "papaya", "libfuse-node"] {
+        let speed = rows(&table, variant, "ops_per_s");
+        assert!(speed.iter().any(|row| row["params"]["op"] == "walk" && row["ratio"].is_f64()));
+        let memory = rows(&table, variant, "bytes_per_entry");
+        assert_eq!(memory.len(), 1, "{variant}");
+        assert!(memory[0]["median"].as_f64().is_some_and(|bytes| bytes > 20.0), "{variant}");
+        assert_eq!(memory[0]["baseline"], "rwlock-ahash");
+    }
+}
+
+#[test]
+fn several_tables_are_written_as_a_list() {
+    let tables = quick(&["names", "names"]);
+    let tables = tables.as_array().expect("a list");
+    assert_eq!(tables.len(), 2);
+    assert_eq!(tables[0]["table"], "names");
+}
+
+#[test]
+fn mistakes_are_one_line_and_the_status_says_whose() {
+    let cases: [(&[&str], i32); 6] = [
+        (&["run", "no-such-table"], 1),
+        (&["run", "names", "--seconds", "0"], 1),
+        (&["run", "names", "--threads", "0"], 1),
+        (&["run"], 2),
+        (&["run", "names", "--threads", "two"], 2),
+        (&["no-such-command"], 2),
+    ];
+    for (args, status) in cases {
+        let output = lab(args);
+        assert_eq!(output.status.code(), Some(status), "{args:?}");
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn output_with_a_field_of_another_kind_is_refused() {
+    let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+    let good = quick(&["names"]);
+    for (pointer, bad) in [
+        ("/rows/0/ratio", Value::from("1.0")),
+        ("/rows/0/metric", Value::from("furlongs")),
+        ("/rows/0/median", Value::from(-1)),
+        ("/machine/cores", Value::from(1.5)),
+        ("/rows", Value::from(Vec::<Value>::new())),
+    ] {
+        let mut wrong = good.clone();
+        *wrong.pointer_mut(pointer).expect("the field is there") = bad;
+        assert!(schema::check(&schema, &schema, &wrong, "").is_err(), "{pointer}");
+    }
+    let mut more = good.clone();
+    more["extra"] = Value::from(1);
+    assert!(schema::check(&schema, &schema, &more, "").is_err());
+    let mut fewer = good;
+    fewer["rows"][0].as_object_mut().unwrap().remove("unit");
+    assert!(schema::check(&schema, &schema, &fewer, "").is_err());
+}

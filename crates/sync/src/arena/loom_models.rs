@@ -1,0 +1,76 @@
+//! Models of `SlotArena`: two threads never hold the same slot.
+//!
+//! A model's shards are one mutex, so what is explored is the trade between shard, depot and
+//! fresh slots, and the steps of `take_fresh` by itself.
+
+use super::*;
+use crate::{
+    primitives::{Arc, thread},
+    tally::{Tally, assert_all_reached},
+};
+
+/// Two threads take a batch of fresh slots with `take`; returns how often the main thread's were
+/// (the first, the second) ones.
+fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
+    Tally::of(move |tally| {
+        let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("model", 5).unwrap());
+        let taker = move |arena: &SlotArena<1>| {
+            let mut slots = Vec::new();
+            take(arena, &mut slots);
+            slots
+        };
+        let other = thread::spawn({
+            let arena = Arc::clone(&arena);
+            move || taker(&arena)
+        });
+        let mine = taker(&arena);
+        let mut all = [mine.clone(), other.join().unwrap()].concat();
+        all.sort_unstable();
+        assert_eq!(all, [1, 2, 3, 4], "a slot was handed out twice");
+        tally.hit(usize::from(mine.contains(&3)));
+    })
+}
+
+#[test]
+fn take_fresh_by_two_threads_hands_out_each_slot_once() {
+    assert_all_reached(&fresh_batches(SlotArena::take_fresh));
+}
+
+#[test]
+#[should_panic(expected = "a slot was handed out twice")]
+fn control_take_fresh_in_two_steps_is_caught() {
+    fresh_batches(|arena, free| {
+        // ORDERING: Relaxed. As in `take_fresh`; it is the exchange that is taken apart.
+        let start = arena.next_fresh.load(Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        arena.next_fresh.store(start + BATCH as u64, Ordering::Relaxed);
+        free.extend((start..start + BATCH as u64).map(|n| u32::try_from(n).unwrap()));
+    });
+}
+
+#[test]
+fn alloc_and_free_by_two_threads_keep_slots_apart() {
+    let outcomes = Tally::of(|tally: Tally<2>| {
+        let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("model", 3).unwrap());
+        let user = |arena: &SlotArena<1>, me: u64| {
+            let index = arena.alloc().expect("there are two slots");
+            let slot = &arena.get(index)[0];
+            // ORDERING: Relaxed. The slot is this thread's alone.
+            slot.store(me, Ordering::Relaxed);
+            thread::yield_now();
+            // ORDERING: Relaxed. As above.
+            assert_eq!(slot.load(Ordering::Relaxed), me, "a slot has two owners");
+            arena.free(index);
+            index
+        };
+        let other = thread::spawn({
+            let arena = Arc::clone(&arena);
+            move || user(&arena, 1)
+        });
+        let mine = user(&arena, 2);
+        let theirs = other.join().unwrap();
+        assert_eq!(arena.in_use(), 0);
+        tally.hit(usize::from(mine == theirs));
+    });
+    assert_all_reached(&outcomes);
+}

@@ -1,0 +1,138 @@
+//! Unit tests of `SlotArena` on the machine: each slot once, words left alone, memory bounded.
+
+use super::*;
+use crate::primitives::{Arc, thread};
+use std::collections::HashSet;
+
+#[test]
+fn alloc_until_full_hands_out_every_slot_but_zero_once() {
+    let arena: SlotArena<2> = SlotArena::new("full", 300).unwrap();
+    let slots: HashSet<u32> = std::iter::from_fn(|| arena.alloc()).collect();
+    assert_eq!(slots.len(), 299);
+    assert!(slots.iter().all(|slot| (1..300).contains(slot)));
+    assert_eq!(arena.in_use(), 299);
+    assert_eq!(arena.alloc(), None);
+    arena.free(17);
+    assert_eq!(arena.in_use(), 298);
+    assert_eq!(arena.alloc(), Some(17));
+}
+
+/// Trap T7: no link of a free list in the slot, neither after `free` nor after `alloc`.
+#[test]
+fn free_and_alloc_leave_every_word_of_the_slot() {
+    let arena: SlotArena<8> = SlotArena::new("words", 400).unwrap();
+    let slots: Vec<u32> = std::iter::from_fn(|| arena.alloc()).collect();
+    let check = |what: &str| {
+        for &slot in &slots {
+            for (at, word) in arena.get(slot).iter().enumerate() {
+                // ORDERING: Relaxed. One thread.
+                let seen = word.load(Ordering::Relaxed);
+                assert_eq!(seen, u64::from(slot) << 8 | at as u64, "{what}");
+            }
+        }
+    };
+    for &slot in &slots {
+        for (at, word) in arena.get(slot).iter().enumerate() {
+            // ORDERING: Relaxed. One thread.
+            assert_eq!(word.load(Ordering::Relaxed), 0, "fresh slots are zero");
+            // ORDERING: Relaxed. One thread.
+            word.store(u64::from(slot) << 8 | at as u64, Ordering::Relaxed);
+        }
+    }
+    slots.iter().for_each(|&slot| arena.free(slot));
+    check("after free");
+    assert_eq!(std::iter::from_fn(|| arena.alloc()).count(), slots.len());
+    check("after alloc");
+}
+
+#[test]
+fn slots_of_eight_words_are_cache_lines() {
+    let arena: SlotArena<8> = SlotArena::new("lines", 4).unwrap();
+    let at = |index| std::ptr::from_ref(arena.get(index)).addr();
+    if !cfg!(miri) {
+        assert!(at(0).is_multiple_of(64));
+    }
+    assert_eq!(at(3) - at(0), 3 * 64);
+}
+
+#[test]
+#[should_panic(expected = "out of range")]
+fn get_at_max_slots_panics() {
+    let arena: SlotArena<1> = SlotArena::new("range", 4).unwrap();
+    assert_eq!(arena.get(3).len(), 1);
+    let _ = arena.get(4);
+}
+
+#[test]
+#[should_panic(expected = "never handed out")]
+fn free_of_slot_zero_panics() {
+    let arena: SlotArena<1> = SlotArena::new("zero", 4).unwrap();
+    arena.free(0);
+}
+
+#[test]
+#[should_panic(expected = "never handed out")]
+fn free_of_a_slot_never_handed_out_panics() {
+    let arena: SlotArena<1> = SlotArena::new("fresh", 400).unwrap();
+    arena.free(1);
+}
+
+#[test]
+fn new_without_slots_or_words_is_invalid() {
+    let refused = |result: io::Result<()>| {
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    };
+    refused(SlotArena::<8>::new("none", 0).map(drop));
+    refused(SlotArena::<0>::new("empty", 8).map(drop));
+}
+
+#[test]
+fn new_with_every_index_reserves_and_does_not_commit() {
+    if cfg!(miri) {
+        return;
+    }
+    let arena: SlotArena<8> = SlotArena::new("all", u32::MAX).unwrap();
+    assert_eq!(arena.max_slots(), u32::MAX);
+    // ORDERING: Relaxed. One thread.
+    assert_eq!(arena.get(u32::MAX - 1)[7].load(Ordering::Relaxed), 0);
+    assert!(arena.bytes_committed() < 4096);
+}
+
+#[test]
+fn alloc_here_and_free_there_touches_no_more_than_the_peak() {
+    const ROUNDS: usize = if cfg!(miri) { 1_000 } else { 100_000 };
+    const SLOTS: u32 = if cfg!(miri) { 1 << 10 } else { 1 << 20 };
+    let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("drift", SLOTS).unwrap());
+    let (send, receive) = std::sync::mpsc::sync_channel(16);
+    let consumer = thread::spawn({
+        let arena = Arc::clone(&arena);
+        move || receive.into_iter().for_each(|slot| arena.free(slot))
+    });
+    for _ in 0..ROUNDS {
+        send.send(arena.alloc().expect("far from full")).unwrap();
+    }
+    drop(send);
+    consumer.join().unwrap();
+    assert_eq!(arena.in_use(), 0);
+    assert!(arena.len_touched() <= 8 * 64, "A.4: touched {}", arena.len_touched());
+}
+
+#[test]
+fn alloc_by_one_thread_finds_what_others_freed() {
+    let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("steal", 100).unwrap());
+    let slots: Vec<u32> = std::iter::from_fn(|| arena.alloc()).collect();
+    let freer = thread::spawn({
+        let (arena, slots) = (Arc::clone(&arena), slots.clone());
+        move || slots.into_iter().for_each(|slot| arena.free(slot))
+    });
+    freer.join().unwrap();
+    let again: HashSet<u32> = std::iter::from_fn(|| arena.alloc()).collect();
+    assert_eq!(again.len(), slots.len(), "A.5");
+}
+
+#[test]
+fn debug_output_names_the_arena() {
+    let arena: SlotArena<8> = SlotArena::new("dentry", 4).unwrap();
+    assert!(format!("{arena:?}").contains("dentry"));
+    assert_eq!(arena.name(), "dentry");
+}

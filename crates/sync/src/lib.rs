@@ -1,0 +1,92 @@
+//! Lockref, the seqlock family, RCU and type-stable memory for user space.
+//!
+//! These are the primitives that make the kernel's name cache scale, for programs that want the
+//! same from a cache, an inode table or a session table of their own. They need nothing else of
+//! this workspace. What differs from the kernel is that a user-space thread can lose its
+//! processor anywhere: whatever waits here spins a bounded number of rounds and then sleeps.
+//!
+//! | type | for | readers pay |
+//! |---|---|---|
+//! | [`SeqCount`] | a few words that belong together, writers already serialised | two loads |
+//! | [`SeqLock`] | the same, with its own lock and a locking fallback | two loads |
+//! | [`SeqRwLock`] | the same, where the fallback readers must run side by side | two loads |
+//! | [`Lockref`] | a reference count that decides over life and death | one compare-exchange |
+//! | [`RcuCell`], [`rcu`] | whole values, replaced seldom | a section, once for many reads |
+//! | [`SlotArena`] | objects that lock-free readers may reach after they are freed | nothing |
+//! | [`ShardedCounter`] | statistics and budgets | a visit to every shard |
+//! | [`Mutex`], [`RwLock`], [`Condvar`] | everything else | a lock |
+//!
+//! # Unsafe code
+//!
+//! It is allowed in five files, each with its reason at the top: views over a word (`lockref`,
+//! `seqcount`), the mapping (`arena/memory`), the pointer that is swapped (`rcu/cell`), and the
+//! calls into the queue of sleepers (`park`). No function of the public interface is unsafe.
+//!
+//! # Lock order
+//!
+//! 1. The writers' lock of a `SeqLock` or `SeqRwLock`, or a `Lockref`: the caller's to order.
+//! 2. A shard of a `SlotArena`, then its depot.
+//! 3. The registry of `rcu`, a leaf.
+//!
+//! Nothing of the caller runs under 2 and 3. Read sections of `rcu` may be open under any of them.
+//!
+//! # Model checking
+//!
+//! With `--cfg corewalk_loom` or `--cfg corewalk_shuttle` the whole crate, and whoever takes its
+//! atomics from `primitives`, runs under loom or shuttle.
+//!
+//! # Examples
+//!
+//! An object in type-stable memory, found without a lock and counted only if it still lives:
+//!
+//! ```
+//! use corewalk_sync::{Lockref, SlotArena, primitives::atomic::Ordering};
+//!
+//! const LOCKREF: usize = 0;
+//! const GENERATION: usize = 1;
+//!
+//! let arena: SlotArena<8> = SlotArena::new("session", 1024)?;
+//! let index = arena.alloc().expect("the arena is empty");
+//! let words = arena.get(index);
+//! words[GENERATION].store(1, Ordering::Relaxed);
+//!
+//! // Somebody holds (index, generation 1), in a table perhaps.
+//! let lockref = Lockref::from_word(&arena.get(index)[LOCKREF]);
+//! assert!(lockref.get_not_dead());
+//! assert_eq!(arena.get(index)[GENERATION].load(Ordering::Relaxed), 1);
+//!
+//! // The last put ends the object; late readers find it dead, at the same address.
+//! let mut last = lockref.put_or_lock().expect("this was the only reference");
+//! last.sub(1);
+//! last.mark_dead();
+//! drop(last);
+//! arena.free(index);
+//! assert!(!lockref.get_not_dead());
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Source: the documents that each module names.
+
+mod arena;
+mod counter;
+mod lockref;
+mod locks;
+pub mod park;
+#[doc(hidden)]
+pub mod primitives;
+pub mod rcu;
+mod seqcount;
+mod seqlock;
+mod seqrwlock;
+#[cfg(all(test, corewalk_loom))]
+mod tally;
+
+pub use arena::SlotArena;
+pub use counter::ShardedCounter;
+pub use crossbeam_utils::CachePadded;
+pub use lockref::{Lockref, LockrefGuard};
+pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use rcu::RcuCell;
+pub use seqcount::{SeqCount, SeqWriteGuard};
+pub use seqlock::{Pass, SeqLock, SeqLockExclGuard, SeqLockWriteGuard};
+pub use seqrwlock::{SeqRwLock, SeqRwLockReadGuard, SeqRwLockWriteGuard};

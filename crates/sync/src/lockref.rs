@@ -1,0 +1,482 @@
+//! A reference count and a lock in one word, so that counting needs no lock.
+//!
+//! An object with a count and a lock is usually counted under the lock, since "drop the last
+//! reference" must exclude "take a new one". Here both live in one 64-bit word: a thread that
+//! only counts does one compare-exchange that succeeds as long as the lock is free, and only the
+//! thread that moves the count to or from the end of the object's life takes the lock.
+//!
+//! # Guarantees
+//!
+//! - A.1: while a `LockrefGuard` lives, nobody but its owner changes the count or the dead bit.
+//! - A.2: once `mark_dead` was called, `get_not_dead` and `get_not_zero` fail until `revive`
+//!   (trap T18); the check and the increment are one step.
+//! - A.3: the count has 61 bits and is checked at both ends; it never runs into the flags (trap
+//!   T51). An operation that would pass an end fails or panics, see each.
+//! - A.4: a thread that meets the lock waits until it is free and then counts by
+//!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races, so a
+//!   short locker leaves no trail of lockers behind it (trap T52).
+//! - A.5: a waiter spins a bounded number of rounds, then sleeps.
+//! - A.6: what an owner did before `put_return` or unlocking happens before whoever sees the
+//!   count reach zero, and before whoever locks afterwards.
+//!
+//! # Rules
+//!
+//! - A lockref in a slot that is reused says nothing about *which* object it counts: compare the
+//!   slot's generation after the get.
+//! - The word is a lockref for ever. No field of a freed object may share it (trap T7): late
+//!   readers still try to count it, and must find it dead.
+//! - A guard is not reentrant, and `get`/`put` on the same lockref under one's own guard wait for
+//!   ever: use the guard's `add` and `sub`.
+//!
+//! Source: Long, "dcache: make Oracle more scalable on large systems", February 2013; Linux
+//! `lib/lockref.c` and `include/linux/lockref.h` (the operations, and "a lockref is absolutely
+//! not an `atomic_t`"); Guzik, June 2024, on the degradation that A.4 rules out.
+#![expect(unsafe_code, reason = "a view over a word is a reference cast")]
+
+use crate::{
+    park::{self, Sleeper},
+    primitives::{
+        IS_MODEL,
+        atomic::{AtomicU64, Ordering},
+        hint,
+    },
+};
+use std::{fmt, marker::PhantomData};
+
+const LOCKED: u64 = 1 << 0;
+const WAITERS: u64 = 1 << 1;
+const DEAD: u64 = 1 << 2;
+const COUNT_SHIFT: u32 = 3;
+const ONE: u64 = 1 << COUNT_SHIFT;
+
+/// Lost compare-exchange races after which a thread takes the lock (the bound Linux uses).
+const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
+
+/// Rounds that a thread spins on a held lock before it sleeps.
+const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 64 };
+
+/// A lock, a dead bit and a 61-bit reference count in one word.
+///
+/// # Examples
+///
+/// ```
+/// let lockref = corewalk_sync::Lockref::new(1);
+/// assert!(lockref.get_not_dead());
+/// assert_eq!(lockref.put_return(), 1);
+/// let mut last = lockref.put_or_lock().expect("the last reference is dropped under the lock");
+/// last.sub(1);
+/// last.mark_dead();
+/// drop(last);
+/// assert!(!lockref.get_not_dead());
+/// ```
+#[doc(alias = "lockref")]
+#[repr(transparent)]
+pub struct Lockref {
+    /// The word. A zero word is unlocked, alive and has count 0.
+    ///
+    /// | bits | meaning | who changes it |
+    /// |---|---|---|
+    /// | 0 | locked | the locker, and the guard's drop |
+    /// | 1 | a thread may sleep until the lock is free | a waiter sets, the unlocker clears |
+    /// | 2 | dead | the guard |
+    /// | 3..64 | count | anybody while unlocked, the guard while locked |
+    ///
+    /// Waiters without the lock bit: a woken locker is on its way and its unlock wakes the rest.
+    word: AtomicU64,
+}
+
+impl Lockref {
+    /// The largest count.
+    pub const COUNT_MAX: u64 = u64::MAX >> COUNT_SHIFT;
+
+    /// Returns an unlocked, living lockref that counts `count` references.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `count` is above [`Lockref::COUNT_MAX`].
+    #[must_use]
+    pub fn new(count: u64) -> Self {
+        assert!(count <= Self::COUNT_MAX, "lockref count too large");
+        Self { word: AtomicU64::new(count << COUNT_SHIFT) }
+    }
+
+    /// Returns a view of `word` as a lockref.
+    ///
+    /// A zero word is a living lockref with count 0. The word belongs to the lockref from then
+    /// on: changing it in any other way breaks the guarantees of the type, though not memory
+    /// safety.
+    #[must_use]
+    pub fn from_word(word: &AtomicU64) -> &Self {
+        // SAFETY: `Lockref` is a transparent newtype of `AtomicU64`, and every bit pattern is
+        // safe to operate on; the lifetime is that of the argument.
+        unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
+    }
+
+    /// Returns the count of this moment. Stale at once unless the caller holds the lock.
+    #[inline]
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        // ORDERING: Relaxed. A hint; nothing may be concluded from it.
+        self.word.load(Ordering::Relaxed) >> COUNT_SHIFT
+    }
+
+    /// Returns true if the object is dead at this moment.
+    #[inline]
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        // ORDERING(lockref-unlock): Acquire. A dead bit that is seen brings what the marker had
+        // written before it.
+        self.word.load(Ordering::Acquire) & DEAD != 0
+    }
+
+    /// Returns true if the lock is held at this moment. A hint, for assertions and statistics.
+    #[inline]
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        // ORDERING: Relaxed. A hint; nothing may be concluded from it.
+        self.word.load(Ordering::Relaxed) & LOCKED != 0
+    }
+
+    /// Takes one more reference. The caller already owns one.
+    ///
+    /// # Panics
+    ///
+    /// Panics at [`Lockref::COUNT_MAX`].
+    #[doc(alias = "lockref_get")]
+    #[inline]
+    pub fn get(&self) {
+        self.get_many(1);
+    }
+
+    /// Takes `n` more references. The caller already owns one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the count would pass [`Lockref::COUNT_MAX`].
+    #[inline]
+    pub fn get_many(&self, n: u64) {
+        let taken = self.change(|word| add(word, n));
+        assert!(taken.is_ok(), "lockref count overflow");
+    }
+
+    /// Returns true and takes a reference if the object lives and has one already.
+    ///
+    /// At [`Lockref::COUNT_MAX`] it returns false.
+    #[doc(alias = "lockref_get_not_zero")]
+    #[inline]
+    #[must_use]
+    pub fn get_not_zero(&self) -> bool {
+        self.change(|word| if word & DEAD != 0 || word < ONE { None } else { add(word, 1) }).is_ok()
+    }
+
+    /// Returns true and takes a reference if the object lives, also if its count is 0.
+    ///
+    /// At [`Lockref::COUNT_MAX`] it returns false.
+    #[doc(alias = "lockref_get_not_dead")]
+    #[inline]
+    #[must_use]
+    pub fn get_not_dead(&self) -> bool {
+        self.change(|word| if word & DEAD != 0 { None } else { add(word, 1) }).is_ok()
+    }
+
+    /// Drops one reference and returns how many are left.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there was none.
+    #[doc(alias = "lockref_put_return")]
+    #[inline]
+    pub fn put_return(&self) -> u64 {
+        self.put_many(1)
+    }
+
+    /// Drops `n` references and returns how many are left.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there were fewer.
+    #[inline]
+    pub fn put_many(&self, n: u64) -> u64 {
+        match self.change(|word| sub(word, n)) {
+            Ok(word) => word >> COUNT_SHIFT,
+            Err(_) => panic!("lockref put without a reference"),
+        }
+    }
+
+    /// Drops a reference unless it is the last one; returns the locked object if it is.
+    ///
+    /// `None`: dropped, the count stayed above zero. `Some`: nothing was dropped, the count is
+    /// at most 1 and the caller holds the lock.
+    #[doc(alias = "lockref_put_or_lock")]
+    #[inline]
+    #[must_use = "if the lock was taken, the reference is still the caller's"]
+    pub fn put_or_lock(&self) -> Option<LockrefGuard<'_>> {
+        let more_than_one = |word| if word < 2 * ONE { None } else { sub(word, 1) };
+        if self.change(more_than_one).is_ok() {
+            return None;
+        }
+        let mut guard = self.lock();
+        if guard.count() > 1 {
+            guard.sub(1);
+            return None;
+        }
+        Some(guard)
+    }
+
+    /// Returns a guard once the lock is ours: spins briefly, then sleeps.
+    #[inline]
+    pub fn lock(&self) -> LockrefGuard<'_> {
+        self.try_lock().unwrap_or_else(|| self.lock_slow())
+    }
+
+    /// Returns a guard if the lock is free.
+    #[inline]
+    #[must_use]
+    pub fn try_lock(&self) -> Option<LockrefGuard<'_>> {
+        // ORDERING: Relaxed. Only the compare-exchange counts.
+        let mut word = self.word.load(Ordering::Relaxed);
+        while word & LOCKED == 0 {
+            // ORDERING(lockref-unlock): Acquire. What the last holder wrote is ours to read;
+            // so is what was done before each reference was dropped.
+            match self.word.compare_exchange_weak(
+                word,
+                word | LOCKED,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(LockrefGuard { lockref: self, not_send: PhantomData }),
+                Err(seen) => word = seen,
+            }
+        }
+        None
+    }
+
+    /// Replaces the word by `next(word)` while it is unlocked.
+    ///
+    /// Returns the new word, or the word that `next` refused. `next` changes the count only.
+    #[inline]
+    fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
+        // ORDERING: Relaxed. Only the compare-exchange counts, or the refusal below.
+        let word = self.word.load(Ordering::Relaxed);
+        if word & LOCKED == 0 {
+            match next(word) {
+                Some(new) if self.exchange(word, new).is_ok() => return Ok(new),
+                Some(_) => {}
+                None => return Err(word),
+            }
+        }
+        self.change_slow(next)
+    }
+
+    #[cold]
+    fn change_slow(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
+        let mut tries = 0;
+        while tries < CAS_TRIES {
+            let word = self.wait_unlocked(Sleeper::Passer);
+            let new = next(word).ok_or(word)?;
+            if self.exchange(word, new).is_ok() {
+                return Ok(new);
+            }
+            tries += 1;
+        }
+        let guard = self.lock();
+        guard.change_count(next)
+    }
+
+    #[inline]
+    fn exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
+        // ORDERING(lockref-unlock): AcqRel. Acquire: a reference that is taken comes with what
+        // the last holder wrote. Release: what was done under a reference that is dropped happens
+        // before the thread that finds none left.
+        self.word.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed)
+    }
+
+    #[cold]
+    fn lock_slow(&self) -> LockrefGuard<'_> {
+        loop {
+            self.wait_unlocked(Sleeper::Locker);
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+        }
+    }
+
+    /// Returns a word that was seen unlocked; spins, then sleeps until there is one.
+    fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
+        let mut rounds = 0;
+        loop {
+            // ORDERING: Relaxed. The caller's compare-exchange orders what follows.
+            let word = self.word.load(Ordering::Relaxed);
+            if word & LOCKED == 0 {
+                return word;
+            }
+            if rounds < SPIN_ROUNDS {
+                rounds += 1;
+                hint::spin_loop();
+            } else {
+                self.sleep(word, sleeper);
+            }
+        }
+    }
+
+    /// Sleeps unless the lock, held when `word` was read, is free by now.
+    fn sleep(&self, word: u64, sleeper: Sleeper) {
+        // ORDERING: Relaxed. The bit asks the holder to wake us and publishes nothing.
+        let asked =
+            self.word.compare_exchange(word, word | WAITERS, Ordering::Relaxed, Ordering::Relaxed);
+        if asked.is_ok() {
+            park::wait_as(&self.word, LOCKED | WAITERS, LOCKED | WAITERS, sleeper);
+        }
+    }
+}
+
+impl fmt::Debug for Lockref {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lockref")
+            .field("count", &self.count())
+            .field("dead", &self.is_dead())
+            .field("locked", &self.is_locked())
+            .finish()
+    }
+}
+
+/// A locked `Lockref`; the count is stable and ours to change until this is dropped.
+///
+/// It stays on its thread:
+///
+/// ```compile_fail,E0277
+/// fn assert_send<T: Send>(_: T) {}
+/// let lockref = corewalk_sync::Lockref::new(1);
+/// assert_send(lockref.lock());
+/// ```
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct LockrefGuard<'a> {
+    lockref: &'a Lockref,
+    not_send: PhantomData<*const ()>,
+}
+
+impl LockrefGuard<'_> {
+    /// Returns the count, which nobody else changes.
+    #[inline]
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.lockref.count()
+    }
+
+    /// Adds `n` references.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the count would pass [`Lockref::COUNT_MAX`].
+    #[inline]
+    pub fn add(&mut self, n: u64) {
+        assert!(self.change_count(|word| add(word, n)).is_ok(), "lockref count overflow");
+    }
+
+    /// Drops `n` references.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there are fewer.
+    #[inline]
+    pub fn sub(&mut self, n: u64) {
+        assert!(self.change_count(|word| sub(word, n)).is_ok(), "lockref put without a reference");
+    }
+
+    /// Marks the object dead: from here on no `get_not_dead` and no `get_not_zero` succeeds.
+    #[doc(alias = "lockref_mark_dead")]
+    #[inline]
+    pub fn mark_dead(&mut self) {
+        // ORDERING(lockref-unlock): Release. A reader that sees the bit sees what was written
+        // before it.
+        self.lockref.word.fetch_or(DEAD, Ordering::Release);
+    }
+
+    /// Returns true if the object is dead.
+    #[inline]
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.lockref.is_dead()
+    }
+
+    /// Clears the dead bit, for a slot that gets a new object.
+    ///
+    /// Late readers of the old object can count the new one from here on; the new generation
+    /// must be in place before.
+    #[inline]
+    pub fn revive(&mut self) {
+        // ORDERING(lockref-unlock): Release. A reader that finds the object alive sees what was
+        // written before, the new generation above all.
+        self.lockref.word.fetch_and(!DEAD, Ordering::Release);
+    }
+
+    /// Changes the count under the lock; returns the new word or the one that was refused.
+    fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
+        let word = &self.lockref.word;
+        // ORDERING: Relaxed. We hold the lock; only the waiters bit changes under us, and the
+        // unlock publishes the count.
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            let new = next(seen).ok_or(seen)?;
+            // ORDERING(lockref-unlock): AcqRel, as in `Lockref::exchange`, which this replaces
+            // after too many lost races.
+            match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Ok(new),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    #[cold]
+    fn unlock_slow(&self) {
+        park::unlock(&self.lockref.word, LOCKED, WAITERS);
+    }
+}
+
+impl fmt::Debug for LockrefGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LockrefGuard").field(&self.lockref).finish()
+    }
+}
+
+impl Drop for LockrefGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let word = &self.lockref.word;
+        // ORDERING: Relaxed. We hold the lock; only the waiters bit can be new.
+        let seen = word.load(Ordering::Relaxed);
+        // ORDERING(lockref-unlock): Release. What the holder wrote happens before whoever locks
+        // or counts next.
+        let freed = seen & WAITERS == 0
+            && word
+                .compare_exchange(seen, seen & !LOCKED, Ordering::Release, Ordering::Relaxed)
+                .is_ok();
+        if !freed {
+            self.unlock_slow();
+        }
+    }
+}
+
+/// Returns `word` with `n` more references, if they fit.
+#[inline]
+fn add(word: u64, n: u64) -> Option<u64> {
+    if n > Lockref::COUNT_MAX - (word >> COUNT_SHIFT) {
+        return None;
+    }
+    Some(word + (n << COUNT_SHIFT))
+}
+
+/// Returns `word` with `n` references less, if there are as many.
+#[inline]
+fn sub(word: u64, n: u64) -> Option<u64> {
+    if n > word >> COUNT_SHIFT {
+        return None;
+    }
+    Some(word - (n << COUNT_SHIFT))
+}
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests;

@@ -1,0 +1,130 @@
+//! Models of `RcuCell`: publication, the grace period, and updates that are not lost.
+//!
+//! The domain is the stand-in of `rcu/modelled.rs`: what is checked here is the cell's own
+//! protocol and its use of sections, not `crossbeam-epoch`.
+
+use super::*;
+use crate::{
+    primitives::{Arc, atomic::AtomicU64, thread},
+    tally::{Tally, assert_all_reached},
+};
+
+/// A value that says when it is dropped.
+struct Version {
+    number: AtomicU64,
+    has_ended: Arc<AtomicU64>,
+}
+
+impl Version {
+    fn new(number: u64) -> (Self, Arc<AtomicU64>) {
+        let has_ended = Arc::new(AtomicU64::new(0));
+        let version = Self { number: AtomicU64::new(0), has_ended: Arc::clone(&has_ended) };
+        // ORDERING: Relaxed. Publishing the version has to publish this.
+        version.number.store(number, Ordering::Relaxed);
+        (version, has_ended)
+    }
+}
+
+impl Drop for Version {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. Read by a section that this drop must not overlap, or after a join.
+        self.has_ended.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Runs a writer that replaces version 1 by 2 beside a reader; returns how often the reader saw
+/// (the old, the new) version.
+fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
+    Tally::of(move |tally| {
+        let (first, first_ended) = Version::new(1);
+        let cell = Arc::new(RcuCell::new(first));
+        let reader = thread::spawn({
+            let cell = Arc::clone(&cell);
+            move || {
+                let section = read_lock();
+                let version = cell.read(&section);
+                // ORDERING: Relaxed. Ordered by the publication.
+                let number = version.number.load(Ordering::Relaxed);
+                thread::yield_now();
+                // ORDERING: Relaxed. Ordered by the grace period.
+                let has_ended = version.has_ended.load(Ordering::Relaxed);
+                assert_ne!(number, 0, "A.2: half a version");
+                assert_eq!(has_ended, 0, "A.1: dropped while a section is open");
+                tally.hit(usize::try_from(number - 1).unwrap());
+            }
+        });
+        replace(&cell, Version::new(2).0);
+        reader.join().unwrap();
+        // ORDERING: Relaxed. Ordered by the join.
+        assert_eq!(first_ended.load(Ordering::Relaxed), 1, "A.3: the old version was not freed");
+    })
+}
+
+#[test]
+fn replace_beside_a_reader_shows_whole_versions_that_live() {
+    assert_all_reached(&outcomes(RcuCell::replace));
+}
+
+/// Loom reports the reader's load as unordered with the making of the version's own word.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn control_relaxed_publication_is_caught() {
+    outcomes(|cell, version| {
+        let new = Box::into_raw(Box::new(version));
+        // ORDERING: Relaxed. Wrong on purpose.
+        retire(cell.ptr.swap(new, Ordering::Relaxed));
+    });
+}
+
+#[test]
+#[should_panic(expected = "A.1: dropped while a section is open")]
+fn control_free_without_grace_period_is_caught() {
+    outcomes(|cell, version| {
+        let new = Box::into_raw(Box::new(version));
+        // ORDERING(rcu-publish): AcqRel. As it should be.
+        let old = cell.ptr.swap(new, Ordering::AcqRel);
+        // SAFETY: the value is only marked as dropped here, and retired afterwards as it should
+        // be, so that the wrong order shows as a failed assertion.
+        let marked = unsafe { &*old };
+        // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
+        marked.has_ended.store(1, Ordering::Relaxed);
+        retire(old);
+    });
+}
+
+/// Runs two threads that add one with `add_one`; returns how often the closure ran (twice, more
+/// often).
+fn updates(add_one: fn(&RcuCell<u64>, &Tally<2>)) -> [usize; 2] {
+    Tally::of(move |tally| {
+        let cell = Arc::new(RcuCell::new(0));
+        let other = thread::spawn({
+            let (cell, tally) = (Arc::clone(&cell), tally.clone());
+            move || add_one(&cell, &tally)
+        });
+        add_one(&cell, &tally);
+        other.join().unwrap();
+        assert_eq!(*cell.read(&read_lock()), 2, "an update was lost");
+    })
+}
+
+#[test]
+fn update_by_two_threads_loses_none() {
+    assert_all_reached(&updates(|cell, tally| {
+        let mut runs = 0;
+        cell.update(|old| {
+            runs += 1;
+            old + 1
+        });
+        tally.hit(usize::from(runs > 1));
+    }));
+}
+
+#[test]
+#[should_panic(expected = "an update was lost")]
+fn control_read_then_replace_is_caught() {
+    updates(|cell, tally| {
+        let next = *cell.read(&read_lock()) + 1;
+        cell.replace(next);
+        tally.hit(0);
+    });
+}

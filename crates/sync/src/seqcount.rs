@@ -1,0 +1,328 @@
+//! A sequence counter: readers take a copy and check that no writer was inside meanwhile.
+//!
+//! The counter is odd while a writer is inside. A reader notes an even count, copies the words it
+//! needs, and starts again if the count has changed. Readers never write shared memory, so they
+//! scale; a steady stream of writers can starve them, so callers bound the retries and then take
+//! the writers' lock (see `SeqLock`).
+//!
+//! The counter is 64 bits wide everywhere: at one write section per nanosecond it wraps after 292
+//! years, so a reader that sleeps between begin and retry cannot meet its own count again by wrap
+//! (trap T32). The type is one word and transparent, so that a word of a `SlotArena` slot can be
+//! one (`SeqCount::from_word`).
+//!
+//! # Guarantees
+//!
+//! - A.1: if `read_retry` returns false, the words read since `read_begin` are those left by one
+//!   finished write section; no section is seen in part.
+//! - A.2: that section is the one `start` counts, not an older one.
+//! - A.3: a panic inside a section opened by `write` makes the count even again (trap T30). What
+//!   the section had stored by then stays.
+//!
+//! # Rules
+//!
+//! - The caller keeps writers apart with its own lock; this type has none, and never blocks.
+//! - Words read inside a section are atomics read with `Relaxed`. Plain or volatile fields are a
+//!   data race, even if the value is thrown away (trap T31).
+//! - Pointers read inside a section may be stale: only RCU, or memory that keeps its type, makes
+//!   following them safe.
+//!
+//! Source: Linux `include/linux/seqlock.h`; Boehm, "Can seqlocks get along with programming
+//! language memory models?", MSPC 2012.
+#![expect(unsafe_code, reason = "a view over a word is a reference cast")]
+
+use crate::primitives::{
+    atomic::{AtomicU64, Ordering, fence},
+    hint, thread,
+};
+use std::{fmt, marker::PhantomData};
+
+/// Rounds that `read_begin` spins before it gives the processor away.
+const SPIN_ROUNDS: u32 = if crate::primitives::IS_MODEL { 1 } else { 128 };
+
+/// A counter that is odd while a writer is inside.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_sync::{SeqCount, primitives::atomic::{AtomicU64, Ordering}};
+///
+/// let seq = SeqCount::new();
+/// let (low, high) = (AtomicU64::new(1), AtomicU64::new(10));
+///
+/// let start = seq.read_begin();
+/// let pair = (low.load(Ordering::Relaxed), high.load(Ordering::Relaxed));
+/// assert!(!seq.read_retry(start));
+/// assert_eq!(pair, (1, 10));
+///
+/// {
+///     // The caller's lock keeps other writers out here.
+///     let _section = seq.write();
+///     low.store(2, Ordering::Relaxed);
+///     high.store(20, Ordering::Relaxed);
+/// }
+/// assert!(seq.read_retry(start));
+/// ```
+#[doc(alias = "seqcount_t")]
+#[repr(transparent)]
+pub struct SeqCount {
+    /// Number of `write_begin` and `write_end` calls so far.
+    count: AtomicU64,
+}
+
+impl SeqCount {
+    /// Returns a counter with no section yet.
+    #[cfg(not(corewalk_loom))]
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { count: AtomicU64::new(0) }
+    }
+
+    /// Returns a counter with no section yet.
+    #[cfg(corewalk_loom)]
+    #[must_use]
+    pub fn new() -> Self {
+        Self { count: AtomicU64::new(0) }
+    }
+
+    /// Returns a view of `word` as a counter; an even word has no writer inside.
+    #[must_use]
+    pub fn from_word(word: &AtomicU64) -> &Self {
+        // SAFETY: `SeqCount` is a transparent newtype of `AtomicU64`, with no invariant on the
+        // bits; the lifetime is that of the argument.
+        unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
+    }
+
+    /// Returns the count as it is, odd while a writer is inside. Never waits.
+    #[doc(alias = "raw_seqcount_begin")]
+    #[inline]
+    #[must_use]
+    pub fn raw_begin(&self) -> u64 {
+        // ORDERING(seq-end): Acquire. See `write_end`.
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Returns an even count, waiting while a writer is inside.
+    ///
+    /// It spins a bounded number of rounds and yields the processor from then on: it has no lock
+    /// to sleep on. Readers that may meet a long writer belong on a `SeqLock`.
+    #[doc(alias = "read_seqcount_begin")]
+    #[inline]
+    #[must_use]
+    pub fn read_begin(&self) -> u64 {
+        self.read_begin_or(thread::yield_now)
+    }
+
+    /// Returns true if a writer was inside since `start` was read.
+    ///
+    /// An odd `start`, as `raw_begin` may return, always asks for a retry.
+    #[doc(alias = "read_seqcount_retry")]
+    #[inline]
+    #[must_use]
+    pub fn read_retry(&self, start: u64) -> bool {
+        // ORDERING(seq-begin): Acquire fence. See `write_begin`.
+        fence(Ordering::Acquire);
+        // ORDERING: Relaxed. The fence above orders it after the reads of the section.
+        self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
+    }
+
+    /// Makes the count odd. The caller holds the writers' lock.
+    ///
+    /// A panic before `write_end` leaves readers retrying for ever; use `write` where user code
+    /// runs inside.
+    #[doc(alias = "write_seqcount_begin")]
+    #[inline]
+    pub fn write_begin(&self) {
+        // ORDERING: Relaxed. Writers are kept apart by the caller's lock.
+        let count = self.count.load(Ordering::Relaxed);
+        debug_assert!(!Self::is_write_in_progress(count), "a writer is already inside");
+        // ORDERING: Relaxed. The fence below orders it before the stores of the section.
+        self.count.store(count.wrapping_add(1), Ordering::Relaxed);
+        // ORDERING(seq-begin): Release fence. A reader that sees a word stored in this section
+        // also sees the odd count, and retries.
+        fence(Ordering::Release);
+    }
+
+    /// Makes the count even again.
+    #[doc(alias = "write_seqcount_end")]
+    #[inline]
+    pub fn write_end(&self) {
+        // ORDERING: Relaxed. Writers are kept apart by the caller's lock.
+        let count = self.count.load(Ordering::Relaxed);
+        debug_assert!(Self::is_write_in_progress(count), "no writer is inside");
+        // ORDERING(seq-end): Release. The words of this section happen before a reader that
+        // sees this count.
+        self.count.store(count.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Returns a guard of a write section, which ends when the guard is dropped, also by a panic.
+    ///
+    /// The caller holds the writers' lock for as long as the guard lives.
+    #[inline]
+    pub fn write(&self) -> SeqWriteGuard<'_> {
+        self.write_begin();
+        SeqWriteGuard { seq: self, not_send: PhantomData }
+    }
+
+    /// Returns true if `count` was read while a writer was inside.
+    #[inline]
+    #[must_use]
+    pub const fn is_write_in_progress(count: u64) -> bool {
+        !count.is_multiple_of(2)
+    }
+
+    /// Returns an even count; calls `pause` between looks once it has spun long enough.
+    #[inline]
+    pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
+        let count = self.raw_begin();
+        if Self::is_write_in_progress(count) { self.read_begin_slow(pause) } else { count }
+    }
+
+    #[cold]
+    fn read_begin_slow(&self, pause: impl Fn()) -> u64 {
+        let mut rounds = 0;
+        loop {
+            let count = self.raw_begin();
+            if !Self::is_write_in_progress(count) {
+                return count;
+            }
+            if rounds < SPIN_ROUNDS {
+                rounds += 1;
+                hint::spin_loop();
+            } else {
+                pause();
+            }
+        }
+    }
+}
+
+impl Default for SeqCount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for SeqCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SeqCount").field(&self.raw_begin()).finish()
+    }
+}
+
+/// A write section of a `SeqCount`; it ends when this is dropped.
+///
+/// It stays on the thread that holds the writers' lock:
+///
+/// ```compile_fail,E0277
+/// fn assert_send<T: Send>(_: T) {}
+/// let seq = corewalk_sync::SeqCount::new();
+/// assert_send(seq.write());
+/// ```
+#[must_use = "the section ends when the guard is dropped"]
+#[derive(Debug)]
+pub struct SeqWriteGuard<'a> {
+    seq: &'a SeqCount,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for SeqWriteGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.seq.write_end();
+    }
+}
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::primitives::{Arc, thread};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn read_retry_is_true_only_after_a_section() {
+        let seq = SeqCount::new();
+        let start = seq.read_begin();
+        assert!(!seq.read_retry(start));
+        seq.write_begin();
+        assert!(seq.read_retry(start));
+        let inside = seq.raw_begin();
+        assert!(SeqCount::is_write_in_progress(inside));
+        assert!(seq.read_retry(inside), "an odd start never validates");
+        seq.write_end();
+        assert!(seq.read_retry(start) && seq.read_retry(inside));
+        assert!(!seq.read_retry(seq.read_begin()));
+    }
+
+    #[test]
+    fn from_word_views_the_word_in_place() {
+        let word = AtomicU64::new(6);
+        let seq = SeqCount::from_word(&word);
+        assert_eq!(seq.read_begin(), 6);
+        drop(seq.write());
+        // ORDERING: Relaxed. One thread.
+        assert_eq!(word.load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn read_begin_waits_for_the_writer() {
+        let seq = Arc::new(SeqCount::new());
+        let section = seq.write();
+        let reader = thread::spawn({
+            let seq = Arc::clone(&seq);
+            move || seq.read_begin()
+        });
+        for _ in 0..3 {
+            thread::yield_now();
+        }
+        drop(section);
+        assert_eq!(reader.join().unwrap(), 2);
+    }
+
+    /// Trap T30.
+    #[test]
+    fn panic_in_a_section_lets_readers_go_on() {
+        let seq = SeqCount::new();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _section = seq.write();
+            panic!("in the section");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(seq.read_begin(), 2);
+    }
+
+    /// Trap T30: without the guard the count stays odd.
+    #[test]
+    fn control_panic_between_begin_and_end_leaves_the_count_odd() {
+        let seq = SeqCount::new();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            seq.write_begin();
+            panic!("in the section");
+        }));
+        assert!(panicked.is_err());
+        assert!(SeqCount::is_write_in_progress(seq.raw_begin()));
+    }
+
+    /// Trap T32: 2^31 sections while the reader slept look like none to a 32-bit count.
+    #[test]
+    fn read_retry_after_a_32_bit_wrap_is_true() {
+        let word = AtomicU64::new(4);
+        let seq = SeqCount::from_word(&word);
+        let start = seq.read_begin();
+        // ORDERING: Relaxed. One thread.
+        word.store(4 + (1 << 32), Ordering::Relaxed);
+        let now = seq.raw_begin();
+        assert_eq!(start & u64::from(u32::MAX), now & u64::from(u32::MAX), "the trap is set");
+        assert!(seq.read_retry(start));
+    }
+
+    #[test]
+    fn write_at_the_64_bit_end_wraps_to_even() {
+        let word = AtomicU64::new(u64::MAX - 1);
+        let seq = SeqCount::from_word(&word);
+        let start = seq.read_begin();
+        drop(seq.write());
+        assert!(seq.read_retry(start));
+        assert_eq!(seq.read_begin(), 0);
+    }
+}

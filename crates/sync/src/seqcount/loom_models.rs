@@ -1,0 +1,89 @@
+//! Models of `SeqCount`: a reader beside a writer, with every ordering in turn made too weak.
+//!
+//! The reader is the spawned thread and the writer the main one, because loom 0.7.2 skips
+//! schedules otherwise (see `tally`).
+
+use super::*;
+use crate::{
+    primitives::{Arc, thread},
+    tally::{Tally, assert_all_reached},
+};
+
+/// The calls of a writer, and of a reader's check, under test.
+#[derive(Clone, Copy)]
+struct Protocol {
+    write_begin: fn(&SeqCount),
+    write_end: fn(&SeqCount),
+    read_retry: fn(&SeqCount, u64) -> bool,
+}
+
+const REAL: Protocol = Protocol {
+    write_begin: SeqCount::write_begin,
+    write_end: SeqCount::write_end,
+    read_retry: SeqCount::read_retry,
+};
+
+/// Runs one writer and one reader; returns how often the reader (retried, saw old, saw new).
+fn outcomes(protocol: Protocol) -> [usize; 3] {
+    Tally::of(move |tally| {
+        let shared = Arc::new((SeqCount::new(), AtomicU64::new(0), AtomicU64::new(0)));
+        let reader = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let start = shared.0.read_begin();
+                // ORDERING: Relaxed. Words of a section.
+                let a = shared.1.load(Ordering::Relaxed);
+                // ORDERING: Relaxed. Words of a section.
+                let b = shared.2.load(Ordering::Relaxed);
+                if (protocol.read_retry)(&shared.0, start) {
+                    return tally.hit(0);
+                }
+                assert_eq!(a, b, "A.1: torn section");
+                assert_eq!(a, start / 2, "A.2: stale words");
+                tally.hit(1 + usize::try_from(a).unwrap());
+            }
+        });
+        (protocol.write_begin)(&shared.0);
+        // ORDERING: Relaxed. Words of a section.
+        shared.1.store(1, Ordering::Relaxed);
+        // ORDERING: Relaxed. Words of a section.
+        shared.2.store(1, Ordering::Relaxed);
+        (protocol.write_end)(&shared.0);
+        reader.join().unwrap();
+    })
+}
+
+/// Adds one to the count with no ordering at all.
+fn bump_relaxed(seq: &SeqCount) {
+    // ORDERING: Relaxed. Wrong on purpose.
+    let count = seq.count.load(Ordering::Relaxed);
+    // ORDERING: Relaxed. Wrong on purpose.
+    seq.count.store(count + 1, Ordering::Relaxed);
+}
+
+#[test]
+fn reader_beside_a_writer_sees_a_whole_section_or_retries() {
+    assert_all_reached(&outcomes(REAL));
+}
+
+#[test]
+#[should_panic(expected = "A.2: stale words")]
+fn control_relaxed_end_is_caught() {
+    outcomes(Protocol { write_end: bump_relaxed, ..REAL });
+}
+
+#[test]
+#[should_panic(expected = "A.1: torn section")]
+fn control_begin_without_fence_is_caught() {
+    outcomes(Protocol { write_begin: bump_relaxed, ..REAL });
+}
+
+#[test]
+#[should_panic(expected = "A.1: torn section")]
+fn control_retry_without_fence_is_caught() {
+    fn retry(seq: &SeqCount, start: u64) -> bool {
+        // ORDERING: Relaxed. Wrong on purpose: nothing orders it after the reads.
+        seq.count.load(Ordering::Relaxed) != start
+    }
+    outcomes(Protocol { read_retry: retry, ..REAL });
+}

@@ -1,0 +1,252 @@
+//! A sequence lock: readers that write nothing, and a lock to fall back on.
+//!
+//! It is a `SeqCount` with the writers' lock that a bare count lacks. That lock makes three things
+//! possible: writers need no other lock; a reader that meets a writer in the middle can sleep
+//! until the writer is done (trap T30: a writer that lost its processor must not make readers
+//! spin); and a reader that was disturbed too often can lock writers out and read in peace.
+//!
+//! The retry loop is a closure, `read_or_lock`, and not the pair of calls that Linux has
+//! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller has to make the sequence odd for
+//! the second pass, and code that forgets it retries without ever taking the lock (trap T29).
+//!
+//! # Guarantees
+//!
+//! - A.1: what an optimistic pass read is used only if no write section overlapped it.
+//! - A.2: the locked pass excludes writers, is the last one, and does not change the sequence, so
+//!   it disturbs no optimistic reader.
+//! - A.3: `read_or_lock` runs the closure at most `OPTIMISTIC_PASSES + 1` times.
+//! - A.4: a panic in a write section, or in the closure, releases what was held.
+//!
+//! # Rules
+//!
+//! - Words read in a section are atomics, read with `Relaxed` (trap T31).
+//! - The closure starts afresh in every pass: state kept from a failed pass is garbage (trap T8).
+//! - No recursion: a thread inside `write` or `read_excl` must not enter either again, nor
+//!   `read_begin` under its own `write`.
+//!
+//! # Locks
+//!
+//! One mutex; writers and locking readers hold it. Readers in `read_begin` may sleep on it.
+//!
+//! Source: Linux `include/linux/seqlock.h` (`seqlock_t`, `read_seqlock_excl`); Nesterov's
+//! `need_seqretry_xxx` proposal on its pitfall.
+
+use crate::{
+    locks::{Mutex, MutexGuard},
+    seqcount::{SeqCount, SeqWriteGuard},
+};
+
+/// Passes without the lock before a reader takes it.
+pub(crate) const OPTIMISTIC_PASSES: u32 = if crate::primitives::IS_MODEL { 1 } else { 3 };
+
+/// How the closure of a `read_or_lock` runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Writers may be at work; what is read is thrown away if one was.
+    Optimistic,
+    /// Writers are locked out; what is read is final.
+    Locked,
+}
+
+impl Pass {
+    /// Returns true if writers are locked out.
+    #[must_use]
+    pub fn is_locked(self) -> bool {
+        self == Self::Locked
+    }
+}
+
+/// A sequence count with a lock for its writers.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_sync::{SeqLock, primitives::atomic::{AtomicU64, Ordering::Relaxed}};
+///
+/// let lock = SeqLock::new();
+/// let (low, high) = (AtomicU64::new(1), AtomicU64::new(10));
+/// {
+///     let _section = lock.write();
+///     low.store(2, Relaxed);
+///     high.store(20, Relaxed);
+/// }
+/// let pair = lock.read_or_lock(|_pass| (low.load(Relaxed), high.load(Relaxed)));
+/// assert_eq!(pair, (2, 20));
+/// ```
+#[doc(alias = "seqlock_t")]
+#[derive(Debug, Default)]
+pub struct SeqLock {
+    seq: SeqCount,
+    writers: Mutex<()>,
+}
+
+impl SeqLock {
+    /// Returns an unlocked lock with no section yet.
+    #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { seq: SeqCount::new(), writers: Mutex::new(()) }
+    }
+
+    /// Returns an unlocked lock with no section yet.
+    #[cfg(any(corewalk_loom, corewalk_shuttle))]
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns an even count; while a writer is inside it spins briefly, then sleeps.
+    #[doc(alias = "read_seqbegin")]
+    #[inline]
+    #[must_use]
+    pub fn read_begin(&self) -> u64 {
+        self.seq.read_begin_or(|| drop(self.writers.lock()))
+    }
+
+    /// Returns true if a writer was inside since `read_begin` returned `start`.
+    #[doc(alias = "read_seqretry")]
+    #[inline]
+    #[must_use]
+    pub fn read_retry(&self, start: u64) -> bool {
+        self.seq.read_retry(start)
+    }
+
+    /// Returns what `read` returned in a pass that no writer disturbed.
+    ///
+    /// The first passes are optimistic; the last one holds the lock.
+    #[doc(alias = "read_seqbegin_or_lock")]
+    pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
+        for _ in 0..OPTIMISTIC_PASSES {
+            let start = self.read_begin();
+            let result = read(Pass::Optimistic);
+            if !self.read_retry(start) {
+                return result;
+            }
+        }
+        let _locked = self.read_excl();
+        read(Pass::Locked)
+    }
+
+    /// Returns a guard that excludes writers and other locking readers, and leaves the sequence.
+    #[doc(alias = "read_seqlock_excl")]
+    pub fn read_excl(&self) -> SeqLockExclGuard<'_> {
+        SeqLockExclGuard { _lock: self.writers.lock() }
+    }
+
+    /// Returns a guard of a write section.
+    #[doc(alias = "write_seqlock")]
+    pub fn write(&self) -> SeqLockWriteGuard<'_> {
+        let lock = self.writers.lock();
+        SeqLockWriteGuard { _section: self.seq.write(), _lock: lock }
+    }
+}
+
+/// A `SeqLock` held by a locking reader.
+///
+/// It stays on its thread:
+///
+/// ```compile_fail,E0277
+/// fn assert_send<T: Send>(_: T) {}
+/// let lock = corewalk_sync::SeqLock::new();
+/// assert_send(lock.read_excl());
+/// ```
+#[must_use = "the lock is released when the guard is dropped"]
+#[derive(Debug)]
+pub struct SeqLockExclGuard<'a> {
+    _lock: MutexGuard<'a, ()>,
+}
+
+/// A write section of a `SeqLock`.
+///
+/// It stays on its thread:
+///
+/// ```compile_fail,E0277
+/// fn assert_send<T: Send>(_: T) {}
+/// let lock = corewalk_sync::SeqLock::new();
+/// assert_send(lock.write());
+/// ```
+#[must_use = "the section ends when the guard is dropped"]
+#[derive(Debug)]
+pub struct SeqLockWriteGuard<'a> {
+    // INVARIANT: declared, and so dropped, before the lock: the count is even before the next
+    // writer looks at it.
+    _section: SeqWriteGuard<'a>,
+    _lock: MutexGuard<'a, ()>,
+}
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::primitives::{Arc, thread};
+
+    #[test]
+    fn read_or_lock_undisturbed_makes_one_optimistic_pass() {
+        let mut passes = Vec::new();
+        SeqLock::new().read_or_lock(|pass| passes.push(pass));
+        assert_eq!(passes, [Pass::Optimistic]);
+    }
+
+    /// Trap T29: a reader that is disturbed in every pass ends with one that cannot be.
+    #[test]
+    fn read_or_lock_disturbed_in_every_pass_ends_locked() {
+        let lock = SeqLock::new();
+        let mut passes = Vec::new();
+        let is_excluded = lock.read_or_lock(|pass| {
+            passes.push(pass);
+            if pass.is_locked() {
+                return lock.writers.try_lock().is_none();
+            }
+            drop(lock.write());
+            false
+        });
+        assert!(is_excluded, "the locked pass excludes writers");
+        assert_eq!(passes.len(), OPTIMISTIC_PASSES as usize + 1);
+        assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
+    }
+
+    /// Trap T30.
+    #[test]
+    fn panic_in_a_write_section_lets_everybody_go_on() {
+        let lock = Arc::new(SeqLock::new());
+        let panicked = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || {
+                let _section = lock.write();
+                panic!("in the section");
+            }
+        });
+        assert!(panicked.join().is_err());
+        assert_eq!(lock.read_begin(), 2);
+        drop(lock.read_excl());
+        drop(lock.write());
+    }
+
+    #[test]
+    fn panic_in_a_locked_pass_lets_writers_go_on() {
+        let lock = Arc::new(SeqLock::new());
+        let panicked = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || {
+                lock.read_or_lock(|pass| {
+                    assert!(!pass.is_locked(), "in the locked pass");
+                    drop(lock.write());
+                });
+            }
+        });
+        assert!(panicked.join().is_err());
+        drop(lock.write());
+    }
+
+    #[test]
+    fn locking_readers_leave_the_sequence() {
+        let lock = SeqLock::new();
+        let start = lock.read_begin();
+        drop(lock.read_excl());
+        assert!(!lock.read_retry(start));
+        drop(lock.write());
+        assert!(lock.read_retry(start));
+    }
+}

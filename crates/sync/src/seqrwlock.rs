@@ -1,0 +1,241 @@
+//! A sequence read/write lock: a seqlock with a second class of readers that share.
+//!
+//! A long reader, say one that walks from a dentry up to the root, cannot win against a steady
+//! stream of writers by retrying, so it has to lock them out. On a plain seqlock that means the
+//! writers' lock, and readers that could run side by side queue behind one another; in 2013 that
+//! lock took up to two thirds of the processor time of a database that asked for many paths. Here
+//! the fallback side is shared.
+//!
+//! | | optimistic reader | shared reader | writer |
+//! |---|---|---|---|
+//! | optimistic reader | together | together | reader retries |
+//! | shared reader | together | together | one waits |
+//! | writer | reader retries | one waits | one waits |
+//!
+//! # Guarantees
+//!
+//! - A.1: what an optimistic pass read is used only if no write section overlapped it.
+//! - A.2: shared readers exclude writers, not each other, and write only the word of the lock:
+//!   the sequence stays, so optimistic readers never notice them.
+//! - A.3: nobody starves. A shared reader that arrives while a writer waits queues behind it, so
+//!   a stream of readers cannot keep a writer out; about every half millisecond a writer hands
+//!   the lock to the longest waiter instead of to whoever runs, so a stream of writers cannot
+//!   keep a reader out. Both are the policy of the underlying lock. An optimistic reader becomes
+//!   a shared one after `OPTIMISTIC_PASSES` lost passes.
+//! - A.4: a panic in a write section, or in the closure, releases what was held.
+//!
+//! # Rules
+//!
+//! - As for `SeqLock`. By A.3 a thread that holds the shared side must not ask for it again: a
+//!   writer that came between would wait for the first and stop the second.
+//!
+//! Source: Long, "dcache: introduce a new sequence read/write lock type", February 2013;
+//! `parking_lot` `src/rwlock.rs` for the policy. Upstream took the seqlock with an exclusive
+//! locking reader instead; see `SeqLock::read_excl`.
+
+use crate::{
+    locks::{RwLock, RwLockReadGuard, RwLockWriteGuard},
+    seqcount::{SeqCount, SeqWriteGuard},
+    seqlock::{OPTIMISTIC_PASSES, Pass},
+};
+
+/// A sequence count whose writers can be locked out by readers that share.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_sync::{Pass, SeqRwLock, primitives::atomic::{AtomicU64, Ordering::Relaxed}};
+///
+/// let rename_lock = SeqRwLock::new();
+/// let parent = AtomicU64::new(1);
+/// let first = rename_lock.read_shared();
+/// let second = rename_lock.read_shared();
+/// drop((first, second));
+/// {
+///     let _section = rename_lock.write();
+///     parent.store(2, Relaxed);
+/// }
+/// assert_eq!(rename_lock.read_or_lock(|_: Pass| parent.load(Relaxed)), 2);
+/// ```
+#[derive(Debug, Default)]
+pub struct SeqRwLock {
+    seq: SeqCount,
+    lock: RwLock<()>,
+}
+
+impl SeqRwLock {
+    /// Returns an unlocked lock with no section yet.
+    #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { seq: SeqCount::new(), lock: RwLock::new(()) }
+    }
+
+    /// Returns an unlocked lock with no section yet.
+    #[cfg(any(corewalk_loom, corewalk_shuttle))]
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns an even count; while a writer is inside it spins briefly, then sleeps.
+    #[inline]
+    #[must_use]
+    pub fn read_begin(&self) -> u64 {
+        self.seq.read_begin_or(|| drop(self.lock.read()))
+    }
+
+    /// Returns true if a writer was inside since `read_begin` returned `start`.
+    #[inline]
+    #[must_use]
+    pub fn read_retry(&self, start: u64) -> bool {
+        self.seq.read_retry(start)
+    }
+
+    /// Returns what `read` returned in a pass that no writer disturbed.
+    ///
+    /// The first passes are optimistic; the last one holds the shared side.
+    pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
+        for _ in 0..OPTIMISTIC_PASSES {
+            let start = self.read_begin();
+            let result = read(Pass::Optimistic);
+            if !self.read_retry(start) {
+                return result;
+            }
+        }
+        let _shared = self.read_shared();
+        read(Pass::Locked)
+    }
+
+    /// Returns a guard that excludes writers but not other readers, and leaves the sequence.
+    pub fn read_shared(&self) -> SeqRwLockReadGuard<'_> {
+        SeqRwLockReadGuard { _lock: self.lock.read() }
+    }
+
+    /// Returns a guard of a write section, which excludes shared readers and other writers.
+    pub fn write(&self) -> SeqRwLockWriteGuard<'_> {
+        let lock = self.lock.write();
+        SeqRwLockWriteGuard { _section: self.seq.write(), _lock: lock }
+    }
+}
+
+/// A `SeqRwLock` held by a shared reader.
+///
+/// It stays on its thread:
+///
+/// ```compile_fail,E0277
+/// fn assert_send<T: Send>(_: T) {}
+/// let lock = corewalk_sync::SeqRwLock::new();
+/// assert_send(lock.read_shared());
+/// ```
+#[must_use = "the lock is released when the guard is dropped"]
+#[derive(Debug)]
+pub struct SeqRwLockReadGuard<'a> {
+    _lock: RwLockReadGuard<'a, ()>,
+}
+
+/// A write section of a `SeqRwLock`.
+///
+/// It stays on its thread:
+///
+/// ```compile_fail,E0277
+/// fn assert_send<T: Send>(_: T) {}
+/// let lock = corewalk_sync::SeqRwLock::new();
+/// assert_send(lock.write());
+/// ```
+#[must_use = "the section ends when the guard is dropped"]
+#[derive(Debug)]
+pub struct SeqRwLockWriteGuard<'a> {
+    // INVARIANT: declared, and so dropped, before the lock: the count is even before the next
+    // writer looks at it.
+    _section: SeqWriteGuard<'a>,
+    _lock: RwLockWriteGuard<'a, ()>,
+}
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::primitives::{Arc, thread};
+
+    #[test]
+    fn read_or_lock_undisturbed_makes_one_optimistic_pass() {
+        let mut passes = Vec::new();
+        SeqRwLock::new().read_or_lock(|pass| passes.push(pass));
+        assert_eq!(passes, [Pass::Optimistic]);
+    }
+
+    /// Trap T29: a reader that is disturbed in every pass ends with one that cannot be.
+    #[test]
+    fn read_or_lock_disturbed_in_every_pass_ends_locked() {
+        let lock = SeqRwLock::new();
+        let mut passes = Vec::new();
+        let is_excluded = lock.read_or_lock(|pass| {
+            passes.push(pass);
+            if pass.is_locked() {
+                return lock.lock.try_write().is_none() && lock.lock.try_read().is_some();
+            }
+            drop(lock.write());
+            false
+        });
+        assert!(is_excluded, "the locked pass excludes writers");
+        assert_eq!(passes.len(), OPTIMISTIC_PASSES as usize + 1);
+        assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
+    }
+
+    /// Trap T30.
+    #[test]
+    fn panic_in_a_write_section_lets_everybody_go_on() {
+        let lock = Arc::new(SeqRwLock::new());
+        let panicked = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || {
+                let _section = lock.write();
+                panic!("in the section");
+            }
+        });
+        assert!(panicked.join().is_err());
+        assert_eq!(lock.read_begin(), 2);
+        drop(lock.read_shared());
+        drop(lock.write());
+    }
+
+    #[test]
+    fn panic_in_a_locked_pass_lets_writers_go_on() {
+        let lock = Arc::new(SeqRwLock::new());
+        let panicked = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || {
+                lock.read_or_lock(|pass| {
+                    assert!(!pass.is_locked(), "in the locked pass");
+                    drop(lock.write());
+                });
+            }
+        });
+        assert!(panicked.join().is_err());
+        drop(lock.write());
+    }
+
+    #[test]
+    fn locking_readers_leave_the_sequence() {
+        let lock = SeqRwLock::new();
+        let start = lock.read_begin();
+        drop(lock.read_shared());
+        assert!(!lock.read_retry(start));
+        drop(lock.write());
+        assert!(lock.read_retry(start));
+    }
+
+    #[test]
+    fn read_shared_by_two_threads_overlaps() {
+        let lock = Arc::new(SeqRwLock::new());
+        let _mine = lock.read_shared();
+        let theirs = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || drop(lock.read_shared())
+        });
+        theirs.join().unwrap();
+    }
+}

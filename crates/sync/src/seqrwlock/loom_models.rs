@@ -1,0 +1,162 @@
+//! Models of `SeqRwLock`: shared readers keep writers out, and let one another in.
+//!
+//! The writer runs on the main thread: see `tally`.
+
+use super::*;
+use crate::{
+    primitives::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        thread,
+    },
+    tally::{Tally, assert_all_reached},
+};
+
+/// A lock, the two words it guards, and how many shared readers are inside.
+#[derive(Default)]
+struct Pair {
+    lock: SeqRwLock,
+    a: AtomicU64,
+    b: AtomicU64,
+    inside: AtomicUsize,
+}
+
+impl Pair {
+    fn read(&self) -> (u64, u64) {
+        // ORDERING: Relaxed. Words of a section.
+        (self.a.load(Ordering::Relaxed), self.b.load(Ordering::Relaxed))
+    }
+
+    fn store(&self) {
+        // ORDERING: Relaxed. Words of a section.
+        self.a.store(1, Ordering::Relaxed);
+        // ORDERING: Relaxed. Words of a section.
+        self.b.store(1, Ordering::Relaxed);
+    }
+}
+
+/// A way to read the pair; says in which pass it succeeded.
+type Read = fn(&Pair) -> (Pass, u64, u64);
+
+/// Runs a writer and a reader; returns how often the reader was (optimistic and saw old,
+/// optimistic and saw new, locked).
+fn outcomes(read: Read) -> [usize; 3] {
+    Tally::of(move |tally| {
+        let pair = Arc::new(Pair::default());
+        let reader = thread::spawn({
+            let pair = Arc::clone(&pair);
+            move || {
+                let (pass, a, b) = read(&pair);
+                assert_eq!(a, b, "torn section");
+                tally.hit(if pass.is_locked() { 2 } else { usize::try_from(a).unwrap() });
+            }
+        });
+        let section = pair.lock.write();
+        pair.store();
+        drop(section);
+        reader.join().unwrap();
+    })
+}
+
+/// Trap T29.
+#[test]
+fn read_or_lock_beside_a_writer_sees_a_whole_section() {
+    assert_all_reached(&outcomes(|pair| {
+        pair.lock.read_or_lock(|pass| {
+            let (a, b) = pair.read();
+            (pass, a, b)
+        })
+    }));
+}
+
+/// Trap T29, as it was met: the second pass runs, but nobody took the lock.
+#[test]
+#[should_panic(expected = "torn section")]
+fn control_second_pass_without_the_lock_is_caught() {
+    outcomes(|pair| {
+        let start = pair.lock.read_begin();
+        let (a, b) = pair.read();
+        if !pair.lock.read_retry(start) {
+            return (Pass::Optimistic, a, b);
+        }
+        let (a, b) = pair.read();
+        (Pass::Locked, a, b)
+    });
+}
+
+/// Runs two shared readers and a writer; returns how often a reader found itself (alone, with
+/// the other one).
+fn shared(write: fn(&Pair)) -> [usize; 2] {
+    Tally::of(move |tally| {
+        let pair = Arc::new(Pair::default());
+        let readers = [(); 2].map(|()| {
+            let (pair, tally) = (Arc::clone(&pair), tally.clone());
+            thread::spawn(move || {
+                let _shared = pair.lock.read_shared();
+                // ORDERING: Relaxed. The lock orders it against writers.
+                tally.hit(pair.inside.fetch_add(1, Ordering::Relaxed));
+                // ORDERING: Relaxed. The lock orders it against writers.
+                pair.inside.fetch_sub(1, Ordering::Relaxed);
+            })
+        });
+        write(&pair);
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    })
+}
+
+#[test]
+fn shared_readers_exclude_the_writer_and_not_each_other() {
+    assert_all_reached(&shared(|pair| {
+        let _section = pair.lock.write();
+        // ORDERING: Relaxed. The lock orders it against readers.
+        assert_eq!(pair.inside.load(Ordering::Relaxed), 0, "a reader is inside");
+    }));
+}
+
+#[test]
+#[should_panic(expected = "a reader is inside")]
+fn control_writer_without_the_lock_is_caught() {
+    shared(|pair| {
+        let _section = pair.lock.seq.write();
+        // ORDERING: Relaxed. Wrong on purpose: nothing keeps readers out.
+        assert_eq!(pair.inside.load(Ordering::Relaxed), 0, "a reader is inside");
+    });
+}
+
+/// Runs a thread that locks with `hold` beside an optimistic reader; returns how often the reader
+/// ran (while the lock was free, while it was held).
+fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
+    Tally::of(move |tally| {
+        let lock = Arc::new(SeqRwLock::new());
+        let reader = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || {
+                let start = lock.read_begin();
+                let is_held = lock.lock.try_write().is_none();
+                assert!(!lock.read_retry(start), "an optimistic reader was disturbed");
+                tally.hit(usize::from(is_held));
+            }
+        });
+        hold(&lock);
+        reader.join().unwrap();
+    })
+}
+
+#[test]
+fn read_shared_disturbs_no_optimistic_reader() {
+    assert_all_reached(&undisturbed(|lock| {
+        let _held = lock.read_shared();
+        thread::yield_now();
+    }));
+}
+
+#[test]
+#[should_panic(expected = "an optimistic reader was disturbed")]
+fn control_shared_reader_that_bumps_is_caught() {
+    undisturbed(|lock| {
+        let _held = lock.write();
+        thread::yield_now();
+    });
+}

@@ -1,0 +1,46 @@
+//! Counts what the runs of a loom model came to.
+//!
+//! A model that is green because it explored nothing proves nothing: loom 0.7.2 skips schedules
+//! in which a spawned thread starts with a load of a word that it later overwrites. So every
+//! model of this crate counts its outcomes over all runs and asserts that each expected one was
+//! reached.
+//!
+//! The counts live outside of the model: they are kept from run to run and add no step to it.
+//!
+//! Source: loom issues 166 and 392.
+
+use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
+
+/// How often each of `N` outcomes was reached.
+pub(crate) struct Tally<const N: usize> {
+    counts: Arc<[AtomicUsize; N]>,
+}
+
+impl<const N: usize> Tally<N> {
+    /// Runs `model` under loom for every schedule and returns how often each outcome came.
+    pub(crate) fn of(model: impl Fn(Self) + Send + Sync + 'static) -> [usize; N] {
+        let counts = Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
+        let tally = Self { counts: Arc::clone(&counts) };
+        loom::model(move || model(tally.clone()));
+        // ORDERING: Relaxed. The models run on this thread.
+        std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
+    }
+
+    /// Counts one more run with this outcome.
+    pub(crate) fn hit(&self, outcome: usize) {
+        // ORDERING: Relaxed. A count.
+        self.counts[outcome].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl<const N: usize> Clone for Tally<N> {
+    fn clone(&self) -> Self {
+        Self { counts: Arc::clone(&self.counts) }
+    }
+}
+
+/// Asserts that every outcome was reached, and prints how often.
+pub(crate) fn assert_all_reached(outcomes: &[usize]) {
+    println!("outcomes {outcomes:?}");
+    assert!(outcomes.iter().all(|count| *count > 0), "not reached: {outcomes:?}");
+}

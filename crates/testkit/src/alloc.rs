@@ -1,0 +1,145 @@
+//! A global allocator that counts, for tests that say "allocates nothing" or "gives it all back".
+//!
+//! A test binary makes a [`Counting`] its global allocator and asks it before and after. There are
+//! two scopes, because other threads of a test binary allocate whenever they like:
+//!
+//! - of the process: bytes and blocks alive now ([`Counting::live`]), for bounds on memory;
+//! - of the calling thread: allocations made so far ([`thread_allocations`]), for exact claims
+//!   about one operation.
+//!
+//! Sizes are those asked for, not what the system's allocator rounds them to: bounds that the
+//! tests state are about the program, not about malloc.
+//!
+//! The counters are plain atomics and a plain thread-local cell without a destructor, since an
+//! allocator must not allocate, and runs also while a thread is being torn down.
+//!
+//! ```
+//! use corewalk_testkit::alloc::{Counting, thread_allocations};
+//!
+//! #[global_allocator]
+//! static ALLOC: Counting = Counting::new();
+//!
+//! let before = thread_allocations();
+//! let boxed = Box::new(7_u64);
+//! assert_eq!(thread_allocations() - before, 1);
+//! assert!(ALLOC.live().bytes >= 8);
+//! drop(boxed);
+//! ```
+//!
+//! Source: `std::alloc::GlobalAlloc`.
+#![expect(unsafe_code, reason = "GlobalAlloc is an unsafe trait with unsafe methods")]
+
+use crate::real::atomic::{AtomicU64, Ordering};
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+};
+
+/// The system's allocator with counters.
+#[derive(Debug, Default)]
+pub struct Counting {
+    allocated_bytes: AtomicU64,
+    allocated_blocks: AtomicU64,
+    freed_bytes: AtomicU64,
+    freed_blocks: AtomicU64,
+}
+
+impl Counting {
+    /// Returns an allocator that has counted nothing yet.
+    pub const fn new() -> Self {
+        Self {
+            allocated_bytes: AtomicU64::new(0),
+            allocated_blocks: AtomicU64::new(0),
+            freed_bytes: AtomicU64::new(0),
+            freed_blocks: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns what the process holds now.
+    ///
+    /// While other threads allocate this is a snapshot of counters read one after the other.
+    pub fn live(&self) -> Live {
+        // ORDERING: Relaxed. Statistic; exact once the other threads are quiet. What was freed is
+        // read first, so that the difference cannot be negative.
+        let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
+        let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        let allocated_bytes = self.allocated_bytes.load(Ordering::Relaxed);
+        let allocated_blocks = self.allocated_blocks.load(Ordering::Relaxed);
+        Live {
+            bytes: allocated_bytes.saturating_sub(freed_bytes),
+            blocks: allocated_blocks.saturating_sub(freed_blocks),
+        }
+    }
+
+    fn count_allocated(&self, bytes: usize) {
+        // ORDERING: Relaxed. Statistic; nothing is published through it.
+        self.allocated_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.allocated_blocks.fetch_add(1, Ordering::Relaxed);
+        let _ = THREAD_ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+    }
+
+    fn count_freed(&self, bytes: usize) {
+        // ORDERING: Relaxed. Statistic; nothing is published through it.
+        self.freed_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.freed_blocks.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// The bytes asked for and not given back.
+    pub bytes: u64,
+    /// The blocks not given back.
+    pub blocks: u64,
+}
+
+thread_local! {
+    static THREAD_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Returns how many allocations the calling thread has made through a [`Counting`] allocator.
+///
+/// A reallocation counts as one.
+pub fn thread_allocations() -> u64 {
+    THREAD_ALLOCATIONS.with(Cell::get)
+}
+
+// SAFETY: every block comes from `System` with the layout asked for and goes back to it with the
+// same layout; counting neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller promises a layout of non-zero size.
+        let block = unsafe { System.alloc(layout) };
+        if !block.is_null() {
+            self.count_allocated(layout.size());
+        }
+        block
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller promises a layout of non-zero size.
+        let block = unsafe { System.alloc_zeroed(layout) };
+        if !block.is_null() {
+            self.count_allocated(layout.size());
+        }
+        block
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        self.count_freed(layout.size());
+        // SAFETY: the caller promises that `block` came from here with `layout`, so from `System`.
+        unsafe { System.dealloc(block, layout) };
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: as for `dealloc`, and the caller promises a valid new size.
+        let moved = unsafe { System.realloc(block, layout, new_size) };
+        if !moved.is_null() {
+            self.count_freed(layout.size());
+            self.count_allocated(new_size);
+        }
+        moved
+    }
+}

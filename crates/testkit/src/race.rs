@@ -1,0 +1,317 @@
+//! Threads that start together, outcomes that are counted, hangs that fail.
+//!
+//! A loop that spawns threads mostly tests the spawning: the first thread is done before the last
+//! one starts. [`run`] lets all of them pass one barrier, gives each its own stream of random
+//! numbers, and collects what they return. They stop by count, never by clock, so that a slow
+//! machine does the same work.
+//!
+//! A race that was never run proves nothing. A [`Tally`] counts what the threads saw and fails if
+//! an outcome that the test is about was never reached.
+//!
+//! A deadlock must not hang the whole test run. A [`Watchdog`] ends the process with the names and
+//! the states of all its threads if its guard lives too long. Aborting is deliberate: a thread that
+//! waits for ever cannot be unwound, and a core with its stacks is what one wants to look at.
+//!
+//! # What it refuses
+//!
+//! There is no pause and no "wait until probably ready" here. A test that needs an order says so
+//! with a channel or a barrier of its own.
+//!
+//! Source: the traps T22 and P9 of `docs/traps.md`, which need bounded time.
+
+use crate::{
+    real::{
+        atomic::{AtomicU64, Ordering},
+        thread,
+    },
+    rng::{ReportSeed, Rng, Seed},
+};
+use std::{
+    fmt::Write as _,
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    process,
+    sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// What one thread of a race is given.
+#[derive(Debug)]
+pub struct Racer {
+    /// The number of the thread, from zero.
+    pub thread: usize,
+    /// Its own stream of random numbers.
+    pub rng: Rng,
+}
+
+/// Runs `body` on `threads` threads that start together, and returns what each of them returned,
+/// in the order of their numbers.
+///
+/// ```
+/// use corewalk_testkit::{race, rng::Seed};
+///
+/// let numbers = race::run(3, Seed(1), |racer| racer.thread);
+/// assert_eq!(numbers, [0, 1, 2]);
+/// ```
+///
+/// # Panics
+///
+/// Panics with the first panic of a thread, after all of them have ended and the seed was printed.
+pub fn run<T: Send>(threads: usize, seed: Seed, body: impl Fn(Racer) -> T + Sync) -> Vec<T> {
+    let root = Rng::new(seed);
+    let start = Barrier::new(threads);
+    let outcomes: Vec<thread::Result<T>> = thread::scope(|scope| {
+        let racers: Vec<_> = (0..threads)
+            .map(|number| {
+                let (body, start) = (&body, &start);
+                let racer = Racer { thread: number, rng: root.fork(number as u64) };
+                let work = move || {
+                    start.wait();
+                    catch_unwind(AssertUnwindSafe(|| body(racer)))
+                };
+                thread::Builder::new()
+                    .name(format!("racer {number}"))
+                    .spawn_scoped(scope, work)
+                    .expect("the system gives a thread")
+            })
+            .collect();
+        racers.into_iter().map(|racer| racer.join().and_then(|outcome| outcome)).collect()
+    });
+    let _report = ReportSeed::new(seed);
+    outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_or_else(|payload| resume_unwind(payload)))
+        .collect()
+}
+
+/// Counts how often each outcome of a fixed list was reached.
+///
+/// ```
+/// use corewalk_testkit::race::Tally;
+///
+/// let tally = Tally::new(["old", "new"]);
+/// tally.hit("old");
+/// tally.hit("new");
+/// tally.assert_all_reached();
+/// assert_eq!(tally.count("new"), 1);
+/// ```
+#[derive(Debug)]
+pub struct Tally<const N: usize> {
+    names: [&'static str; N],
+    counts: [AtomicU64; N],
+}
+
+impl<const N: usize> Tally<N> {
+    /// Returns a tally of the outcomes `names`, each at zero.
+    pub const fn new(names: [&'static str; N]) -> Self {
+        Self { names, counts: [const { AtomicU64::new(0) }; N] }
+    }
+
+    /// Counts the outcome `name`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `name` is not an outcome of this tally: an unexpected outcome is a failure.
+    pub fn hit(&self, name: &str) {
+        // ORDERING: Relaxed. Statistic, read after the threads were joined.
+        self.counts[self.position(name)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns how often `name` was reached.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `name` is not an outcome of this tally.
+    pub fn count(&self, name: &str) -> u64 {
+        // ORDERING: Relaxed. As in `hit`.
+        self.counts[self.position(name)].load(Ordering::Relaxed)
+    }
+
+    /// Checks that each outcome was reached.
+    ///
+    /// # Panics
+    ///
+    /// Panics with all counts if one of them is zero.
+    pub fn assert_all_reached(&self) {
+        let is_reached = self.names.iter().all(|name| self.count(name) > 0);
+        assert!(is_reached, "an outcome was never reached: {}", self.counts_text());
+    }
+
+    /// Returns the counts as one line for people.
+    pub fn counts_text(&self) -> String {
+        let mut text = String::new();
+        for name in self.names {
+            let _ = write!(text, "{name}={} ", self.count(name));
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+
+    fn position(&self, name: &str) -> usize {
+        self.names
+            .iter()
+            .position(|known| *known == name)
+            .unwrap_or_else(|| panic!("unexpected outcome {name:?}"))
+    }
+}
+
+/// A guard that aborts the process if it lives longer than its limit.
+///
+/// # Locks
+///
+/// `shared.is_done` is a leaf: nothing is called while it is held.
+#[derive(Debug)]
+pub struct Watchdog {
+    shared: Arc<WatchdogState>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct WatchdogState {
+    is_done: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Watchdog {
+    /// Starts a watchdog over `subject`, which has `limit` from now.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the system gives no thread.
+    pub fn start(subject: &'static str, limit: Duration) -> Self {
+        let shared = Arc::new(WatchdogState::default());
+        let watched = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("watchdog".to_owned())
+            .spawn(move || {
+                if !watched.wait_done(limit) {
+                    bark(subject, limit);
+                }
+            })
+            .expect("the system gives a thread");
+        Self { shared, thread: Some(thread) }
+    }
+}
+
+impl WatchdogState {
+    /// Returns true if the work was done within `limit`.
+    fn wait_done(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut is_done = self.lock();
+        while !*is_done {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let woken = self.changed.wait_timeout(is_done, left);
+            is_done = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.is_done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        *self.shared.lock() = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A watchdog does not panic, and if it did, the test has a better message.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Returns one line for each thread of this process: its number, name, state and where it sleeps.
+pub fn threads_text() -> String {
+    let mut text = String::new();
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else { return text };
+    for task in tasks.flatten() {
+        let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let status = read("status");
+        let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or("?");
+        let _ = writeln!(
+            text,
+            "  {} {:<16} {} {}",
+            task.file_name().to_string_lossy(),
+            read("comm").trim_end(),
+            state.trim(),
+            read("wchan"),
+        );
+    }
+    text
+}
+
+fn bark(subject: &str, limit: Duration) -> ! {
+    eprintln!("watchdog: {subject} did not finish within {limit:?}; threads:\n{}", threads_text());
+    process::abort();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(not(miri))]
+    use crate::reexec::{self, Reexec};
+
+    #[test]
+    fn racers_get_distinct_numbers_and_streams() {
+        let drawn = run(4, Seed(9), |mut racer| (racer.thread, racer.rng.next_u64()));
+        assert_eq!(drawn.iter().map(|pair| pair.0).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        let again = run(4, Seed(9), |mut racer| (racer.thread, racer.rng.next_u64()));
+        assert_eq!(drawn, again);
+        assert_ne!(drawn[0].1, drawn[1].1);
+    }
+
+    #[test]
+    fn racers_run_at_the_same_time() {
+        // Each waits for the other, so one after the other would never end.
+        let _watchdog = Watchdog::start("two racers that meet", Duration::from_secs(60));
+        let meet = Barrier::new(2);
+        run(2, Seed(0), |_| meet.wait().is_leader());
+    }
+
+    #[test]
+    #[should_panic(expected = "on purpose")]
+    fn panic_of_a_racer_is_the_panic_of_the_race() {
+        run(2, Seed(0), |racer| assert!(racer.thread == 0, "on purpose"));
+    }
+
+    #[test]
+    #[should_panic(expected = "old=2 new=0")]
+    fn control_outcome_never_reached_fails() {
+        let tally = Tally::new(["old", "new"]);
+        run(2, Seed(0), |_| tally.hit("old"));
+        tally.assert_all_reached();
+    }
+
+    #[test]
+    #[should_panic(expected = "unexpected outcome")]
+    fn unknown_outcome_fails() {
+        Tally::new(["old"]).hit("torn");
+    }
+
+    #[test]
+    fn finished_work_calls_the_watchdog_off() {
+        drop(Watchdog::start("nothing", Duration::from_secs(3_600)));
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn deadlock_under_a_watchdog_aborts_and_names_the_threads() {
+        const NAME: &str = "race::tests::deadlock_under_a_watchdog_aborts_and_names_the_threads";
+        if reexec::role().is_some() {
+            let _watchdog = Watchdog::start("a deadlock on purpose", Duration::from_millis(50));
+            let never = Barrier::new(3);
+            run(2, Seed(0), |_| never.wait().is_leader());
+            return;
+        }
+        let child = Reexec::test(NAME).role("hang").timeout(Duration::from_secs(60)).run();
+        assert_eq!(child.signal(), Some(reexec::SIGABRT), "{child}");
+        for part in ["a deadlock on purpose did not finish", "racer 0", "racer 1"] {
+            assert!(child.stderr.contains(part), "{child}");
+        }
+    }
+}

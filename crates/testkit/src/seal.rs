@@ -1,0 +1,485 @@
+//! Memory that can be sealed: the proof that an operation stores nothing that others can read.
+//!
+//! "A walk writes nothing shared" is a claim about every store the walk makes, on every path
+//! through it. Reading the code does not prove it and timing it proves less. Here the hardware
+//! does: everything the system under test has built is made read-only, then the operation runs,
+//! and one store to any of it ends the process with SIGSEGV.
+//!
+//! # How it works
+//!
+//! A [`Seal`] is a global allocator. During a [`Phase`] it serves every allocation of every thread
+//! from one large anonymous mapping, so that what was built lies together; outside of it, it is
+//! the system's allocator. [`Phase::protect`] ends the phase and makes read-only
+//!
+//! 1. that region,
+//! 2. every private, anonymous, writable range of addresses that came into being during the phase
+//!    (found in `/proc/self/maps` before and after), which covers arenas that were mapped directly,
+//! 3. with [`Reach::WithStatics`], the program's own `.data` and `.bss`.
+//!
+//! What stays writable: the stacks and the thread-local variables of threads that existed before
+//! the phase, and what is allocated after it. Those are private to a thread until a store to
+//! sealed memory publishes them, and that store is caught.
+//!
+//! # Rules
+//!
+//! - Build in the phase; start and join helper threads in it too, or start them before it. A thread
+//!   created while memory is protected may be given a cached stack that is sealed.
+//! - The operation does not print: the buffer of stdout may be sealed. The guard can be dropped
+//!   first.
+//! - Memory of a region is never reused and never unmapped; one phase per process is meant.
+//!   Freeing sealed memory does nothing, and growing it moves it out.
+//!
+//! [`prove`] is the whole test: it runs the operation in one child that must succeed and a store in
+//! another that must die, so that a seal that does not hold fails the test.
+//!
+//! # What it cannot see
+//!
+//! Stores through shared file mappings and the kernel's own memory; stores of the same process to
+//! memory that C code had taken from malloc before the phase.
+//!
+//! Source: `mprotect(2)`, `proc_pid_maps(5)`; Clements et al., "The scalable commutativity rule",
+//! 2013, for the claim worth proving.
+#![expect(unsafe_code, reason = "an allocator, and mprotect of what it gave out")]
+
+use crate::{
+    real::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
+    reexec::{self, Reexec},
+};
+use rustix::{
+    io::write,
+    mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect},
+    stdio::stdout,
+};
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    ffi::c_void,
+    fs::File,
+    io::Read as _,
+    ptr,
+};
+
+/// The bytes of address space that a phase reserves; pages are taken only when touched.
+const REGION_BYTES: usize = 16 << 30;
+
+/// The strongest alignment that the region serves.
+const REGION_ALIGN_MAX: usize = 4_096;
+
+/// The number of address ranges that can be compared and sealed.
+const RANGES_MAX: usize = 1_024;
+
+/// The largest `/proc/self/maps` that can be read.
+const MAPS_BYTES_MAX: usize = 256 << 10;
+
+const SEALED_ROLE: &str = "sealed";
+const CONTROL_ROLE: &str = "control";
+const SEALED_LINE: &str = "corewalk-testkit: memory is sealed\n";
+const UNSEALED_LINE: &str = "corewalk-testkit: memory was sealed until here\n";
+
+/// A global allocator whose memory can be made read-only.
+///
+/// ```no_run
+/// use corewalk_testkit::seal::{Reach, Seal};
+///
+/// #[global_allocator]
+/// static SEAL: Seal = Seal::new();
+///
+/// let phase = SEAL.begin();
+/// let tree = vec![1, 2, 3];
+/// let sealed = phase.protect(Reach::WithStatics);
+/// let sum: i32 = tree.iter().sum();
+/// drop(sealed);
+/// assert_eq!(sum, 6);
+/// ```
+#[derive(Debug)]
+pub struct Seal {
+    /// The start of the region; null before the first phase.
+    region: AtomicPtr<u8>,
+    /// The bytes of the region that were given out.
+    used: AtomicUsize,
+    /// Whether a phase is on.
+    is_building: AtomicBool,
+}
+
+impl Seal {
+    /// Returns an allocator outside of any phase.
+    pub const fn new() -> Self {
+        Self {
+            region: AtomicPtr::new(ptr::null_mut()),
+            used: AtomicUsize::new(0),
+            is_building: AtomicBool::new(false),
+        }
+    }
+
+    /// Begins a phase: what is allocated from now on, by any thread, can be sealed.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there was a phase before, or if the address space is not to be had.
+    pub fn begin(&'static self) -> Phase {
+        let before = Ranges::read(Reach::Built);
+        // ORDERING(region): Acquire. See the store below.
+        assert!(self.region.load(Ordering::Acquire).is_null(), "one phase per process");
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice; it aliases nothing.
+        let region = unsafe { mmap_anonymous(ptr::null_mut(), REGION_BYTES, access, flags) }
+            .expect("address space for a region");
+        // ORDERING(region): Release. A thread that sees the region sees a mapping.
+        self.region.store(region.cast(), Ordering::Release);
+        // ORDERING(building): Release. A thread that sees the phase on sees the region.
+        self.is_building.store(true, Ordering::Release);
+        Phase { seal: self, before }
+    }
+
+    /// Returns the bytes of the region that were given out.
+    pub fn used_bytes(&self) -> usize {
+        // ORDERING: Relaxed. Statistic; the phase is over when it is of interest.
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Returns a block of the region, or none outside of a phase or when the region is used up.
+    fn bump(&self, layout: Layout) -> Option<*mut u8> {
+        // ORDERING(building): Acquire. See `begin`. A mapping begins on a page, so stronger
+        // alignments are left to the system's allocator.
+        if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
+            return None;
+        }
+        // ORDERING(region): Acquire. See `begin`.
+        let region = self.region.load(Ordering::Acquire);
+        let step = |used: usize| {
+            let start = used.checked_next_multiple_of(layout.align())?;
+            start.checked_add(layout.size()).filter(|end| *end <= REGION_BYTES)
+        };
+        // ORDERING: Relaxed. Only hands out disjoint ranges; the memory itself is published by
+        // whoever publishes the block.
+        let used = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
+        Some(region.wrapping_add(used.next_multiple_of(layout.align())))
+    }
+
+    fn is_in_region(&self, block: *mut u8) -> bool {
+        // ORDERING(region): Acquire. See `begin`.
+        let region = self.region.load(Ordering::Acquire);
+        !region.is_null() && (block.addr().wrapping_sub(region.addr())) < REGION_BYTES
+    }
+}
+
+impl Default for Seal {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What [`Phase::protect`] seals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// What was allocated or mapped during the phase.
+    Built,
+    /// That, and the program's own `.data` and `.bss`, where a global counter would live.
+    WithStatics,
+}
+
+/// A phase in which the system under test is built.
+#[derive(Debug)]
+#[must_use = "a phase is ended by `protect`"]
+pub struct Phase {
+    seal: &'static Seal,
+    before: Ranges,
+}
+
+impl Phase {
+    /// Ends the phase and makes what was built read-only until the guard is dropped.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the calling thread's own stack would be sealed, which means that the thread was
+    /// created in the phase, or if the kernel refuses.
+    pub fn protect(self, reach: Reach) -> Sealed {
+        // ORDERING: Relaxed. The callers' threads are quiet by the rules of the module; one that
+        // still allocates gets a block of the region and dies at its first store, which is right.
+        self.seal.is_building.store(false, Ordering::Relaxed);
+        let mut built = Ranges::read(Reach::Built);
+        built.subtract(&self.before);
+        if reach == Reach::WithStatics {
+            let mut statics = Ranges::read(Reach::WithStatics);
+            statics.subtract(&Ranges::read(Reach::Built));
+            built.append(&statics);
+        }
+        let here = ptr::from_ref(&built).addr();
+        assert!(!built.contains(here), "protect was called on a thread created in the phase");
+        let sealed = Sealed { ranges: built };
+        sealed.set(MprotectFlags::READ);
+        sealed
+    }
+}
+
+/// A guard: memory is read-only while it lives.
+#[derive(Debug)]
+pub struct Sealed {
+    ranges: Ranges,
+}
+
+impl Sealed {
+    /// Returns the number of bytes of address space that are sealed.
+    pub fn sealed_bytes(&self) -> usize {
+        self.ranges.iter().map(|range| range.end - range.start).sum()
+    }
+
+    fn set(&self, access: MprotectFlags) {
+        for range in self.ranges.iter() {
+            let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
+            // SAFETY: the range is mapped private and was writable when it was read from the
+            // kernel. Taking the right to write away can only end the process; giving it back
+            // restores what was.
+            let done = unsafe { mprotect(start, range.end - range.start, access) };
+            if done.is_err() {
+                // Panicking allocates and prints, which may be sealed already.
+                std::process::abort();
+            }
+        }
+    }
+}
+
+impl Drop for Sealed {
+    fn drop(&mut self) {
+        self.set(MprotectFlags::READ | MprotectFlags::WRITE);
+    }
+}
+
+/// Proves that `operation` stores nothing that `build` made and that `control` does.
+///
+/// Call it as the whole body of the test named `test`, in a binary whose global allocator is
+/// `seal`. The test starts itself twice: with `operation`, which must succeed, and with `control`,
+/// which must be killed by its store. Everything the program's statics hold is sealed too, and
+/// what `build` returns is boxed, so that it lies in sealed memory and not on the stack.
+///
+/// # Panics
+///
+/// Panics with the child's output if the operation was killed or the control was not.
+pub fn prove<S>(
+    seal: &'static Seal,
+    test: &str,
+    build: impl FnOnce() -> S,
+    operation: impl FnOnce(&S),
+    control: impl FnOnce(&S),
+) {
+    let Some(role) = reexec::role() else {
+        let child = Reexec::test(test).role(SEALED_ROLE).run();
+        let is_sealed = child.stdout.contains(SEALED_LINE.trim_end());
+        assert!(is_sealed && child.stdout.contains(UNSEALED_LINE.trim_end()), "{child}");
+        child.assert_success();
+        let child = Reexec::test(test).role(CONTROL_ROLE).run();
+        let is_sealed = child.stdout.contains(SEALED_LINE.trim_end());
+        assert!(is_sealed && child.signal() == Some(reexec::SIGSEGV), "the seal leaks: {child}");
+        return;
+    };
+    let phase = seal.begin();
+    // Boxed, since what is on this stack stays writable.
+    let system = Box::new(build());
+    // Written past the buffer of stdout, which the next stage could not use.
+    write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
+    let sealed = phase.protect(Reach::WithStatics);
+    match role.as_str() {
+        SEALED_ROLE => operation(&system),
+        CONTROL_ROLE => control(&system),
+        other => panic!("unknown role {other}"),
+    }
+    drop(sealed);
+    write(stdout(), UNSEALED_LINE.as_bytes()).expect("stdout is open");
+}
+
+/// A range of addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Range {
+    start: usize,
+    end: usize,
+}
+
+/// A sorted list of ranges that needs no allocator.
+struct Ranges {
+    list: [Range; RANGES_MAX],
+    len: usize,
+}
+
+impl Ranges {
+    const EMPTY: Self = Self { list: [Range { start: 0, end: 0 }; RANGES_MAX], len: 0 };
+
+    /// Returns the private writable ranges of this process that `reach` may seal.
+    ///
+    /// It does not allocate: memory that malloc takes from the kernel for it would otherwise look
+    /// like a part of what was built.
+    fn read(reach: Reach) -> Self {
+        let mut text = [0_u8; MAPS_BYTES_MAX];
+        let mut maps = File::open("/proc/self/maps").expect("proc is mounted");
+        let mut len = 0;
+        loop {
+            match maps.read(&mut text[len..]).expect("maps can be read") {
+                0 => break,
+                more => len += more,
+            }
+        }
+        assert!(len < text.len(), "the list of mappings is too long");
+        Self::parse(&text[..len], reach)
+    }
+
+    fn parse(text: &[u8], reach: Reach) -> Self {
+        let mut ranges = Self::EMPTY;
+        let mut program: Option<&[u8]> = None;
+        let mut is_after_program = false;
+        for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let Some(mapping) = Mapping::parse(line) else { continue };
+            // The first mapping of a process is its program, on every machine this runs on.
+            if program.is_none() && mapping.name.starts_with(b"/") {
+                program = Some(mapping.name);
+            }
+            let is_program = program == Some(mapping.name) && !mapping.name.is_empty();
+            // .bss is what the kernel maps anonymously right behind .data.
+            let is_bss = is_after_program && mapping.name.is_empty();
+            let is_static = is_program || is_bss;
+            let is_anonymous = mapping.name.is_empty() && !is_bss;
+            if mapping.is_private_writable
+                && (is_anonymous || (is_static && reach == Reach::WithStatics))
+            {
+                ranges.push(mapping.range);
+            }
+            is_after_program = is_program;
+        }
+        ranges
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Range> {
+        self.list[..self.len].iter()
+    }
+
+    fn push(&mut self, range: Range) {
+        assert!(self.len < RANGES_MAX, "too many mappings");
+        self.list[self.len] = range;
+        self.len += 1;
+    }
+
+    fn append(&mut self, other: &Self) {
+        other.iter().for_each(|range| self.push(*range));
+    }
+
+    fn contains(&self, address: usize) -> bool {
+        self.iter().any(|range| (range.start..range.end).contains(&address))
+    }
+
+    /// Takes every address of `other` away; the kernel merges neighbours, so ranges may be cut.
+    fn subtract(&mut self, other: &Self) {
+        let mut left = Self::EMPTY;
+        for range in self.iter() {
+            let mut start = range.start;
+            for hole in other.iter().filter(|hole| hole.end > range.start) {
+                if hole.start >= range.end {
+                    break;
+                }
+                if hole.start > start {
+                    left.push(Range { start, end: hole.start });
+                }
+                start = start.max(hole.end);
+            }
+            if start < range.end {
+                left.push(Range { start, end: range.end });
+            }
+        }
+        *self = left;
+    }
+}
+
+impl std::fmt::Debug for Ranges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// One line of `/proc/self/maps`.
+struct Mapping<'t> {
+    range: Range,
+    is_private_writable: bool,
+    name: &'t [u8],
+}
+
+impl<'t> Mapping<'t> {
+    fn parse(line: &'t [u8]) -> Option<Self> {
+        let mut words = line.splitn(6, |byte| *byte == b' ');
+        let (range, access) = (words.next()?, words.next()?);
+        let dash = range.iter().position(|byte| *byte == b'-')?;
+        let address = |digits| usize::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+        Some(Self {
+            range: Range { start: address(&range[..dash])?, end: address(&range[dash + 1..])? },
+            is_private_writable: access.get(1) == Some(&b'w') && access.get(3) == Some(&b'p'),
+            name: words.nth(3).unwrap_or_default().trim_ascii(),
+        })
+    }
+}
+
+// SAFETY: a block is either the system's, and goes back to it, or a part of the region that is
+// given out once and never reused.
+unsafe impl GlobalAlloc for Seal {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match self.bump(layout) {
+            Some(block) => block,
+            // SAFETY: the caller promises a layout of non-zero size.
+            None => unsafe { System.alloc(layout) },
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if !self.is_in_region(block) {
+            // SAFETY: what is not in the region came from `System` with this layout.
+            unsafe { System.dealloc(block, layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &[u8] = b"\
+5600-5700 r--p 00000000 fd:00 99 /opt/tests/walk one
+5700-5800 rw-p 00001000 fd:00 99 /opt/tests/walk one
+5800-5900 rw-p 00000000 00:00 0
+6000-6100 rw-p 00000000 00:00 0                          [heap]
+7000-7400 rw-p 00000000 00:00 0
+7400-7500 ---p 00000000 00:00 0
+7500-7600 rw-s 00000000 00:01 7 /dev/zero (deleted)
+7600-7700 rw-p 00000000 fd:00 98 /lib/libc.so.6
+7800-7900 r--p 00000000 00:00 0
+ff00-ff80 rw-p 00000000 00:00 0                          [stack]
+";
+
+    fn pairs(ranges: &Ranges) -> Vec<(usize, usize)> {
+        ranges.iter().map(|range| (range.start, range.end)).collect()
+    }
+
+    fn ranges(pairs: &[(usize, usize)]) -> Ranges {
+        let mut ranges = Ranges::EMPTY;
+        pairs.iter().for_each(|&(start, end)| ranges.push(Range { start, end }));
+        ranges
+    }
+
+    #[test]
+    fn maps_give_anonymous_private_writable_ranges_only() {
+        assert_eq!(pairs(&Ranges::parse(MAPS, Reach::Built)), [(0x7000, 0x7400)]);
+    }
+
+    #[test]
+    fn maps_with_statics_give_data_and_bss_of_the_program_too() {
+        let with = Ranges::parse(MAPS, Reach::WithStatics);
+        assert_eq!(pairs(&with), [(0x5700, 0x5800), (0x5800, 0x5900), (0x7000, 0x7400)]);
+    }
+
+    #[test]
+    fn subtraction_cuts_ranges_that_the_kernel_merged() {
+        let mut after = ranges(&[(10, 50), (60, 70), (80, 90)]);
+        after.subtract(&ranges(&[(0, 12), (20, 30), (40, 60), (80, 90)]));
+        assert_eq!(pairs(&after), [(12, 20), (30, 40), (60, 70)]);
+    }
+
+    #[test]
+    fn bump_outside_of_a_phase_gives_nothing() {
+        assert!(Seal::new().bump(Layout::new::<u64>()).is_none());
+        assert!(!Seal::new().is_in_region(ptr::dangling_mut()));
+    }
+}

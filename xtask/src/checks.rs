@@ -1,0 +1,236 @@
+//! Checks that need the workspace built in another way: loom, shuttle, miri, ThreadSanitizer.
+//!
+//! Each one has a target folder of its own, so that switching between them rebuilds nothing. The
+//! crates to check are found, not listed: a crate has models if a file of it names the cfg. A run
+//! in which no test ran is a failure, because a green run of nothing is how models rot.
+//!
+//! What each tool can and cannot see is told in `docs/testing.md`.
+//!
+//! Source: crossbeam's `ci/`; tokio-rs/loom#392 for why a green model alone proves nothing.
+
+use crate::{
+    Outcome,
+    process::{self, Ended},
+    source::{self, RustFile},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+const LIMIT: Duration = Duration::from_secs(30 * 60);
+
+const HOST: &str = "x86_64-unknown-linux-gnu";
+
+/// The crates with unsafe code, which is what miri is for.
+const UNSAFE_PACKAGES: [&str; 2] = ["corewalk-sync", "corewalk-testkit"];
+
+/// Runs the models under loom.
+pub(crate) fn loom(root: &Path) -> Outcome {
+    models(root, "corewalk_loom", "loom_")
+}
+
+/// Runs the models under shuttle.
+pub(crate) fn shuttle(root: &Path) -> Outcome {
+    models(root, "corewalk_shuttle", "shuttle_")
+}
+
+/// Runs the unit tests of the unsafe crates under miri, if the toolchain has it.
+pub(crate) fn miri(root: &Path) -> Outcome {
+    if !is_quiet_success(Command::new("cargo").args(["+nightly", "--version"])) {
+        return Outcome::Skipped("miri: no nightly toolchain".to_owned());
+    }
+    let has_miri =
+        || is_quiet_success(Command::new("cargo").args(["+nightly", "miri", "--version"]));
+    let add = ["+nightly", "component", "add", "miri", "rust-src"];
+    if !has_miri()
+        && !is_quiet_success(Command::new("rustup").args(&add[1..]).arg("--toolchain=nightly"))
+    {
+        return Outcome::Skipped("miri: the nightly toolchain has no miri component".to_owned());
+    }
+    if !is_quiet_success(Command::new("cargo").args(["+nightly", "miri", "setup"])) {
+        return Outcome::Skipped("miri: its standard library cannot be built here".to_owned());
+    }
+    let mut command = cargo(root, "miri");
+    command
+        .args(["+nightly", "miri", "test", "--lib"])
+        .env("MIRIFLAGS", "-Zmiri-disable-isolation");
+    for package in UNSAFE_PACKAGES {
+        command.args(["-p", package]);
+    }
+    tests_ran(&mut command, root, "miri")
+}
+
+/// Runs the stress tests under ThreadSanitizer, if the toolchain takes the flags.
+pub(crate) fn tsan(root: &Path) -> Outcome {
+    let stress = root.join("crates/sync/tests/stress.rs");
+    if !stress.exists() {
+        return Outcome::Skipped("tsan: crates/sync/tests/stress.rs does not exist".to_owned());
+    }
+    let flags = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg corewalk_tsan";
+    let tsan = |words: &[&str]| {
+        let mut command = cargo(root, "tsan");
+        command.args(words).args(["--release", "--target", HOST, "-p", "corewalk-sync"]);
+        command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", flags);
+        let suppressions = root.join("crates/sync/tests/tsan.supp");
+        let options = format!("halt_on_error=1 suppressions={}", suppressions.display());
+        command.env("TSAN_OPTIONS", options);
+        command
+    };
+    if !is_quiet_success(&mut tsan(&["build"])) {
+        return Outcome::Skipped("tsan: the toolchain does not build with it".to_owned());
+    }
+    tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
+}
+
+/// Runs the tests of each crate that names `cfg`, with that cfg.
+fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
+    let found = match model_targets(root, cfg) {
+        Ok(found) => found,
+        Err(error) => return Outcome::Failed(format!("cannot read the repository: {error}")),
+    };
+    if found.is_empty() {
+        return Outcome::Skipped(format!("no crate has models under {cfg}"));
+    }
+    for (package, target) in found {
+        let mut command = cargo(root, cfg.trim_start_matches("corewalk_"));
+        command.args(["test", "--release", "-p", &package]);
+        command.env("RUSTFLAGS", format!("--cfg {cfg}"));
+        let what = match &target {
+            // Ordinary unit tests use the model's atomics outside of a model, which panics.
+            ModelTarget::Library => {
+                command.args(["--lib", filter]);
+                format!("{cfg} {package}")
+            }
+            ModelTarget::Test(name) => {
+                command.args(["--test", name]);
+                format!("{cfg} {package} {name}")
+            }
+        };
+        let outcome = tests_ran(&mut command, root, &what);
+        if outcome != Outcome::Passed {
+            return outcome;
+        }
+    }
+    Outcome::Passed
+}
+
+/// Where the models of a crate are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ModelTarget {
+    /// Beside the code, in modules whose names say so.
+    Library,
+    /// In this file of `tests/`, which holds nothing else.
+    Test(String),
+}
+
+/// Returns each package with models under `cfg`, with the place where they are.
+fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTarget)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root.join("crates"))? {
+        let folder = entry?.path();
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
+        let Some((_, package)) = manifest.split_once("[package]") else { continue };
+        let Some(package) = package.split('"').nth(1) else { continue };
+        for file in source::collect_rust(&folder)?.iter().filter(|file| has_models(file, cfg)) {
+            let target = match file.path.strip_prefix("tests/") {
+                Some(test) => ModelTarget::Test(test.trim_end_matches(".rs").to_owned()),
+                None => ModelTarget::Library,
+            };
+            found.push((package.to_owned(), target));
+        }
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// Returns true if `file` holds models, and does not only name the cfg as a switch does.
+fn has_models(file: &RustFile, cfg: &str) -> bool {
+    let code: String = file.code().split_whitespace().collect();
+    let inside = format!("#[cfg(all(test,{cfg}");
+    code.contains(&inside) || code.contains(&format!("#![cfg({cfg})]"))
+}
+
+fn cargo(root: &Path, target: &str) -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
+    // The toolchain of the task itself must not decide that of the check.
+    command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
+    command
+}
+
+/// Returns the folder that cargo builds into.
+pub(crate) fn target_folder(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+fn is_quiet_success(command: &mut Command) -> bool {
+    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+    process::run(command, LIMIT) == Ended::Well
+}
+
+/// Runs `command`, a `cargo test`, and demands that at least one test passed.
+fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
+    let folder = target_folder(root);
+    let log = folder.join(format!("{}.log", what.replace(' ', "-")));
+    if let Err(error) = fs::create_dir_all(&folder) {
+        return Outcome::Failed(format!("{}: {error}", folder.display()));
+    }
+    let (ended, output) = process::run_logged(command, &log, LIMIT);
+    let passed = passed_tests(&output);
+    if ended != Ended::Well {
+        eprintln!("{}", tail(&output, 80));
+        return ended.outcome(what);
+    }
+    println!("{what}: {passed} tests passed");
+    match passed {
+        0 => Outcome::Failed(format!("{what}: no test ran")),
+        _ => Outcome::Passed,
+    }
+}
+
+/// Returns the number of tests that the output of `cargo test` reports as passed.
+fn passed_tests(output: &str) -> u64 {
+    output
+        .lines()
+        .filter_map(|line| line.strip_prefix("test result: ok. "))
+        .filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok())
+        .sum()
+}
+
+/// Returns the last `count` lines of `text`.
+pub(crate) fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passed_tests_are_summed_over_targets() {
+        let output = "running 3 tests\ntest result: ok. 3 passed; 0 failed\n\
+                      test result: ok. 4 passed; 0 failed\ntest result: FAILED. 9 passed; 1 failed";
+        assert_eq!(passed_tests(output), 7);
+        assert_eq!(passed_tests("test result: ok. 0 passed; 0 failed"), 0);
+    }
+
+    #[test]
+    fn file_that_only_switches_on_the_cfg_has_no_models() {
+        let has = |text: &str| has_models(&RustFile::parse("a.rs", text), "corewalk_loom");
+        assert!(has("#[cfg(all(test, corewalk_loom))]\nmod loom_models {}"));
+        assert!(has("#![cfg(corewalk_loom)]\n#[test]\nfn f() {}"));
+        assert!(!has("#[cfg(corewalk_loom)]\nuse loom::sync;"));
+        assert!(!has("#[cfg(all(test, not(corewalk_loom)))]\nmod tests {}"));
+    }
+
+    #[test]
+    fn tail_keeps_the_last_lines() {
+        assert_eq!(tail("a\nb\nc", 2), "b\nc");
+        assert_eq!(tail("a", 2), "a");
+    }
+}

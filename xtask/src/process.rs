@@ -1,0 +1,182 @@
+//! Running other programs: with a limit on time, in a group that can be ended as a whole.
+//!
+//! A chore must end. Every command runs in a process group of its own and is polled; when its time
+//! is over, the group gets SIGKILL, and if a process of it is stuck in the kernel, the chore goes
+//! on without it and says so. Output goes to the terminal, or to a file when it is to be read;
+//! never to a pipe, since a pipe that nobody empties is one more way to hang.
+//!
+//! Source: `kill(1)`, `setpgid(2)`; trouble with hung FUSE servers, which are waited for in state D.
+
+use crate::Outcome;
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// How long a killed process may take to be gone.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// With status zero.
+    Well,
+    /// With this status.
+    Exit(i32),
+    /// By this signal.
+    Signal(i32),
+    /// It was killed when its time was over.
+    TimedOut,
+    /// It was killed and did not go away: it is stuck in the kernel.
+    Stuck,
+    /// It could not be started.
+    NotStarted,
+}
+
+impl Ended {
+    fn of(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(0), _) => Self::Well,
+            (Some(code), _) => Self::Exit(code),
+            (None, signal) => Self::Signal(signal.unwrap_or_default()),
+        }
+    }
+
+    /// Returns what to say about a command that was to end well.
+    pub(crate) fn outcome(self, what: &str) -> Outcome {
+        match self {
+            Self::Well => Outcome::Passed,
+            Self::Exit(code) => Outcome::Failed(format!("{what}: exit status {code}")),
+            Self::Signal(signal) => Outcome::Failed(format!("{what}: killed by signal {signal}")),
+            Self::TimedOut => Outcome::Failed(format!("{what}: did not end in time")),
+            Self::Stuck => Outcome::Failed(format!("{what}: hangs and cannot be killed")),
+            Self::NotStarted => Outcome::Failed(format!("{what}: cannot be started")),
+        }
+    }
+}
+
+/// Runs `command`, its output on the terminal, and ends it after `limit`.
+pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
+    match command.stdin(Stdio::null()).process_group(0).spawn() {
+        Ok(mut child) => wait(&mut child, limit),
+        Err(error) => {
+            eprintln!("{}: {error}", command.get_program().to_string_lossy());
+            Ended::NotStarted
+        }
+    }
+}
+
+/// Runs `command` with all its output in the file `log`, and returns how it ended and the output.
+pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> (Ended, String) {
+    let redirected = File::create(log).and_then(|file| Ok((file.try_clone()?, file)));
+    let ended = match redirected {
+        Ok((out, err)) => run(command.stdout(out).stderr(err), limit),
+        Err(error) => {
+            eprintln!("{}: {error}", log.display());
+            Ended::NotStarted
+        }
+    };
+    let output = fs::read(log).unwrap_or_default();
+    (ended, String::from_utf8_lossy(&output).into_owned())
+}
+
+/// Waits for `child`, and kills its process group when `limit` is over.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
+    match poll(child, limit) {
+        Some(ended) => ended,
+        None => match kill(child) {
+            Ended::Stuck => Ended::Stuck,
+            _ => Ended::TimedOut,
+        },
+    }
+}
+
+/// Returns how `child` ended, or none if it has not after `limit`.
+pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(Ended::of(status)),
+            Ok(None) if Instant::now() < deadline => thread::sleep(POLL),
+            Ok(None) => return None,
+            Err(_) => return Some(Ended::Stuck),
+        }
+    }
+}
+
+/// Kills `child` and its process group, and returns how it ended.
+pub(crate) fn kill(child: &mut Child) -> Ended {
+    signal(&format!("-{}", child.id()), "KILL");
+    // The child itself, in case it is not the leader of its group.
+    let _ = child.kill();
+    poll(child, KILL_PATIENCE).unwrap_or(Ended::Stuck)
+}
+
+/// Sends the signal `name` to a process, or with a `-` before the number to a group.
+pub(crate) fn signal(target: &str, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, "--", target]).stderr(Stdio::null()).status();
+    // A target that is gone is what is wanted.
+    drop::<io::Result<ExitStatus>>(sent);
+}
+
+/// Calls `is_done` until it returns true, for at most `limit`; returns whether it did.
+pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        if is_done() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Returns true if `program` can be found in the path.
+pub(crate) fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn command_ends_as_its_status_says() {
+        assert_eq!(run(&mut shell("exit 0"), LONG), Ended::Well);
+        assert_eq!(run(&mut shell("exit 3"), LONG), Ended::Exit(3));
+        assert_eq!(run(&mut shell("kill -9 $$"), LONG), Ended::Signal(9));
+        assert_eq!(run(&mut Command::new("/nonexistent"), LONG), Ended::NotStarted);
+    }
+
+    #[test]
+    fn command_that_hangs_is_killed_with_its_children() {
+        let ended = run(&mut shell("sleep 1000 & wait"), Duration::from_millis(100));
+        assert_eq!(ended, Ended::TimedOut);
+    }
+
+    #[test]
+    fn logged_command_gives_its_output() {
+        let log = std::env::temp_dir().join(format!("xtask-process-{}", std::process::id()));
+        let (ended, output) = run_logged(&mut shell("echo out; echo err >&2"), &log, LONG);
+        assert_eq!((ended, output.as_str()), (Ended::Well, "out\nerr\n"));
+        let _ = fs::remove_file(log);
+    }
+}

@@ -1,0 +1,248 @@
+//! Suites of others, and real work, on a mount that the built program serves.
+//!
+//! Each suite gets a fresh mount in a fresh mount and process namespace, so that neither a mount
+//! nor a process of it can outlive it, and so that a hung server hangs nothing but the suite: a
+//! hung FUSE server otherwise stops `df`, `sync` and everything that walks the mount table of the
+//! machine. Inside, every command has a limit; when it is over, the connection is aborted, the
+//! server is killed, and the suite has failed.
+//!
+//! | module | what |
+//! |---|---|
+//! | `mount` | a server with its mount, and how to get rid of both |
+//! | `posix` | pjdfstest, fsx, stress-ng |
+//! | `work` | git, tar, cargo, sqlite, postgres, fakeroot, rsync |
+//! | `crash` | a server that is killed, a server that hangs |
+//!
+//! # Contract of the program
+//!
+//! `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground and prints one line, `mounted
+//! tmpfs on MNT`, when it is ready; SIGTERM ends it with status zero and leaves nothing mounted;
+//! `corewalk stat MNT --json` prints counters. It is `target/release/corewalk`, or what
+//! `COREWALK_PROGRAM` names.
+//!
+//! A suite whose packages cannot be installed is skipped and says so.
+//!
+//! Source: the upstream documentation of each suite; `unshare(1)`; the kernel's
+//! `Documentation/filesystems/fuse.rst`, "Aborting a filesystem connection".
+
+mod crash;
+mod mount;
+mod posix;
+mod work;
+
+use crate::{
+    Outcome, checks,
+    ci::Tally,
+    process::{self, Ended},
+};
+use mount::Site;
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+/// The word by which this program calls itself inside the namespaces.
+pub(crate) const INSIDE: &str = "--inside";
+
+/// The suites that continuous integration runs, shortest first.
+pub(crate) const CI: [&str; 12] = [
+    "kill9",
+    "hang",
+    "fakeroot",
+    "pjdfstest",
+    "fsx",
+    "sqlite",
+    "git",
+    "rsync",
+    "tar",
+    "stress-ng",
+    "cargo",
+    "postgres",
+];
+
+/// The exit status inside that means skipped, as automake has it.
+const SKIPPED_STATUS: i32 = 77;
+
+/// What a suite needs and does.
+struct Suite {
+    name: &'static str,
+    /// Programs that it calls, each with the package that brings it.
+    needs: &'static [(&'static str, &'static str)],
+    /// How long it may take in all.
+    limit: Duration,
+    run: fn(&Site) -> Outcome,
+}
+
+const SUITES: [Suite; 12] = [
+    Suite {
+        name: "pjdfstest",
+        needs: &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")],
+        limit: minutes(15),
+        run: posix::pjdfstest,
+    },
+    Suite { name: "fsx", needs: &[], limit: minutes(15), run: posix::fsx },
+    Suite {
+        name: "stress-ng",
+        needs: &[("stress-ng", "stress-ng")],
+        limit: minutes(5),
+        run: posix::stress_ng,
+    },
+    Suite { name: "git", needs: &[("git", "git")], limit: minutes(5), run: work::git },
+    Suite { name: "tar", needs: &[("diff", "diffutils")], limit: minutes(8), run: work::tar },
+    Suite { name: "cargo", needs: &[], limit: minutes(8), run: work::cargo },
+    Suite {
+        name: "sqlite",
+        needs: &[("sqlite3", "sqlite3")],
+        limit: minutes(5),
+        run: work::sqlite,
+    },
+    Suite {
+        name: "postgres",
+        needs: &[("pgbench", "postgresql")],
+        limit: minutes(5),
+        run: work::postgres,
+    },
+    Suite {
+        name: "fakeroot",
+        needs: &[("fakeroot", "fakeroot")],
+        limit: minutes(2),
+        run: work::fakeroot,
+    },
+    Suite {
+        name: "rsync",
+        needs: &[("rsync", "rsync"), ("setfacl", "acl"), ("setfattr", "attr")],
+        limit: minutes(5),
+        run: work::rsync,
+    },
+    Suite { name: "kill9", needs: &[], limit: minutes(2), run: crash::kill9 },
+    Suite { name: "hang", needs: &[], limit: minutes(2), run: crash::hang },
+];
+
+/// Prints the names of the suites.
+pub(crate) fn list() -> Outcome {
+    SUITES.iter().for_each(|suite| println!("{}", suite.name));
+    Outcome::Passed
+}
+
+/// Runs the suites `names`, or all of them.
+pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
+    if let Some(unknown) = names.iter().find(|name| find(name).is_none()) {
+        return Outcome::Failed(format!("there is no suite {unknown}; see suites --list"));
+    }
+    let names = if names.is_empty() { CI.as_slice() } else { names };
+    let mut tally = Tally::default();
+    for name in names {
+        tally.step(name, || run_one(root, name));
+    }
+    tally.finish()
+}
+
+/// Runs the suite `name` in namespaces of its own.
+pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
+    let Some(suite) = find(name) else {
+        return Outcome::Failed(format!("there is no suite {name}"));
+    };
+    let program = program(root);
+    if !program.exists() {
+        return Outcome::Failed(format!("{}: build it first", program.display()));
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Outcome::Skipped("there is no /dev/fuse".to_owned());
+    }
+    for (file, package) in suite.needs {
+        if !is_available(file) && !install(package) {
+            return Outcome::Skipped(format!(
+                "{file} is missing and {package} cannot be installed"
+            ));
+        }
+    }
+    let Ok(this) = env::current_exe() else {
+        return Outcome::Failed("this program has no path".to_owned());
+    };
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .args(["--propagation", "private", "--"])
+        .arg(this)
+        .args(["suites", INSIDE, name])
+        .current_dir(root);
+    match process::run(&mut command, suite.limit) {
+        Ended::Exit(SKIPPED_STATUS) => Outcome::Skipped("see above".to_owned()),
+        ended => ended.outcome(name),
+    }
+}
+
+/// Runs the suite `name` here; the caller has made the namespaces.
+pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
+    let Some(suite) = find(name) else {
+        return Outcome::Failed(format!("there is no suite {name}"));
+    };
+    let site = match Site::new(root, &program(root), name) {
+        Ok(site) => site,
+        Err(error) => return Outcome::Failed(format!("{name}: no place to work in: {error}")),
+    };
+    (suite.run)(&site)
+}
+
+/// Returns the exit status by which [`run_inside`] tells [`run_one`] how it went.
+pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
+    match outcome {
+        Outcome::Passed => ExitCode::SUCCESS,
+        Outcome::Failed(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+        Outcome::Skipped(why) => {
+            println!("skipped: {why}");
+            ExitCode::from(SKIPPED_STATUS as u8)
+        }
+    }
+}
+
+fn find(name: &str) -> Option<&'static Suite> {
+    SUITES.iter().find(|suite| suite.name == name)
+}
+
+fn program(root: &Path) -> PathBuf {
+    match env::var_os("COREWALK_PROGRAM") {
+        Some(path) => PathBuf::from(path),
+        None => checks::target_folder(root).join("release/corewalk"),
+    }
+}
+
+fn is_available(file: &str) -> bool {
+    if file.ends_with(".so") {
+        return ["/usr/lib/x86_64-linux-gnu", "/usr/lib", "/usr/lib64"]
+            .iter()
+            .any(|folder| Path::new(folder).join(file).exists());
+    }
+    process::is_installed(file)
+}
+
+fn install(package: &str) -> bool {
+    let mut command = Command::new("apt-get");
+    command
+        .args(["install", "-y", "--no-install-recommends", package])
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdout(std::process::Stdio::null());
+    process::run(&mut command, minutes(5)) == Ended::Well
+}
+
+const fn minutes(count: u64) -> Duration {
+    Duration::from_secs(count * 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_of_continuous_integration_are_all_there() {
+        for suite in &SUITES {
+            assert!(CI.contains(&suite.name), "{}", suite.name);
+        }
+        assert!(CI.iter().all(|name| find(name).is_some()));
+    }
+}

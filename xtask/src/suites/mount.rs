@@ -1,0 +1,304 @@
+//! A server, its mount, and how to get rid of both under all circumstances.
+//!
+//! A [`Site`] is the place that one suite works in: a folder with room for a mount point, files
+//! and logs. A [`Mount`] is a running server. Commands that touch the mount are always other
+//! processes with a limit, never this one: whoever calls into a hung server hangs with it, and this
+//! process is the one that has to clean up.
+//!
+//! # How a hung server is ended
+//!
+//! 1. `1` is written to the `abort` file of the connection, which answers every waiting request
+//!    with an error;
+//! 2. the server gets SIGKILL, by its number;
+//! 3. the mount point is detached.
+//!
+//! The number of the connection is the minor device number of the mount, read from
+//! `/proc/self/mountinfo` while the server still answers; no call into the mount is needed for it.
+//!
+//! Source: the kernel's `Documentation/filesystems/fuse.rst`; `proc_pid_mountinfo(5)`.
+
+use crate::{
+    Outcome, checks,
+    process::{self, Ended},
+};
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+/// What suites need that a plain mount does not give: other users, device nodes, set-user-ID.
+pub(super) const OPTIONS: &str = "allow_other,dev,suid";
+
+const READY_LIMIT: Duration = Duration::from_secs(20);
+const LEAVE_LIMIT: Duration = Duration::from_secs(20);
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
+/// The place that one suite works in.
+#[derive(Debug)]
+pub(super) struct Site {
+    /// The root of the repository.
+    pub(super) root: PathBuf,
+    /// The program under test.
+    pub(super) program: PathBuf,
+    /// Where tools that suites need are installed.
+    pub(super) tools: PathBuf,
+    /// A folder on the machine's own file system, which any user may enter.
+    pub(super) folder: PathBuf,
+}
+
+impl Site {
+    /// Returns a fresh place for the suite `name`.
+    ///
+    /// # Errors
+    ///
+    /// The error of a folder that cannot be made.
+    pub(super) fn new(root: &Path, program: &Path, name: &str) -> io::Result<Self> {
+        let folder = std::env::temp_dir().join(format!("corewalk-suite-{name}"));
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
+        }
+        fs::create_dir_all(folder.join("work"))?;
+        Ok(Self {
+            root: root.to_owned(),
+            program: fs::canonicalize(program)?,
+            tools: checks::target_folder(root).join("tools"),
+            folder,
+        })
+    }
+
+    /// Returns a folder for files on the machine's own file system.
+    pub(super) fn work(&self) -> PathBuf {
+        self.folder.join("work")
+    }
+
+    /// Runs `command`, which must not touch a mount, and returns its output.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the suite if the command did not end well.
+    pub(super) fn run(&self, what: &str, command: &mut Command) -> Result<String, Outcome> {
+        let log = self.folder.join(format!("{what}.log"));
+        let (ended, output) = process::run_logged(command, &log, Duration::from_secs(15 * 60));
+        settle(what, ended, output)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // Only the machine's own files: the mount is detached by then, and if it is not, the
+        // folder is not empty and stays.
+        let _ = fs::remove_dir(self.folder.join("mnt"));
+        if !self.folder.join("mnt").exists() {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// A running server with its mount.
+#[derive(Debug)]
+pub(super) struct Mount {
+    /// The mount point.
+    pub(super) path: PathBuf,
+    folder: PathBuf,
+    program: PathBuf,
+    server: Child,
+    connection: Option<String>,
+    has_hung: bool,
+}
+
+impl Mount {
+    /// Starts a server at `site` and waits until it says that it is ready.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the suite if it does not get ready.
+    pub(super) fn start(site: &Site, options: &str) -> Result<Self, Outcome> {
+        let path = site.folder.join("mnt");
+        let log = site.folder.join("server.log");
+        let spawned = fs::create_dir_all(&path).and_then(|()| File::create(&log)).and_then(|out| {
+            let mut command = Command::new(&site.program);
+            command.args(["mount", "tmpfs"]).arg(&path).args(["-o", options]).process_group(0);
+            command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out).spawn()
+        });
+        let server = spawned
+            .map_err(|error| Outcome::Failed(format!("the server cannot be started: {error}")))?;
+        let mut mount = Self {
+            folder: site.folder.clone(),
+            program: site.program.clone(),
+            server,
+            connection: None,
+            has_hung: false,
+            path,
+        };
+        let line = format!("mounted tmpfs on {}", mount.path.display());
+        let mut is_dead = false;
+        let is_ready = process::wait_until(READY_LIMIT, || {
+            is_dead = mount.has_died();
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            is_dead || said.lines().any(|said| said == line)
+        });
+        if is_dead || !is_ready {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            return Err(Outcome::Failed(format!("the server did not get ready, it said: {said}")));
+        }
+        mount.connection = connection_of(&mount.path);
+        Ok(mount)
+    }
+
+    /// Runs `command`, which may touch the mount, and returns its output.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the suite if the command did not end well within `limit`. If it was not
+    /// over in time, the connection is aborted.
+    pub(super) fn run(
+        &mut self,
+        what: &str,
+        command: &mut Command,
+        limit: Duration,
+    ) -> Result<String, Outcome> {
+        let (ended, output) = self.run_to_end(what, command, limit);
+        settle(what, ended, output)
+    }
+
+    /// Runs the shell script `script` in the mount; see [`Mount::run`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Mount::run`].
+    pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
+        let mut command = Command::new("sh");
+        // The shell enters the mount, not this process.
+        command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
+        command.env("WORK", self.folder.join("work"));
+        self.run(what, &mut command, Duration::from_secs(10 * 60))
+    }
+
+    /// Runs `command` and returns how it ended and its output.
+    pub(super) fn run_to_end(
+        &mut self,
+        what: &str,
+        command: &mut Command,
+        limit: Duration,
+    ) -> (Ended, String) {
+        let log = self.folder.join(format!("{what}.log"));
+        let spawned = File::create(&log).and_then(|out| {
+            command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out);
+            command.process_group(0).spawn()
+        });
+        let Ok(mut child) = spawned else { return (Ended::NotStarted, String::new()) };
+        let ended = process::poll(&mut child, limit).unwrap_or_else(|| {
+            self.has_hung = true;
+            self.abort();
+            match process::kill(&mut child) {
+                Ended::Stuck => Ended::Stuck,
+                _ => Ended::TimedOut,
+            }
+        });
+        let output = fs::read(&log).unwrap_or_default();
+        (ended, String::from_utf8_lossy(&output).into_owned())
+    }
+
+    /// Returns true if the server is no longer running.
+    pub(super) fn has_died(&mut self) -> bool {
+        !matches!(self.server.try_wait(), Ok(None))
+    }
+
+    /// Sends the server the signal `name`.
+    pub(super) fn signal_server(&self, name: &str) {
+        process::signal(&self.server.id().to_string(), name);
+    }
+
+    /// Kills the server and waits until it is gone.
+    pub(super) fn kill_server(&mut self) -> Ended {
+        process::kill(&mut self.server)
+    }
+
+    /// Answers every waiting request of the mount with an error.
+    pub(super) fn abort(&self) {
+        let Some(connection) = &self.connection else { return };
+        let folder = Path::new(CONNECTIONS);
+        if !folder.join(connection).exists() {
+            // Only for this namespace; the machine may have it mounted already.
+            let _ = Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]).status();
+        }
+        if let Err(error) = fs::write(folder.join(connection).join("abort"), "1") {
+            eprintln!("connection {connection} was not aborted: {error}");
+        }
+    }
+
+    /// Detaches the mount point, whatever hangs on it.
+    pub(super) fn detach(&self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.path).stderr(Stdio::null()).status();
+    }
+
+    /// Returns true while something is mounted here.
+    pub(super) fn is_mounted(&self) -> bool {
+        mount_line(&self.path).is_some()
+    }
+
+    /// Ends the server as a user would, and checks that it leaves nothing behind.
+    pub(super) fn finish(mut self) -> Outcome {
+        if self.has_hung {
+            return Outcome::Failed("the server hung".to_owned());
+        }
+        if self.has_died() {
+            let log = fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
+            return Outcome::Failed(format!("the server died: {}", checks::tail(&log, 20)));
+        }
+        let mut stat = Command::new(&self.program);
+        stat.arg("stat").arg(&self.path).arg("--json");
+        let (ended, counters) = self.run_to_end("stat", &mut stat, Duration::from_secs(10));
+        match ended {
+            Ended::Well => println!("counters: {}", counters.trim()),
+            _ => return ended.outcome("corewalk stat --json"),
+        }
+        self.signal_server("TERM");
+        match process::poll(&mut self.server, LEAVE_LIMIT) {
+            Some(Ended::Well) if !self.is_mounted() => Outcome::Passed,
+            Some(Ended::Well) => Outcome::Failed("the server left its mount behind".to_owned()),
+            Some(ended) => ended.outcome("the server on SIGTERM"),
+            None => Outcome::Failed("the server does not leave on SIGTERM".to_owned()),
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if !self.has_died() {
+            self.abort();
+            self.kill_server();
+        }
+        if self.is_mounted() {
+            self.detach();
+        }
+    }
+}
+
+/// Returns the output of a command that ended well, and prints that of one that did not.
+fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
+    if ended == Ended::Well {
+        return Ok(output);
+    }
+    println!("{}", checks::tail(&output, 60));
+    Err(ended.outcome(what))
+}
+
+/// Returns the number of the FUSE connection of the mount at `path`.
+fn connection_of(path: &Path) -> Option<String> {
+    let line = mount_line(path)?;
+    let is_fuse = line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("fuse"));
+    let device = line.split(' ').nth(2).filter(|_| is_fuse)?;
+    Some(device.split_once(':')?.1.to_owned())
+}
+
+fn mount_line(path: &Path) -> Option<String> {
+    let path = path.to_str()?;
+    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mut lines = table.lines().rev();
+    lines.find(|line| line.split(' ').nth(4) == Some(path)).map(str::to_owned)
+}

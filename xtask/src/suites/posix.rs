@@ -1,0 +1,202 @@
+//! The field's suites for file systems: pjdfstest, fsx, stress-ng.
+//!
+//! They are installed at a fixed version, so that a new version of a suite does not fail an old
+//! change. Their verdict is not trusted to an exit status alone: the number of tests that ran is
+//! read from what they print, since a suite that ran nothing ends well.
+//!
+//! Source: <https://crates.io/crates/pjdfstest>, <https://crates.io/crates/fsx>, `stress-ng(1)`.
+
+use super::{
+    minutes,
+    mount::{Mount, OPTIONS, Site},
+};
+use crate::{
+    Outcome,
+    process::{self, Ended},
+};
+use std::{fs, path::PathBuf, process::Command};
+
+const PJDFSTEST_VERSION: &str = "0.2.2";
+const FSX_VERSION: &str = "0.3.2";
+const FSX_OPERATIONS: &str = "100000";
+
+/// The user that pjdfstest switches to besides `nobody`.
+const TESTS_USER: &str = "tests";
+
+/// How many tests of pjdfstest must at least have passed; tmpfs passes 384 of 398.
+const PJDFSTEST_PASSED_MIN: u64 = 370;
+
+const PJDFSTEST_CONFIG: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+utime_now = {}
+utimensat = {}
+
+[settings]
+naptime = 0.02
+
+[dummy_auth]
+entries = [["nobody", "nogroup"], ["tests", "tests"]]
+"#;
+
+/// Every kind of operation, also through a mapping.
+const FSX_MAPPED: &str = "
+flen = 1048576
+[opsize]
+max = 65536
+[weights]
+close_open = 1.0
+invalidate = 1.0
+mapread = 10.0
+mapwrite = 10.0
+read = 10.0
+write = 10.0
+truncate = 5.0
+fsync = 1.0
+fdatasync = 1.0
+posix_fallocate = 3.0
+punch_hole = 3.0
+sendfile = 1.0
+posix_fadvise = 1.0
+copy_file_range = 3.0
+";
+
+/// Stressors that need devices, other mounts or other kernels than a file system test has.
+const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binderfs,loop,dnotify,\
+                               fanotify,aiol,aio,secretmem,swap,procfs,sysfs,dev,readahead,seal";
+
+/// Runs pjdfstest.
+pub(super) fn pjdfstest(site: &Site) -> Outcome {
+    check_pjdfstest(site).unwrap_or_else(|outcome| outcome)
+}
+
+fn check_pjdfstest(site: &Site) -> Result<Outcome, Outcome> {
+    let program = installed(site, "pjdfstest", PJDFSTEST_VERSION)?;
+    if process::run(Command::new("id").args(["-u", TESTS_USER]), minutes(1)) != Ended::Well {
+        let mut command = Command::new("useradd");
+        command.args(["--no-create-home", "--user-group", TESTS_USER]);
+        site.run("useradd", &mut command)?;
+    }
+    let config = site.folder.join("pjdfstest.toml");
+    write(&config, PJDFSTEST_CONFIG)?;
+    let mut mount = Mount::start(site, OPTIONS)?;
+    mount.shell("pjdfstest-folder", "mkdir -m 0755 tests")?;
+    let mut command = Command::new(program);
+    command.arg("-c").arg(config).arg("-p").arg(mount.path.join("tests"));
+    let (ended, output) = mount.run_to_end("pjdfstest", &mut command, minutes(12));
+    let Some((failed, passed)) = pjdfstest_summary(&output) else {
+        println!("{}", crate::checks::tail(&output, 40));
+        return Err(match ended.outcome("pjdfstest") {
+            Outcome::Passed => Outcome::Failed("pjdfstest printed no summary".to_owned()),
+            outcome => outcome,
+        });
+    };
+    println!("pjdfstest: {failed} failed, {passed} passed");
+    if failed > 0 || passed < PJDFSTEST_PASSED_MIN || ended != Ended::Well {
+        output.lines().filter(|line| line.contains("FAILED")).for_each(|line| println!("{line}"));
+        return Err(Outcome::Failed(format!("pjdfstest: {failed} failed, {passed} passed")));
+    }
+    Ok(mount.finish())
+}
+
+/// Returns the numbers of failed and passed tests that pjdfstest prints at its end.
+fn pjdfstest_summary(output: &str) -> Option<(u64, u64)> {
+    let plain = without_colours(output);
+    let line = plain.lines().rev().find(|line| line.starts_with("Summary:"))?;
+    let count = |what: &str| -> Option<u64> {
+        let before = line.split(what).next()?.trim_end();
+        before.rsplit([' ', ',']).next()?.parse().ok()
+    };
+    Some((count(" failed")?, count(" passed")?))
+}
+
+fn without_colours(text: &str) -> String {
+    let mut parts = text.split('\u{1b}');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |plain, part| plain + part.split_once('m').map_or("", |(_, rest)| rest))
+}
+
+/// Runs fsx with and without mappings.
+pub(super) fn fsx(site: &Site) -> Outcome {
+    check_fsx(site).unwrap_or_else(|outcome| outcome)
+}
+
+fn check_fsx(site: &Site) -> Result<Outcome, Outcome> {
+    let program = installed(site, "fsx", FSX_VERSION)?;
+    let seed = format!("{}", std::process::id() ^ seconds_now());
+    println!("fsx: seed {seed}");
+    let mut mount = Mount::start(site, OPTIONS)?;
+    let unmapped = FSX_MAPPED
+        .replace("mapread = 10.0", "mapread = 0.0")
+        .replace("mapwrite = 10.0", "mapwrite = 0.0");
+    for (name, config) in [("fsx-mapped", FSX_MAPPED), ("fsx-unmapped", unmapped.as_str())] {
+        let path = site.folder.join(format!("{name}.toml"));
+        write(&path, config)?;
+        let mut command = Command::new(&program);
+        command.args(["-q", "-N", FSX_OPERATIONS, "-S", &seed, "-P"]).arg(site.work());
+        command.arg("-f").arg(path).arg(mount.path.join(name));
+        let output = mount.run(name, &mut command, minutes(6))?;
+        if !output.contains("All operations completed") {
+            return Err(Outcome::Failed(format!("{name} did not say that it is done: {output}")));
+        }
+    }
+    Ok(mount.finish())
+}
+
+/// Runs the file system class of stress-ng.
+pub(super) fn stress_ng(site: &Site) -> Outcome {
+    check_stress_ng(site).unwrap_or_else(|outcome| outcome)
+}
+
+fn check_stress_ng(site: &Site) -> Result<Outcome, Outcome> {
+    let mut mount = Mount::start(site, OPTIONS)?;
+    let mut command = Command::new("stress-ng");
+    command.args(["--class", "filesystem", "--sequential", "1", "-t", "1", "--verify"]);
+    command.args(["--exclude", STRESS_EXCLUDED, "--temp-path"]).arg(&mount.path);
+    let output = mount.run("stress-ng", &mut command, minutes(4))?;
+    if !output.contains("successful run completed") {
+        return Err(Outcome::Failed("stress-ng did not say that it is done".to_owned()));
+    }
+    Ok(mount.finish())
+}
+
+/// Returns the path of `name`, installed at `version` below the target folder.
+fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome> {
+    let program = site.tools.join("bin").join(name);
+    if program.exists() {
+        return Ok(program);
+    }
+    let mut command = Command::new("cargo");
+    command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
+    command.env("CARGO_TARGET_DIR", site.tools.join("build"));
+    let log = site.folder.join("install.log");
+    match process::run_logged(&mut command, &log, minutes(10)) {
+        (Ended::Well, _) => Ok(program),
+        _ => Err(Outcome::Skipped(format!("{name} {version} cannot be installed"))),
+    }
+}
+
+fn write(path: &std::path::Path, text: &str) -> Result<(), Outcome> {
+    fs::write(path, text).map_err(|error| Outcome::Failed(format!("{}: {error}", path.display())))
+}
+
+fn seconds_now() -> u32 {
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    since.as_secs() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_of_pjdfstest_is_read_with_and_without_colours() {
+        let plain = "x\nSummary: 2 failed, 14 skipped, 384 passed, 0 expected failures, 398 total";
+        assert_eq!(pjdfstest_summary(plain), Some((2, 384)));
+        let coloured = "\u{1b}[1;32mSummary\u{1b}[0m: 0 \u{1b}[1;31mfailed\u{1b}[0m, 14 \
+                        \u{1b}[1;33mskipped\u{1b}[0m, 385 \u{1b}[1;32mpassed\u{1b}[0m, 398 total";
+        assert_eq!(pjdfstest_summary(coloured), Some((0, 385)));
+        assert_eq!(pjdfstest_summary("error: no such folder"), None);
+    }
+}

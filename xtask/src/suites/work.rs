@@ -1,0 +1,241 @@
+//! Real work on a mount: what people will do with it, with the answers checked.
+//!
+//! Each of these programs uses the file system in its own hard way: git renames over existing
+//! files and maps its packs, cargo creates and looks up by the thousand, databases sync and lock,
+//! rsync and tar carry every attribute. Each check compares with something that does not come from
+//! the mount.
+//!
+//! Source: the manuals of the programs.
+
+use super::mount::{Mount, OPTIONS, Site};
+use crate::Outcome;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Clones this repository into the mount, changes, commits, repacks, checks.
+pub(super) fn git(site: &Site) -> Outcome {
+    const SCRIPT: &str = r#"
+export GIT_CONFIG_NOSYSTEM=1 HOME="$WORK" GIT_CONFIG_COUNT=3
+export GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
+export GIT_CONFIG_KEY_1=user.name GIT_CONFIG_VALUE_1=suite
+export GIT_CONFIG_KEY_2=user.email GIT_CONFIG_VALUE_2=suite@localhost
+if git -C "$ROOT" rev-parse -q --verify HEAD > /dev/null; then
+    git clone -q --no-local "$ROOT" clone
+else
+    git init -q clone
+    cp -r "$ROOT/crates" "$ROOT/xtask" clone
+    git -C clone add -A
+    git -C clone commit -q -m first
+fi
+cd clone
+git checkout -q -b suite
+for round in 1 2 3 4 5 6 7 8 9 10; do
+    for file in $(git ls-files | head -n 40); do
+        echo "line $round" >> "$file"
+    done
+    git add -A
+    git commit -q -m "round $round"
+    git mv "$(git ls-files | tail -n 1)" "moved-$round"
+    git commit -q -m "move $round"
+done
+test "$(git rev-list --count suite)" -ge 20
+git gc -q --prune=now
+git checkout -q HEAD~10
+git checkout -q suite
+git fsck --full --strict
+test -z "$(git status --porcelain)"
+"#;
+    in_mount(site, |mount| {
+        let script = format!("ROOT={}\n{SCRIPT}", quoted(&site.root));
+        mount.shell("git", &script).map(drop)
+    })
+}
+
+/// Unpacks /usr/share into the mount and compares it byte for byte.
+pub(super) fn tar(site: &Site) -> Outcome {
+    const SCRIPT: &str = r#"
+tar -C /usr -cf - share | tar -xf -
+diff -r --no-dereference /usr/share share
+cd share
+find . -printf '%P %y %m %U %G %l\n' | sort > "$WORK/there"
+cd /usr/share
+find . -printf '%P %y %m %U %G %l\n' | sort > "$WORK/here"
+cmp "$WORK/here" "$WORK/there"
+test "$(wc -l < "$WORK/here")" -gt 100
+rm -rf "$MNT/share"
+test -z "$(ls -A "$MNT")"
+"#;
+    in_mount(site, |mount| mount.shell("tar", SCRIPT).map(drop))
+}
+
+/// Builds a crate of this workspace, with its dependencies, inside the mount.
+pub(super) fn cargo(site: &Site) -> Outcome {
+    const SCRIPT: &str = r#"
+mkdir tree
+cd tree
+cp -r "$ROOT/crates" "$ROOT/xtask" "$ROOT/Cargo.toml" "$ROOT/Cargo.lock" .
+export CARGO_TARGET_DIR="$MNT/tree/target"
+cargo build -q --offline -p corewalk
+cargo test -q --offline -p xtask
+touch crates/corewalk/src/lib.rs
+cargo build -q --offline -p corewalk
+"#;
+    in_mount(site, |mount| {
+        let script = format!("ROOT={}\n{SCRIPT}", quoted(&site.root));
+        mount.shell("cargo", &script).map(drop)
+    })
+}
+
+/// Runs a workload on sqlite in each journal mode and checks the database.
+pub(super) fn sqlite(site: &Site) -> Outcome {
+    const SCRIPT: &str = r#"
+for mode in delete truncate persist wal; do
+    {
+        echo "PRAGMA journal_mode=$mode;"
+        echo 'CREATE TABLE t (k INTEGER PRIMARY KEY, v TEXT, n INTEGER);'
+        echo 'CREATE INDEX byn ON t (n);'
+        for part in 1 2 3 4 5 6 7 8 9 10; do
+            echo 'BEGIN;'
+            echo "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c WHERE x<2000)
+                  INSERT INTO t(v, n) SELECT hex(randomblob(50)), x % 97 FROM c;"
+            echo 'COMMIT;'
+            echo "UPDATE t SET v = v || 'x' WHERE n = $part;"
+        done
+        echo 'DELETE FROM t WHERE n < 20;'
+        echo 'VACUUM;'
+    } | sqlite3 "$mode.db" > /dev/null
+    test "$(sqlite3 "$mode.db" 'PRAGMA integrity_check;')" = ok
+    test "$(sqlite3 "$mode.db" 'SELECT count(*) FROM t WHERE n = 50;')" = 210
+done
+"#;
+    in_mount(site, |mount| mount.shell("sqlite", SCRIPT).map(drop))
+}
+
+/// Runs pgbench on a database with checksums, stops it, and checks every page.
+pub(super) fn postgres(site: &Site) -> Outcome {
+    const SCRIPT: &str = r#"
+mkdir pg "$WORK/socket"
+chown nobody pg "$WORK/socket"
+user() { setpriv --reuid=nobody --regid=nogroup --clear-groups -- env HOME="$MNT/pg" "$@"; }
+cd pg
+user "$BIN/initdb" -D data -U bench -A trust --data-checksums
+start() {
+    user "$BIN/pg_ctl" -D data -l log -w -o "-h '' -k $WORK/socket" start
+}
+start
+run() { user pgbench -h "$WORK/socket" -U bench "$@" postgres; }
+run -i -q -s 3
+run -c 4 -j 2 -t 500
+user "$BIN/pg_ctl" -D data -w -m fast stop
+user "$BIN/pg_checksums" --check -D data
+start
+test "$(user psql -h "$WORK/socket" -U bench -Atc \
+    'SELECT count(*) = 2000 FROM pgbench_history' postgres)" = t
+test "$(user psql -h "$WORK/socket" -U bench -Atc \
+    'SELECT (SELECT sum(abalance) FROM pgbench_accounts) =
+            (SELECT sum(delta) FROM pgbench_history)' postgres)" = t
+user "$BIN/pg_ctl" -D data -w -m fast stop
+"#;
+    let Some(folder) = postgres_folder() else {
+        return Outcome::Skipped("no complete postgres is installed".to_owned());
+    };
+    in_mount(site, |mount| {
+        let script = format!("BIN={}\n{SCRIPT}", quoted(&folder));
+        mount.shell("postgres", &script).map(drop)
+    })
+}
+
+/// Lets a user who is not root own files and devices in an archive made on the mount.
+pub(super) fn fakeroot(site: &Site) -> Outcome {
+    const SCRIPT: &str = r#"
+mkdir home
+chown nobody home
+cd home
+setpriv --reuid=nobody --regid=nogroup --clear-groups -- fakeroot sh -euc '
+    mkdir tree
+    echo text > tree/file
+    chown 12:34 tree/file
+    chmod 4755 tree/file
+    mknod tree/null c 1 3
+    ln -s file tree/link
+    ln tree/file tree/hard
+    tar -cf tree.tar tree
+    stat -c "%u:%g %a" tree/file > seen
+'
+test "$(cat seen)" = "12:34 4755"
+tar --numeric-owner -tvf tree.tar | grep -q '^crw.* 1,3 .* tree/null$'
+tar --numeric-owner -tvf tree.tar | grep -q '12/34 .*tree/'
+test "$(stat -c %U tree/file)" = nobody
+"#;
+    in_mount(site, |mount| mount.shell("fakeroot", SCRIPT).map(drop))
+}
+
+/// Carries a tree with every kind of attribute to the mount and back.
+pub(super) fn rsync(site: &Site) -> Outcome {
+    const SCRIPT: &str = r#"
+cd "$WORK"
+mkdir -p from/deep/er
+cp -r /usr/share/doc/bash /usr/share/perl* from/ 2> /dev/null || cp -r /etc/ssl from/
+echo text > from/file
+ln from/file from/deep/hard
+ln -s ../file from/deep/link
+mkfifo from/pipe
+mknod from/null c 1 3
+chmod 4711 from/file
+chown 12:34 from/deep
+truncate -s 1M from/sparse
+printf x | dd of=from/sparse bs=1 seek=500000 conv=notrunc status=none
+setfattr -n user.note -v value from/file
+setfacl -m u:nobody:rw,d:g:nogroup:rx from/deep
+touch -d '2001-02-03 04:05:06.789' from/deep/er
+rsync -aHAX --numeric-ids from/ "$MNT/to/"
+rsync -aHAX --numeric-ids "$MNT/to/" back/
+for other in "$MNT/to/" back/; do
+    test -z "$(rsync -aHAXnic --numeric-ids --delete from/ "$other")"
+done
+test "$(stat -c %h "$MNT/to/file")" = 2
+test "$(getfattr --only-values -n user.note "$MNT/to/file")" = value
+getfacl -cp "$MNT/to/deep" | grep -q 'default:group:nogroup:r-x'
+# A difference must be seen, or the comparison above says nothing.
+echo more >> "$MNT/to/deep/hard"
+test -n "$(rsync -aHAXnic --numeric-ids --delete from/ "$MNT/to/")"
+"#;
+    in_mount(site, |mount| mount.shell("rsync", SCRIPT).map(drop))
+}
+
+fn in_mount(site: &Site, work: impl FnOnce(&mut Mount) -> Result<(), Outcome>) -> Outcome {
+    let mut mount = match Mount::start(site, OPTIONS) {
+        Ok(mount) => mount,
+        Err(outcome) => return outcome,
+    };
+    match work(&mut mount) {
+        Ok(()) => mount.finish(),
+        Err(outcome) => outcome,
+    }
+}
+
+/// Returns the folder that holds the server programs of postgres.
+fn postgres_folder() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> = versions.map(|entry| entry.path().join("bin")).collect();
+    folders.push(PathBuf::from("/usr/bin"));
+    let wanted = ["initdb", "pg_ctl", "postgres", "pg_checksums"];
+    folders.into_iter().find(|folder| wanted.iter().all(|name| folder.join(name).is_file()))
+}
+
+/// Returns `path` as one word of a shell script.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_with_a_quote_is_one_word() {
+        assert_eq!(quoted(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+    }
+}

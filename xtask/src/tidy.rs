@@ -1,0 +1,116 @@
+//! The rules of the house style that a program can check.
+//!
+//! Every finding is one line, `file:line: rule: what to do instead`, so that an editor can jump to
+//! it. What the compiler or clippy checks is not repeated here: the length of functions is
+//! `clippy::too_many_lines`, comments on unsafe blocks are `clippy::undocumented_unsafe_blocks`.
+//!
+//! | module | rules |
+//! |---|---|
+//! | `text` | length of files, ASCII, words that must not land, names of files |
+//! | `atomics` | where atomics and threads may be named, ORDERING comments and their tags |
+//! | `names` | banned type names, names of tests |
+//! | `layers` | which crate may depend on which, which crate may be unsafe |
+//!
+//! A rule is a function from a file, or from all files where a rule spans files, to findings. Each
+//! has a test with a sample that it must find and one that it must leave alone.
+//!
+//! Source: `docs/style.md`; TigerBeetle's `tidy.zig`.
+
+mod atomics;
+mod layers;
+mod names;
+mod text;
+
+#[cfg(test)]
+use crate::source::RustFile;
+use crate::{Outcome, source};
+use std::{fmt, fs, io, path::Path};
+
+/// One place where a rule is broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    path: String,
+    line: usize,
+    rule: &'static str,
+    instead: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, rule: &'static str, instead: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), line, rule, instead: instead.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}: {}", self.path, self.line, self.rule, self.instead)
+    }
+}
+
+/// A crate's manifest.
+pub(crate) struct Manifest {
+    path: String,
+    text: String,
+}
+
+/// Checks the repository at `root` and prints the findings.
+pub(crate) fn run(root: &Path) -> Outcome {
+    match collect_findings(root) {
+        Ok(findings) if findings.is_empty() => {
+            println!("tidy: nothing found");
+            Outcome::Passed
+        }
+        Ok(findings) => {
+            findings.iter().for_each(|finding| println!("{finding}"));
+            Outcome::Failed(format!("tidy: {} findings", findings.len()))
+        }
+        Err(error) => Outcome::Failed(format!("tidy: cannot read the repository: {error}")),
+    }
+}
+
+fn collect_findings(root: &Path) -> io::Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for path in source::collect_files(root, &["rs", "md", "toml", "sh", "yml"])? {
+        findings.extend(text::ascii(&source::relative(root, &path), &fs::read(&path)?));
+    }
+    let files = source::collect_rust(root)?;
+    for file in &files {
+        findings.extend(text::length(file));
+        findings.extend(text::words(file));
+        findings.extend(text::file_name(file));
+        findings.extend(atomics::place(file));
+        findings.extend(atomics::comments(file));
+        findings.extend(names::types(file));
+        findings.extend(names::tests(file));
+    }
+    findings.extend(atomics::lonely_tags(&files));
+    findings.extend(layers::unsafe_crates(&files));
+    for path in source::collect_files(root, &["toml"])? {
+        if path.file_name().is_some_and(|name| name == "Cargo.toml") {
+            let text = fs::read_to_string(&path)?;
+            findings.extend(layers::dependencies(&Manifest {
+                path: source::relative(root, &path),
+                text,
+            }));
+        }
+    }
+    findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+    Ok(findings)
+}
+
+/// Returns the numbers of the lines on which `rule` fires in a file with the text `text`.
+#[cfg(test)]
+fn lines_found(rule: impl Fn(&RustFile) -> Vec<Finding>, path: &str, text: &str) -> Vec<usize> {
+    rule(&RustFile::parse(path, text)).into_iter().map(|finding| finding.line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finding_is_printed_as_one_line_that_editors_know() {
+        let finding = Finding::new("a/b.rs", 7, "ascii", "write it in ASCII");
+        assert_eq!(finding.to_string(), "a/b.rs:7: ascii: write it in ASCII");
+    }
+}

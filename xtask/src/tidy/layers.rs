@@ -1,0 +1,142 @@
+//! Rules about crates: which may depend on which, and which may be unsafe.
+//!
+//! Crates point one way, from the program down to the primitives. Two crates of one layer do not
+//! know each other; what they share lies in a layer below. The test kit is outside of the layers:
+//! it depends on none of the crates, and only tests depend on it.
+//!
+//! `unsafe` lives in three crates. The others say so in their first lines, where the compiler
+//! enforces it.
+//!
+//! Source: `ARCHITECTURE.md`; Asterinas, "a kernel crate may depend on lower layers".
+
+use super::{Finding, Manifest};
+use crate::source::RustFile;
+
+/// The layer of each crate; a dependency has a lower layer than what depends on it.
+const LAYERS: [(&str, u32); 10] = [
+    ("corewalk-sync", 0),
+    ("corewalk", 1),
+    ("corewalk-mbcache", 1),
+    ("corewalk-ipc", 1),
+    ("corewalk-fuse", 2),
+    ("corewalk-hostfs", 2),
+    ("corewalk-ipc-preload", 2),
+    ("corewalk-lab", 3),
+    ("corewalk-cli", 4),
+    ("xtask", 0),
+];
+
+const TESTKIT: &str = "corewalk-testkit";
+
+/// Folders of the crates that may hold unsafe code.
+const UNSAFE_CRATES: [&str; 3] = ["crates/sync/", "crates/testkit/", "crates/ipc-preload/"];
+
+/// Returns a finding for each dependency that points sideways or up.
+pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut section = "";
+    let Some(own) = package_name(&manifest.text) else { return findings };
+    for (at, line) in manifest.text.lines().map(str::trim).enumerate() {
+        let header = line.strip_prefix('[').map(|header| header.trim_end_matches(']'));
+        section = header.unwrap_or(section);
+        // `[dependencies.NAME]` names the dependency in the header, otherwise a line names it.
+        let (table, name) = match header.map(|header| header.rsplit_once('.')) {
+            Some(Some((table, name))) => (table, name),
+            Some(None) => continue,
+            None => (section, line.split(['=', '.', ' ']).next().unwrap_or_default()),
+        };
+        let kind = table.rsplit('.').next().unwrap_or_default();
+        let is_dependency = kind.ends_with("dependencies") && !table.starts_with("workspace");
+        if !is_dependency || !(name == "corewalk" || name.starts_with("corewalk-")) {
+            continue;
+        }
+        if let Some(instead) = refuse(own, name, kind) {
+            findings.push(Finding::new(&manifest.path, at + 1, "layers", instead));
+        }
+    }
+    findings
+}
+
+fn refuse(own: &str, name: &str, kind: &str) -> Option<String> {
+    let layer_of = |wanted: &str| LAYERS.iter().find(|(known, _)| *known == wanted);
+    if name == TESTKIT {
+        return (kind != "dev-dependencies").then(|| format!("{TESTKIT} is for tests only"));
+    }
+    let Some((_, below)) = layer_of(name) else {
+        return Some(format!("{name} has no layer; give it one in xtask/src/tidy/layers.rs"));
+    };
+    if own == TESTKIT {
+        return Some(format!("{TESTKIT} depends on no other crate"));
+    }
+    let Some((_, above)) = layer_of(own) else {
+        return Some(format!("{own} has no layer; give it one in xtask/src/tidy/layers.rs"));
+    };
+    (below >= above).then(|| format!("{own} may not depend on {name}; move what both need down"))
+}
+
+fn package_name(text: &str) -> Option<&str> {
+    let (_, package) = text.split_once("[package]")?;
+    let line = package.lines().find(|line| line.trim_start().starts_with("name"))?;
+    line.split('"').nth(1)
+}
+
+/// Returns a finding for each crate root that does not forbid unsafe code and should.
+pub(super) fn unsafe_crates(files: &[RustFile]) -> Vec<Finding> {
+    let is_root = |path: &str| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
+    files
+        .iter()
+        .filter(|file| is_root(&file.path))
+        .filter(|file| !UNSAFE_CRATES.iter().any(|folder| file.path.starts_with(folder)))
+        .filter(|file| !file.lines.iter().any(|line| line.code.contains("#![forbid(unsafe_code)]")))
+        .map(|file| Finding::new(&file.path, 1, "unsafe", "write #![forbid(unsafe_code)]"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines_found(text: &str) -> Vec<usize> {
+        let manifest = Manifest { path: "Cargo.toml".to_owned(), text: text.to_owned() };
+        dependencies(&manifest).into_iter().map(|finding| finding.line).collect()
+    }
+
+    #[test]
+    fn dependency_sideways_or_up_is_found() {
+        let up = "[package]\nname = \"corewalk-sync\"\n[dependencies]\ncorewalk.workspace = true\n";
+        assert_eq!(lines_found(up), [4]);
+        let sideways = "[package]\nname = \"corewalk\"\n[target.'cfg(unix)'.dependencies]\n\
+                        corewalk-ipc = { path = \"../ipc\" }\n";
+        assert_eq!(lines_found(sideways), [4]);
+        let table = "[package]\nname = \"corewalk\"\n[dependencies.corewalk-fuse]\npath = \"a\"\n";
+        assert_eq!(lines_found(table), [3]);
+        let unknown = "[package]\nname = \"corewalk\"\n[dependencies]\ncorewalk-new = \"1\"\n";
+        assert_eq!(lines_found(unknown), [4]);
+    }
+
+    #[test]
+    fn dependency_down_is_left_alone() {
+        let down = "[package]\nname = \"corewalk-fuse\"\n[dependencies]\ncorewalk = \"1\"\n\
+                    rustix = \"1\"\n[dev-dependencies]\ncorewalk-testkit.workspace = true\n";
+        assert_eq!(lines_found(down), []);
+        let workspace = "[workspace.dependencies]\ncorewalk = { path = \"a\" }\n";
+        assert_eq!(lines_found(workspace), []);
+    }
+
+    #[test]
+    fn kit_for_tests_in_a_library_is_found() {
+        let text = "[package]\nname = \"corewalk\"\n[dependencies]\ncorewalk-testkit = \"1\"\n";
+        assert_eq!(lines_found(text), [4]);
+        let text =
+            "[package]\nname = \"corewalk-testkit\"\n[dependencies]\ncorewalk-sync = \"1\"\n";
+        assert_eq!(lines_found(text), [4]);
+    }
+
+    #[test]
+    fn crate_root_without_the_ban_on_unsafe_is_found() {
+        let bare = RustFile::parse("crates/corewalk/src/lib.rs", "//! x\n");
+        let may = RustFile::parse("crates/sync/src/lib.rs", "//! x\n");
+        let good = RustFile::parse("crates/ipc/src/lib.rs", "#![forbid(unsafe_code)]\n");
+        assert_eq!(unsafe_crates(&[bare, may, good]).len(), 1);
+    }
+}

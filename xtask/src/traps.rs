@@ -1,0 +1,201 @@
+//! Which test covers which trap.
+//!
+//! `docs/traps.md` numbers the bugs that the field has already had. A test that would catch one
+//! says so in its doc comment: `Trap T13.`, or `Traps T13, T14.` for several. This module reads all
+//! doc comments, looks which of them stand on a test, and prints a table. A trap that the design
+//! makes impossible has no test; it has a line in `docs/races.md` that argues so, in the form
+//! `- T12: why it cannot happen.`.
+//!
+//! What counts as a test is a function with `#[test]`, or an item whose documentation holds a
+//! `compile_fail` example. Doc comments elsewhere may mention a trap without covering it.
+//!
+//! Source: `docs/traps.md`.
+
+use crate::{
+    Outcome,
+    source::{self, Line, RustFile},
+};
+use std::{collections::BTreeMap, fs, ops::RangeInclusive, path::Path};
+
+/// The traps that must be covered; the others belong to crates that are still to come.
+const DEMANDED: [(char, RangeInclusive<u32>); 4] =
+    [('T', 1..=32), ('T', 43..=51), ('T', 54..=57), ('P', 1..=13)];
+
+const RACES: &str = "docs/races.md";
+
+/// The folder whose samples of doc comments cite traps without covering them.
+const OWN_FOLDER: &str = "xtask/";
+
+/// Whether an uncovered trap is an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strictness {
+    /// It is printed.
+    Report,
+    /// It fails the task.
+    Demand,
+}
+
+/// A trap's number, such as T13.
+type Trap = (char, u32);
+
+/// Prints what covers each trap.
+pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
+    let files = match source::collect_rust(root) {
+        Ok(files) => files,
+        Err(error) => return Outcome::Failed(format!("cannot read the repository: {error}")),
+    };
+    let mut covered: BTreeMap<Trap, Vec<String>> = BTreeMap::new();
+    for file in files.iter().filter(|file| !file.path.starts_with(OWN_FOLDER)) {
+        for (trap, place) in citations(file) {
+            covered.entry(trap).or_default().push(place);
+        }
+    }
+    let argued = argued(&fs::read_to_string(root.join(RACES)).unwrap_or_default());
+    let mut open = Vec::new();
+    let mut count = 0;
+    for trap @ (letter, number) in demanded() {
+        count += 1;
+        let name = format!("{letter}{number}");
+        match (covered.get(&trap), argued.get(&trap)) {
+            (Some(places), _) => println!("{name:<4} {}", places.join("\n     ")),
+            (None, Some(why)) => println!("{name:<4} by design: {why}"),
+            (None, None) => {
+                println!("{name:<4} OPEN");
+                open.push(name);
+            }
+        }
+    }
+    println!("{} of {count} traps are covered", count - open.len());
+    if open.is_empty() || strictness == Strictness::Report {
+        return Outcome::Passed;
+    }
+    Outcome::Failed(format!("no test and no argument for {}", open.join(" ")))
+}
+
+fn demanded() -> impl Iterator<Item = Trap> {
+    DEMANDED.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| (letter, number)))
+}
+
+/// Returns each trap that a test of `file` cites, with the place of the test.
+fn citations(file: &RustFile) -> Vec<(Trap, String)> {
+    let mut found = Vec::new();
+    let mut docs = String::new();
+    let mut is_test = false;
+    for (at, line) in file.lines.iter().enumerate() {
+        let code = line.code.trim();
+        if let Some(doc) = line.doc() {
+            docs.push_str(doc);
+            docs.push('\n');
+        } else if code.starts_with("#[") || code.starts_with("#![") {
+            is_test |= code.starts_with("#[test]") || code.contains("::test]");
+        } else if !is_between(line) {
+            let is_proof = is_test || docs.contains("compile_fail");
+            if is_proof {
+                let place = format!("{}:{} {}", file.path, at + 1, item_name(code));
+                found.extend(cited(&docs).into_iter().map(|trap| (trap, place.clone())));
+            }
+            docs.clear();
+            is_test = false;
+        }
+    }
+    found
+}
+
+/// Returns true for a line that may stand between a doc comment and its item.
+fn is_between(line: &Line) -> bool {
+    line.code.trim().is_empty() && !line.comment.is_empty()
+}
+
+fn item_name(code: &str) -> &str {
+    let after = ["fn ", "struct ", "enum ", "trait ", "mod "]
+        .iter()
+        .find_map(|keyword| code.split_once(keyword).map(|(_, after)| after));
+    let name = after.unwrap_or_default();
+    let end = name.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    &name[..end.unwrap_or(name.len())]
+}
+
+/// Returns the traps that `docs` cites as `Trap T1.` or `Traps T1, T2 and P3.`.
+fn cited(docs: &str) -> Vec<Trap> {
+    let mut traps = Vec::new();
+    for (at, keyword) in docs.match_indices("Trap") {
+        let list = docs[at + keyword.len()..].trim_start_matches('s');
+        let words = list.split([' ', ',', '\n']).filter(|word| !word.is_empty() && *word != "and");
+        for word in words {
+            let Some(trap) = parse(word.trim_end_matches(['.', ':', ';', ')'])) else { break };
+            traps.push(trap);
+            if word.ends_with(['.', ':', ';', ')']) {
+                break;
+            }
+        }
+    }
+    traps
+}
+
+/// Returns the traps that `races` argues to be impossible, each with its argument.
+fn argued(races: &str) -> BTreeMap<Trap, String> {
+    let line = |line: &str| {
+        let (names, why) = line.strip_prefix("- ")?.split_once(": ")?;
+        let traps: Option<Vec<Trap>> = names.split(", ").map(parse).collect();
+        Some((traps?, why.to_owned()))
+    };
+    races
+        .lines()
+        .filter_map(line)
+        .flat_map(|(traps, why)| traps.into_iter().map(move |trap| (trap, why.clone())))
+        .collect()
+}
+
+fn parse(name: &str) -> Option<Trap> {
+    let letter = name.chars().next().filter(|letter| "TPI".contains(*letter))?;
+    let number = name[1..].parse().ok()?;
+    Some((letter, number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traps_of(text: &str) -> Vec<Trap> {
+        citations(&RustFile::parse("a.rs", text)).into_iter().map(|(trap, _)| trap).collect()
+    }
+
+    #[test]
+    fn demanded_traps_are_those_of_the_crates_that_exist() {
+        assert_eq!(demanded().count(), 32 + 9 + 4 + 13);
+        assert!(!demanded().any(|trap| trap == ('T', 33)));
+    }
+
+    #[test]
+    fn doc_comment_of_a_test_covers_its_traps() {
+        let text = "/// Moves. Trap T13.\n#[test]\nfn name_moves_or_stays() {}";
+        assert_eq!(traps_of(text), [('T', 13)]);
+        let text = "/// Traps T13, T14 and P3.\n/// More.\n#[should_panic]\n#[test]\nfn f() {}";
+        assert_eq!(traps_of(text), [('T', 13), ('T', 14), ('P', 3)]);
+        let text = "/// ```compile_fail,E0277\n/// ```\n/// Trap T57.\npub struct Guard;";
+        assert_eq!(traps_of(text), [('T', 57)]);
+    }
+
+    #[test]
+    fn place_of_a_citation_names_the_test() {
+        let file = RustFile::parse("a.rs", "\n/// Trap T1.\n#[test]\nfn long_name_is_whole() {}");
+        assert_eq!(citations(&file)[0].1, "a.rs:4 long_name_is_whole");
+    }
+
+    #[test]
+    fn citation_without_a_test_covers_nothing() {
+        assert_eq!(traps_of("/// See Trap T13.\nfn rename() {}"), []);
+        assert_eq!(traps_of("// Trap T13.\n#[test]\nfn f() {}"), []);
+        assert_eq!(traps_of("/// Trap T13.\nfn f() {}\n#[test]\nfn g() {}"), []);
+        assert_eq!(traps_of("/// A Trapdoor T13.\n#[test]\nfn f() {}"), []);
+    }
+
+    #[test]
+    fn argument_in_races_covers_its_trap() {
+        let argued =
+            argued("# Races\n\n- T12: one probe.\n- T5, T6: stable.\n- see T7: no\nT8: no");
+        let traps: Vec<Trap> = argued.keys().copied().collect();
+        assert_eq!(traps, [('T', 5), ('T', 6), ('T', 12)]);
+        assert_eq!(argued[&('T', 12)], "one probe.");
+    }
+}
