@@ -66,6 +66,8 @@ pub(crate) struct Dcache {
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) negatives: ShardedCounter,
+    /// Dentries of removed names that somebody still holds, or that have children.
+    pub(crate) unhashed: ShardedCounter,
     pub(crate) fills: ShardedCounter,
     pub(crate) refused_fills: ShardedCounter,
     pub(crate) reclaimed: ShardedCounter,
@@ -207,9 +209,7 @@ impl Dcache {
             }
             let dead = self.kill(slot, guard);
             self.end_life(slot, &dead);
-            if dead.inode != 0 {
-                self.put_inode(dead.inode, 1);
-            }
+            self.counters.unhashed.add(-1);
             slot = dead.parent;
         }
     }
@@ -292,7 +292,10 @@ pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
     slot.ok_or(Errno::NOMEM)
 }
 
-/// Returns the body of a dentry that nobody can find any more.
+/// Returns the body of a dentry that nobody can find any more: without an inode, too.
 fn unhashed(body: Body) -> Body {
-    body.with_flags(body.flags() - Flags::HASHED)
+    body.with_flags(body.flags() - Flags::HASHED).with_inode(0)
 }
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;

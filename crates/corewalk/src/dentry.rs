@@ -18,8 +18,8 @@
 //!   the cold record (or owns a slot that nobody can find yet).
 //! - D.2: a dentry with [`Flags::HASHED`] has exactly one entry in the table under its name, except
 //!   while it is renamed.
-//! - D.3: a dentry holds one reference on its parent dentry and one on its inode from birth to
-//!   death, so neither slot is reused under it.
+//! - D.3: a dentry holds one reference on its parent dentry from birth to death, and one on its
+//!   inode while it is hashed (a root: always), so neither slot is reused under it.
 //!
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
 
@@ -30,15 +30,16 @@ use corewalk_sync::{Lockref, SeqCount, SlotArena};
 use crate::attr::FileKind;
 use crate::name::{NAME_MAX, Name};
 
-/// Words of a name that lie in the dentry itself; 40 bytes, or 32 for a directory.
-pub(crate) const INLINE_WORDS: usize = 5;
+/// Words of a name that lie in the dentry itself; 40 bytes, or 32 for a directory. Models take
+/// fewer, to have fewer steps.
+pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 2 } else { 5 };
 /// Words of a dentry.
 pub(crate) const WORDS: usize = 3 + INLINE_WORDS;
 /// Words of a cold record.
 const COLD_WORDS: usize = 2;
 /// Words of the small and the large slot for what is left of a long name.
-const LONG_SMALL_WORDS: usize = 8;
-const LONG_LARGE_WORDS: usize = 32;
+const LONG_SMALL_WORDS: usize = if cfg!(corewalk_loom) { 1 } else { 8 };
+const LONG_LARGE_WORDS: usize = if cfg!(corewalk_loom) { 2 } else { 32 };
 /// In the reference to a long name: it is in a large slot.
 const LONG_IS_LARGE: u64 = 1 << 32;
 

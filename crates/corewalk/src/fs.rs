@@ -196,7 +196,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns the attributes of `node`.
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno>;
 
-    /// Changes attributes, all or none, and returns the new ones. `EFBIG`, `ENOSPC` for a size.
+    /// Changes attributes, all or none, and returns the new ones. A new mode also changes the access
+    /// ACL, where there is one, as chmod(2) does. `EFBIG`, `ENOSPC` for a size.
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno>;
 
     /// Makes a new file of any kind. `EEXIST`, `ENOSPC`, `ENOENT` if `dir` is removed.

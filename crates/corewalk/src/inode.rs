@@ -419,3 +419,6 @@ impl Inodes {
         self.in_use() * 8 * (PERM_WORDS + REF_WORDS) as u64 + self.table.bytes()
     }
 }
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;

@@ -45,3 +45,8 @@ pub use path::PathRef;
 pub use rustix::io::Errno;
 pub use vfs::{Fsync, InodeRef, Pressure, Removal, Stats, Vfs, VfsOptions};
 pub use walk::{FsStruct, Resolved, SYMLINKS_MAX, WalkFlags};
+
+/// The example of README.md, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -378,5 +378,5 @@ fn forget_if_idle(shard: &mut HashMap<u64, FileLocks>, ino: u64) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests;

@@ -16,24 +16,14 @@ pub struct PathRef<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) mount: Arc<Mount>,
     pub(crate) dentry: u32,
+    /// Held on its own: the dentry loses it when the name is removed.
+    pub(crate) inode: InodeRef<'v>,
 }
 
 impl<'v> PathRef<'v> {
-    /// Returns the inode, or `ENOENT` if the place is a name that does not exist (any more).
-    ///
-    /// # Errors
-    /// `ENOENT`.
-    pub fn inode(&self) -> Result<InodeRef<'v>, Errno> {
-        loop {
-            let seen = self.vfs.dcache.dentries.glimpse(self.dentry);
-            if seen.body.is_negative() {
-                return Err(Errno::NOENT);
-            }
-            let inode = seen.body.inode();
-            if self.vfs.dcache.get_inode(self.dentry, seen.seq, inode) {
-                return Ok(InodeRef { vfs: self.vfs, slot: inode });
-            }
-        }
+    /// Returns the inode.
+    pub fn inode(&self) -> InodeRef<'v> {
+        self.inode.clone()
     }
 
     /// Returns the path from `root`, as it was at one instant, and what kind of path it is: `/` and
@@ -108,7 +98,12 @@ impl<'v> PathRef<'v> {
 impl Clone for PathRef<'_> {
     fn clone(&self) -> Self {
         self.vfs.dcache.dentries.lockref(self.dentry).get();
-        PathRef { vfs: self.vfs, mount: Arc::clone(&self.mount), dentry: self.dentry }
+        PathRef {
+            vfs: self.vfs,
+            mount: Arc::clone(&self.mount),
+            dentry: self.dentry,
+            inode: self.inode.clone(),
+        }
     }
 }
 
@@ -131,6 +126,6 @@ impl Vfs {
     pub fn root_path(&self) -> PathRef<'_> {
         let mount = Arc::clone(self.mounts.root_mount());
         self.dcache.dentries.lockref(mount.root).get();
-        PathRef { vfs: self, dentry: mount.root, mount }
+        PathRef { vfs: self, dentry: mount.root, mount, inode: self.root() }
     }
 }

@@ -197,6 +197,7 @@ impl Stripe<'_> {
     pub(crate) fn remove(&mut self, slot: u32) -> bool {
         let gone = pack(self.hash, slot);
         let mut line = self.table.buckets.get(self.bucket());
+        let mut before = None;
         loop {
             for word in line {
                 // ORDERING: Relaxed. Written only under the stripe's lock, which is held.
@@ -204,13 +205,29 @@ impl Stripe<'_> {
                     // ORDERING: Relaxed. A reader that still sees the entry asks the slot.
                     word.store(0, Ordering::Relaxed);
                     self.state.entries -= 1;
+                    if let Some(before) = before {
+                        self.unlink_if_empty(before, line);
+                    }
                     return true;
                 }
             }
             match self.link_of(line) {
-                Some(next) => line = self.table.overflow.get(next),
+                Some(next) => (before, line) = (Some(line), self.table.overflow.get(next)),
                 None => return false,
             }
+        }
+    }
+
+    /// Gives an overflow line that has become empty back.
+    fn unlink_if_empty(&self, before: &[AtomicU64; WORDS], line: &[AtomicU64; WORDS]) {
+        // ORDERING: Relaxed. Written only under the stripe's lock.
+        if line.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+            && let Some(index) = self.link_of(before)
+        {
+            // ORDERING: Relaxed. A reader on its way into the line finds it empty, or in use for
+            // another bucket, whose entries its hash does not match.
+            before[WORDS - 1].store(0, Ordering::Relaxed);
+            self.table.overflow.free(index);
         }
     }
 
@@ -327,3 +344,6 @@ fn pack(hash: u32, slot: u32) -> u64 {
     debug_assert!(slot != 0 && slot & LINK == 0);
     (u64::from(hash) << 32) | u64::from(slot)
 }
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;

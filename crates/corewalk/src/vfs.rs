@@ -34,7 +34,7 @@ mod rename;
 
 pub(crate) use attributes::Checked;
 pub use io::Fsync;
-pub(crate) use names::DentryHold;
+pub(crate) use names::Place;
 pub use names::Removal;
 
 use std::fmt;
@@ -227,10 +227,12 @@ impl Vfs {
     /// Returns what the cache holds and has done.
     pub fn stats(&self) -> Stats {
         let counters = &self.dcache.counters;
-        let negatives = counters.negatives.sum().max(0) as u64;
+        let count = |counter: &corewalk_sync::ShardedCounter| counter.sum().max(0) as u64;
+        let (negatives, removed) = (count(&counters.negatives), count(&counters.unhashed));
         Stats {
-            entries: self.dcache.dentries.in_use() - negatives.min(self.dcache.dentries.in_use()),
+            entries: self.dcache.dentries.in_use().saturating_sub(negatives + removed),
             negatives,
+            removed,
             inodes: self.dcache.inodes.in_use(),
             bytes: self.dcache.bytes(),
             budget_bytes: self.dcache.budget(),
@@ -256,6 +258,8 @@ pub struct Stats {
     pub entries: u64,
     /// Negative dentries.
     pub negatives: u64,
+    /// Dentries of removed names that are still held, or wait for what is cached below them.
+    pub removed: u64,
     /// Inodes.
     pub inodes: u64,
     /// Bytes taken.

@@ -31,7 +31,7 @@ use crate::dentry::Flags;
 use crate::mount::Mount;
 use crate::name::{Name, PATH_MAX};
 use crate::path::PathRef;
-use crate::vfs::{DentryHold, Vfs};
+use crate::vfs::{Place, Vfs};
 
 /// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
@@ -118,7 +118,7 @@ pub(crate) struct Walk<'v, 'a> {
     /// What the dentry was when it was reached.
     pub(crate) seen: crate::dentry::Glimpse,
     /// The reference on `dentry`, if there is one.
-    pub(crate) hold: Option<DentryHold<'v>>,
+    pub(crate) hold: Option<Place<'v>>,
     /// What has been passed since the last reference was taken.
     pub(crate) trail: Vec<(u32, u64)>,
     pub(crate) links: u32,
@@ -222,6 +222,11 @@ impl<'v, 'a> Walk<'v, 'a> {
         start: &PathRef<'v>,
         mode: Mode,
     ) -> Walk<'v, 'a> {
+        let mut seen = vfs.dcache.dentries.glimpse(start.dentry);
+        if seen.body.is_negative() {
+            // A directory that has been removed is still a place to start at (trap T17).
+            seen.body = seen.body.with_inode(start.inode.slot);
+        }
         Walk {
             vfs,
             cred,
@@ -230,7 +235,7 @@ impl<'v, 'a> Walk<'v, 'a> {
             mode,
             mount: Arc::clone(&start.mount),
             dentry: start.dentry,
-            seen: vfs.dcache.dentries.glimpse(start.dentry),
+            seen,
             hold: None,
             trail: Vec::new(),
             links: 0,
@@ -277,8 +282,9 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
         self.legitimize()?;
         self.stay_below_root()?;
-        let hold = self.hold.take().expect("legitimize takes a reference");
-        Ok(PathRef { vfs: self.vfs, mount: Arc::clone(&self.mount), dentry: hold.into_slot() })
+        let Place { dentry, inode } = self.hold.take().expect("legitimize takes references");
+        let mount = Arc::clone(&self.mount);
+        Ok(PathRef { vfs: self.vfs, mount, dentry: dentry.into_slot(), inode })
     }
 
     /// Returns the place without a reference.
@@ -326,10 +332,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         if self.hold.is_some() {
             return self.validate();
         }
-        if !self.vfs.dcache.get(self.dentry, self.seen.seq) {
-            return Err(Stop::Retry);
-        }
-        self.hold = Some(DentryHold::adopt(self.vfs, self.dentry));
+        self.hold = Some(self.vfs.hold(self.dentry, self.seen).ok_or(Stop::Retry)?);
         self.validate()
     }
 

@@ -154,7 +154,20 @@ impl Dcache {
         }
         drop(guard);
         self.table.remove(hash, slot);
+        self.release_unhashed(inode);
         self.put(slot);
+    }
+
+    /// Accounts for a dentry that was unhashed, and drops the reference it had on its inode: whoever
+    /// still uses a removed file has one of its own, and a removed directory must not live on for
+    /// the negative entries below it.
+    fn release_unhashed(&self, inode: u32) {
+        self.counters.unhashed.add(1);
+        if inode == 0 {
+            self.counters.negatives.add(-1);
+        } else {
+            self.put_inode(inode, 1);
+        }
     }
 
     /// Makes a name unknown: its dentry is entered under a generation that no directory has, so a
@@ -245,8 +258,9 @@ impl Dcache {
         if let Some(old_hash) = old_hash {
             self.table.remove(old_hash, moved);
         }
-        if let Some((slot, _, Some(victim_hash))) = victim {
-            self.table.remove(victim_hash, slot);
+        if let Some((slot, victim, Some(victim_hash))) = &victim {
+            self.table.remove(*victim_hash, *slot);
+            self.release_unhashed(victim.body.inode());
         }
         self.counters.renames.add(1);
         let old_parent = before.key.parent();
@@ -384,14 +398,8 @@ impl Dcache {
         let image = self.dentries.image(slot);
         guard.mark_dead();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, Body(0)));
-        let inode = image.body.inode();
-        if inode != 0 {
-            self.inodes.remove_alias(inode, slot, &self.dentries);
-        } else {
-            self.counters.negatives.add(-1);
-        }
         let parent = image.key.parent();
-        Dead { parent: if parent == slot { 0 } else { parent }, inode, image }
+        Dead { parent: if parent == slot { 0 } else { parent }, image }
     }
 
     /// Gives the slot of a dead dentry back, once nothing refers to it any more.
@@ -407,7 +415,7 @@ impl Dcache {
     /// removed directory, negative entries at most, is not found any more either.
     fn store_unhashed(&self, slot: u32, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
-        if image.body.is_directory() && !image.body.is_negative() {
+        if image.body.is_directory() {
             self.dentries.store_child_generation(slot, image.child_generation() + 1);
         }
     }
@@ -451,7 +459,6 @@ impl Dcache {
 /// A dentry that has died, and what it held.
 pub(super) struct Dead {
     pub(super) parent: u32,
-    pub(super) inode: u32,
     image: Image,
 }
 

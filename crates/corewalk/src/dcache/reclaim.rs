@@ -189,8 +189,8 @@ impl Dcache {
         if guard.is_dead() || guard.count() > 0 || !self.dentries.is_unchanged(slot, seen.seq) {
             return Err(Outcome::Kept);
         }
-        self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
         let inode = seen.body.inode();
+        self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
         // Whoever took a reference on the inode through this dentry before the count is read here
         // is counted, and whoever takes one later finds the dentry changed: both go through the
         // inode's lockref (see `Dcache::get_inode`).
@@ -198,10 +198,15 @@ impl Dcache {
             self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, seen.body));
             return Err(Outcome::Pinned);
         }
+        if inode == 0 {
+            self.counters.negatives.add(-1);
+        } else {
+            self.inodes.remove_alias(inode, slot, &self.dentries);
+        }
         let dead = self.kill(slot, guard);
         self.table.remove(hash, slot);
         self.end_life(slot, &dead);
-        Ok((dead.parent, dead.inode))
+        Ok((dead.parent, inode))
     }
 
     fn is_only_name_in_use(&self, inode: u32, slot: u32) -> bool {
@@ -227,3 +232,6 @@ impl Dcache {
         }
     }
 }
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;

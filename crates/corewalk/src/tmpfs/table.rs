@@ -119,7 +119,7 @@ impl Hasher for NumberHasher {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use std::collections::HashSet;
 

@@ -54,18 +54,7 @@ impl Vfs {
         if set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
             return fs.setattr(node, &set);
         }
-        self.change(inode.slot, || {
-            let attr = fs.setattr(node, &set)?;
-            let acl = if perm.has_acl && set.mode.is_some() {
-                fs.get_acl(node, AclKind::Access)?
-            } else {
-                None
-            };
-            let Some(mut acl) = acl else { return Ok(attr) };
-            acl.chmod(attr.mode);
-            fs.set_acl(node, AclKind::Access, Some(&acl), Some(attr.mode))?;
-            fs.getattr(node)
-        })
+        self.change(inode.slot, || fs.setattr(node, &set))
     }
 
     /// Runs a change of what permission checks depend on: unknown while it runs, and afterwards

@@ -5,7 +5,7 @@ use crate::attr::{Attr, FileKind, mode};
 use crate::claim::Claim;
 use crate::cred::{Caps, Cred, May};
 use crate::dcache::{Directory, Node};
-use crate::dentry::{Flags, Key, Needle};
+use crate::dentry::{Flags, Glimpse, Key, Needle};
 use crate::fs::{AclKind, Make};
 use crate::name::Name;
 
@@ -37,6 +37,12 @@ pub(crate) struct Found<'v> {
 pub(crate) struct DentryHold<'v> {
     vfs: &'v Vfs,
     slot: u32,
+}
+
+/// A counted dentry with its inode, which a dentry alone may lose to a removal.
+pub(crate) struct Place<'v> {
+    pub(crate) dentry: DentryHold<'v>,
+    pub(crate) inode: InodeRef<'v>,
 }
 
 impl Vfs {
@@ -116,7 +122,20 @@ impl Vfs {
         self.fill(dir, needle, claim)
     }
 
-    /// Returns a dentry that the caller counted with its inode.
+    /// Takes references on a dentry that was seen, and on its inode. None if it has changed since.
+    pub(crate) fn hold(&self, slot: u32, seen: Glimpse) -> Option<Place<'_>> {
+        if !self.dcache.get(slot, seen.seq) {
+            return None;
+        }
+        let dentry = DentryHold { vfs: self, slot };
+        let inode = seen.body.inode();
+        self.dcache
+            .get_inode(slot, seen.seq, inode)
+            .then(|| Place { dentry, inode: InodeRef { vfs: self, slot: inode } })
+    }
+
+    /// Returns a dentry that the caller counted with its inode. The caller holds the claim of the
+    /// name, so the dentry keeps its inode.
     fn found(&self, slot: u32, inode: u32) -> Found<'_> {
         self.dcache.inodes.lockref(inode).get();
         Found {
@@ -474,12 +493,7 @@ impl Drop for Dir<'_> {
     }
 }
 
-impl<'v> DentryHold<'v> {
-    /// Returns a hold of a slot that the caller has counted.
-    pub(crate) fn adopt(vfs: &'v Vfs, slot: u32) -> DentryHold<'v> {
-        DentryHold { vfs, slot }
-    }
-
+impl DentryHold<'_> {
     pub(crate) fn slot(&self) -> u32 {
         self.slot
     }

@@ -188,9 +188,11 @@ impl<'v> Rename<'v, '_> {
             .into_iter()
             .flatten()
             .any(|found| found.inode.kind() == FileKind::Directory);
-        let replaced = match target {
-            Some(target) => target.dentry,
-            None => vfs.negative(&self.new_dir, &self.new),
+        // The victim's inode is held until all locks are released: its last reference goes to the
+        // back end.
+        let (replaced, _victim) = match target {
+            Some(target) => (target.dentry, Some(target.inode)),
+            None => (vfs.negative(&self.new_dir, &self.new), None),
         };
         let replaced_slot = replaced.as_ref().map(|replaced| replaced.slot());
         let is_done = source.dentry.as_ref().is_some_and(|dentry| {

@@ -7,7 +7,7 @@ use crate::Errno;
 use crate::cred::May;
 use crate::dentry::{Flags, Glimpse, Key};
 use crate::name::{NAME_MAX, Name};
-use crate::vfs::{Checked, DentryHold};
+use crate::vfs::{Checked, Place};
 
 impl<'v> Walk<'v, '_> {
     /// Goes one component on. Returns the target of a symbolic link that has to be followed first;
@@ -68,8 +68,8 @@ impl<'v> Walk<'v, '_> {
     fn child(
         &mut self,
         name: Name<'_>,
-        parent: Option<&DentryHold<'v>>,
-    ) -> Result<Option<DentryHold<'v>>, Stop> {
+        parent: Option<&Place<'v>>,
+    ) -> Result<Option<Place<'v>>, Stop> {
         let dcache = &self.vfs.dcache;
         let key = Key::new(self.dentry, dcache.dentries.child_generation(self.dentry));
         let needle = dcache.needle(name);
@@ -78,9 +78,12 @@ impl<'v> Walk<'v, '_> {
                 (self.dentry, self.seen) = (slot, seen);
                 return Ok(None);
             }
-            if dcache.get(slot, seen.seq) {
+            if seen.body.is_negative() {
+                return Err(Stop::Fail(Errno::NOENT));
+            }
+            if let Some(hold) = self.vfs.hold(slot, seen) {
                 (self.dentry, self.seen) = (slot, seen);
-                return Ok(Some(DentryHold::adopt(self.vfs, slot)));
+                return Ok(Some(hold));
             }
         }
         self.child_slow(name, parent)
@@ -91,8 +94,8 @@ impl<'v> Walk<'v, '_> {
     fn child_slow(
         &mut self,
         name: Name<'_>,
-        parent: Option<&DentryHold<'v>>,
-    ) -> Result<Option<DentryHold<'v>>, Stop> {
+        parent: Option<&Place<'v>>,
+    ) -> Result<Option<Place<'v>>, Stop> {
         self.must_not_block()?;
         let vfs = self.vfs;
         // The parent's dentry is held, by the caller or from here on, while the back end works.
@@ -112,12 +115,13 @@ impl<'v> Walk<'v, '_> {
         let found =
             vfs.resolve(&dir, &needle, &claim)?.ok_or_else(|| self.verdict(Errno::NOENT))?;
         // An answer that could not be cached has no dentry to stand on: it was overtaken.
-        let hold = found.dentry.ok_or(Stop::Retry)?;
-        let seen = vfs.dcache.dentries.glimpse(hold.slot());
-        if !vfs.dcache.dentries.is_unchanged(hold.slot(), seen.seq) {
+        let hold = Place { dentry: found.dentry.ok_or(Stop::Retry)?, inode: found.inode };
+        let slot = hold.dentry.slot();
+        let seen = vfs.dcache.dentries.glimpse(slot);
+        if !vfs.dcache.dentries.is_unchanged(slot, seen.seq) {
             return Err(Stop::Retry);
         }
-        (self.dentry, self.seen) = (hold.slot(), seen);
+        (self.dentry, self.seen) = (slot, seen);
         Ok(Some(hold))
     }
 
@@ -159,10 +163,7 @@ impl<'v> Walk<'v, '_> {
             }
         };
         let hold = if self.mode == Mode::Ref {
-            if !dcache.get(slot, seen.seq) {
-                return Err(Stop::Retry);
-            }
-            Some(DentryHold::adopt(self.vfs, slot))
+            Some(self.vfs.hold(slot, seen).ok_or(Stop::Retry)?)
         } else {
             // The child that led here is in the trail and says whether it was the parent.
             self.validate()?;
@@ -193,8 +194,8 @@ impl<'v> Walk<'v, '_> {
     #[cold]
     fn read_link(
         &mut self,
-        hold: Option<DentryHold<'v>>,
-        parent: (u32, Glimpse, Option<DentryHold<'v>>),
+        hold: Option<Place<'v>>,
+        parent: (u32, Glimpse, Option<Place<'v>>),
     ) -> Result<Vec<u8>, Stop> {
         if self.flags.contains(WalkFlags::NO_SYMLINKS) || self.links >= SYMLINKS_MAX {
             return Err(self.verdict(Errno::LOOP));
@@ -202,18 +203,16 @@ impl<'v> Walk<'v, '_> {
         self.links += 1;
         self.must_not_block()?;
         let (slot, seen) = (self.dentry, self.seen);
-        let _link = match hold {
+        let link = match hold {
             Some(hold) => hold,
-            None if self.vfs.dcache.get(slot, seen.seq) => DentryHold::adopt(self.vfs, slot),
-            None => return Err(Stop::Retry),
+            None => self.vfs.hold(slot, seen).ok_or(Stop::Retry)?,
         };
         self.note();
         (self.dentry, self.seen, self.hold) = parent;
         if self.hold.is_none() {
             self.legitimize()?;
         }
-        let source = self.vfs.source(seen.body.inode());
-        let target = self.vfs.fs(seen.body.inode()).readlink(self.vfs.node(&source))?;
+        let target = self.vfs.readlink(&link.inode)?;
         if target.first() == Some(&b'/') {
             if self.flags.contains(WalkFlags::BENEATH) {
                 return Err(Stop::Fail(Errno::XDEV));

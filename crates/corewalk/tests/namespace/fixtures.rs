@@ -44,12 +44,12 @@ pub(crate) fn tree(vfs: &Vfs, paths: &[&str]) {
         what.uid = 0;
         let (dir, last) =
             vfs.walk_parent(&Cred::root(), &at, path.as_bytes(), WalkFlags::empty()).unwrap();
-        vfs.make(&Cred::root(), &dir.inode().unwrap(), last, what).unwrap();
+        vfs.make(&Cred::root(), &dir.inode(), last, what).unwrap();
     }
 }
 
 pub(crate) fn walk<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> {
-    vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)?.inode()
+    Ok(vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)?.inode())
 }
 
 pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) -> Result<(), Errno> {
@@ -57,12 +57,12 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) -> Resul
     let root = Cred::root();
     let (a, from) = vfs.walk_parent(&root, &at, from.as_bytes(), WalkFlags::empty())?;
     let (b, to) = vfs.walk_parent(&root, &at, to.as_bytes(), WalkFlags::empty())?;
-    vfs.rename(&root, (&a.inode()?, from), (&b.inode()?, to), mode)
+    vfs.rename(&root, (&a.inode(), from), (&b.inode(), to), mode)
 }
 
 pub(crate) fn remove(vfs: &Vfs, path: &str, removal: Removal) -> Result<(), Errno> {
     let at = at(vfs);
     let root = Cred::root();
     let (dir, last) = vfs.walk_parent(&root, &at, path.as_bytes(), WalkFlags::empty())?;
-    vfs.remove(&root, &dir.inode()?, last, removal)
+    vfs.remove(&root, &dir.inode(), last, removal)
 }

@@ -7,3 +7,5 @@ mod model;
 mod operations;
 mod properties;
 mod storms;
+mod traps_lifetime;
+mod traps_lookup;

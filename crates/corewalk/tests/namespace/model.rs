@@ -227,7 +227,7 @@ impl<'v> World<'v> {
                 let path = format!("/{}/{}", NAMES[names[0]], NAMES[names[1]]);
                 self.vfs
                     .walk(&cred, &self.at, path.as_bytes(), WalkFlags::FOLLOW)
-                    .and_then(|found| self.tag(&found.inode()?))
+                    .and_then(|found| self.tag(&found.inode()))
             }
             Op::Create { dir: at, name: of, tag } => {
                 let what = Make::new(mode::S_IFREG | 0o644, *tag, 0);

@@ -254,7 +254,7 @@ fn parent_is_one_that_the_directory_had() {
                 vfs.rename(&cred, (from, name("d")), (to, name("d")), RenameMode::Replace).unwrap();
             },
             |_| {
-                let parent = vfs.parent_ino(&d.inode().unwrap()).unwrap();
+                let parent = vfs.parent_ino(&d.inode()).unwrap();
                 assert!(parent == a.ino() || parent == b.ino());
                 let (path, kind) = d.path_from(&vfs.root_path());
                 assert_eq!(kind, PathKind::Linked);

@@ -1,0 +1,336 @@
+//! Models of the dentry cache: names that are entered, renamed and taken over beside a reader.
+//!
+//! The changes are those of the cache itself, on a cache of three slots; each control makes the same
+//! change in other steps. The reader is the spawned thread: see `tally` in the sync crate. Schedules
+//! are bounded to [`PREEMPTIONS`], which every control here is caught within.
+
+use corewalk_sync::primitives::{Arc, thread};
+use corewalk_sync::tally::{Tally, assert_all_reached};
+
+use super::*;
+use crate::attr::{Attr, FileKind, mode};
+use crate::dentry::kind_flags;
+
+/// How often a thread loses its processor, apart from where it waits.
+const PREEMPTIONS: usize = 2;
+/// Names of two words, so that they can be torn.
+const A: &[u8] = b"aaaaaaaaaaaa";
+const B: &[u8] = b"bbbbbbbbbbbbbb";
+
+/// A host that nothing is told to.
+struct Nobody;
+
+impl Host for Nobody {
+    fn forget(&self, _superblock: u32, _ino: u64) {}
+
+    fn ask_to_forget(&self, _superblock: u32, _parent: u64, _name: Name<'_>) {}
+}
+
+pub(super) fn attr(ino: u64, mode: u32) -> Attr {
+    let time = crate::attr::Timespec::default();
+    Attr {
+        ino,
+        generation: 0,
+        mode,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        has_acl: false,
+    }
+}
+
+/// Returns a cache with a root, and its children's key.
+pub(super) fn cache() -> (Dcache, Key) {
+    let dcache = Dcache::new(4, Some(1), Box::new(Nobody)).unwrap();
+    let root = enter(&dcache, 1, mode::S_IFDIR | 0o700);
+    let slot = dcache.publish_root(root.inode).unwrap();
+    let key = dcache.directory(slot).unwrap().key;
+    (dcache, key)
+}
+
+/// Enters an inode, with one reference for the caller.
+pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> Node {
+    let attr = attr(ino, mode);
+    let entered = dcache.inodes.get_or_insert(0, &attr, false, 0).unwrap();
+    Node { inode: entered.slot, kind: attr.kind() }
+}
+
+/// Enters a file and returns its dentry, which nobody holds, and its inode, which only that does.
+pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, Node) {
+    let node = enter(dcache, ino, mode::S_IFREG | 0o600);
+    let slot = dcache.publish(key, &dcache.needle(Name::new(name).unwrap()), Some(node)).unwrap();
+    dcache.put(slot);
+    dcache.put_inode(node.inode, 1);
+    (slot, node)
+}
+
+/// Looks a name up without a lock and returns the number of its inode, if both are there.
+fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
+    let (slot, seen) = dcache.find(key, &dcache.needle(Name::new(name).unwrap()))?;
+    let inode = seen.body.inode();
+    if seen.body.is_negative() || !dcache.get_inode(slot, seen.seq, inode) {
+        return None;
+    }
+    let ino = dcache.inodes.ino(inode);
+    dcache.put_inode(inode, 1);
+    Some(ino)
+}
+
+/// Enters a name with `publish` beside a reader; returns how often the reader (missed, found) it.
+fn publish_against_find(prepare: fn(&Dcache, Key), publish: fn(&Dcache, Key)) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        prepare(&dcache, key);
+        let dcache = Arc::new(dcache);
+        let reader = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || {
+                let found = lookup(&dcache, key, A);
+                assert!([None, Some(7)].contains(&found), "half-born: {found:?}");
+                tally.hit(usize::from(found.is_some()));
+            }
+        });
+        publish(&dcache, key);
+        reader.join().unwrap();
+    })
+}
+
+fn needle_a(dcache: &Dcache) -> Needle<'static> {
+    dcache.needle(Name::new(A).unwrap())
+}
+
+fn publish_a(dcache: &Dcache, key: Key) {
+    file(dcache, key, A, 7);
+}
+
+fn publish_negative_a(dcache: &Dcache, key: Key) {
+    let slot = dcache.publish(key, &needle_a(dcache), None).unwrap();
+    dcache.put(slot);
+}
+
+/// Traps T3, T14, T23: a name that is found has its inode, and that inode its number.
+#[test]
+fn name_that_is_entered_is_found_whole_or_not() {
+    assert_all_reached(&publish_against_find(|_, _| (), publish_a));
+}
+
+/// Traps T3, T16: the same where a negative dentry turns positive.
+#[test]
+fn name_that_turns_positive_is_found_whole_or_not() {
+    assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
+}
+
+/// Trap T23: the dentry says its inode before that has a number, outside of a write section.
+#[test]
+#[should_panic(expected = "half-born")]
+fn control_inode_before_its_number_is_caught() {
+    publish_against_find(publish_negative_a, |dcache, key| {
+        let (slot, seen) = dcache.find_exact(key, &needle_a(dcache)).unwrap();
+        // The first free inode, which is living but has no number yet.
+        dcache.dentries.store_body(slot, seen.body.with_inode(2));
+        let node = enter(dcache, 7, mode::S_IFREG | 0o600);
+        assert_eq!(node.inode, 2);
+        dcache.inodes.lockref(node.inode).get();
+    });
+}
+
+/// Renames a file from `A` to `B` with `rename` beside a reader of the dentry; returns how often it
+/// was called (`A`, `B`).
+fn rename_against_name(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let (slot, _) = file(&dcache, key, A, 7);
+        assert!(dcache.dentries.lockref(slot).get_not_dead());
+        let dcache = Arc::new(dcache);
+        let reader = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || {
+                let (_, name) = dcache.name_of(slot);
+                let name = name.as_bytes();
+                assert!([A, B].contains(&name), "T1: a torn name: {}", name.escape_ascii());
+                tally.hit(usize::from(name == B));
+            }
+        });
+        rename(&dcache, slot, key);
+        reader.join().unwrap();
+    })
+}
+
+fn rename_to_b(dcache: &Dcache, slot: u32, key: Key) {
+    let needle = dcache.needle(Name::new(B).unwrap());
+    assert_eq!(dcache.d_move(slot, key, &needle, None), Ok(0));
+}
+
+/// Returns the image of the dentry under the name `B`.
+fn image_b(dcache: &Dcache, slot: u32, key: Key) -> Image {
+    let body = dcache.dentries.image(slot).body;
+    dcache.dentries.new_image(key, body.inode(), B, body.flags(), 0).unwrap()
+}
+
+/// Traps T1, T4: length and bytes of a name belong together.
+#[test]
+fn name_beside_a_rename_is_the_old_or_the_new() {
+    assert_all_reached(&rename_against_name(rename_to_b));
+}
+
+/// Trap T1: the name is stored outside of a write section.
+#[test]
+#[should_panic(expected = "T1: a torn name")]
+fn control_rename_without_a_section_is_caught() {
+    rename_against_name(|dcache, slot, key| {
+        dcache.dentries.store(slot, &image_b(dcache, slot, key));
+    });
+}
+
+/// Renames a file from `A` to `B` with `rename` beside one who looks for `A` and, if that is
+/// missing, for `B`; returns how often it was found as (`A`, `B`).
+fn rename_against_lookups(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let (slot, _) = file(&dcache, key, A, 7);
+        assert!(dcache.dentries.lockref(slot).get_not_dead());
+        let dcache = Arc::new(dcache);
+        let reader = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || {
+                let is_there = |name| {
+                    dcache.find_exact(key, &dcache.needle(Name::new(name).unwrap())).is_some()
+                };
+                let is_a = is_there(A);
+                assert!(is_a || is_there(B), "T13: neither name");
+                tally.hit(usize::from(!is_a));
+            }
+        });
+        rename(&dcache, slot, key);
+        reader.join().unwrap();
+    })
+}
+
+/// Trap T13: who misses the old name finds the new one.
+#[test]
+fn file_that_is_renamed_has_one_name_or_the_other() {
+    assert_all_reached(&rename_against_lookups(rename_to_b));
+}
+
+/// Trap T13: the old entry goes before the new one comes.
+#[test]
+#[should_panic(expected = "T13: neither name")]
+fn control_rename_that_takes_out_first_is_caught() {
+    rename_against_lookups(|dcache, slot, key| {
+        let old_hash = dcache.hash(key, needle_a(dcache).hash);
+        dcache.table.remove(old_hash, slot);
+        let guard = dcache.dentries.lockref(slot).lock();
+        let image = image_b(dcache, slot, key);
+        dcache.write(slot, &guard, |dcache| dcache.dentries.store(slot, &image));
+        drop(guard);
+        let needle = dcache.needle(Name::new(B).unwrap());
+        dcache.table.insert(dcache.hash(key, needle.hash), slot);
+    });
+}
+
+/// Renames `A` over `B` with `rename` beside one who looks for `B`; returns how often that was the
+/// (replaced, moved) file.
+fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let (moved, _) = file(&dcache, key, A, 7);
+        let (victim, _) = file(&dcache, key, B, 8);
+        for slot in [moved, victim] {
+            assert!(dcache.dentries.lockref(slot).get_not_dead());
+        }
+        let dcache = Arc::new(dcache);
+        let reader = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || {
+                let needle = dcache.needle(Name::new(B).unwrap());
+                let found = dcache.find_exact(key, &needle).map(|(slot, _)| slot);
+                assert!(found.is_some(), "T13: the target was missing");
+                tally.hit(usize::from(found == Some(moved)));
+            }
+        });
+        rename(&dcache, moved, victim, key);
+        reader.join().unwrap();
+    })
+}
+
+/// Traps T12, T13: a name that is renamed over is there at every moment.
+#[test]
+fn target_of_a_rename_is_always_there() {
+    assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
+        let needle = dcache.needle(Name::new(B).unwrap());
+        assert_eq!(dcache.d_move(moved, key, &needle, Some(victim)), Ok(0));
+    }));
+}
+
+/// Trap T13: the target is removed first.
+#[test]
+#[should_panic(expected = "T13: the target was missing")]
+fn control_rename_in_two_sections_is_caught() {
+    replace_against_lookup(|dcache, moved, victim, key| {
+        let guard = dcache.dentries.lockref(victim).lock();
+        let body = unhashed(dcache.dentries.image(victim).body);
+        dcache.write(victim, &guard, |dcache| dcache.dentries.store_body(victim, body));
+        drop(guard);
+        let needle = dcache.needle(Name::new(B).unwrap());
+        assert_eq!(dcache.d_move(moved, key, &needle, None), Ok(0));
+    });
+}
+
+/// The kind of what a name stands for changes from a file to a directory with `change`; returns how
+/// often a reader saw a (file, directory).
+fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let (slot, file) = file(&dcache, key, A, 7);
+        let directory = enter(&dcache, 8, mode::S_IFDIR | 0o700);
+        let dcache = Arc::new(dcache);
+        let reader = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || {
+                let seen = loop {
+                    let seen = dcache.dentries.glimpse(slot);
+                    if dcache.dentries.is_unchanged(slot, seen.seq) {
+                        break seen;
+                    }
+                };
+                let is_directory = seen.body.is_directory();
+                let right = if is_directory { directory } else { file };
+                assert_eq!(seen.body.inode(), right.inode, "T16: another's flag");
+                assert_eq!(dcache.inodes.kind(right.inode), right.kind);
+                tally.hit(usize::from(is_directory));
+            }
+        });
+        change(&dcache, slot, directory.inode);
+        reader.join().unwrap();
+    })
+}
+
+/// Trap T16: flag and inode are one word.
+#[test]
+fn kind_and_inode_of_a_dentry_belong_together() {
+    assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
+        let guard = dcache.dentries.lockref(slot).lock();
+        let body = Body::new(inode, A.len(), Flags::HASHED | kind_flags(FileKind::Directory));
+        dcache.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, body));
+    }));
+}
+
+/// Trap T16: the flag is stored, and then the inode.
+#[test]
+#[should_panic(expected = "T16: another's flag")]
+fn control_flag_and_inode_in_two_steps_is_caught() {
+    kind_against_lookup(|dcache, slot, inode| {
+        let body = dcache.dentries.image(slot).body;
+        let flagged = body.with_flags(body.flags() | kind_flags(FileKind::Directory));
+        dcache.dentries.store_body(slot, flagged);
+        dcache.dentries.store_body(slot, flagged.with_inode(inode));
+    });
+}

@@ -1,0 +1,100 @@
+//! Models of eviction: a dentry dies and its slot is used again, beside one who takes a reference.
+//!
+//! The reader is the spawned thread: see `tally` in the sync crate.
+
+use corewalk_sync::primitives::{Arc, thread};
+use corewalk_sync::tally::{Tally, assert_all_reached};
+
+use super::super::loom_models::{cache, file};
+use super::*;
+use crate::dentry::Body;
+
+const PREEMPTIONS: usize = 2;
+
+/// Evicts a dentry, and gives its slot to another if that succeeded, beside one who has seen it and
+/// takes a reference with `get`; returns how often the reader (failed, got) it.
+fn evict_against_get(get: fn(&Dcache, u32, u64) -> bool) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let (slot, _) = file(&dcache, key, b"old", 7);
+        let seq = dcache.dentries.glimpse(slot).seq;
+        let dcache = Arc::new(dcache);
+        let getter = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || {
+                let has_got = get(&dcache, slot, seq);
+                if has_got {
+                    let (_, name) = dcache.name_of(slot);
+                    assert_eq!(name.as_bytes(), b"old", "T55: a reference on another dentry");
+                }
+                has_got
+            }
+        });
+        let is_evicted = matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_));
+        if is_evicted {
+            let (reused, _) = file(&dcache, key, b"new", 8);
+            assert_eq!(reused, slot, "the slot is used again");
+        }
+        let has_got = getter.join().unwrap();
+        assert!(has_got != is_evicted, "T18: both or neither of them won");
+        tally.hit(usize::from(has_got));
+    })
+}
+
+/// Traps T5, T7, T17, T18, T55: a reference keeps the dentry that was seen, or is refused.
+#[test]
+fn get_beside_eviction_and_reuse_has_one_winner() {
+    assert_all_reached(&evict_against_get(Dcache::get));
+}
+
+/// Trap T55: the sequence is looked at before the count goes up, and not after.
+#[test]
+#[should_panic(expected = "T55: a reference on another dentry")]
+fn control_get_that_validates_first_is_caught() {
+    evict_against_get(|dcache, slot, seq| {
+        dcache.dentries.is_unchanged(slot, seq) && dcache.dentries.lockref(slot).get_not_dead()
+    });
+}
+
+/// Evicts the only name of an inode with `evict` beside one who found the inode by it; returns how
+/// often the (eviction, finder) won.
+fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let (slot, node) = file(&dcache, key, b"old", 7);
+        let seq = dcache.dentries.glimpse(slot).seq;
+        let dcache = Arc::new(dcache);
+        let finder = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || dcache.get_inode(slot, seq, node.inode)
+        });
+        let is_evicted = evict(&dcache, slot);
+        let is_in_use = finder.join().unwrap();
+        assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
+        // Both may lose: the finder met a sequence that the eviction moved and moved back.
+        tally.hit(usize::from(is_in_use));
+    })
+}
+
+/// Store and load on two words, in opposite order: the inode's lock is what orders them.
+#[test]
+fn eviction_beside_a_finder_spares_the_name_in_use() {
+    assert_all_reached(&evict_against_get_inode(|dcache, slot| {
+        matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
+    }));
+}
+
+/// The count is read without the inode's lock.
+#[test]
+#[should_panic(expected = "an inode in use lost its only name")]
+fn control_eviction_that_only_looks_at_the_count_is_caught() {
+    evict_against_get_inode(|dcache, slot| {
+        let body = dcache.dentries.glimpse(slot).body;
+        let guard = dcache.dentries.lockref(slot).lock();
+        dcache.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(body)));
+        let is_in_use = dcache.inodes.lockref(body.inode()).count() > 1;
+        let next = if is_in_use { body } else { Body(0) };
+        dcache.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, next));
+        !is_in_use
+    });
+}

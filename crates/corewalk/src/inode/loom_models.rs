@@ -1,0 +1,183 @@
+//! Models of the permission record: a reader beside a change, and late answers.
+//!
+//! The reader is the spawned thread: see `tally` in the sync crate.
+
+use corewalk_sync::primitives::{Arc, thread};
+use corewalk_sync::tally::{Tally, assert_all_reached};
+
+use super::*;
+
+const OLD: Perm = Perm { mode: mode::S_IFDIR | 0o711, uid: 1, gid: 1, has_acl: false };
+const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: true };
+
+/// Returns the inodes with one, in slot 1, whose permissions are known to be [`OLD`].
+fn one_inode() -> Arc<Inodes> {
+    let inodes = Inodes::new(2, Keys::new(Some(1))).unwrap();
+    let slot = inodes.refs.alloc().unwrap();
+    assert_eq!(slot, 1);
+    inodes.store_perm(slot, OLD, true);
+    Arc::new(inodes)
+}
+
+/// Changes the permissions with `change`, beside a reader; returns how often the reader saw them
+/// (unknown, old, new).
+fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
+    Tally::of(move |tally| {
+        let inodes = one_inode();
+        let reader = thread::spawn({
+            let inodes = Arc::clone(&inodes);
+            move || {
+                let seen = inodes.perm(1);
+                assert!([None, Some(OLD), Some(NEW)].contains(&seen), "a torn record: {seen:?}");
+                tally.hit(match seen {
+                    None => 0,
+                    Some(OLD) => 1,
+                    Some(_) => 2,
+                });
+            }
+        });
+        change(&inodes);
+        reader.join().unwrap();
+    })
+}
+
+/// Trap T16: mode and owner that are read belong together.
+#[test]
+fn perm_beside_a_change_is_whole_or_unknown() {
+    assert_all_reached(&change_against_perm(|inodes| {
+        let ticket = inodes.begin_change(1);
+        inodes.end_change(1, ticket, Some(NEW));
+    }));
+}
+
+/// Trap T16: the record is never marked unknown.
+#[test]
+#[should_panic(expected = "a torn record")]
+fn control_change_of_a_known_record_is_caught() {
+    change_against_perm(|inodes| {
+        let Ticket(version) = inodes.ticket(1);
+        inodes.store_perm_version(1, NEW, version + 2);
+    });
+}
+
+/// Asks for the permissions as a reader does who finds them unknown, and installs the answer with
+/// `install`, while they are changed; returns how often the answer was (old, new).
+fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let inodes = one_inode();
+        let _ = inodes.mark_unknown(1);
+        // What the back end says: 0 the old ones, 1 the new ones.
+        let store = Arc::new(AtomicU64::new(0));
+        let asker = thread::spawn({
+            let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
+            move || {
+                let ticket = inodes.ticket(1);
+                // ORDERING: SeqCst. A back end with a lock of its own.
+                let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
+                install(&inodes, ticket, answer);
+                usize::from(answer == NEW)
+            }
+        });
+        let ticket = inodes.begin_change(1);
+        // ORDERING: SeqCst. As above.
+        store.store(1, Ordering::SeqCst);
+        inodes.end_change(1, ticket, Some(NEW));
+        let answer = asker.join().unwrap();
+        assert_eq!(inodes.perm(1), Some(NEW), "T25: an answer from before the change stayed");
+        tally.hit(answer);
+    })
+}
+
+/// Trap T25: an answer from before a change is not installed after it.
+#[test]
+fn late_answer_beside_a_change_is_refused() {
+    assert_all_reached(&install_against_change(|inodes, ticket, perm| {
+        inodes.install(1, ticket, perm);
+    }));
+}
+
+/// Trap T25: the answer is installed whatever happened meanwhile.
+#[test]
+#[should_panic(expected = "T25: an answer from before the change stayed")]
+fn control_install_without_a_ticket_is_caught() {
+    install_against_change(|inodes, _, perm| {
+        let _guard = inodes.lockref(1).lock();
+        inodes.store_perm(1, perm, true);
+    });
+}
+
+/// Gives the slot of a dead inode to another and looks the first up by number with `get`; returns
+/// how often the look-up (missed, found) it.
+fn reuse_against_get(get: fn(&Inodes) -> Option<u32>) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let inodes = Arc::new(Inodes::new(2, Keys::new(Some(1))).unwrap());
+        let first = inodes.get_or_insert(0, &attr(7), false, 0).unwrap();
+        let reader = thread::spawn({
+            let inodes = Arc::clone(&inodes);
+            move || {
+                let found = get(&inodes);
+                if let Some(slot) = found {
+                    assert_eq!(inodes.ino(slot), 7, "T55: a reference on another inode");
+                    if inodes.put(slot, 1) {
+                        inodes.free(slot);
+                    }
+                }
+                tally.hit(usize::from(found.is_some()));
+            }
+        });
+        if inodes.put(first.slot, 1) {
+            inodes.free(first.slot);
+            let second = inodes.get_or_insert(0, &attr(8), false, 0);
+            assert!(second.is_some_and(|second| inodes.put(second.slot, 1)));
+        }
+        reader.join().unwrap();
+    })
+}
+
+fn attr(ino: u64) -> Attr {
+    let time = crate::attr::Timespec::default();
+    Attr {
+        ino,
+        generation: 0,
+        mode: OLD.mode,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        has_acl: false,
+    }
+}
+
+/// Puts a reference that was taken on the wrong inode.
+fn put_stray(inodes: &Inodes, slot: u32) {
+    if inodes.put(slot, 1) {
+        inodes.free(slot);
+    }
+}
+
+/// Trap T55: the number is looked at again under the reference.
+#[test]
+fn get_by_number_beside_reuse_gets_that_inode_or_none() {
+    assert_all_reached(&reuse_against_get(|inodes| {
+        inodes.get(0, 7, |stray| put_stray(inodes, stray))
+    }));
+}
+
+/// Trap T55: the number is looked at before the reference is taken, and not again.
+#[test]
+#[should_panic(expected = "T55: a reference on another inode")]
+fn control_get_without_a_second_look_is_caught() {
+    reuse_against_get(|inodes| {
+        let hash = inodes.keys.inode(0, 7) as u32;
+        inodes.table.find(hash, |slot| {
+            (inodes.is(slot, 0, 7) && inodes.lockref(slot).get_not_dead()).then_some(slot)
+        })
+    });
+}

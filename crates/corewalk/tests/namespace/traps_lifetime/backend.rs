@@ -1,0 +1,341 @@
+//! Back ends that sleep, that call back, that use numbers again, and that change underneath.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use corewalk::attr::mode::S_IFREG;
+use corewalk::tmpfs::Tmpfs;
+use corewalk::{
+    Cred, Errno, FileKind, FileSystem, Make, Node, Removal, RenameMode, Vfs, VfsOptions,
+};
+use corewalk_sync::Mutex;
+use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::rng::Seed;
+
+use super::cpu_time;
+use super::recycled::Recycled;
+use crate::backends::{Call, Meddled};
+use crate::fixtures::{name, over, remove, tree, walk};
+
+/// How long a back end sleeps where the trap is about time.
+const SLEEP: Duration = Duration::from_millis(1500);
+/// The processor time that waiting for it may take: 100 times less than spinning.
+const WAITING_MAX: Duration = Duration::from_millis(15);
+
+/// A sleep that others can see.
+#[derive(Default)]
+struct Nap {
+    begun: AtomicBool,
+    ended: AtomicBool,
+}
+
+impl Nap {
+    fn sleep(&self) {
+        // ORDERING: Relaxed. Flags of a test; nothing is published through them.
+        self.begun.store(true, Ordering::Relaxed);
+        thread::sleep(SLEEP);
+        // ORDERING: Relaxed. As above.
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    fn wait_for_begin(&self) {
+        // ORDERING: Relaxed. As above.
+        while !self.begun.load(Ordering::Relaxed) {
+            thread::yield_now();
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        // ORDERING: Relaxed. As above.
+        self.ended.load(Ordering::Relaxed)
+    }
+}
+
+/// Makes, renames and removes names that nobody sleeps for.
+fn be_busy(vfs: &Vfs) {
+    for i in 0..500 {
+        let (a, b) = (format!("busy{i}"), format!("done{i}"));
+        tree(vfs, &[&a]);
+        crate::fixtures::rename(vfs, &a, &b, RenameMode::Replace).unwrap();
+        assert!(walk(vfs, &b).is_ok());
+        remove(vfs, &b, Removal::Unlink).unwrap();
+    }
+}
+
+/// Trap T47: while a loader sleeps, those who wait for its name use no processor, and those who do
+/// not need it go on.
+#[test]
+fn loader_that_sleeps_costs_waiters_no_processor_and_others_no_time() {
+    let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
+    let nap = Arc::new(Nap::default());
+    let loading = Arc::clone(&nap);
+    let vfs = over(Meddled::new(move |_, call| {
+        if call == Call::Lookup(b"slow") {
+            loading.sleep();
+        }
+        Ok(())
+    }));
+    race::run(5, Seed::choose(), |racer| {
+        if racer.thread > 0 {
+            nap.wait_for_begin();
+        }
+        if racer.thread == 4 {
+            be_busy(&vfs);
+            assert!(!nap.has_ended(), "the others had to wait");
+            return;
+        }
+        let (time, found) = cpu_time(|| walk(&vfs, "slow").err());
+        assert_eq!(found, Some(Errno::NOENT));
+        assert!(nap.has_ended());
+        assert!(time < WAITING_MAX, "a waiter used {time:?} of processor time");
+    });
+    assert_eq!(vfs.stats().misses, 1 + 500, "one loader per name");
+}
+
+/// Trap T47: while a back end sleeps over an inode that has died, its name can be made again, and
+/// nobody spins for it.
+#[test]
+fn finaliser_that_sleeps_is_waited_for_by_nobody() {
+    let _watchdog = Watchdog::start("sleeping finaliser", Duration::from_secs(60));
+    let nap = Arc::new(Nap::default());
+    let dying = Arc::new(AtomicU64::new(0));
+    let (finalising, victim) = (Arc::clone(&nap), Arc::clone(&dying));
+    let vfs = over(Meddled::new(move |_, call| {
+        // ORDERING: Relaxed. A number that was stored before the threads were started.
+        if call == Call::Forget(victim.load(Ordering::Relaxed)) {
+            finalising.sleep();
+        }
+        Ok(())
+    }));
+    tree(&vfs, &["f"]);
+    // ORDERING: Relaxed. As above.
+    dying.store(walk(&vfs, "f").unwrap().ino(), Ordering::Relaxed);
+    race::run(2, Seed::choose(), |racer| {
+        if racer.thread == 0 {
+            remove(&vfs, "f", Removal::Unlink).unwrap();
+            return;
+        }
+        nap.wait_for_begin();
+        tree(&vfs, &["g"]);
+        be_busy(&vfs);
+        assert!(!nap.has_ended(), "the others had to wait");
+    });
+    assert!(nap.has_ended());
+}
+
+thread_local! {
+    /// Whether this thread is inside of a `forget` already.
+    static IS_FORGETTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How often a back end that is told to forget calls back, at least.
+const CALLS: u64 = 10_000;
+
+/// Trap T50: a back end that is told to forget an inode uses the namespace itself, for other names.
+/// No lock is held that it could run into, whoever dropped the last reference: remove, rename over a
+/// file, the end of an `InodeRef`, reclaim.
+#[test]
+fn forget_may_call_back_into_the_namespace() {
+    let _watchdog = Watchdog::start("forget that calls back", Duration::from_secs(120));
+    let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
+    let (calls, upwards) = (Arc::new(AtomicU64::new(0)), Arc::clone(&namespace));
+    let counted = Arc::clone(&calls);
+    let vfs = over(Meddled::new(move |_, call| {
+        let Call::Forget(ino) = call else { return Ok(()) };
+        let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
+        // What one thread makes here another one may evict, and so come here again: there must be
+        // an end to it.
+        // ORDERING: Relaxed. Statistic.
+        if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
+            return Ok(());
+        }
+        let own = format!("forgotten{ino}");
+        tree(&vfs, &[&own]);
+        assert!(walk(&vfs, &own).is_ok());
+        vfs.invalidate_dir(&vfs.root()).unwrap();
+        remove(&vfs, &own, Removal::Unlink).unwrap();
+        IS_FORGETTING.set(false);
+        // ORDERING: Relaxed. Statistic.
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }));
+    namespace.set(Arc::downgrade(&vfs)).unwrap();
+    race::run(3, Seed::choose(), |racer| {
+        for i in 0..3000 {
+            let (a, b) = (format!("a{}", racer.thread), format!("b{}", racer.thread));
+            tree(&vfs, &[&a, &b]);
+            let held = walk(&vfs, &b).unwrap();
+            crate::fixtures::rename(&vfs, &a, &b, RenameMode::Replace).unwrap();
+            drop(held);
+            if i % 8 == 0 {
+                vfs.prune();
+            }
+            remove(&vfs, &b, Removal::Unlink).unwrap();
+        }
+    });
+    // ORDERING: Relaxed. All threads have been joined.
+    assert!(calls.load(Ordering::Relaxed) >= CALLS);
+}
+
+/// Trap T55: while a name is removed and made again, by a back end that gives the next file the same
+/// number, whoever holds an inode keeps that inode, and a number leads to one that exists.
+#[test]
+fn handle_survives_that_its_number_is_used_again() {
+    let _watchdog = Watchdog::start("numbers used again", Duration::from_secs(120));
+    let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
+    let vfs = Vfs::new(Arc::new(Recycled::new()), options).unwrap();
+    let cred = Cred::root();
+    let make = |tag| {
+        let what = Make::new(S_IFREG | 0o644, tag, 0);
+        vfs.make(&cred, &vfs.root(), name("f"), what).map(drop)
+    };
+    make(1).unwrap();
+    // Which file, by its owner, a number and a generation were seen to mean.
+    let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
+    let left = AtomicU64::new(2);
+    race::run(4, Seed::choose(), |racer| {
+        if racer.thread < 2 {
+            let _leaving = Leaving(&left);
+            for i in 0..20_000 {
+                let _ = vfs.remove(&cred, &vfs.root(), name("f"), Removal::Unlink);
+                let _ = make(2 + i * 2 + racer.thread as u32);
+            }
+            return;
+        }
+        // ORDERING: Relaxed. A count; nothing is published through it.
+        while left.load(Ordering::Relaxed) > 0 {
+            let Ok(held) = vfs.lookup(&cred, &vfs.root(), name("f")) else { continue };
+            let (ino, generation) = (held.ino(), held.generation());
+            let tag = vfs.getattr(&held).unwrap().uid;
+            let again = vfs.inode(ino).unwrap();
+            for _ in 0..3 {
+                let attr = vfs.getattr(&held).unwrap();
+                assert_eq!((attr.ino, attr.generation, attr.uid), (ino, generation, tag));
+            }
+            assert_eq!(again.generation(), generation, "the number is taken while it is held");
+            let mut meanings = meanings.lock();
+            assert_eq!(*meanings.entry((ino, generation)).or_insert(tag), tag);
+        }
+    });
+    let mut numbers: HashMap<u64, u32> = HashMap::new();
+    for (ino, _) in meanings.lock().keys() {
+        *numbers.entry(*ino).or_default() += 1;
+    }
+    assert!(numbers.values().any(|&times| times > 10), "no number was used again: {numbers:?}");
+}
+
+/// Counts a thread out, also one that panics.
+struct Leaving<'a>(&'a AtomicU64);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. As above.
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Puts another file under `f`, behind the back of the namespace.
+fn replace_underneath(fs: &Tmpfs, tag: u32) {
+    let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
+    let old = fs.lookup(root, name("f")).unwrap();
+    fs.remove(root, name("f"), Node::detached(old.ino, FileKind::Regular)).unwrap();
+    fs.make(root, name("f"), &Make::new(S_IFREG | 0o644, tag, 0)).unwrap();
+}
+
+/// What is done about a change that is made while a fill is on its way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Notice {
+    None,
+    Name,
+    Directory,
+}
+
+/// Returns the owner of `f`, after a fill during which the file was replaced by one of owner 2.
+fn owner_after_overtaken_fill(notice: Notice) -> u32 {
+    let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
+    let (upwards, is_armed) = (Arc::clone(&namespace), AtomicBool::new(true));
+    let fs = Meddled::new(move |fs, call| {
+        // ORDERING: Relaxed. One thread.
+        if call == Call::LookupDone(b"f") && is_armed.swap(false, Ordering::Relaxed) {
+            let vfs = upwards.get().and_then(Weak::upgrade).unwrap();
+            replace_underneath(fs, 2);
+            match notice {
+                Notice::None => {}
+                Notice::Name => vfs.invalidate(&vfs.root(), name("f"))?,
+                Notice::Directory => vfs.invalidate_dir(&vfs.root())?,
+            }
+        }
+        Ok(())
+    });
+    let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
+    fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
+    let vfs = over(fs);
+    namespace.set(Arc::downgrade(&vfs)).unwrap();
+    // The first one gets whatever the back end said when it was asked.
+    let overtaken = walk(&vfs, "f").unwrap();
+    let second = walk(&vfs, "f").unwrap();
+    let owner = vfs.getattr(&second).unwrap().uid;
+    drop(overtaken);
+    let refused = u64::from(notice != Notice::None);
+    assert_eq!(vfs.stats().refused_fills, refused);
+    owner
+}
+
+/// Traps P12, T25: an answer that an invalidation overtook on its way is not cached.
+#[test]
+fn fill_that_an_invalidation_overtook_is_not_cached() {
+    assert_eq!(owner_after_overtaken_fill(Notice::Name), 2);
+    assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
+}
+
+/// Control: without the invalidation the old answer is cached and stays wrong.
+#[test]
+fn control_fill_without_an_invalidation_stays_wrong() {
+    assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
+}
+
+/// Trap P12: the same as a race. A change underneath, followed by an invalidation, is seen by the
+/// next lookup, however many fills were under way.
+#[test]
+fn change_that_was_announced_is_seen_by_the_next_lookup() {
+    let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));
+    let fs = Arc::new(Meddled::new(|_, call| {
+        if call == Call::LookupDone(b"f") {
+            thread::yield_now();
+        }
+        Ok(())
+    }));
+    let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
+    fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 0, 0)).unwrap();
+    let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
+    let vfs = Vfs::new(Arc::clone(&fs) as Arc<dyn FileSystem>, options).unwrap();
+    let done = AtomicBool::new(false);
+    race::run(3, Seed::choose(), |mut racer| {
+        if racer.thread > 0 {
+            // ORDERING: Relaxed. A flag; nothing is published through it.
+            while !done.load(Ordering::Relaxed) {
+                // Between the two halves of a change there is no such file.
+                if let Err(error) = walk(&vfs, "f") {
+                    assert_eq!(error, Errno::NOENT);
+                }
+            }
+            return;
+        }
+        for tag in 1..=10_000 {
+            replace_underneath(&fs.inner, tag);
+            if racer.rng.chance(1, 2) {
+                vfs.invalidate(&vfs.root(), name("f")).unwrap();
+            } else {
+                vfs.invalidate_dir(&vfs.root()).unwrap();
+            }
+            let now = fs.inner.lookup(root, name("f")).unwrap().ino;
+            assert_eq!(walk(&vfs, "f").map(|f| f.ino()), Ok(now), "change {tag}");
+        }
+        // ORDERING: Relaxed. As above.
+        done.store(true, Ordering::Relaxed);
+    });
+}

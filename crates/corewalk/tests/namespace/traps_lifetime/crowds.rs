@@ -1,0 +1,209 @@
+//! Many reclaimers, many entries, many references.
+
+use std::time::Duration;
+
+use corewalk::attr::mode::S_IFREG;
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{Cred, InodeRef, Make, PathKind, Vfs, VfsOptions, WalkFlags};
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::reexec::{self, Reexec};
+use corewalk_testkit::rng::Seed;
+
+use super::cpu_time;
+use crate::fixtures::{at, name, new, tree, walk};
+
+/// Makes `count` files in `dir`, called `f0` and so on.
+fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
+    for i in 0..count {
+        let file = format!("f{i}");
+        vfs.make(&Cred::root(), dir, name(&file), Make::new(S_IFREG | 0o644, 0, 0)).unwrap();
+    }
+}
+
+/// Invalidates a directory of `children` names from `threads` threads that then evict what is left
+/// of it. Returns the processor time of all of them together.
+fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
+    let vfs = new();
+    tree(&vfs, &["d/"]);
+    let dir = walk(&vfs, "d").unwrap();
+    fill(&vfs, &dir, children);
+    let before = vfs.stats();
+    let times = race::run(threads, Seed::choose(), |_| {
+        cpu_time(|| {
+            vfs.invalidate_dir(&dir).unwrap();
+            vfs.prune()
+        })
+    });
+    let evicted: u64 = times.iter().map(|(_, evicted)| evicted).sum();
+    assert_eq!(evicted, u64::from(children), "each entry is evicted once, by one of them");
+    assert_eq!(vfs.stats().entries, before.entries - u64::from(children));
+    times.iter().map(|(time, _)| *time).sum()
+}
+
+/// Trap T45: sixteen invalidators of one directory of 200,000 names do the work of one. Each of them
+/// at most looks at every slot again, which is little beside an eviction; where they skip each
+/// other's entries over and over it is sixteen times the work at least.
+#[test]
+fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
+    let _watchdog = Watchdog::start("sixteen invalidators", Duration::from_secs(300));
+    const CHILDREN: u32 = 200_000;
+    let one = (0..3).map(|_| invalidate_and_evict(1, CHILDREN)).min().expect("three runs");
+    let sixteen = (0..3).map(|_| invalidate_and_evict(16, CHILDREN)).min().expect("three runs");
+    assert!(sixteen < one * 6, "one: {one:?}, sixteen: {sixteen:?}");
+}
+
+/// Trap T45: invalidating alone takes no longer for 200,000 names than for 200.
+#[test]
+fn invalidation_does_not_depend_on_the_size_of_the_directory() {
+    const TIMES: u32 = 100;
+    let cost = |children| {
+        let vfs = new();
+        let dir = vfs.root();
+        fill(&vfs, &dir, children);
+        let run = || cpu_time(|| (0..TIMES).for_each(|_| vfs.invalidate_dir(&dir).unwrap())).0;
+        (0..5).map(|_| run()).min().expect("five runs")
+    };
+    let (small, large) = (cost(200), cost(200_000));
+    assert!(large < small * 20 + Duration::from_micros(100), "200: {small:?}, 200,000: {large:?}");
+}
+
+/// Trap T46: on one processor, reclaim and a walker that needs what is reclaimed both get through a
+/// fixed amount of work, and neither spins for the other: together they take about the processor
+/// time that they take one after the other.
+#[test]
+fn reclaim_and_walker_on_one_processor_both_end() {
+    const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";
+    const WALKS: u32 = 60_000;
+    const PRUNES: u32 = 6_000;
+    if reexec::role().is_none() {
+        let child = Reexec::test(NAME).on_one_cpu().timeout(Duration::from_secs(120)).run();
+        return child.assert_success();
+    }
+    let vfs = new();
+    tree(&vfs, &["a/", "a/b/", "a/b/c/", "a/b/c/f"]);
+    let (cred, place) = (Cred::root(), at(&vfs));
+    let f = walk(&vfs, "a/b/c/f").unwrap().ino();
+    let walks = || {
+        for _ in 0..WALKS {
+            let found = vfs.resolve_path(&cred, &place, b"/a/b/c/f", WalkFlags::FOLLOW);
+            assert_eq!(found.unwrap().ino, f);
+        }
+    };
+    let prunes = || {
+        for _ in 0..PRUNES {
+            vfs.prune();
+        }
+    };
+    // The walker has to fill four names at most for each prune.
+    let alone = cpu_time(|| {
+        for _ in 0..PRUNES {
+            vfs.prune();
+            vfs.resolve_path(&cred, &place, b"/a/b/c/f", WalkFlags::FOLLOW).unwrap();
+        }
+        walks();
+    });
+    let together = race::run(2, Seed::choose(), |racer| {
+        cpu_time(|| if racer.thread == 0 { walks() } else { prunes() }).0
+    });
+    let together: Duration = together.iter().sum();
+    assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
+}
+
+/// Trap T49: parents and children are evicted together, by two threads, while two others walk to
+/// them, hold them and translate their paths. Nothing has a parent that it never had, and nothing
+/// is left behind.
+#[test]
+fn parent_and_child_evicted_together_leave_nothing_stale() {
+    let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
+    let vfs = new();
+    let start = vfs.stats();
+    let names = ["p", "q", "r"];
+    for a in names {
+        tree(&vfs, &[&format!("{a}/")]);
+        for b in names {
+            tree(&vfs, &[&format!("{a}/{b}/"), &format!("{a}/{b}/f")]);
+        }
+    }
+    let done = AtomicBool::new(false);
+    race::run(4, Seed::choose(), |mut racer| {
+        if racer.thread < 2 {
+            // ORDERING: Relaxed. A flag; nothing is published through it.
+            while !done.load(Ordering::Relaxed) {
+                vfs.prune();
+            }
+            return;
+        }
+        let _done = Done(&done);
+        for _ in 0..60_000 {
+            let path = format!("/{}/{}/f", racer.rng.pick(&names), racer.rng.pick(&names));
+            let place = at(&vfs);
+            let found = vfs.walk(&Cred::root(), &place, path.as_bytes(), WalkFlags::empty());
+            let (seen, kind) = found.unwrap().path_from(&place.root);
+            assert_eq!((seen, kind), (path.into_bytes(), PathKind::Linked));
+        }
+    });
+    vfs.prune();
+    let end = vfs.stats();
+    assert_eq!((end.entries, end.negatives, end.inodes), (start.entries, 0, start.inodes));
+}
+
+/// Ends what goes on in the background, also when a thread fails.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. As above.
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Trap T51: a client that forgets more than it ever looked up, up to numbers whose product with
+/// the unit of a lookup does not fit into a word, takes nothing away from others. That the count
+/// itself stops short of its end is tested where it lives, in `corewalk_sync::lockref`.
+#[test]
+fn forget_of_more_than_was_looked_up_takes_nothing() {
+    let vfs = new();
+    tree(&vfs, &["f"]);
+    let f = walk(&vfs, "f").unwrap();
+    let ino = f.clone().into_lookups();
+    for excess in [2, 1 << 20, 1 << 41, (1 << 44) + 1, 1 << 44, u64::MAX / 2, u64::MAX] {
+        assert!(!vfs.forget(ino, excess), "{excess} of one");
+        assert_eq!(vfs.getattr(&f).unwrap().ino, ino);
+    }
+    assert!(vfs.forget(ino, 1));
+    assert!(!vfs.forget(ino, 1));
+    drop(f);
+    assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
+}
+
+/// The budget of DESIGN.md 4.6: a cache of 4 MiB over 200,000 files stays within it and a tenth,
+/// and every file is found nevertheless.
+#[test]
+fn cache_of_four_mebibytes_holds_to_it_over_two_hundred_thousand_files() {
+    const BUDGET: u64 = 4 << 20;
+    const DIRS: u32 = 200;
+    const FILES: u32 = 1000;
+    let fs = std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let options = VfsOptions { cache_bytes: BUDGET, entries_max: 1 << 20, hash_seed: Some(1) };
+    let vfs = Vfs::new(fs, options).unwrap();
+    let mut most = 0;
+    for d in 0..DIRS {
+        tree(&vfs, &[&format!("d{d}/")]);
+        fill(&vfs, &walk(&vfs, &format!("d{d}")).unwrap(), FILES);
+        most = most.max(vfs.stats().bytes);
+    }
+    for pass in 0..2 {
+        for d in 0..DIRS {
+            let dir = walk(&vfs, &format!("d{d}")).unwrap();
+            for i in 0..FILES {
+                let file = format!("f{i}");
+                let found = vfs.lookup(&Cred::root(), &dir, name(&file));
+                assert!(found.is_ok(), "pass {pass}: d{d}/{file}: {found:?}");
+            }
+            most = most.max(vfs.stats().bytes);
+        }
+    }
+    assert!(most <= BUDGET + BUDGET / 10, "{most} bytes of {BUDGET}");
+    assert!(vfs.stats().reclaimed > u64::from(DIRS * FILES), "nothing had to go");
+}

@@ -1,0 +1,82 @@
+//! Names crafted to collide.
+//!
+//! The attacker knows how corewalk hashes and, in the control, also the key: he tries names until he
+//! has as many as he wants that end up in one of 512 parts of the index. Who knows the key makes
+//! chains of hundreds of entries with them; who does not, makes a directory like any other.
+
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use corewalk::attr::mode::S_IFREG;
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+use foldhash::SharedSeed;
+use foldhash::quality::SeedableRandomState;
+
+use super::cpu_time;
+
+/// Names that are made.
+const NAMES: usize = 100_000;
+/// The bits of the hash that all crafted names share.
+const SHARED_BITS: u32 = 9;
+/// The key that the attacker knows.
+const SEED: u64 = 1;
+
+/// Returns a name that is different for each number.
+fn nth(number: u64) -> [u8; 9] {
+    let mut name = *b"n00000000";
+    for (i, byte) in name[1..].iter_mut().enumerate() {
+        *byte = b"0123456789abcdef"[(number >> (4 * i)) as usize % 16];
+    }
+    name
+}
+
+/// Returns names that collide in the root directory under the key made from [`SEED`]. It repeats
+/// what `hash.rs` does: whoever reads it can do the same.
+fn crafted() -> Vec<[u8; 9]> {
+    let names = SeedableRandomState::with_seed(SEED, SharedSeed::global_fixed());
+    let directories = fold(SEED ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93) | 1;
+    // The root is the first dentry, and its children are those of its first generation.
+    let root = (1_u64 << 32) | 1;
+    let is_wanted = |name: &[u8; 9]| {
+        let mut hasher = names.build_hasher();
+        hasher.write(name);
+        let hash = fold(root.wrapping_add(hasher.finish()), directories);
+        (hash as u32) & ((1 << SHARED_BITS) - 1) == 0
+    };
+    (0..).map(nth).filter(is_wanted).take(NAMES).collect()
+}
+
+fn fold(a: u64, b: u64) -> u64 {
+    let wide = u128::from(a).wrapping_mul(u128::from(b));
+    (wide as u64) ^ ((wide >> 64) as u64)
+}
+
+/// Returns the processor time of looking all `names` up, once they have been made.
+fn time_of(names: &[[u8; 9]], hash_seed: Option<u64>) -> Duration {
+    let options = VfsOptions { hash_seed, entries_max: 1 << 20, ..VfsOptions::default() };
+    let vfs = Vfs::new(std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
+    let (root, cred) = (vfs.root(), Cred::root());
+    let names: Vec<Name<'_>> = names.iter().map(|name| Name::new(name).unwrap()).collect();
+    for &name in &names {
+        vfs.make(&cred, &root, name, Make::new(S_IFREG | 0o644, 0, 0)).unwrap();
+    }
+    let look_all_up = || {
+        for &name in &names {
+            assert!(vfs.lookup(&cred, &root, name).is_ok());
+        }
+    };
+    (0..3).map(|_| cpu_time(look_all_up).0).min().expect("three runs")
+}
+
+/// Trap T54: 100,000 names that collide under one key are like any others under a random one. The
+/// control is in the same test: with the key that they were made for they are slow.
+#[test]
+fn names_crafted_for_another_key_are_like_any_others() {
+    let crafted = crafted();
+    let plain: Vec<[u8; 9]> = (0..NAMES as u64).map(nth).collect();
+    let (usual, attacked) = (time_of(&plain, None), time_of(&crafted, None));
+    assert!(attacked < usual * 3, "plain: {usual:?}, crafted for another key: {attacked:?}");
+    let known = time_of(&crafted, Some(SEED));
+    assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
+}

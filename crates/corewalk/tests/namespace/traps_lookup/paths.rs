@@ -1,0 +1,291 @@
+//! What a path translation says of names that change: traps T4, T5, T8, T9, T11, T17.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{
+    Cred, Errno, FsStruct, PathKind, PathRef, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
+};
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::{self, Tally, Watchdog};
+use corewalk_testkit::rng::Seed;
+
+use super::beside;
+use crate::fixtures::{at, name, new, remove, rename, tree, walk};
+
+/// Returns the place that `path` leads to; a link is not followed.
+fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
+    vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
+}
+
+/// Renames `a` over `b` while both are held, and checks what each holder then sees.
+fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
+    let vfs = new();
+    tree(&vfs, &["d/", &format!("d/{a}"), &format!("d/{b}")]);
+    let root = vfs.root_path();
+    let (moved, replaced) = (place(&vfs, &format!("d/{a}")), place(&vfs, &format!("d/{b}")));
+    rename(&vfs, &format!("d/{a}"), &format!("d/{b}"), mode).unwrap();
+    let path = format!("/d/{b}").into_bytes();
+    assert_eq!(moved.path_from(&root), (path.clone(), PathKind::Linked));
+    assert_eq!(
+        replaced.path_from(&root),
+        (path, PathKind::Unlinked),
+        "the old target lost its name"
+    );
+}
+
+/// The pairs of names that make every mix of inline, small and large storage.
+fn name_pairs() -> Vec<(String, String)> {
+    let lens = [1, 39, 40, 41, 96, 255];
+    let pairs = lens.iter().flat_map(|&a| lens.iter().map(move |&b| (a, b)));
+    pairs.map(|(a, b)| ("a".repeat(a), "b".repeat(b))).collect()
+}
+
+/// Trap T4: the holder of a file that was renamed over still sees that file's own name.
+#[test]
+fn replaced_file_keeps_its_own_name() {
+    for (a, b) in name_pairs() {
+        rename_over_a_held_name(&a, &b, RenameMode::Replace);
+    }
+}
+
+/// Trap T4, as it was: the two names are exchanged.
+#[test]
+#[should_panic(expected = "the old target lost its name")]
+fn control_exchanged_names_are_caught() {
+    rename_over_a_held_name("a", "b", RenameMode::Exchange);
+}
+
+/// Names whose bytes say whether they are whole: one letter, as often as the letter says.
+fn uniform_name(letter: u8) -> Vec<u8> {
+    let len = 30 + usize::from(letter - b'a') * 9;
+    vec![letter; len]
+}
+
+/// Checks that `path` is `/` and a name that [`uniform_name`] made.
+fn assert_whole(path: &[u8]) {
+    let letter = path[1];
+    assert!(letter.is_ascii_lowercase(), "not a name: {}", path.escape_ascii());
+    assert_eq!(&path[1..], uniform_name(letter), "torn: {}", path.escape_ascii());
+}
+
+/// Trap T5: while files with long names come, go and are evicted, so that the places of their names
+/// are used again at once, every path translated is whole; and in the end no place is lost or given
+/// back twice.
+#[test]
+fn long_names_that_are_reused_are_never_torn() {
+    let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
+    // So few that the tables cannot grow: all other bytes are those of entries.
+    let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
+    let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
+    let start = vfs.stats();
+    let tally = Tally::new(["named", "removed", "missing"]);
+    race::run(4, Seed::choose(), |mut racer| {
+        let (root, cred) = (vfs.root(), Cred::root());
+        for _ in 0..20_000 {
+            let from = uniform_name(b'a' + racer.rng.below(26) as u8);
+            let to = uniform_name(b'a' + racer.rng.below(26) as u8);
+            let (from, to) =
+                (corewalk::Name::new(&from).unwrap(), corewalk::Name::new(&to).unwrap());
+            match racer.rng.below(8) {
+                0 => drop(vfs.make(&cred, &root, from, corewalk::Make::new(0o644, 0, 0))),
+                1 => drop(vfs.remove(&cred, &root, from, Removal::Unlink)),
+                2 => drop(vfs.rename(&cred, (&root, from), (&root, to), RenameMode::Replace)),
+                3 => drop(vfs.invalidate(&root, from)),
+                4 if racer.rng.chance(1, 20) => {
+                    vfs.prune();
+                }
+                _ => match vfs.lookup(&cred, &root, from).map(|found| found.path()) {
+                    Ok(Ok(path)) => {
+                        assert_whole(&path);
+                        tally.hit("named");
+                    }
+                    Ok(Err(error)) => {
+                        assert_eq!(error, Errno::NOENT);
+                        tally.hit("removed");
+                    }
+                    Err(error) => {
+                        assert_eq!(error, Errno::NOENT);
+                        tally.hit("missing");
+                    }
+                },
+            }
+        }
+    });
+    assert!(tally.count("named") > 0 && tally.count("missing") > 0, "{}", tally.counts_text());
+    for letter in b'a'..=b'z' {
+        let name = uniform_name(letter);
+        let name = corewalk::Name::new(&name).unwrap();
+        let _ = vfs.remove(&Cred::root(), &vfs.root(), name, Removal::Unlink);
+    }
+    vfs.prune();
+    let end = vfs.stats();
+    assert_eq!((end.entries, end.negatives, end.inodes), (start.entries, 0, start.inodes));
+    assert_eq!(end.bytes, start.bytes, "a place for a name was lost, or given back twice");
+}
+
+/// Trap T5: a snapshot whose second half was written for another name.
+#[test]
+#[should_panic(expected = "torn")]
+fn control_torn_name_is_caught() {
+    let (mut path, other) = ([b"/", &uniform_name(b'c')[..]].concat(), uniform_name(b'd'));
+    path[32..40].copy_from_slice(&other[31..39]);
+    assert_whole(&path);
+}
+
+/// Trap T9: while its ancestors are renamed without a pause, each translation and each walk ends.
+#[test]
+fn translation_under_a_storm_of_ancestor_renames_ends() {
+    let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));
+    let vfs = new();
+    tree(&vfs, &["a/", "a/b/", "a/b/c/", "a/b/c/d/", "a/b/c/d/e/", "a/b/c/d/e/f"]);
+    let f = walk(&vfs, "a/b/c/d/e/f").unwrap();
+    let (root, cred, place) = (vfs.root(), Cred::root(), at(&vfs));
+    let dirs = [vfs.root(), walk(&vfs, "a").unwrap(), walk(&vfs, "a/b").unwrap()];
+    let names = [("a", "A"), ("b", "B"), ("c", "C")];
+    let found = AtomicU64::new(0);
+    beside(
+        50_000,
+        |i| {
+            let at = i as usize % 3;
+            let (from, to) = names[at];
+            let (from, to) = if i / 3 % 2 == 0 { (from, to) } else { (to, from) };
+            let dir = &dirs[at];
+            vfs.rename(&cred, (dir, name(from)), (dir, name(to)), RenameMode::Replace).unwrap();
+        },
+        |racer| {
+            let path = f.path().unwrap();
+            assert_eq!(path.to_ascii_lowercase(), b"/a/b/c/d/e/f");
+            if racer.rng.chance(1, 4)
+                && vfs.resolve_path(&cred, &place, &path, WalkFlags::FOLLOW).is_ok()
+            {
+                // ORDERING: Relaxed. Statistic.
+                found.fetch_add(1, Ordering::Relaxed);
+            }
+        },
+    );
+    // ORDERING: Relaxed. All threads have been joined.
+    assert!(found.load(Ordering::Relaxed) > 0, "no walk found what it was sent for");
+    assert_eq!(root.path().unwrap(), b"/");
+}
+
+/// Trap T8: a translation that begins again keeps nothing of the pass before. The directory goes
+/// from depth 1 to depth 6 and back, so a name that is left over shows.
+#[test]
+fn translation_that_begins_again_keeps_nothing() {
+    let _watchdog = Watchdog::start("moves between depths", Duration::from_secs(120));
+    let vfs = new();
+    tree(&vfs, &["p/", "p/q/", "p/q/r/", "p/q/r/s/", "p/q/r/s/t/", "d/", "d/f"]);
+    let (root, deep) = (vfs.root(), walk(&vfs, "p/q/r/s/t").unwrap());
+    let (cred, f) = (Cred::root(), walk(&vfs, "d/f").unwrap());
+    let tally = Tally::new(["shallow", "deep"]);
+    beside(
+        50_000,
+        |i| {
+            let (from, to) = if i % 2 == 0 { (&root, &deep) } else { (&deep, &root) };
+            vfs.rename(&cred, (from, name("d")), (to, name("d")), RenameMode::Replace).unwrap();
+        },
+        |_| match &f.path().unwrap()[..] {
+            b"/d/f" => tally.hit("shallow"),
+            b"/p/q/r/s/t/d/f" => tally.hit("deep"),
+            path => panic!("no such path: {}", path.escape_ascii()),
+        },
+    );
+    tally.assert_all_reached();
+}
+
+/// Trap T11: each kind of path result and each spelling of it.
+#[test]
+fn path_results_have_their_kinds_and_spellings() {
+    use PathKind::{Linked, Unlinked, Unreachable};
+    let vfs = new();
+    let long = "n".repeat(255);
+    tree(
+        &vfs,
+        &["jail/", "jail/in/", "out/", "out/f", "gone", "x (deleted)", "m/", &format!("{long}/")],
+    );
+    vfs.mount(Arc::new(Tmpfs::new(TmpfsOptions::default())), &place(&vfs, "m")).unwrap();
+    tree(&vfs, &["m/sub/", "m/sub/g"]);
+    let (root, jail) = (vfs.root_path(), place(&vfs, "jail"));
+    let gone = place(&vfs, "gone");
+    let gone_dir = place(&vfs, "jail/in");
+    remove(&vfs, "gone", Removal::Unlink).unwrap();
+    remove(&vfs, "jail/in", Removal::Rmdir).unwrap();
+    let noent = Err(Errno::NOENT);
+    let long_path = [b"/", long.as_bytes()].concat();
+    type Spelled<'a> = Result<&'a [u8], Errno>;
+    let table: [(PathRef<'_>, &PathRef<'_>, &[u8], PathKind, Spelled<'_>); 11] = [
+        (root.clone(), &root, b"/", Linked, Ok(b"/")),
+        (jail.clone(), &jail, b"/", Linked, Ok(b"/")),
+        (place(&vfs, "out/f"), &root, b"/out/f", Linked, Ok(b"/out/f")),
+        (place(&vfs, "m"), &root, b"/m", Linked, Ok(b"/m")),
+        (place(&vfs, "m/sub/g"), &root, b"/m/sub/g", Linked, Ok(b"/m/sub/g")),
+        (place(&vfs, "m/sub/g"), &place(&vfs, "m/sub"), b"/g", Linked, Ok(b"/g")),
+        (place(&vfs, &long), &root, &long_path, Linked, Ok(&long_path)),
+        (place(&vfs, "out/f"), &jail, b"/out/f", Unreachable, Ok(b"(unreachable)/out/f")),
+        (root.clone(), &jail, b"/", Unreachable, Ok(b"(unreachable)/")),
+        (gone_dir, &root, b"/jail/in", Unlinked, noent),
+        (gone, &root, b"/gone", Unlinked, noent),
+    ];
+    for (place, from, path, kind, cwd) in table {
+        assert_eq!(place.path_from(from), (path.to_vec(), kind));
+        assert_eq!(place.getcwd(from).as_deref(), cwd.as_deref().map_err(|error| error));
+    }
+    // The text of d_path is ambiguous, the typed result is not.
+    let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());
+    assert_eq!(odd.d_path(&root), text);
+    assert_eq!(odd.path_from(&root), (text, Linked));
+}
+
+/// Trap T11: a path of any length is whole; there is no buffer that could cut it.
+#[test]
+fn path_that_is_longer_than_any_buffer_is_whole() {
+    let vfs = new();
+    let part = "d".repeat(200);
+    let (mut dir, mut path) = (vfs.root(), Vec::new());
+    for _ in 0..100 {
+        let what = corewalk::Make::new(corewalk::attr::mode::S_IFDIR | 0o755, 0, 0);
+        dir = vfs.make(&Cred::root(), &dir, name(&part), what).unwrap().0;
+        path.extend_from_slice(b"/");
+        path.extend_from_slice(part.as_bytes());
+        assert_eq!(dir.path().unwrap(), path);
+    }
+    assert!(path.len() > 4 * corewalk::PATH_MAX);
+}
+
+/// Trap T17: walks that start in a removed directory, while other holders drop it, it dies and its
+/// slot is used again, find that directory, its old parent or nothing.
+#[test]
+fn walk_from_a_removed_directory_stays_there() {
+    let _watchdog = Watchdog::start("walks from a removed directory", Duration::from_secs(120));
+    let vfs = new();
+    tree(&vfs, &["p/"]);
+    let parent = walk(&vfs, "p").unwrap().ino();
+    let seed = Seed::choose();
+    for i in 0..3_000 {
+        tree(&vfs, &["p/d/"]);
+        let (one, two) = (place(&vfs, "p/d"), place(&vfs, "p/d"));
+        let ino = one.inode().ino();
+        let cred = Cred::root();
+        let visit = |cwd: PathRef<'_>| {
+            let start = FsStruct { root: vfs.root_path(), cwd: cwd.clone() };
+            drop(cwd);
+            let go = |path: &[u8]| vfs.walk(&cred, &start, path, WalkFlags::FOLLOW);
+            assert_eq!(go(b".").unwrap().inode().ino(), ino, "another directory");
+            assert_eq!(go(b"x").err(), Some(Errno::NOENT));
+            assert_eq!(go(b"..").unwrap().inode().ino(), parent, "another parent");
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| visit(one));
+            scope.spawn(|| visit(two));
+            remove(&vfs, "p/d", Removal::Rmdir).unwrap();
+            tree(&vfs, &["p/e/", "p/e/x"]);
+            vfs.prune();
+            remove(&vfs, "p/e/x", Removal::Unlink).unwrap();
+            remove(&vfs, "p/e", Removal::Rmdir).unwrap();
+        });
+        assert!(vfs.stats().inodes <= 3, "round {i} of {seed:?} left something behind");
+    }
+}

@@ -1,0 +1,292 @@
+//! Lookups beside changes: traps T12, T15, T16, T19, T22, T26, T27.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use corewalk::{Cred, Errno, FileKind, Make, Removal, RenameMode, Vfs, WalkFlags};
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_testkit::race::{self, Tally, Watchdog};
+use corewalk_testkit::reexec::{self, Reexec};
+use corewalk_testkit::rng::Seed;
+
+use super::beside;
+use crate::backends::{Call, Meddled};
+use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
+
+/// Trap T12: names that stay are found at every moment while thousands of others come between them,
+/// and the table grows from one line per bucket to many times its size.
+#[test]
+fn stable_names_are_found_while_the_table_grows() {
+    let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
+    let vfs = new();
+    let names: Vec<String> = (0..64).map(|i| format!("stable{i}")).collect();
+    tree(&vfs, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    let inos: Vec<u64> = names.iter().map(|name| walk(&vfs, name).unwrap().ino()).collect();
+    let misses = vfs.stats().misses;
+    let (root, cred, place) = (vfs.root(), Cred::root(), at(&vfs));
+    beside(
+        30_000,
+        |i| {
+            let file = format!("new{i}");
+            vfs.make(&cred, &root, name(&file), Make::new(0o644, 0, 0)).unwrap();
+            if i % 3 == 0 {
+                let to = format!("moved{i}");
+                let (from, to) = ((&root, name(&file)), (&root, name(&to)));
+                vfs.rename(&cred, from, to, RenameMode::Replace).unwrap();
+            }
+        },
+        |racer| {
+            let i = racer.rng.index(names.len());
+            let path = names[i].as_bytes();
+            let found = vfs.resolve_path(&cred, &place, path, WalkFlags::empty()).unwrap();
+            assert_eq!(found.ino, inos[i]);
+        },
+    );
+    // The target of each rename was asked for, and no stable name.
+    assert_eq!(vfs.stats().misses - misses, 10_000);
+}
+
+/// Looks a file up that exists all the time, while everything unused is evicted without a pause.
+fn lookups_under_eviction(vfs: &Vfs) {
+    tree(vfs, &["d/", "d/f"]);
+    let ino = walk(vfs, "d/f").unwrap().ino();
+    let (cred, place) = (Cred::root(), at(vfs));
+    let start = vfs.stats();
+    beside(
+        20_000,
+        |_| {
+            vfs.prune();
+        },
+        |racer| {
+            let found = match racer.rng.chance(1, 2) {
+                true => vfs.resolve_path(&cred, &place, b"d/f", WalkFlags::empty()).map(|f| f.ino),
+                false => walk(vfs, "d/f").map(|found| found.ino()),
+            };
+            assert_eq!(found, Ok(ino), "an existing file was missed");
+        },
+    );
+    assert!(vfs.stats().reclaimed > start.reclaimed, "nothing was evicted");
+}
+
+/// Trap T15: a file that exists is never ENOENT, however hard the cache is reclaimed.
+#[test]
+fn existing_file_under_eviction_is_never_missing() {
+    let _watchdog = Watchdog::start("lookups under eviction", Duration::from_secs(120));
+    lookups_under_eviction(&new());
+}
+
+/// Trap T15: one wrong ENOENT in many fills is seen.
+#[test]
+#[should_panic(expected = "an existing file was missed")]
+fn control_momentary_enoent_is_caught() {
+    let _watchdog = Watchdog::start("a momentary ENOENT", Duration::from_secs(120));
+    let fills = AtomicU64::new(0);
+    lookups_under_eviction(&over(Meddled::new(move |_, call| {
+        // ORDERING: Relaxed. A count.
+        match call == Call::Lookup(b"f") && fills.fetch_add(1, Ordering::Relaxed) == 20 {
+            true => Err(Errno::NOENT),
+            false => Ok(()),
+        }
+    })));
+}
+
+/// Checks that an inode is of the kind that goes with its number.
+fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
+    assert!(right.contains(&(ino, kind)), "{kind:?} does not go with inode {ino}");
+}
+
+/// Trap T16: while a name stands for a file, a directory, a link or nothing in turn, kind and inode
+/// always belong together, and nothing positive is without an inode.
+#[test]
+fn kind_and_inode_of_a_name_belong_together() {
+    let _watchdog = Watchdog::start("kinds in turn", Duration::from_secs(120));
+    let vfs = new();
+    tree(&vfs, &["file", "dir/", "link -> nowhere"]);
+    let (root, cred) = (vfs.root(), Cred::root());
+    let sources = ["file", "dir", "link"];
+    let right = sources.map(|source| {
+        let found = vfs.lookup(&cred, &root, name(source)).unwrap();
+        (found.ino(), found.kind())
+    });
+    let tally = Tally::new(["file", "dir", "link", "nothing"]);
+    beside(
+        60_000,
+        |i| {
+            let source = sources[i as usize / 2 % 3];
+            let (from, to) = if i % 2 == 0 { (source, "x") } else { ("x", source) };
+            let mode = RenameMode::NoReplace;
+            vfs.rename(&cred, (&root, name(from)), (&root, name(to)), mode).unwrap();
+        },
+        |_| match vfs.walk(&cred, &at(&vfs), b"x", WalkFlags::empty()).map(|x| x.inode()) {
+            Ok(x) => {
+                assert_kind(x.ino(), x.kind(), &right);
+                let at = right.iter().position(|(ino, _)| *ino == x.ino()).unwrap();
+                tally.hit(sources[at]);
+            }
+            Err(error) => {
+                assert_eq!(error, Errno::NOENT);
+                tally.hit("nothing");
+            }
+        },
+    );
+    tally.assert_all_reached();
+}
+
+/// Trap T16: the flag of one life with the inode of another.
+#[test]
+#[should_panic(expected = "does not go with")]
+fn control_kind_of_another_inode_is_caught() {
+    let right = [(1, FileKind::Regular), (2, FileKind::Directory)];
+    assert_kind(2, FileKind::Regular, &right);
+}
+
+/// Trap T19: the parent that a directory is said to have is one that it had between the question and
+/// the answer, also while the parents themselves are dropped and their slots used again.
+#[test]
+fn parent_of_a_directory_is_never_one_from_before() {
+    let _watchdog = Watchdog::start("parents that come and go", Duration::from_secs(120));
+    let vfs = new();
+    tree(&vfs, &["p0/", "p0/d/"]);
+    let d = walk(&vfs, "p0/d").unwrap();
+    // What the parent may be: the one of the last finished move, and that of the move that runs.
+    let allowed = Mutex::new(vec![walk(&vfs, "p0").unwrap().ino()]);
+    beside(
+        5_000,
+        |i| {
+            let (old, fresh) = (format!("p{i}"), format!("p{}", i + 1));
+            tree(&vfs, &[&format!("{fresh}/")]);
+            allowed.lock().unwrap().push(walk(&vfs, &fresh).unwrap().ino());
+            let (from, to) = (format!("{old}/d"), format!("{fresh}/d"));
+            rename(&vfs, &from, &to, RenameMode::Replace).unwrap();
+            remove(&vfs, &old, Removal::Rmdir).unwrap();
+            vfs.prune();
+        },
+        |_| {
+            let before = allowed.lock().unwrap().len();
+            let parent = vfs.parent_ino(&d).unwrap();
+            let allowed = allowed.lock().unwrap();
+            // The last one known before, or the one before it if its move had not been made.
+            let since = before.saturating_sub(2);
+            assert!(allowed[since..].contains(&parent), "a parent from before: {parent}");
+        },
+    );
+}
+
+/// Threads that make, look up, invalidate and remove the same names.
+fn contend_for_names(seed: Seed) {
+    let vfs = over(Meddled::new(|_, _| Ok(())));
+    race::run(4, seed, |mut racer| {
+        let (root, cred) = (vfs.root(), Cred::root());
+        for _ in 0..20_000 {
+            let name = name(*racer.rng.pick(&["a", "b"]));
+            let result = match racer.rng.below(4) {
+                0 => vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).map(drop),
+                1 => vfs.remove(&cred, &root, name, Removal::Unlink),
+                2 => vfs.invalidate(&root, name),
+                _ => vfs.lookup(&cred, &root, name).map(drop),
+            };
+            let expected = [Ok(()), Err(Errno::NOENT), Err(Errno::EXIST)];
+            assert!(expected.contains(&result), "{result:?}");
+        }
+    });
+}
+
+/// Trap T22: on one processor, where whoever spins keeps the other from going on, threads that want
+/// the same two names get through in bounded time.
+#[test]
+fn contention_for_a_name_on_one_processor_ends() {
+    const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
+    if reexec::role().is_some() {
+        contend_for_names(Seed::choose());
+        return;
+    }
+    let limit = Duration::from_secs(60);
+    Reexec::test(NAME).role("contend").on_one_cpu().timeout(limit).run().assert_success();
+}
+
+/// Trap T22: a waiter that spins for ever on one processor is stopped by the limit.
+#[test]
+fn control_spinning_waiter_on_one_processor_is_caught() {
+    const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";
+    if reexec::role().is_some() {
+        loop {
+            corewalk_sync::primitives::hint::spin_loop();
+        }
+    }
+    let limit = Duration::from_secs(1);
+    let child = Reexec::test(NAME).role("spin").on_one_cpu().timeout(limit).run();
+    assert!(child.timed_out, "{child}");
+}
+
+/// Walks from each of `dirs` to the root; panics if the way does not end.
+fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
+    for &dir in dirs {
+        let mut at = dir;
+        for _ in 0..=dirs.len() {
+            at = if at == root { root } else { parents(at) };
+        }
+        assert_eq!(at, root, "{dir} is below itself");
+    }
+}
+
+/// Traps T26, T27: whatever is moved below whatever, also while all names are unknown and parents
+/// hang on no path that a lookup would find, the tree stays a tree and nobody waits for ever.
+#[test]
+fn directories_moved_at_random_stay_a_tree() {
+    let _watchdog = Watchdog::start("moves at random", Duration::from_secs(120));
+    let vfs = new();
+    let names = ["a", "b", "c", "d", "e", "f"];
+    tree(&vfs, &names.map(|name| format!("{name}/")).each_ref().map(String::as_str));
+    let dirs = names.map(|name| walk(&vfs, name).unwrap());
+    let tally = Tally::new(["moved", "loop", "other"]);
+    let cred = Cred::root();
+    race::run(4, Seed::choose(), |mut racer| {
+        let root = vfs.root();
+        for _ in 0..8_000 {
+            let mut dir = || racer.rng.index(7);
+            let (moved, from, to) = (dir() % 6, dir(), dir());
+            let place = |i: usize| dirs.get(i).unwrap_or(&root);
+            // Each directory keeps its name, so only its parent changes.
+            let (from, to) = ((place(from), name(names[moved])), (place(to), name(names[moved])));
+            match vfs.rename(&cred, from, to, RenameMode::NoReplace) {
+                Ok(()) => tally.hit("moved"),
+                Err(Errno::INVAL) => tally.hit("loop"),
+                Err(_) => tally.hit("other"),
+            }
+            if racer.rng.chance(1, 20) {
+                vfs.invalidate_dir(place(racer.rng.index(7))).unwrap();
+            }
+        }
+    });
+    tally.assert_all_reached();
+    let inos = dirs.each_ref().map(|dir| dir.ino());
+    let parent = |ino| {
+        let dir = dirs.iter().find(|dir| dir.ino() == ino).unwrap();
+        vfs.parent_ino(dir).unwrap()
+    };
+    assert_is_tree(parent, &inos, vfs.root().ino());
+}
+
+/// Trap T26: two moves that are each right alone, made side by side without a check.
+#[test]
+#[should_panic(expected = "below itself")]
+fn control_loop_of_two_moves_is_caught() {
+    assert_is_tree(|ino| if ino == 2 { 3 } else { 2 }, &[2, 3], 1);
+}
+
+/// Trap T27: parents that have no common ancestor any more, since both were removed.
+#[test]
+fn rename_between_removed_directories_fails_at_once() {
+    let vfs = new();
+    tree(&vfs, &["a/", "b/", "f"]);
+    let (a, b, root) = (walk(&vfs, "a").unwrap(), walk(&vfs, "b").unwrap(), vfs.root());
+    remove(&vfs, "a", Removal::Rmdir).unwrap();
+    remove(&vfs, "b", Removal::Rmdir).unwrap();
+    let cred = Cred::root();
+    for (from, to) in [(&a, &b), (&b, &a), (&a, &a), (&root, &a), (&a, &root)] {
+        for mode in [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange] {
+            let result = vfs.rename(&cred, (from, name("f")), (to, name("f")), mode);
+            assert_eq!(result, Err(Errno::NOENT));
+        }
+    }
+}
