@@ -218,7 +218,7 @@ impl Dcache {
     pub(crate) fn put_inode(&self, inode: u32, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
-            self.inodes.free(inode);
+            let _end = EndOfInode { inodes: &self.inodes, inode };
             self.host.forget(superblock, ino);
         }
     }
@@ -284,6 +284,18 @@ impl Dcache {
     /// Returns the bytes that the cache takes: dentries, inodes, names and tables in use.
     pub(crate) fn bytes(&self) -> u64 {
         self.dentries.bytes() + self.inodes.bytes() + self.table.bytes()
+    }
+}
+
+/// Ends the life of an inode, also if the back end panics when it is told.
+struct EndOfInode<'a> {
+    inodes: &'a Inodes,
+    inode: u32,
+}
+
+impl Drop for EndOfInode<'_> {
+    fn drop(&mut self) {
+        self.inodes.free(self.inode);
     }
 }
 

@@ -317,10 +317,14 @@ impl Dentries {
             out.bytes[8 * i..8 * i + 8].copy_from_slice(&load(&words[3 + i]));
         }
         if body.flags().contains(Flags::LONG) {
-            // ORDERING: Relaxed. A stale reference leads to valid memory and a failed validation.
+            // ORDERING: Relaxed. Data of a sequence section, and so perhaps no reference at all.
             let reference = words[3 + inline].load(Ordering::Relaxed);
             let slot = reference as u32;
-            let rest: &[AtomicU64] = if reference & LONG_IS_LARGE != 0 {
+            // The word may be bytes of another name by now: validation will fail, but first it must
+            // not lead out of the arena.
+            let rest: &[AtomicU64] = if slot >= self.large.max_slots() {
+                &[]
+            } else if reference & LONG_IS_LARGE != 0 {
                 self.large.get(slot)
             } else {
                 self.small.get(slot)

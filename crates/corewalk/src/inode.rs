@@ -23,7 +23,7 @@
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::{Lockref, LockrefGuard, ShardedCounter, SlotArena};
+use corewalk_sync::{Condvar, Lockref, LockrefGuard, Mutex, ShardedCounter, SlotArena};
 
 use crate::attr::{Attr, FileKind, mode};
 use crate::dentry::Dentries;
@@ -72,6 +72,9 @@ pub(crate) struct Inodes {
     keys: Keys,
     /// Attribute changes begun so far; a fill that overlaps one does not trust what it got.
     changes: ShardedCounter,
+    /// Held while a dead inode's number is cleared; `gone` says that one was.
+    dying: Mutex<()>,
+    gone: Condvar,
 }
 
 /// What [`Inodes::get_or_insert`] found or made.
@@ -96,6 +99,8 @@ impl Inodes {
             table: Table::new("corewalk-inode-table", slots_max)?,
             keys,
             changes: ShardedCounter::new(),
+            dying: Mutex::new(()),
+            gone: Condvar::new(),
         })
     }
 
@@ -149,19 +154,28 @@ impl Inodes {
             && word.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
     }
 
+    /// Makes the permissions unknown: they may have changed behind the back of this namespace.
+    pub(crate) fn invalidate(&self, slot: u32) {
+        let ticket = self.begin_change(slot);
+        self.end_change(slot, ticket, None);
+    }
+
     /// Returns a counted slot for the inode with this number, if it is in the cache. A reference
     /// that was taken on a slot which meanwhile serves another inode is given to `stray`, which
     /// puts it.
     pub(crate) fn get(&self, superblock: u32, ino: u64, stray: impl Fn(u32)) -> Option<u32> {
         let hash = self.keys.inode(superblock, ino) as u32;
+        let probe = |slot| {
+            if !self.is(slot, superblock, ino) || !self.lockref(slot).get_not_dead() {
+                return None;
+            }
+            // The slot may have begun another life before the count went up (trap T55).
+            Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
+        };
         loop {
-            let found = self.table.find(hash, |slot| {
-                if !self.is(slot, superblock, ino) || !self.lockref(slot).get_not_dead() {
-                    return None;
-                }
-                // The slot may have begun another life before the count went up (trap T55).
-                Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
-            })?;
+            // A miss proves nothing until it is repeated under the stripe's lock (T.1).
+            let found =
+                self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
                 Ok(slot) => return Some(slot),
                 Err(slot) => stray(slot),
@@ -184,22 +198,34 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let hash = self.keys.inode(superblock, attr.ino) as u32;
-        let mut stripe = self.table.lock(hash);
+        let slot = self.refs.alloc()?;
         // An entry leaves the table before its slot is freed, so under the stripe's lock a slot
         // that is the inode stays it.
-        let found = stripe.find(|slot| {
-            (self.is(slot, superblock, attr.ino) && self.lockref(slot).get_not_dead())
-                .then_some(slot)
-        });
-        let mut displaced = None;
-        if let Some(slot) = found {
-            if self.generation(slot) == attr.generation {
-                return Some(Entered { slot, displaced });
+        let (mut stripe, found) = loop {
+            let stripe = self.table.lock(hash);
+            let found = stripe.find(|slot| {
+                self.is(slot, superblock, attr.ino)
+                    .then(|| (slot, self.lockref(slot).get_not_dead()))
+            });
+            match found {
+                Some((dying, false)) => {
+                    drop(stripe);
+                    self.wait_until_gone(dying, superblock, attr.ino);
+                }
+                Some((slot, true)) => break (stripe, Some(slot)),
+                None => break (stripe, None),
             }
-            stripe.remove(slot);
-            displaced = Some(slot);
+        };
+        let mut displaced = None;
+        if let Some(found) = found {
+            if self.generation(found) == attr.generation {
+                drop(stripe);
+                self.refs.free(slot);
+                return Some(Entered { slot: found, displaced });
+            }
+            stripe.remove(found);
+            displaced = Some(found);
         }
-        let slot = self.refs.alloc()?;
         let words = self.refs.get(slot);
         let mut guard = self.lockref(slot).lock();
         guard.revive();
@@ -221,8 +247,8 @@ impl Inodes {
         Some(Entered { slot, displaced })
     }
 
-    /// Drops `n` references. Returns true if they were the last: the inode is then dead and out of
-    /// the table, and the caller tells the back end and calls [`Inodes::free`].
+    /// Drops `n` references. Returns true if they were the last: the inode is then dead, and the
+    /// caller tells the back end and calls [`Inodes::free`].
     #[must_use]
     pub(crate) fn put(&self, slot: u32, n: u64) -> bool {
         if n > 1 {
@@ -235,16 +261,31 @@ impl Inodes {
         }
         guard.sub(1);
         guard.mark_dead();
-        drop(guard);
-        let hash = self.keys.inode(self.superblock(slot), self.ino(slot)) as u32;
-        // Not there any more if a newer generation took its place.
-        self.table.lock(hash).remove(slot);
         true
     }
 
-    /// Gives the slot of a dead inode back.
+    /// Ends the life of a dead inode, once the back end has been told: only now can its number be
+    /// entered again, so the back end never hears of the end of one life after the start of the
+    /// next.
     pub(crate) fn free(&self, slot: u32) {
+        let hash = self.keys.inode(self.superblock(slot), self.ino(slot)) as u32;
+        // Not there any more if a newer generation took its place.
+        self.table.lock(hash).remove(slot);
+        let gone = self.dying.lock();
+        // ORDERING: Relaxed. Under the lock that `wait_until_gone` takes; others ask the lockref.
+        self.refs.get(slot)[1].store(0, Ordering::Relaxed);
+        drop(gone);
+        self.gone.notify_all();
         self.refs.free(slot);
+    }
+
+    /// Waits until the back end has been told that an inode has died.
+    #[cold]
+    fn wait_until_gone(&self, slot: u32, superblock: u32, ino: u64) {
+        let mut dying = self.dying.lock();
+        while self.is(slot, superblock, ino) && self.lockref(slot).is_dead() {
+            self.gone.wait(&mut dying);
+        }
     }
 
     // Aliases.
@@ -339,14 +380,18 @@ impl Inodes {
         self.mark_unknown(slot)
     }
 
-    /// Ends a change. The permissions are known again if this was the only change and the back end
+    /// Ends a change. The permissions are known again if no other change overlapped and the back end
     /// said what they are; else whoever needs them asks.
     pub(crate) fn end_change(&self, slot: u32, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.refs.get(slot)[2].fetch_sub(1, Ordering::Relaxed);
-        if let Some(perm) = perm {
-            self.install_locked(slot, ticket, perm);
+        // A fill that overlaps this change may have asked the back end before it was made.
+        self.changes.add(1);
+        if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
+            // Another change overlapped, so neither knows in which order the back end made them:
+            // no ticket that is out there may install anything.
+            let _ = self.mark_unknown(slot);
         }
     }
 
@@ -368,14 +413,16 @@ impl Inodes {
         self.perm(slot).is_some_and(|perm| perm.is_searchable_by_all())
     }
 
-    fn install_locked(&self, slot: u32, ticket: Ticket, perm: Perm) {
+    fn install_locked(&self, slot: u32, ticket: Ticket, perm: Perm) -> bool {
         // ORDERING: Relaxed. Under the inode's lock.
         let version = self.perm.get(slot)[0].load(Ordering::Relaxed) >> VERSION_SHIFT;
         // ORDERING: Relaxed. Under the inode's lock.
         let changes = self.refs.get(slot)[2].load(Ordering::Relaxed) & CHANGES_MASK;
-        if version == ticket.0 && version & 1 == 1 && changes == 0 {
+        let is_current = version == ticket.0 && version & 1 == 1 && changes == 0;
+        if is_current {
             self.store_perm_version(slot, perm, version + 1);
         }
+        is_current
     }
 
     /// Makes the version odd, and another one than before; the caller holds the lock.

@@ -25,8 +25,10 @@ use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::{CachePadded, Mutex, MutexGuard, SlotArena};
 
 /// Stripe locks; also the smallest table, in buckets. A power of two.
-#[cfg(not(corewalk_loom))]
+#[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
+#[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
+const STRIPES: u32 = 2;
 #[cfg(corewalk_loom)]
 const STRIPES: u32 = 1;
 /// Words of a bucket. The last one can turn into a link.

@@ -123,8 +123,9 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        let dcache =
-            Dcache::new(options.entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
+        // Half of the slot numbers mean something else to the tables.
+        let entries_max = options.entries_max.clamp(1024, 1 << 30);
+        let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
         let vfs = Vfs {
             dcache,

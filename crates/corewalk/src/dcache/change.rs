@@ -69,7 +69,10 @@ impl Dcache {
     }
 
     fn publish_new(&self, key: Key, needle: &Needle<'_>, node: Option<Node>) -> Result<u32, Errno> {
-        let slot = full(self.dentries.alloc())?;
+        let slot = full(self.dentries.alloc().or_else(|| {
+            self.prune();
+            self.dentries.alloc()
+        }))?;
         let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
         let inode = node.map_or(0, |node| node.inode);
         let name = needle.name.as_bytes();
@@ -145,6 +148,19 @@ impl Dcache {
                 return self.put(slot);
             }
         }
+        drop(guard);
+        self.unhash(slot);
+    }
+
+    /// Takes a dentry away from readers and drops the caller's reference on it.
+    fn unhash(&self, slot: u32) {
+        let guard = self.dentries.lockref(slot).lock();
+        let image = self.dentries.image(slot);
+        let inode = image.body.inode();
+        if !image.body.is_hashed() {
+            drop(guard);
+            return self.put(slot);
+        }
         let hash = self.hash_of(slot, &image);
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, &image);
@@ -170,6 +186,14 @@ impl Dcache {
         }
     }
 
+    /// Returns true if the caller's reference is the only one on the dentry, and nothing but the
+    /// dentry uses its inode: then nobody would miss it. A hint, without a lock.
+    fn is_of_no_use(&self, slot: u32, image: &Image) -> bool {
+        let inode = image.body.inode();
+        self.dentries.lockref(slot).count() == 1
+            && (inode == 0 || self.inodes.lockref(inode).count() == 1)
+    }
+
     /// Makes a name unknown: its dentry is entered under a generation that no directory has, so a
     /// lookup misses it, but whoever uses its inode still knows its last name and, for a directory,
     /// what is below. The caller holds a reference on the dentry, which this drops.
@@ -181,6 +205,9 @@ impl Dcache {
             };
             if !before.body.is_hashed() || before.key.is_stale() {
                 return self.put(slot);
+            }
+            if self.is_of_no_use(slot, &before) {
+                return self.unhash(slot);
             }
             let hash = self.hash_of(slot, &before);
             let stale = before.with_key(Key::stale(before.key.parent()));
@@ -282,7 +309,9 @@ impl Dcache {
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
         // An invalidation may have come in between: then nothing is known of either name.
-        let is_known = before_a.body.is_hashed() && before_b.body.is_hashed();
+        let is_as_before =
+            |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
+        let is_known = is_as_before(a, &before_a, hash_a) && is_as_before(b, &before_b, hash_b);
         let image_a = if is_known { self.renamed_as(&before_a, b, &before_b) } else { None };
         let images = image_a.and_then(|image_a| match self.renamed_as(&before_b, a, &before_a) {
             Some(image_b) => Some((image_a, image_b)),
@@ -350,11 +379,18 @@ impl Dcache {
     pub(crate) fn invalidate_name(&self, directory: u32, needle: &Needle<'_>) {
         self.claims.doom(self.claim_key(directory, needle));
         self.counters.invalidations.add(1);
-        if let Some(now) = self.directory(directory)
-            && let Some((slot, seen)) = self.find_exact(now.key, needle)
-            && self.get(slot, seen.seq)
-        {
-            self.make_stale(slot);
+        if let Some(now) = self.directory(directory) {
+            self.make_name_stale(now.key, needle);
+        }
+    }
+
+    /// Makes whatever is cached under a name unknown.
+    pub(crate) fn make_name_stale(&self, key: Key, needle: &Needle<'_>) {
+        // A dentry that changed between the look and the reference is looked for again.
+        while let Some((slot, seen)) = self.find_exact(key, needle) {
+            if self.get(slot, seen.seq) {
+                self.make_stale(slot);
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use crate::attr::{Attr, FileKind, mode};
 use crate::dentry::kind_flags;
 
 /// How often a thread loses its processor, apart from where it waits.
-const PREEMPTIONS: usize = 2;
+const PREEMPTIONS: usize = 3;
 /// Names of two words, so that they can be torn.
 const A: &[u8] = b"aaaaaaaaaaaa";
 const B: &[u8] = b"bbbbbbbbbbbbbb";

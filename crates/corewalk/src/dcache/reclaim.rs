@@ -171,6 +171,10 @@ impl Dcache {
             return Outcome::Kept;
         };
         let outcome = self.evict_claimed(slot, seen, self.hash(seen.key, needle.hash));
+        if claim.is_doomed() && matches!(outcome, Err(Outcome::Pinned)) {
+            // An invalidation looked while the name was out of sight.
+            self.make_name_stale(seen.key, &needle);
+        }
         drop(claim);
         match outcome {
             Ok((parent, inode)) => {

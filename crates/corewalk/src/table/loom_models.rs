@@ -16,7 +16,7 @@ struct Filled {
 /// Fills slot 1 and enters it with `insert`, beside a reader; returns how often the reader (missed
 /// it, found it filled).
 fn insert_against_find(insert: fn(&Table)) -> [usize; 2] {
-    Tally::of(move |tally| {
+    Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 4).unwrap();
         let shared = Arc::new(Filled { table, content: AtomicU64::new(0) });
         let reader = thread::spawn({
@@ -56,7 +56,7 @@ fn control_relaxed_entry_is_caught() {
 /// Enters one more slot into a full line with `insert`, beside a reader of the entry that has to
 /// move for it; returns how often the reader found it (before, after) the insertion was over.
 fn overflow_against_find(insert: fn(&Table)) -> [usize; 2] {
-    Tally::of(move |tally| {
+    Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 8).unwrap();
         for slot in 1..=WORDS as u32 {
             table.lock(0).insert(slot);
@@ -104,7 +104,7 @@ fn control_link_before_the_line_is_filled_is_caught() {
 /// Splits the one bucket of a table with `split`, beside a reader of the entry that moves, who looks
 /// without the lock and then with it; returns how often the first look (missed, found) it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
-    Tally::of(move |tally| {
+    Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 8).unwrap();
         table.lock(0).insert(1);
         table.lock(1).insert(2);

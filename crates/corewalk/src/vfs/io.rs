@@ -100,10 +100,14 @@ impl Vfs {
     /// `ENOENT` if the directory has been removed.
     pub fn parent_ino(&self, dir: &InodeRef<'_>) -> Result<u64, Errno> {
         let dir = self.dir(dir.slot)?;
-        let (parent, _) = self.dcache.parent(dir.now.slot);
-        // The parent is pinned by the dentry that is held.
-        let parent = self.dcache.directory(parent).ok_or(Errno::NOENT)?;
-        Ok(self.dcache.inodes.ino(parent.inode))
+        loop {
+            let (parent, seq) = self.dcache.parent(dir.now.slot);
+            let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
+            // It was pinned by its child, if the child has not moved since (trap T19).
+            if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
+                return parent.ok_or(Errno::NOENT);
+            }
+        }
     }
 
     /// Returns the target of a symbolic link.

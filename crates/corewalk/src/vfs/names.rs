@@ -166,6 +166,10 @@ impl Vfs {
                 let inode = self.enter(dir.now.inode, &attr, changes)?;
                 let key = if is_current { key } else { Key::stale(key.parent()) };
                 let dentry = self.attach(dir, key, needle, &inode);
+                if is_current && claim.is_doomed() {
+                    // An invalidation came between the look above and the entry.
+                    self.make_unknown(dir, needle);
+                }
                 Ok(Some(Found { inode, dentry }))
             }
             Err(Errno::NOENT) => {
@@ -174,6 +178,9 @@ impl Vfs {
                     && let Ok(slot) = self.dcache.publish(key, needle, None)
                 {
                     self.dcache.put(slot);
+                    if claim.is_doomed() {
+                        self.make_unknown(dir, needle);
+                    }
                 }
                 Ok(None)
             }
@@ -189,7 +196,12 @@ impl Vfs {
         changes: i64,
     ) -> Result<InodeRef<'_>, Errno> {
         let superblock = self.dcache.inodes.superblock(near);
-        let entered = self.dcache.inodes.get_or_insert(superblock, attr, attr.has_acl, changes);
+        let inodes = &self.dcache.inodes;
+        let enter = || inodes.get_or_insert(superblock, attr, attr.has_acl, changes);
+        let entered = enter().or_else(|| {
+            self.dcache.prune();
+            enter()
+        });
         let Some(entered) = entered else {
             self.fs(near).forget(attr.ino);
             return Err(Errno::NOMEM);
@@ -214,7 +226,9 @@ impl Vfs {
             && let Some(alias) = self.dcache.get_directory(inode.slot)
         {
             let hold = DentryHold { vfs: self, slot: alias.slot };
-            return self.splice(dir, key, needle, &hold).map(|()| hold);
+            // The old parent is let go of here, with no lock held.
+            let _old_parent = self.splice(dir, key, needle, &hold)?;
+            return Some(hold);
         }
         // An invalidation may come in between: the dentry is then entered under a stale key.
         let slot = self
@@ -226,14 +240,15 @@ impl Vfs {
 
     /// A directory has one dentry. If it is shown under a new name, or again under one that was
     /// invalidated, that dentry moves there, with all that hangs on it. If somebody works on the old
-    /// name the dentry stays, and the answer is not cached; no error comes of it (trap T28).
+    /// name the dentry stays, and the answer is not cached; no error comes of it (trap T28). Returns
+    /// the parent that the caller has to let go of.
     fn splice(
         &self,
         dir: &Dir<'_>,
         key: Key,
         needle: &Needle<'_>,
         hold: &DentryHold<'_>,
-    ) -> Option<()> {
+    ) -> Option<DentryHold<'_>> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
         let old_needle = self.dcache.needle(Name::new(old_name.as_bytes()).ok()?);
         let old_claim = self.dcache.claim_key(old_parent, &old_needle);
@@ -273,7 +288,10 @@ impl Vfs {
         let (key, changes) = (dir.key(), self.dcache.inodes.changes());
         let source = self.source(dir.now.inode);
         let attr = self.fs(dir.now.inode).make(self.node(&source), name, &what)?;
-        let inode = self.enter(dir.now.inode, &attr, changes)?;
+        let inode = self.enter(dir.now.inode, &attr, changes).inspect_err(|_| {
+            // It exists, so what is cached of the name is wrong.
+            self.make_unknown(&dir, &needle);
+        })?;
         self.publish_change(&dir, key, &needle, &inode, &claim);
         Ok((inode, attr))
     }
@@ -369,6 +387,13 @@ impl Vfs {
         Ok(())
     }
 
+    /// Makes what is known of the permissions of `inode` unknown: to be called when they have changed
+    /// behind the back of this namespace.
+    pub fn invalidate_attributes(&self, inode: &InodeRef<'_>) {
+        self.dcache.inodes.invalidate(inode.slot);
+        self.dcache.sync_searchable(inode.slot);
+    }
+
     /// Makes every name in `dir` unknown, however many there are, in constant time.
     ///
     /// # Errors
@@ -399,6 +424,9 @@ impl Vfs {
     ) {
         if !claim.is_doomed() && dir.key() == key {
             self.attach(dir, key, needle, inode);
+            if claim.is_doomed() {
+                self.make_unknown(dir, needle);
+            }
         } else {
             self.make_unknown(dir, needle);
             self.attach(dir, Key::stale(key.parent()), needle, inode);
@@ -426,13 +454,9 @@ impl Vfs {
         if is_mounted { Err(Errno::BUSY) } else { Ok(()) }
     }
 
-    /// Takes whatever is cached under a name out. The caller holds its claim.
+    /// Makes what is cached under a name unknown. The caller holds its claim.
     pub(super) fn make_unknown(&self, dir: &Dir<'_>, needle: &Needle<'_>) {
-        if let Some((slot, seen)) = self.dcache.find_exact(dir.key(), needle)
-            && self.dcache.get(slot, seen.seq)
-        {
-            self.dcache.make_stale(slot);
-        }
+        self.dcache.make_name_stale(dir.key(), needle);
     }
 
     /// Returns the negative dentry of a name, counted, if there is one.
@@ -493,7 +517,12 @@ impl Drop for Dir<'_> {
     }
 }
 
-impl DentryHold<'_> {
+impl<'v> DentryHold<'v> {
+    /// Returns a hold of a slot that the caller has counted; 0 is none.
+    pub(super) fn adopt(vfs: &'v Vfs, slot: u32) -> DentryHold<'v> {
+        DentryHold { vfs, slot }
+    }
+
     pub(crate) fn slot(&self) -> u32 {
         self.slot
     }

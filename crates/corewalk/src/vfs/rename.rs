@@ -15,10 +15,11 @@ use std::collections::HashSet;
 
 use corewalk_sync::{Condvar, Mutex};
 
-use super::names::{Dir, Found};
+use super::names::{DentryHold, Dir, Found};
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::FileKind;
+use crate::claim::Claim;
 use crate::cred::{Cred, May};
 use crate::dcache::Dcache;
 use crate::dentry::{Key, Needle};
@@ -64,31 +65,30 @@ impl Vfs {
         let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
         let fs = self.fs(op.old_dir.now.inode);
         fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode)?;
-        op.commit(source, target, key, claim.is_doomed());
+        op.commit(source, target, key, &claim);
         drop(announced);
         Ok(())
     }
 
     /// Moves a dentry that the caller holds, with its claims, to a name under `key`. With a
-    /// directory the caller holds `topology`.
+    /// directory the caller holds `topology`. Returns the parent that the caller has to let go of
+    /// once it holds no lock.
     pub(super) fn move_dentry(
         &self,
         slot: u32,
         key: Key,
         needle: &Needle<'_>,
         target: Option<u32>,
-    ) -> Result<(), Errno> {
+    ) -> Result<DentryHold<'_>, Errno> {
         let is_new_parent = self.dcache.parent(slot).0 != key.parent();
         if is_new_parent && !self.dcache.dentries.lockref(key.parent()).get_not_dead() {
             return Err(Errno::STALE);
         }
         match self.dcache.d_move(slot, key, needle, target) {
-            Ok(old_parent) => {
-                self.dcache.put(old_parent);
-                Ok(())
-            }
+            Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
+                    // Not the last one: the directory is held for the operation.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -182,7 +182,7 @@ impl<'v> Rename<'v, '_> {
 
     /// Makes the cache say what the back end says now. If one of the names was invalidated
     /// meanwhile, the dentries still get their new names, but cannot be found by them.
-    fn commit(&self, source: Found<'_>, target: Option<Found<'_>>, key: Key, is_doomed: bool) {
+    fn commit(&self, source: Found<'_>, target: Option<Found<'_>>, key: Key, claim: &Claim<'_>) {
         let vfs = self.vfs;
         let moves_directory = [Some(&source), target.as_ref()]
             .into_iter()
@@ -195,20 +195,26 @@ impl<'v> Rename<'v, '_> {
             None => (vfs.negative(&self.new_dir, &self.new), None),
         };
         let replaced_slot = replaced.as_ref().map(|replaced| replaced.slot());
-        let is_done = source.dentry.as_ref().is_some_and(|dentry| {
+        let done = source.dentry.as_ref().ok_or(Errno::STALE).and_then(|dentry| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
-            let done = match (self.mode, replaced_slot) {
-                (RenameMode::Exchange, Some(other)) => vfs.dcache.exchange(dentry.slot(), other),
+            // A back end that moves directories by itself could have made a loop of what is
+            // announced and what is not.
+            if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, dentry.slot()) {
+                return Err(Errno::STALE);
+            }
+            match (self.mode, replaced_slot) {
+                (RenameMode::Exchange, Some(other)) => {
+                    vfs.dcache.exchange(dentry.slot(), other).map(|()| None)
+                }
                 (RenameMode::Exchange, None) => Err(Errno::STALE),
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
                     let key = if is_current { key } else { Key::stale(key.parent()) };
-                    vfs.move_dentry(dentry.slot(), key, &self.new, target)
+                    vfs.move_dentry(dentry.slot(), key, &self.new, target).map(Some)
                 }
-            };
-            done.is_ok()
+            }
         });
-        if !is_done || is_doomed {
+        if done.is_err() || claim.is_doomed() {
             // The next lookup of either name asks the back end.
             vfs.make_unknown(&self.old_dir, &self.old);
             vfs.make_unknown(&self.new_dir, &self.new);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Mode, SYMLINKS_MAX, Stop, Walk, WalkFlags};
 use crate::Errno;
+use crate::attr::FileKind;
 use crate::cred::May;
 use crate::dentry::{Flags, Glimpse, Key};
 use crate::name::{NAME_MAX, Name};
@@ -115,7 +116,15 @@ impl<'v> Walk<'v, '_> {
         let found =
             vfs.resolve(&dir, &needle, &claim)?.ok_or_else(|| self.verdict(Errno::NOENT))?;
         // An answer that could not be cached has no dentry to stand on: it was overtaken.
-        let hold = Place { dentry: found.dentry.ok_or(Stop::Retry)?, inode: found.inode };
+        let dentry = found.dentry.ok_or_else(|| match (self.mode, found.inode.kind()) {
+            // The answer could not be cached: it was overtaken, or there is no room. The next pass
+            // finds out; the last one says so.
+            (Mode::Rcu, _) => Stop::Retry,
+            // A directory that the back end shows in two places, one of them below itself.
+            (Mode::Ref, FileKind::Directory) => Stop::Fail(Errno::LOOP),
+            (Mode::Ref, _) => Stop::Fail(Errno::NOMEM),
+        })?;
+        let hold = Place { dentry, inode: found.inode };
         let slot = hold.dentry.slot();
         let seen = vfs.dcache.dentries.glimpse(slot);
         if !vfs.dcache.dentries.is_unchanged(slot, seen.seq) {

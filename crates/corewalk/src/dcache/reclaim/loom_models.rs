@@ -9,7 +9,7 @@ use super::super::loom_models::{cache, file};
 use super::*;
 use crate::dentry::Body;
 
-const PREEMPTIONS: usize = 2;
+const PREEMPTIONS: usize = 3;
 
 /// Evicts a dentry, and gives its slot to another if that succeeded, beside one who has seen it and
 /// takes a reference with `get`; returns how often the reader (failed, got) it.

@@ -196,19 +196,23 @@ fn handle_survives_that_its_number_is_used_again() {
     make(1).unwrap();
     // Which file, by its owner, a number and a generation were seen to mean.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
-    let left = AtomicU64::new(2);
+    let held_times = AtomicU64::new(0);
     race::run(4, Seed::choose(), |racer| {
         if racer.thread < 2 {
-            let _leaving = Leaving(&left);
-            for i in 0..20_000 {
+            let mut tag = 2 + racer.thread as u32;
+            // ORDERING: Relaxed. A count; nothing is published through it.
+            while held_times.load(Ordering::Relaxed) < 20_000 {
                 let _ = vfs.remove(&cred, &vfs.root(), name("f"), Removal::Unlink);
-                let _ = make(2 + i * 2 + racer.thread as u32);
+                let _ = make(tag);
+                tag += 2;
             }
             return;
         }
-        // ORDERING: Relaxed. A count; nothing is published through it.
-        while left.load(Ordering::Relaxed) > 0 {
+        // ORDERING: Relaxed. As above.
+        while held_times.load(Ordering::Relaxed) < 20_000 {
             let Ok(held) = vfs.lookup(&cred, &vfs.root(), name("f")) else { continue };
+            // ORDERING: Relaxed. As above.
+            held_times.fetch_add(1, Ordering::Relaxed);
             let (ino, generation) = (held.ino(), held.generation());
             let tag = vfs.getattr(&held).unwrap().uid;
             let again = vfs.inode(ino).unwrap();
@@ -226,16 +230,6 @@ fn handle_survives_that_its_number_is_used_again() {
         *numbers.entry(*ino).or_default() += 1;
     }
     assert!(numbers.values().any(|&times| times > 10), "no number was used again: {numbers:?}");
-}
-
-/// Counts a thread out, also one that panics.
-struct Leaving<'a>(&'a AtomicU64);
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        // ORDERING: Relaxed. As above.
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// Puts another file under `f`, behind the back of the namespace.

@@ -1,0 +1,373 @@
+//! Random schedules of whole namespaces: too large for loom, small enough to meet every pair of steps.
+//!
+//! Shuttle runs sequentially consistent schedules only, so it finds wrong steps and not weak
+//! orderings; those are loom's. Each program runs under two schedulers: PCT, which finds bugs of few
+//! preemptions with a known probability, and a random one. A failure prints the seed to set in
+//! `COREWALK_SEED`, and the schedule. Run with
+//! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test shuttle`.
+#![cfg(corewalk_shuttle)]
+
+use corewalk::attr::mode::{S_IFDIR, S_IFREG};
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{
+    Attr, Cred, DirSink, Errno, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode,
+    SetAttr, StatFs, Timespec, Vfs, VfsOptions, WalkFlags,
+};
+use corewalk_sync::primitives::{
+    atomic::{AtomicU64, Ordering},
+    thread,
+};
+use corewalk_testkit::rng::{ReportSeed, Seed};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner};
+use std::sync::Arc;
+
+/// Schedules of each scheduler.
+const SCHEDULES: usize = 1_500;
+/// Preemptions that PCT places.
+const DEPTH: usize = 3;
+
+/// Runs `program` under both schedulers.
+fn check(program: fn()) {
+    let seed = Seed::choose();
+    let _report = ReportSeed::new(seed);
+    let mut config = Config::new();
+    config.stack_size = 0x4_0000;
+    let pct = PctScheduler::new_from_seed(seed.0, DEPTH, SCHEDULES);
+    Runner::new(pct, config.clone()).run(program);
+    let random = RandomScheduler::new_from_seed(seed.0, SCHEDULES);
+    Runner::new(random, config).run(program);
+}
+
+fn over(fs: impl FileSystem) -> Arc<Vfs> {
+    let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
+    Vfs::new(Arc::new(fs), options).unwrap()
+}
+
+fn new() -> Arc<Vfs> {
+    over(Tmpfs::new(TmpfsOptions::default()))
+}
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// Makes a file or, with type bits, something else in the directory called `dir`, or in the root.
+fn make(vfs: &Vfs, dir: Option<&str>, file: &str, mode: u32) -> u64 {
+    let (root, cred) = (vfs.root(), Cred::root());
+    let dir = dir.map_or(root.clone(), |dir| vfs.lookup(&cred, &root, name(dir)).unwrap());
+    vfs.make(&cred, &dir, name(file), Make::new(mode | 0o755, 0, 0)).unwrap().0.ino()
+}
+
+fn lookup(vfs: &Vfs, file: &str) -> Result<u64, Errno> {
+    vfs.lookup(&Cred::root(), &vfs.root(), name(file)).map(|found| found.ino())
+}
+
+fn walk(vfs: &Vfs, path: &[u8]) -> Result<u64, Errno> {
+    let at = FsStruct { root: vfs.root_path(), cwd: vfs.root_path() };
+    vfs.resolve_path(&Cred::root(), &at, path, WalkFlags::FOLLOW).map(|found| found.ino)
+}
+
+fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
+    let root = vfs.root();
+    vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
+}
+
+/// Runs all of `threads` at once, on the same namespace.
+fn run(vfs: &Arc<Vfs>, threads: Vec<Box<dyn FnOnce(&Vfs) + Send>>) {
+    let threads: Vec<_> = threads
+        .into_iter()
+        .map(|body| {
+            let vfs = Arc::clone(vfs);
+            thread::spawn(move || body(&vfs))
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+/// Two directories swap their names with `swap` beside two walks through them.
+fn swap_against_walk(swap: fn(&Vfs)) {
+    let vfs = new();
+    let files = ["x", "y"].map(|dir| {
+        make(&vfs, None, dir, S_IFDIR);
+        make(&vfs, Some(dir), "f", S_IFREG)
+    });
+    let walker = move |path: &'static [u8]| -> Box<dyn FnOnce(&Vfs) + Send> {
+        Box::new(move |vfs| {
+            let found = walk(vfs, path);
+            assert!(found.is_ok_and(|ino| files.contains(&ino)), "a name was missing: {found:?}");
+        })
+    };
+    run(&vfs, vec![walker(b"/x/f"), Box::new(swap), walker(b"/y/f")]);
+    assert_eq!([walk(&vfs, b"/y/f"), walk(&vfs, b"/x/f")], files.map(Ok));
+}
+
+/// Traps T12, T13.
+#[test]
+fn walk_beside_an_exchange_finds_both_names() {
+    check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
+}
+
+/// Trap T13: the same in three renames.
+#[test]
+#[should_panic(expected = "a name was missing")]
+fn control_exchange_in_three_steps_is_caught() {
+    check(|| {
+        swap_against_walk(|vfs| {
+            rename(vfs, "x", "z", RenameMode::Replace);
+            rename(vfs, "y", "x", RenameMode::Replace);
+            rename(vfs, "z", "y", RenameMode::Replace);
+        });
+    });
+}
+
+/// A file is renamed over another with `replace` beside a lookup and a translation.
+fn replace_against_lookup(replace: fn(&Vfs)) {
+    let vfs = new();
+    let files = ["a", "b"].map(|file| make(&vfs, None, file, S_IFREG));
+    run(
+        &vfs,
+        vec![
+            Box::new(move |vfs| {
+                let found = lookup(vfs, "b");
+                assert!(found.is_ok_and(|ino| files.contains(&ino)), "no target: {found:?}");
+            }),
+            Box::new(replace),
+            Box::new(move |vfs| {
+                if let Ok(inode) = vfs.lookup(&Cred::root(), &vfs.root(), name("a")) {
+                    assert_eq!(inode.ino(), files[0]);
+                    let path = inode.path().unwrap();
+                    assert!(path == b"/a" || path == b"/b", "{}", path.escape_ascii());
+                }
+            }),
+        ],
+    );
+    assert_eq!([lookup(&vfs, "a"), lookup(&vfs, "b")], [Err(Errno::NOENT), Ok(files[0])]);
+}
+
+/// Traps T12, T13.
+#[test]
+fn lookup_beside_a_replacing_rename_finds_the_target() {
+    check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
+}
+
+/// Trap T13: the target is removed before.
+#[test]
+#[should_panic(expected = "no target")]
+fn control_removal_before_a_rename_is_caught() {
+    check(|| {
+        replace_against_lookup(|vfs| {
+            let root = vfs.root();
+            vfs.remove(&Cred::root(), &root, name("b"), Removal::Unlink).unwrap();
+            rename(vfs, "a", "b", RenameMode::Replace);
+        });
+    });
+}
+
+/// Two clients look a file up and forget it with `forget`, while it is removed: in the end nobody
+/// holds anything.
+fn forget_against_lookup(forget: fn(&Vfs, u64)) {
+    let vfs = new();
+    let start = vfs.stats();
+    let ino = make(&vfs, None, "f", S_IFREG);
+    let client = move |vfs: &Vfs| {
+        for _ in 0..2 {
+            match vfs.lookup(&Cred::root(), &vfs.root(), name("f")) {
+                Ok(found) => {
+                    assert_eq!(found.into_lookups(), ino);
+                    assert_eq!(vfs.inode(ino).map(|inode| inode.ino()), Ok(ino), "P5: lost");
+                    forget(vfs, ino);
+                }
+                Err(error) => assert_eq!(error, Errno::NOENT),
+            }
+        }
+    };
+    let remover = |vfs: &Vfs| {
+        vfs.remove(&Cred::root(), &vfs.root(), name("f"), Removal::Unlink).unwrap();
+        vfs.prune();
+    };
+    run(&vfs, vec![Box::new(client), Box::new(remover), Box::new(client)]);
+    assert_eq!(vfs.inode(ino).err(), Some(Errno::STALE), "P5: a lookup was left behind");
+    vfs.prune();
+    let end = vfs.stats();
+    assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
+}
+
+/// Trap P5.
+#[test]
+fn forget_beside_lookup_and_removal_leaves_no_count() {
+    check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
+}
+
+/// Trap P5: a client that forgets only what is still there by name.
+#[test]
+#[should_panic(expected = "P5: a lookup was left behind")]
+fn control_forget_by_name_is_caught() {
+    check(|| {
+        forget_against_lookup(|vfs, ino| {
+            if lookup(vfs, "f").is_ok() {
+                assert!(vfs.forget(ino, 1));
+            }
+        });
+    });
+}
+
+/// Everything unused is evicted, twice, beside two who look a file up and translate it with `path`.
+fn reclaim_against_lookup(path: fn(&Vfs) -> Result<Vec<u8>, Errno>) {
+    let vfs = new();
+    make(&vfs, None, "d", S_IFDIR);
+    let ino = make(&vfs, Some("d"), "f", S_IFREG);
+    let reader = move |vfs: &Vfs| {
+        assert_eq!(walk(vfs, b"/d/f"), Ok(ino), "T15: an existing file was missed");
+        assert_eq!(path(vfs).as_deref(), Ok(&b"/d/f"[..]), "no path");
+    };
+    let reclaimer = |vfs: &Vfs| {
+        vfs.prune();
+    };
+    run(&vfs, vec![Box::new(reader), Box::new(reclaimer), Box::new(reader), Box::new(reclaimer)]);
+    vfs.prune();
+    assert_eq!(vfs.stats().entries, 1, "only the root is left");
+}
+
+fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
+    let at = FsStruct { root: vfs.root_path(), cwd: vfs.root_path() };
+    vfs.walk(&Cred::root(), &at, b"/d/f", WalkFlags::FOLLOW)?.inode().path()
+}
+
+/// Traps T15, T18: what exists is found, and what is held keeps its path.
+#[test]
+fn lookup_beside_reclaim_finds_what_exists() {
+    check(|| reclaim_against_lookup(path_of_held));
+}
+
+/// Trap T18: the inode is asked for by number after it was let go.
+#[test]
+#[should_panic(expected = "no path")]
+fn control_path_of_what_is_not_held_is_caught() {
+    check(|| {
+        reclaim_against_lookup(|vfs| {
+            let ino = walk(vfs, b"/d/f")?;
+            vfs.inode(ino)?.path()
+        });
+    });
+}
+
+/// A back end with one name, `f`, which another machine changes: absent at 0, and then each time
+/// another file.
+struct Elsewhere {
+    version: Arc<AtomicU64>,
+}
+
+fn attr(ino: u64, mode: u32) -> Attr {
+    let time = Timespec::default();
+    Attr {
+        ino,
+        generation: 0,
+        mode,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        has_acl: false,
+    }
+}
+
+impl FileSystem for Elsewhere {
+    fn root(&self) -> Result<Attr, Errno> {
+        Ok(attr(1, S_IFDIR | 0o755))
+    }
+
+    fn lookup(&self, _dir: Node<'_>, _name: Name<'_>) -> Result<Attr, Errno> {
+        // ORDERING: SeqCst. A machine of its own.
+        match self.version.load(Ordering::SeqCst) {
+            0 => Err(Errno::NOENT),
+            version => Ok(attr(1 + version, S_IFREG | 0o644)),
+        }
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        Ok(attr(node.ino(), node.kind().to_mode() | 0o644))
+    }
+
+    fn setattr(&self, _node: Node<'_>, _set: &SetAttr) -> Result<Attr, Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn make(&self, _dir: Node<'_>, _name: Name<'_>, _what: &Make<'_>) -> Result<Attr, Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn remove(&self, _dir: Node<'_>, _name: Name<'_>, _node: Node<'_>) -> Result<(), Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn rename(
+        &self,
+        _from: (Node<'_>, Name<'_>),
+        _to: (Node<'_>, Name<'_>),
+        _mode: RenameMode,
+    ) -> Result<(), Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn readdir(&self, _dir: Node<'_>, _cookie: u64, _sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn read(&self, _node: Node<'_>, _h: u64, _at: u64, _buf: &mut [u8]) -> Result<usize, Errno> {
+        Ok(0)
+    }
+
+    fn write(&self, _node: Node<'_>, _h: u64, _at: u64, _bytes: &[u8]) -> Result<usize, Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        Ok(StatFs::default())
+    }
+}
+
+/// The file changes twice, which the cache is told with `tell`, beside two lookups; in the end it is
+/// what the back end says.
+fn invalidate_against_fill(tell: fn(&Vfs)) {
+    let version = Arc::new(AtomicU64::new(0));
+    let vfs = over(Elsewhere { version: Arc::clone(&version) });
+    let reader = |vfs: &Vfs| drop(lookup(vfs, "f"));
+    let changer = move |vfs: &Vfs| {
+        for _ in 0..2 {
+            // ORDERING: SeqCst. As above.
+            version.fetch_add(1, Ordering::SeqCst);
+            tell(vfs);
+        }
+    };
+    run(&vfs, vec![Box::new(reader), Box::new(changer), Box::new(reader)]);
+    assert_eq!(lookup(&vfs, "f"), Ok(3), "T25: a stale answer stayed");
+}
+
+/// Traps T25, P12.
+#[test]
+fn fill_beside_an_invalidation_of_the_name_is_not_stale() {
+    check(|| invalidate_against_fill(|vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap()));
+}
+
+/// Traps T25, P12.
+#[test]
+fn fill_beside_an_invalidation_of_the_directory_is_not_stale() {
+    check(|| invalidate_against_fill(|vfs| vfs.invalidate_dir(&vfs.root()).unwrap()));
+}
+
+/// Trap T25: nobody tells the cache.
+#[test]
+#[should_panic(expected = "T25: a stale answer stayed")]
+fn control_change_that_nobody_tells_is_caught() {
+    check(|| invalidate_against_fill(|_| ()));
+}
