@@ -10,7 +10,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::SharedSeed;
-use foldhash::quality::SeedableRandomState;
+use foldhash::fast::SeedableRandomState;
 
 use crate::name::Name;
 

@@ -183,7 +183,18 @@ impl Inodes {
         }
     }
 
-    fn is(&self, slot: u32, superblock: u32, ino: u64) -> bool {
+    /// Returns the slot of the inode with this number, without a reference: what is read through it
+    /// counts only if [`Inodes::is`] says afterwards that it still is that inode. A miss proves
+    /// nothing.
+    #[inline]
+    pub(crate) fn peek(&self, superblock: u32, ino: u64) -> Option<u32> {
+        let hash = self.keys.inode(superblock, ino) as u32;
+        self.table.find(hash, |slot| self.is(slot, superblock, ino).then_some(slot))
+    }
+
+    /// Returns true if the slot is the inode with this number.
+    #[inline]
+    pub(crate) fn is(&self, slot: u32, superblock: u32, ino: u64) -> bool {
         self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 

@@ -41,7 +41,10 @@ impl<'a> Name<'a> {
             [] => Err(Errno::NOENT),
             b"." | b".." => Err(Errno::INVAL),
             _ if bytes.len() > NAME_MAX => Err(Errno::NAMETOOLONG),
-            _ if bytes.iter().any(|&b| b == b'/' || b == 0) => Err(Errno::INVAL),
+            // Every byte is looked at, without a branch: that is faster for names.
+            _ if bytes.iter().fold(false, |bad, &b| bad | (b == b'/') | (b == 0)) => {
+                Err(Errno::INVAL)
+            }
             _ => Ok(Name(bytes)),
         }
     }

@@ -34,8 +34,8 @@ mod rename;
 
 pub(crate) use attributes::Checked;
 pub use io::Fsync;
-pub(crate) use names::Place;
 pub use names::Removal;
+pub(crate) use names::{Place, Unattached};
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

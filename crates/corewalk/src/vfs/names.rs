@@ -30,7 +30,18 @@ pub(crate) struct Dir<'v> {
 /// counted.
 pub(crate) struct Found<'v> {
     pub(crate) inode: InodeRef<'v>,
-    pub(crate) dentry: Option<DentryHold<'v>>,
+    pub(crate) dentry: Result<DentryHold<'v>, Unattached>,
+}
+
+/// Why an inode that the back end named has no dentry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unattached {
+    /// Somebody is changing the name the directory is known by: it is known in a moment.
+    Overtaken,
+    /// The back end shows a directory below itself.
+    Loop,
+    /// There is no room, or the directory it would be in is gone.
+    NoRoom,
 }
 
 /// A counted dentry slot.
@@ -57,12 +68,42 @@ impl Vfs {
         dir: &InodeRef<'_>,
         name: Name<'_>,
     ) -> Result<InodeRef<'_>, Errno> {
-        self.permission(cred, dir.slot, May::EXEC)?;
+        self.may_search(cred, dir.slot)?;
         let needle = self.dcache.needle(name);
         match self.lookup_cached(dir.slot, &needle) {
             Some(found) => found,
             None => self.lookup_slow(dir.slot, &needle),
         }
+    }
+
+    /// Checks search permission; a caller who may search every directory is not looked at further.
+    #[inline]
+    fn may_search(&self, cred: &Cred, dir: u32) -> Result<(), Errno> {
+        if cred.has(Caps::DAC_READ_SEARCH) && self.security().is_none() {
+            return Ok(());
+        }
+        self.permission(cred, dir, May::EXEC)
+    }
+
+    /// Looks a name up as a FUSE server does: `parent` is the number of an inode in use, and the
+    /// inode found is given to somebody outside, who returns it by [`Vfs::forget`]. If the name is
+    /// cached the only thing written is that count: the parent needs no reference.
+    ///
+    /// # Errors
+    /// As [`Vfs::lookup`]; `ESTALE` if `parent` is not in use.
+    pub fn lookup_number(&self, cred: &Cred, parent: u64, name: Name<'_>) -> Result<u64, Errno> {
+        if cred.has(Caps::DAC_READ_SEARCH) && self.security().is_none() {
+            let needle = self.dcache.needle(name);
+            if let Some(dir) = self.dcache.inodes.peek(0, parent)
+                && let Some(found) = self.lookup_cached(dir, &needle)
+                // The slot may have begun another life before the name was found.
+                && self.dcache.inodes.is(dir, 0, parent)
+            {
+                return Ok(found?.into_lookups());
+            }
+        }
+        let dir = self.inode(parent)?;
+        Ok(self.lookup(cred, &dir, name)?.into_lookups())
     }
 
     /// Returns what the cache says of a name. Nothing is written but the reference that is taken.
@@ -140,7 +181,7 @@ impl Vfs {
         self.dcache.inodes.lockref(inode).get();
         Found {
             inode: InodeRef { vfs: self, slot: inode },
-            dentry: Some(DentryHold { vfs: self, slot }),
+            dentry: Ok(DentryHold { vfs: self, slot }),
         }
     }
 
@@ -213,14 +254,14 @@ impl Vfs {
     }
 
     /// Gives an inode its dentry under `key`, which is stale if the answer is not to be found again,
-    /// and returns it. None if there is no room, or the directory is gone.
+    /// and returns it.
     fn attach(
         &self,
         dir: &Dir<'_>,
         key: Key,
         needle: &Needle<'_>,
         inode: &InodeRef<'_>,
-    ) -> Option<DentryHold<'_>> {
+    ) -> Result<DentryHold<'_>, Unattached> {
         let node = Node { inode: inode.slot, kind: inode.kind() };
         if node.kind == FileKind::Directory
             && let Some(alias) = self.dcache.get_directory(inode.slot)
@@ -228,14 +269,14 @@ impl Vfs {
             let hold = DentryHold { vfs: self, slot: alias.slot };
             // The old parent is let go of here, with no lock held.
             let _old_parent = self.splice(dir, key, needle, &hold)?;
-            return Some(hold);
+            return Ok(hold);
         }
         // An invalidation may come in between: the dentry is then entered under a stale key.
         let slot = self
             .dcache
             .publish(key, needle, Some(node))
             .or_else(|_| self.dcache.publish(Key::stale(key.parent()), needle, Some(node)));
-        slot.ok().map(|slot| DentryHold { vfs: self, slot })
+        slot.map(|slot| DentryHold { vfs: self, slot }).map_err(|_| Unattached::NoRoom)
     }
 
     /// A directory has one dentry. If it is shown under a new name, or again under one that was
@@ -248,22 +289,41 @@ impl Vfs {
         key: Key,
         needle: &Needle<'_>,
         hold: &DentryHold<'_>,
-    ) -> Option<DentryHold<'_>> {
+    ) -> Result<DentryHold<'_>, Unattached> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
-        let old_needle = self.dcache.needle(Name::new(old_name.as_bytes()).ok()?);
+        // Only a root has no name, and it is nobody's child.
+        let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
+        let old_needle = self.dcache.needle(old_name);
         let old_claim = self.dcache.claim_key(old_parent, &old_needle);
         let _old_claim = if old_claim == self.dcache.claim_key(dir.now.slot, needle) {
             None
         } else {
-            Some(self.dcache.claims.try_claim(old_claim)?)
+            Some(self.dcache.claims.try_claim(old_claim).ok_or(Unattached::Overtaken)?)
         };
+        let (parent_now, name_now) = self.dcache.name_of(hold.slot);
+        if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
+            // It was moved before the claim was taken, which is that of another name now (T21).
+            return Err(Unattached::Overtaken);
+        }
         let negative = self.negative(dir, needle);
         let _topology = self.dcache.topology.write();
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
-            return None;
+            return Err(Unattached::Loop);
         }
         let target = negative.as_ref().map(DentryHold::slot);
-        self.move_dentry(hold.slot, key, needle, target).ok()
+        self.move_dentry(hold.slot, key, needle, target).map_err(|_| Unattached::NoRoom)
+    }
+
+    /// Waits until nobody works on the name that a directory is cached under: that is what keeps its
+    /// dentry from following it to another name (trap T28). The caller holds no claim.
+    pub(crate) fn wait_for_name_of(&self, directory: &InodeRef<'_>) {
+        let Some(now) = self.dcache.get_directory(directory.slot) else { return };
+        let hold = DentryHold { vfs: self, slot: now.slot };
+        let (parent, name) = self.dcache.name_of(hold.slot);
+        if let Ok(name) = Name::new(name.as_bytes()) {
+            let key = self.dcache.claim_key(parent, &self.dcache.needle(name));
+            drop(self.dcache.claims.claim(key));
+        }
     }
 
     /// Makes a file of any kind and returns it with its attributes. The caller has masked
@@ -370,7 +430,7 @@ impl Vfs {
         }
         let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
         self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim))?;
-        if let Some(dentry) = found.dentry {
+        if let Ok(dentry) = found.dentry {
             self.dcache.remove(dentry.into_slot());
         }
         Ok(())
@@ -423,13 +483,13 @@ impl Vfs {
         claim: &Claim<'_>,
     ) {
         if !claim.is_doomed() && dir.key() == key {
-            self.attach(dir, key, needle, inode);
+            drop(self.attach(dir, key, needle, inode));
             if claim.is_doomed() {
                 self.make_unknown(dir, needle);
             }
         } else {
             self.make_unknown(dir, needle);
-            self.attach(dir, Key::stale(key.parent()), needle, inode);
+            drop(self.attach(dir, Key::stale(key.parent()), needle, inode));
         }
     }
 
@@ -448,7 +508,7 @@ impl Vfs {
         {
             return Err(Errno::PERM);
         }
-        let is_mounted = victim.dentry.as_ref().is_some_and(|dentry| {
+        let is_mounted = victim.dentry.as_ref().is_ok_and(|dentry| {
             self.dcache.dentries.glimpse(dentry.slot).body.flags().contains(Flags::MOUNTED)
         });
         if is_mounted { Err(Errno::BUSY) } else { Ok(()) }

@@ -155,7 +155,7 @@ impl<'v> Rename<'v, '_> {
         target: Option<&Found<'_>>,
     ) -> Result<Option<Announced<'v>>, Errno> {
         let directory = |found: &Found<'_>| match &found.dentry {
-            Some(dentry) if found.inode.kind() == FileKind::Directory => Some(dentry.slot()),
+            Ok(dentry) if found.inode.kind() == FileKind::Directory => Some(dentry.slot()),
             _ => None,
         };
         let (old_parent, new_parent) = (self.old_dir.now.slot, self.new_dir.now.slot);
@@ -191,11 +191,11 @@ impl<'v> Rename<'v, '_> {
         // The victim's inode is held until all locks are released: its last reference goes to the
         // back end.
         let (replaced, _victim) = match target {
-            Some(target) => (target.dentry, Some(target.inode)),
+            Some(target) => (target.dentry.ok(), Some(target.inode)),
             None => (vfs.negative(&self.new_dir, &self.new), None),
         };
         let replaced_slot = replaced.as_ref().map(|replaced| replaced.slot());
-        let done = source.dentry.as_ref().ok_or(Errno::STALE).and_then(|dentry| {
+        let done = source.dentry.as_ref().map_err(|_| Errno::STALE).and_then(|dentry| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
             // A back end that moves directories by itself could have made a loop of what is
             // announced and what is not.

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use super::{Mode, SYMLINKS_MAX, Stop, Walk, WalkFlags};
 use crate::Errno;
-use crate::attr::FileKind;
 use crate::cred::May;
 use crate::dentry::{Flags, Glimpse, Key};
 use crate::name::{NAME_MAX, Name};
-use crate::vfs::{Checked, Place};
+use crate::vfs::{Checked, InodeRef, Place, Unattached};
 
 impl<'v> Walk<'v, '_> {
     /// Goes one component on. Returns the target of a symbolic link that has to be followed first;
@@ -115,15 +114,13 @@ impl<'v> Walk<'v, '_> {
         // While the claim is held the name stays missing, so this is the instant of the answer.
         let found =
             vfs.resolve(&dir, &needle, &claim)?.ok_or_else(|| self.verdict(Errno::NOENT))?;
-        // An answer that could not be cached has no dentry to stand on: it was overtaken.
-        let dentry = found.dentry.ok_or_else(|| match (self.mode, found.inode.kind()) {
-            // The answer could not be cached: it was overtaken, or there is no room. The next pass
-            // finds out; the last one says so.
-            (Mode::Rcu, _) => Stop::Retry,
-            // A directory that the back end shows in two places, one of them below itself.
-            (Mode::Ref, FileKind::Directory) => Stop::Fail(Errno::LOOP),
-            (Mode::Ref, _) => Stop::Fail(Errno::NOMEM),
-        })?;
+        let dentry = match found.dentry {
+            Ok(dentry) => dentry,
+            Err(why) => {
+                drop(claim);
+                return Err(self.unattached(&found.inode, why));
+            }
+        };
         let hold = Place { dentry, inode: found.inode };
         let slot = hold.dentry.slot();
         let seen = vfs.dcache.dentries.glimpse(slot);
@@ -132,6 +129,18 @@ impl<'v> Walk<'v, '_> {
         }
         (self.dentry, self.seen) = (slot, seen);
         Ok(Some(hold))
+    }
+
+    /// Returns how to go on where a name has no dentry to stand on.
+    fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
+        match why {
+            Unattached::Overtaken => {
+                self.vfs.wait_for_name_of(inode);
+                Stop::Retry
+            }
+            Unattached::Loop => Stop::Fail(Errno::LOOP),
+            Unattached::NoRoom => Stop::Fail(Errno::NOMEM),
+        }
     }
 
     /// Goes to the parent, but not above the root.

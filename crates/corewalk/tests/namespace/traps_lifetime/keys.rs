@@ -11,7 +11,7 @@ use corewalk::attr::mode::S_IFREG;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
 use foldhash::SharedSeed;
-use foldhash::quality::SeedableRandomState;
+use foldhash::fast::SeedableRandomState;
 
 use super::cpu_time;
 

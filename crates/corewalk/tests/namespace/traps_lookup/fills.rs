@@ -38,10 +38,10 @@ fn stopping(matches: fn(Call<'_>) -> bool) -> (Arc<Vfs>, Stop) {
     (vfs, Stop { arrived, go_on })
 }
 
-/// Waits until the thread called `thread` sleeps.
-fn until_asleep(thread: &str) {
-    let is_asleep = |line: &str| line.contains(thread) && line.contains(" S (sleeping)");
-    while !race::threads_text().lines().any(is_asleep) {
+/// Waits until `thread`, which is called `name`, sleeps or has ended.
+fn until_asleep<T>(name: &str, thread: &thread::ScopedJoinHandle<'_, T>) {
+    let is_asleep = |line: &str| line.contains(name) && line.contains(" S (sleeping)");
+    while !thread.is_finished() && !race::threads_text().lines().any(is_asleep) {
         thread::yield_now();
     }
 }
@@ -72,7 +72,7 @@ fn load_and_wait(
         stop.arrived.recv().expect("the loader asks the back end");
         let builder = thread::Builder::new().name("waiter".to_owned());
         let waiter = builder.spawn_scoped(scope, lookup).expect("the system gives a thread");
-        until_asleep("waiter");
+        until_asleep("waiter", &waiter);
         meanwhile();
         stop.go_on.send(answer).expect("the back end waits");
         [loader.join().unwrap(), waiter.join().unwrap()]
@@ -122,7 +122,7 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
         stop.arrived.recv().unwrap();
         let builder = thread::Builder::new().name("waiter".to_owned());
         let waiter = builder.spawn_scoped(scope, lookup).unwrap();
-        until_asleep("waiter");
+        until_asleep("waiter", &waiter);
         rename(&vfs, "d", "e", RenameMode::Exchange).unwrap();
         stop.go_on.send(Ok(())).unwrap();
         assert_eq!([loader.join().unwrap(), waiter.join().unwrap()], [Ok(right); 2]);
@@ -309,38 +309,62 @@ fn control_change_without_an_invalidation_is_caught() {
     late_answers_are_not_cached(Tell::Nobody);
 }
 
+/// Returns a namespace with a directory `f` that is held, whose back end moves it to `g` when it is
+/// next asked for `f`, and then stops.
+fn moved_underneath() -> (Arc<Vfs>, Stop) {
+    let (said, arrived) = channel();
+    let (go_on, told) = channel::<Result<(), Errno>>();
+    let once = Mutex::new(Some((said, told)));
+    let vfs = over(Meddled::new(move |fs, call| {
+        if !is_lookup_of_f(call) || fs.lookup(root_node(fs), name("f")).is_err() {
+            return Ok(());
+        }
+        let Some((said, told)) = once.lock().unwrap().take() else { return Ok(()) };
+        let root = root_node(fs);
+        fs.rename((root, name("f")), (root, name("g")), RenameMode::Replace).unwrap();
+        said.send(()).unwrap();
+        told.recv().unwrap()
+    }));
+    tree(&vfs, &["f/", "f/x"]);
+    (vfs, Stop { arrived, go_on })
+}
+
 /// Trap T28: a directory that shows up under a new name while somebody works on its old one is
-/// answered at once, without an error, and its dentry follows when the old name is free.
+/// looked up at once, without an error, and its dentry follows when the old name is free.
 #[test]
 fn directory_that_was_moved_underneath_is_answered_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));
-    let (said, arrived) = channel();
-    let (go_on, told) = channel::<()>();
-    let once = Mutex::new(Some((said, told)));
-    let vfs = over(Meddled::new(move |fs, call| {
-        let (Call::Getattr(_) | Call::Lookup(b"f")) = call else { return Ok(()) };
-        if call == Call::Lookup(b"f")
-            && fs.lookup(root_node(fs), name("f")).is_ok()
-            && let Some((said, told)) = once.lock().unwrap().take()
-        {
-            let root = root_node(fs);
-            fs.rename((root, name("f")), (root, name("g")), RenameMode::Replace).unwrap();
-            said.send(()).unwrap();
-            told.recv().unwrap();
-        }
-        Ok(())
-    }));
-    tree(&vfs, &["f/", "f/x"]);
+    let (vfs, stop) = moved_underneath();
     let held = walk(&vfs, "f").unwrap();
     vfs.invalidate(&vfs.root(), name("f")).unwrap();
     thread::scope(|scope| {
         let loader = scope.spawn(|| walk(&vfs, "f").map(|found| found.ino()));
-        arrived.recv().unwrap();
+        stop.arrived.recv().unwrap();
         let found = vfs.lookup(&Cred::root(), &vfs.root(), name("g")).map(|found| found.ino());
-        go_on.send(()).unwrap();
+        stop.go_on.send(Ok(())).unwrap();
         assert_eq!(found, Ok(held.ino()), "the old name is in use");
         assert_eq!(loader.join().unwrap(), Err(Errno::NOENT));
     });
     assert_eq!(walk(&vfs, "g/x").unwrap().path().unwrap(), b"/g/x");
     assert_eq!(held.path().unwrap(), b"/g");
+}
+
+/// Trap T28: a walk through it, which needs the dentry there, waits without failing or spinning.
+#[test]
+fn walk_through_a_directory_that_was_moved_underneath_waits() {
+    let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));
+    let (vfs, stop) = moved_underneath();
+    let _held = walk(&vfs, "f").unwrap();
+    vfs.invalidate(&vfs.root(), name("f")).unwrap();
+    thread::scope(|scope| {
+        let loader = scope.spawn(|| walk(&vfs, "f").map(|found| found.ino()));
+        stop.arrived.recv().unwrap();
+        let builder = thread::Builder::new().name("walker".to_owned());
+        let path = || walk(&vfs, "g/x").map(|found| found.path().unwrap());
+        let walker = builder.spawn_scoped(scope, path).unwrap();
+        until_asleep("walker", &walker);
+        stop.go_on.send(Ok(())).unwrap();
+        assert_eq!(walker.join().unwrap().as_deref(), Ok(&b"/g/x"[..]));
+        assert_eq!(loader.join().unwrap(), Err(Errno::NOENT));
+    });
 }
