@@ -1,4 +1,7 @@
-//! Logs, on the standard error: warnings and worse, one line each.
+//! Logs, on the standard error: warnings and worse, one line each, of the crates of this workspace.
+//!
+//! fuser logs an error whenever the kernel has no use for an answer any more. That happens in good
+//! order when a caller is interrupted, often, and everything else that it logs it also returns.
 
 use std::io::Write as _;
 
@@ -17,7 +20,7 @@ pub(crate) fn start() {
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn
+        metadata.level() <= log::Level::Warn && metadata.target().starts_with("corewalk")
     }
 
     fn log(&self, record: &Record<'_>) {

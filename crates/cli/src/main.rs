@@ -17,7 +17,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-
 /// File systems on scalable metadata caches, in user space.
 #[derive(Parser, Debug)]
 #[command(name = "corewalk", version, arg_required_else_help = true)]

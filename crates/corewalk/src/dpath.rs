@@ -163,3 +163,6 @@ pub(crate) fn append_inode_path(
     trail.append_to(out);
     Ok(())
 }
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests;

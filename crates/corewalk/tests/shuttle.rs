@@ -16,6 +16,7 @@ use corewalk::{
 use corewalk_sync::primitives::{
     atomic::{AtomicU64, Ordering},
     thread,
+    unmodelled::AtomicUsize,
 };
 use corewalk_testkit::rng::{ReportSeed, Seed};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -164,6 +165,39 @@ fn control_removal_before_a_rename_is_caught() {
             rename(vfs, "a", "b", RenameMode::Replace);
         });
     });
+}
+
+/// Traps T26, T27, P9: two directories are moved into each other at once; neither order is a loop, and
+/// nobody waits for ever.
+#[test]
+fn directories_moved_into_each_other_stay_a_tree() {
+    static FIRST_WINS: AtomicUsize = AtomicUsize::new(0);
+    static SECOND_WINS: AtomicUsize = AtomicUsize::new(0);
+    check(|| {
+        let vfs = new();
+        for dir in ["x", "y"] {
+            make(&vfs, None, dir, S_IFDIR);
+        }
+        let mover = |from: &'static str, to: &'static str, wins: &'static AtomicUsize| {
+            let body = move |vfs: &Vfs| {
+                let (root, cred) = (vfs.root(), Cred::root());
+                let Ok(to) = vfs.lookup(&cred, &root, name(to)) else { return };
+                let (from, to) = ((&root, name(from)), (&to, name(from)));
+                match vfs.rename(&cred, from, to, RenameMode::Replace) {
+                    // ORDERING: Relaxed. A count.
+                    Ok(()) => drop(wins.fetch_add(1, Ordering::Relaxed)),
+                    Err(error) => assert!([Errno::INVAL, Errno::NOENT].contains(&error)),
+                }
+            };
+            Box::new(body) as Box<dyn FnOnce(&Vfs) + Send>
+        };
+        run(&vfs, vec![mover("x", "y", &FIRST_WINS), mover("y", "x", &SECOND_WINS)]);
+        let ways = [walk(&vfs, b"/x/y"), walk(&vfs, b"/y/x")];
+        assert_eq!(ways.iter().filter(|way| way.is_ok()).count(), 1, "a loop: {ways:?}");
+    });
+    // ORDERING: Relaxed. All schedules have ended.
+    let wins = [&FIRST_WINS, &SECOND_WINS].map(|wins| wins.load(Ordering::Relaxed));
+    assert!(wins.iter().all(|&wins| wins > 0), "not reached: {wins:?}");
 }
 
 /// Two clients look a file up and forget it with `forget`, while it is removed: in the end nobody

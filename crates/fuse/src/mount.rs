@@ -53,11 +53,14 @@ pub struct Mount {
 }
 
 /// Where something is mounted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Mountpoint {
     path: PathBuf,
-    /// The device number of the mount, which tells it from others in the same place.
-    device: table::Device,
+    /// The device number of the mount. It tells the mount from others in the same place for as long
+    /// as the mount exists; then it may be given to another.
+    number: table::Number,
+    /// Tells whether the connection still exists.
+    device: Arc<device::Device>,
 }
 
 /// What became of a mount that was to be unmounted.
@@ -97,20 +100,18 @@ impl Mount {
         mount: &MountOptions,
     ) -> Result<Mount, MountError> {
         let path = table::checked_mountpoint(path)?;
-        let device = device::mount(&path, server.options(), mount)?;
-        let Some(number) = table::mounted_on(&path)?.filter(|found| found.is_fuse) else {
+        let device = Arc::new(device::mount(&path, server.options(), mount)?);
+        let Some(found) = table::mounted_on(&path)?.filter(|found| found.is_fuse) else {
             return Err(MountError::System("reading the mount table", Errno::NOENT));
         };
-        let point = Mountpoint { path, device: number.device };
+        let point = Mountpoint { path, number: found.number, device };
         let adapter = Adapter::with_server(Arc::clone(&server));
-        match start(adapter, &device, mount) {
+        match start(adapter, &point.device, mount) {
             Ok((kernel, session)) => {
                 let asking = Some(Asking::start(kernel.clone()));
                 Ok(Mount { server, point, kernel, session: Some(session), asking })
             }
             Err(error) => {
-                // The connection ends with the device, so this cannot hang.
-                drop(device);
                 let _ = point.unmount();
                 Err(error)
             }
@@ -138,7 +139,12 @@ impl Mount {
     /// If a thread that serves it has failed.
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only this and drop take it");
-        end(session)
+        let ended = end(session);
+        // A connection that was aborted leaves a mount without a server.
+        if let Err(error) = self.point.unmount() {
+            log::error!("{} stays mounted: {error}", self.point.path.display());
+        }
+        ended
     }
 }
 
@@ -168,9 +174,13 @@ impl Mountpoint {
 
     /// Returns whether the mount is the one that a path walk meets here.
     fn is_mounted(&self) -> Result<bool, Errno> {
-        let found = table::mounted_on(&self.path);
-        let found = found.map_err(|_| Errno::IO)?;
-        Ok(found.is_some_and(|found| found.device == self.device))
+        let found = table::mounted_on(&self.path).map_err(|_| Errno::IO)?;
+        if found.is_none_or(|found| found.number != self.number) {
+            return Ok(false);
+        }
+        // With the connection the number is ours. Without it the mount has been aborted, or it is
+        // gone and another got its number; that one has a server.
+        Ok(!self.device.is_disconnected() || table::is_dead(&self.path))
     }
 }
 

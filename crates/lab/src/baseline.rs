@@ -104,9 +104,9 @@ pub(crate) fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::corpus::Corpus;
+    use crate::corpus::{Corpus, Move};
     use crate::ours::Ours;
-    use corewalk_sync::primitives::Arc;
+    use corewalk_sync::primitives::{Arc, thread};
 
     /// Returns every variant that holds its own names.
     pub(crate) fn all(corpus: &Arc<Corpus>) -> Vec<Box<dyn Namespace>> {
@@ -160,6 +160,66 @@ pub(crate) mod tests {
             assert!(table.rename(new, old), "{variant}");
             assert_eq!(table.path(below).as_deref(), Some(&home[..]), "{variant}");
         }
+    }
+
+    /// Viro's objection to document 001, and trap T1. A directory is moved away, renamed there,
+    /// renamed back and moved home, again and again; its other name at home never exists, so a
+    /// translation that mixes two instants is caught.
+    #[test]
+    fn path_of_every_exact_variant_existed_at_one_instant() {
+        let corpus = Arc::new(Corpus::collect(3000));
+        let moved = corpus.movable();
+        let inner = corpus
+            .inodes()
+            .find(|&ino| corpus.parent(ino) == moved.ino)
+            .expect("the directory has entries");
+        let tables = all(&corpus).into_iter().chain(crate::layout::tests::all(&corpus));
+        for table in tables.filter(|table| table.is_exact()) {
+            storm(&*table, &corpus, &moved, inner);
+        }
+    }
+
+    /// Translates `inner` while it and the directory it is in are renamed in turn.
+    fn storm(table: &dyn Namespace, corpus: &Corpus, moved: &Move, inner: u64) {
+        const PATHS: usize = 300_000;
+        // A renamer that gets no processor for a while is waited for, but not for ever.
+        const PATHS_MAX: usize = 100 * PATHS;
+        let name = corpus.name(inner);
+        let home = corpus.path(inner);
+        let under = |name: &[u8]| [b"/synthetic/moved-away/", name].concat();
+        let right = [home, under(name), under(b"renamed")];
+        let done = Stop::default();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let home = (moved.home.0, &moved.home.1[..]);
+                let away = (moved.away.0, &moved.away.1[..]);
+                let (old, new) = ((moved.ino, name), (moved.ino, &b"renamed"[..]));
+                while !done.is_set() {
+                    for (from, to) in [(home, away), (old, new), (new, old), (away, home)] {
+                        assert!(table.rename(from, to), "{}", table.variant());
+                    }
+                }
+            });
+            let mut seen = [0_u32; 3];
+            let mut wrong = None;
+            for turn in 0..PATHS_MAX {
+                if turn >= PATHS && seen.iter().all(|&count| count > 0) {
+                    break;
+                }
+                let path = table.path(inner).unwrap_or_default();
+                match right.iter().position(|right| *right == path) {
+                    Some(which) => seen[which] += 1,
+                    None => {
+                        wrong = Some(path);
+                        break;
+                    }
+                }
+            }
+            done.set();
+            let wrong = wrong.map(|path| path.escape_ascii().to_string());
+            assert_eq!(wrong, None, "{}: a path that never existed", table.variant());
+            assert!(seen.iter().all(|&count| count > 0), "{}: {seen:?}", table.variant());
+        });
     }
 
     #[test]

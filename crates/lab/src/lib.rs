@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod baseline;
+mod client;
 mod corpus;
 mod index;
 mod lane;
@@ -29,6 +30,7 @@ mod layout;
 pub mod machine;
 mod memory;
 mod ours;
+mod peer;
 pub mod samples;
 mod slice;
 pub mod table;
@@ -82,7 +84,17 @@ enum Command {
         /// Entries of the tree.
         entries: usize,
     },
-    /// Asks a variant of the table `lookup` a number of questions on one thread, for profilers.
+    /// Works as a client of the table `fuse-metadata`.
+    #[command(hide = true)]
+    Client {
+        /// The directory it makes and works in.
+        directory: PathBuf,
+        /// Files it makes.
+        files: usize,
+        /// The processor it stays on.
+        cpu: Option<usize>,
+    },
+    /// Asks a variant of `lookup` or `names` a number of questions on one thread, for profilers.
     #[command(hide = true)]
     Ask {
         /// The variant.
@@ -148,6 +160,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
             println!("{}", memory::measure(&variant, entries)?);
             Ok(())
         }
+        Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
         Command::Ask { variant, op, count, entries } => ask(&variant, &op, count, entries),
     }
 }

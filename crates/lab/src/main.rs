@@ -7,6 +7,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
+
 use clap::Parser;
 use corewalk_lab::LabArgs;
 
@@ -18,6 +20,12 @@ struct Program {
     lab: LabArgs,
 }
 
-fn main() -> anyhow::Result<()> {
-    corewalk_lab::run(Program::parse().lab, &[])
+fn main() -> ExitCode {
+    match corewalk_lab::run(Program::parse().lab, &[]) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("corewalk-lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

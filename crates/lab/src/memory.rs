@@ -21,6 +21,7 @@ use corewalk_sync::primitives::Arc;
 
 use crate::baseline::{DashmapPath, LibfuseNode, Namespace, Papaya, RwLockAhash};
 use crate::corpus::Corpus;
+use crate::layout::{Links, LinksHeld, Slots};
 use crate::ours::Ours;
 
 /// Returns the table called `variant`, loaded; None for a variant without a table of its own.
@@ -37,6 +38,9 @@ pub(crate) fn load(
         "dashmap-path" => Box::new(DashmapPath::load(corpus)),
         "papaya" => Box::new(Papaya::load(corpus)),
         "libfuse-node" => Box::new(LibfuseNode::load(corpus)),
+        "slots" => Box::new(Slots::load(corpus)?),
+        "links" => Box::new(Links::load(corpus)?),
+        "links-held" => Box::new(LinksHeld(Links::load(corpus)?)),
         _ => return Ok(None),
     }))
 }

@@ -64,9 +64,7 @@ impl Namespace for Ours {
 
     #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let directory = self.vfs.inode(parent).ok()?;
-        let found = self.vfs.lookup(&self.cred, &directory, Name::new(name).ok()?).ok()?;
-        Some(found.into_lookups())
+        self.vfs.lookup_number(&self.cred, parent, Name::new(name).ok()?).ok()
     }
 
     #[inline]

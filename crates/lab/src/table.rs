@@ -6,6 +6,7 @@
 //!
 //! Source: DESIGN 5 and 6.
 
+mod fuse_metadata;
 mod lookup;
 mod names;
 
@@ -59,7 +60,7 @@ pub enum Size {
 
 /// Returns all tables, in the order in which they are listed.
 pub fn all() -> &'static [&'static dyn Table] {
-    &[&lookup::Lookup, &names::Names]
+    &[&lookup::Lookup, &names::Names, &fuse_metadata::FuseMetadata]
 }
 
 /// Returns the table called `name`.

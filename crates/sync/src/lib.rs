@@ -78,8 +78,9 @@ pub mod rcu;
 mod seqcount;
 mod seqlock;
 mod seqrwlock;
-#[cfg(all(test, corewalk_loom))]
-mod tally;
+#[cfg(corewalk_loom)]
+#[doc(hidden)]
+pub mod tally;
 
 pub use arena::SlotArena;
 pub use counter::ShardedCounter;

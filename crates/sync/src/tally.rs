@@ -11,14 +11,18 @@
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
+/// The stack of the main thread of a model of many steps, in words.
+const STACK_WORDS: usize = 0x8000;
+
 /// How often each of `N` outcomes was reached.
-pub(crate) struct Tally<const N: usize> {
+#[derive(Debug)]
+pub struct Tally<const N: usize> {
     counts: Arc<[AtomicUsize; N]>,
 }
 
 impl<const N: usize> Tally<N> {
     /// Runs `model` under loom for every schedule and returns how often each outcome came.
-    pub(crate) fn of(model: impl Fn(Self) + Send + Sync + 'static) -> [usize; N] {
+    pub fn of(model: impl Fn(Self) + Send + Sync + 'static) -> [usize; N] {
         let counts = Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
         let tally = Self { counts: Arc::clone(&counts) };
         loom::model(move || model(tally.clone()));
@@ -26,8 +30,37 @@ impl<const N: usize> Tally<N> {
         std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
     }
 
+    /// As [`Tally::of`], for models of many steps: only schedules in which a thread loses its
+    /// processor at most `preemptions` times, apart from where it waits.
+    ///
+    /// # Panics
+    ///
+    /// Panics where the model does.
+    pub fn of_bounded(
+        preemptions: usize,
+        model: impl Fn(Self) + Send + Sync + 'static,
+    ) -> [usize; N] {
+        let counts = Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
+        let tally = Self { counts: Arc::clone(&counts) };
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.max_branches = 10_000;
+        let model = Arc::new(model);
+        builder.check(move || {
+            let (model, tally) = (Arc::clone(&model), tally.clone());
+            // The first thread has a stack of 4096 words, which is not enough for a cache.
+            let thread = loom::thread::Builder::new().stack_size(STACK_WORDS);
+            let body = thread.spawn(move || model(tally)).expect("a model gives a thread");
+            if let Err(panic) = body.join() {
+                std::panic::resume_unwind(panic);
+            }
+        });
+        // ORDERING: Relaxed. The models run on this thread.
+        std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
+    }
+
     /// Counts one more run with this outcome.
-    pub(crate) fn hit(&self, outcome: usize) {
+    pub fn hit(&self, outcome: usize) {
         // ORDERING: Relaxed. A count.
         self.counts[outcome].fetch_add(1, Ordering::Relaxed);
     }
@@ -40,7 +73,7 @@ impl<const N: usize> Clone for Tally<N> {
 }
 
 /// Asserts that every outcome was reached, and prints how often.
-pub(crate) fn assert_all_reached(outcomes: &[usize]) {
+pub fn assert_all_reached(outcomes: &[usize]) {
     println!("outcomes {outcomes:?}");
     assert!(outcomes.iter().all(|count| *count > 0), "not reached: {outcomes:?}");
 }

@@ -63,9 +63,11 @@ impl Plan {
     fn new(source: Source) -> Plan {
         let is_root = rustix::process::geteuid().is_root();
         let processors = corewalk_sync::primitives::thread::available_parallelism();
-        let mut mount = MountOptions::default();
-        mount.source = "tmpfs".into();
-        mount.threads = source.threads(processors.map_or(1, usize::from));
+        let mut mount = MountOptions {
+            source: "tmpfs".into(),
+            threads: source.threads(processors.map_or(1, usize::from)),
+            ..MountOptions::default()
+        };
         if is_root {
             mount.access = Access::Everyone;
             mount.flags = MountFlags::empty();

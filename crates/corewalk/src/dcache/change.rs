@@ -45,7 +45,9 @@ impl Dcache {
             && let Some((slot, seen)) = self.find_exact(key, needle)
         {
             let is_positive = match node {
-                Some(node) if seen.body.is_negative() => self.turn_positive(slot, needle, node)?,
+                Some(node) if seen.body.is_negative() => {
+                    self.turn_positive((slot, seen.seq), needle, node)?
+                }
                 _ => self.get(slot, seen.seq),
             };
             if is_positive {
@@ -96,13 +98,20 @@ impl Dcache {
     }
 
     /// Makes a negative dentry positive in place and takes a reference on it for the caller. False
-    /// if it has died meanwhile.
-    fn turn_positive(&self, slot: u32, needle: &Needle<'_>, node: Node) -> Result<bool, Errno> {
+    /// if it has changed since it was seen.
+    fn turn_positive(
+        &self,
+        (slot, seq): (u32, u64),
+        needle: &Needle<'_>,
+        node: Node,
+    ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
-        let before = self.dentries.image(slot);
-        if guard.is_dead() || !before.body.is_hashed() || !before.body.is_negative() {
+        // An invalidation, which takes no claim, may have ended it, and the slot may serve another
+        // name by now (trap T55).
+        if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
+        let before = self.dentries.image(slot);
         let flags = kind_flags(node.kind) | Flags::HASHED;
         let name = needle.name.as_bytes();
         let image = full(self.dentries.new_image(before.key, node.inode, name, flags, 1))?;
@@ -199,23 +208,25 @@ impl Dcache {
     /// what is below. The caller holds a reference on the dentry, which this drops.
     pub(crate) fn make_stale(&self, slot: u32) {
         loop {
-            let before = {
-                let _guard = self.dentries.lockref(slot).lock();
-                self.dentries.image(slot)
-            };
+            let guard = self.dentries.lockref(slot).lock();
+            let before = self.dentries.image(slot);
+            let seq = self.dentries.seq(slot).raw_begin();
             if !before.body.is_hashed() || before.key.is_stale() {
+                drop(guard);
                 return self.put(slot);
             }
             if self.is_of_no_use(slot, &before) {
+                drop(guard);
                 return self.unhash(slot);
             }
             let hash = self.hash_of(slot, &before);
             let stale = before.with_key(Key::stale(before.key.parent()));
             let stale_hash = self.hash_of(slot, &stale);
+            drop(guard);
             // The entry comes first: no stripe is locked inside a dentry's lock.
             self.table.insert(stale_hash, slot);
             let guard = self.dentries.lockref(slot).lock();
-            let is_same = self.dentries.image(slot) == before;
+            let is_same = self.dentries.is_unchanged(slot, seq);
             if is_same {
                 self.write(slot, &guard, |dcache| {
                     dcache.dentries.store(slot, &stale);

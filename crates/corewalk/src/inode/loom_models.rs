@@ -106,6 +106,49 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
+/// Two changes, each of which ends with `end`, one after the other in the back end; returns how often
+/// the permissions end (unknown, as the back end has them).
+fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let inodes = one_inode();
+        // How many changes the back end has made.
+        let store = Arc::new(AtomicU64::new(0));
+        let changer = move |inodes: &Inodes, store: &AtomicU64| {
+            let ticket = inodes.begin_change(1);
+            // ORDERING: SeqCst. A back end with a lock of its own.
+            let uid = store.fetch_add(1, Ordering::SeqCst) as u32;
+            end(inodes, ticket, Perm { uid, ..NEW });
+        };
+        let other = thread::spawn({
+            let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
+            move || changer(&inodes, &store)
+        });
+        changer(&inodes, &store);
+        other.join().unwrap();
+        let known = inodes.perm(1);
+        assert!(known.is_none_or(|perm| perm.uid == 1), "T25: the older change stayed");
+        tally.hit(usize::from(known.is_some()));
+    })
+}
+
+/// Trap T25: of two changes that overlap none is believed.
+#[test]
+fn overlapping_changes_leave_the_last_or_nothing() {
+    assert_all_reached(&change_against_change(|inodes, ticket, perm| {
+        inodes.end_change(1, ticket, Some(perm));
+    }));
+}
+
+/// Trap T25: the change that ends last is taken for the last one.
+#[test]
+#[should_panic(expected = "T25: the older change stayed")]
+fn control_change_that_ends_last_is_caught() {
+    change_against_change(|inodes, _, perm| {
+        let _guard = inodes.lockref(1).lock();
+        inodes.store_perm(1, perm, true);
+    });
+}
+
 /// Gives the slot of a dead inode to another and looks the first up by number with `get`; returns
 /// how often the look-up (missed, found) it.
 fn reuse_against_get(get: fn(&Inodes) -> Option<u32>) -> [usize; 2] {

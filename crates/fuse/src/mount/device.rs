@@ -17,6 +17,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use corewalk::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::FdFlags;
 use rustix::mount::UnmountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -57,6 +58,13 @@ impl Device {
     /// Returns a descriptor for a session to own.
     pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         Ok(self.0.try_clone()?.into())
+    }
+
+    /// Returns whether the connection has ended: its mount is gone, or was aborted.
+    pub(super) fn is_disconnected(&self) -> bool {
+        let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
+        let count = rustix::event::poll(&mut polled, Some(&Timespec::default()));
+        count.is_ok() && polled[0].revents().contains(PollFlags::ERR)
     }
 
     /// Returns whether each thread can have a device of its own: fusermount3(1) opens the device

@@ -17,12 +17,12 @@ const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
 /// A device number, major and minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Device(u32, u32);
+pub(super) struct Number(u32, u32);
 
 /// What is mounted in a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    pub(super) device: Device,
+    pub(super) number: Number,
     pub(super) is_fuse: bool,
 }
 
@@ -35,13 +35,20 @@ pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
         error => MountError::Denied(error),
     };
     let path = path.canonicalize().map_err(failed)?;
-    if mounted_on(&path)?.is_some() {
-        return Err(MountError::Busy);
+    if let Some(found) = mounted_on(&path)? {
+        let is_dead = found.is_fuse && is_dead(&path);
+        return Err(if is_dead { MountError::Dead } else { MountError::Busy });
     }
     match path.metadata().map_err(failed)?.is_dir() {
         true => Ok(path),
         false => Err(MountError::NotDirectory),
     }
+}
+
+/// Returns whether the FUSE mount at `path` has lost its server. The kernel has the attributes of
+/// its root; only a request tells.
+pub(super) fn is_dead(path: &Path) -> bool {
+    matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Returns what a path walk meets that comes to `path`, if it is the root of a mount.
@@ -63,8 +70,8 @@ fn find(table: &[u8], path: &Path) -> Option<Found> {
         }
         let kind = words.skip_while(|word| *word != b"-").nth(1)?;
         let (major, minor) = device.split_once(':')?;
-        let device = Device(major.parse().ok()?, minor.parse().ok()?);
-        Some(Found { device, is_fuse: kind == b"fuse" || kind.starts_with(b"fuse.") })
+        let number = Number(major.parse().ok()?, minor.parse().ok()?);
+        Some(Found { number, is_fuse: kind == b"fuse" || kind.starts_with(b"fuse.") })
     })
 }
 
@@ -103,13 +110,13 @@ mod tests {
     #[test]
     fn escaped_path_is_found() {
         let found = find(TABLE, Path::new("/mnt/a b\\"));
-        assert_eq!(found, Some(Found { device: Device(0, 33), is_fuse: true }));
+        assert_eq!(found, Some(Found { number: Number(0, 33), is_fuse: true }));
     }
 
     #[test]
     fn topmost_mount_wins() {
         let found = find(TABLE, Path::new("/mnt/twice"));
-        assert_eq!(found, Some(Found { device: Device(0, 35), is_fuse: true }));
+        assert_eq!(found, Some(Found { number: Number(0, 35), is_fuse: true }));
     }
 
     #[test]

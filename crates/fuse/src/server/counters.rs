@@ -26,6 +26,8 @@ pub struct Counters {
     pub entries: u64,
     /// The names in the cache now that are known not to exist.
     pub negatives: u64,
+    /// Entries of removed names that are held still, or wait for what is cached below them.
+    pub removed: u64,
     /// The inodes in the cache now.
     pub inodes: u64,
     /// Bytes that the cache takes now.
@@ -61,6 +63,7 @@ impl Tallies {
         Counters {
             entries: stats.entries,
             negatives: stats.negatives,
+            removed: stats.removed,
             inodes: stats.inodes,
             bytes: stats.bytes,
             budget_bytes: stats.budget_bytes,
@@ -80,10 +83,11 @@ impl Tallies {
 
 impl Counters {
     /// Returns each count with its name, in a fixed order.
-    pub fn fields(&self) -> [(&'static str, u64); 15] {
+    pub fn fields(&self) -> [(&'static str, u64); 16] {
         [
             ("entries", self.entries),
             ("negatives", self.negatives),
+            ("removed", self.removed),
             ("inodes", self.inodes),
             ("bytes", self.bytes),
             ("budget_bytes", self.budget_bytes),

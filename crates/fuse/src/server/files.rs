@@ -5,7 +5,7 @@ use rustix::fs::OFlags;
 
 use super::Server;
 use crate::credentials::Caller;
-use crate::options::Permissions;
+use crate::options::{Permissions, WriteCache};
 
 /// The flag that execve(2) opens a file with.
 const OPEN_FOR_EXEC: u32 = 0x20;
@@ -151,8 +151,13 @@ impl Server {
     /// Returns the offset of the next data or hole.
     ///
     /// # Errors
-    /// `ENXIO` behind the end; `EINVAL` for another `whence`.
+    /// `ENXIO` behind the end; `EINVAL` for another `whence`; `ENOSYS` with a writeback cache, since
+    /// the kernel asks without having written back what it has, and would report holes where there
+    /// is data. It takes the whole file for data then.
     pub fn seek(&self, node: u64, handle: u64, offset: i64, whence: i32) -> Result<u64, Errno> {
+        if self.options.write_cache == WriteCache::Back {
+            return Err(Errno::NOSYS);
+        }
         let inode = self.inode(node)?;
         let what = match whence {
             // The numbers of SEEK_DATA and SEEK_HOLE.

@@ -41,19 +41,27 @@ impl Buckets {
         let tag = (hash >> 32) as u32;
         let mut at = hash as u32 & self.mask;
         loop {
-            let mut is_full = true;
-            for word in self.lines.get(at) {
+            let line = self.lines.get(at);
+            // Which words match is found without a branch on the line, which is often not cached.
+            let (mut matches, mut free) = (0_u32, 0_u32);
+            for (i, word) in line.iter().enumerate() {
+                // ORDERING: Relaxed. The word is loaded again before it is believed.
+                let word = word.load(Ordering::Relaxed);
+                matches |= u32::from((word >> 32) as u32 == tag) << i;
+                free |= u32::from(word == 0) << i;
+            }
+            while matches != 0 {
                 // ORDERING(lab-entry): Acquire. The entry was filled before it was put here.
-                let word = word.load(Ordering::Acquire);
-                is_full &= word != 0;
-                if (word >> 32) as u32 == tag
-                    && word as u32 != 0
+                let word = line[matches.trailing_zeros() as usize].load(Ordering::Acquire);
+                matches &= matches - 1;
+                if word as u32 != 0
+                    && (word >> 32) as u32 == tag
                     && let Some(found) = probe(word as u32)
                 {
                     return Some(found);
                 }
             }
-            if !is_full {
+            if free != 0 {
                 return None;
             }
             at = (at + 1) & self.mask;

@@ -107,12 +107,6 @@ impl Dentry {
         }
     }
 
-    /// Returns a number that stands for the link that is there now.
-    #[inline]
-    fn version(&self, section: &ReadGuard) -> u64 {
-        std::ptr::from_ref(self.link(section)).addr() as u64
-    }
-
     fn replace(&self, link: Link) {
         self.now.replace(Some(link));
         // ORDERING(lab-link): Release. See `link`.
@@ -163,30 +157,34 @@ impl Links {
             .map(u64::from)
     }
 
-    /// Collects the path of `slot`; None if it changed meanwhile.
+    /// Returns the path of `slot`; None if it changed meanwhile.
     #[inline]
-    fn climb(&self, section: &ReadGuard, slot: u32) -> Option<Vec<u8>> {
+    fn snapshot(&self, section: &ReadGuard, slot: u32) -> Option<Vec<u8>> {
+        let link = |slot: u32| self.dentries[slot as usize].link(section);
         let mut climb = Climb::new();
         let mut at = slot;
         while u64::from(at) != ROOT {
-            let link = self.dentries[at as usize].link(section);
-            if !climb.prepend(at, std::ptr::from_ref(link).addr() as u64, link.name()) {
-                return None;
-            }
-            at = link.parent;
+            let now = link(at);
+            climb.add(at, std::ptr::from_ref(now).addr() as u64, now.name().len());
+            at = now.parent;
         }
-        // ORDERING: Acquire fence. The second look comes after the first; each link was read with
-        // Acquire, which keeps what follows behind it, and this says so where it matters.
+        // A link that is another one by now has another address, which the check below finds.
+        let path = climb.path(|slot, len, out| match &link(slot).name {
+            LinkName::Short(_, bytes) => out[..INLINE_BYTES].copy_from_slice(bytes),
+            LinkName::Long(bytes) => {
+                let len = len.min(bytes.len());
+                out[..len].copy_from_slice(&bytes[..len]);
+            }
+        });
+        // ORDERING: Acquire fence. The last look comes after all others.
         fence(Ordering::Acquire);
-        climb
-            .is_snapshot(|slot| self.dentries[slot as usize].version(section))
-            .then(|| climb.to_path())
+        climb.is_snapshot(|slot| std::ptr::from_ref(link(slot)).addr() as u64).then_some(path)
     }
 
     #[inline]
     fn translate(&self, section: &ReadGuard, ino: u64) -> Vec<u8> {
         loop {
-            if let Some(path) = self.climb(section, ino as u32) {
+            if let Some(path) = self.snapshot(section, ino as u32) {
                 return path;
             }
         }
@@ -205,7 +203,8 @@ impl Namespace for Links {
 
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
-        Some(self.translate(&rcu::read_lock(), ino))
+        let is_known = ino != 0 && ino < self.dentries.len() as u64;
+        is_known.then(|| self.translate(&rcu::read_lock(), ino))
     }
 
     #[inline]

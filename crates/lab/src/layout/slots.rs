@@ -20,8 +20,8 @@ use ahash::RandomState;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::{Mutex, SeqCount, SlotArena};
 
-use super::Climb;
 use super::buckets::Buckets;
+use super::{Climb, Level};
 use crate::baseline::{Namespace, components};
 use crate::corpus::{Corpus, ROOT};
 
@@ -40,6 +40,7 @@ pub(crate) struct Slots {
     long: SlotArena<LONG_WORDS>,
     table: Buckets,
     hasher: RandomState,
+    entries: u64,
     renames: Mutex<()>,
 }
 
@@ -68,6 +69,7 @@ impl Slots {
             long: SlotArena::new("lab-long-names", slots_max)?,
             table: Buckets::new(corpus.len())?,
             hasher: RandomState::new(),
+            entries: corpus.len() as u64,
             renames: Mutex::new(()),
         };
         for ino in corpus.inodes() {
@@ -136,8 +138,9 @@ impl Slots {
     fn is_name(&self, words: &[AtomicU64; WORDS], needle: &Needle<'_>) -> bool {
         if needle.name.len() > INLINE_BYTES {
             let mut bytes = [0; 8 * LONG_WORDS];
-            self.copy_name(words, needle.name.len(), &mut bytes);
-            return &bytes[..needle.name.len()] == needle.name;
+            let copy = &mut bytes[..needle.name.len()];
+            self.copy_name(words, copy);
+            return copy == needle.name;
         }
         let difference = words[3..].iter().zip(needle.words).fold(0, |all, (word, wanted)| {
             // ORDERING: Relaxed. Data of a sequence section.
@@ -148,41 +151,48 @@ impl Slots {
 
     /// Copies a name, or something that the sequence will not confirm.
     #[inline]
-    fn copy_name(&self, words: &[AtomicU64; WORDS], len: usize, out: &mut [u8; 8 * LONG_WORDS]) {
+    fn copy_name(&self, words: &[AtomicU64; WORDS], out: &mut [u8]) {
         // ORDERING: Relaxed. Data of a sequence section; a stale index leads to valid memory.
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let from: &[AtomicU64] = if len > INLINE_BYTES {
+        let from: &[AtomicU64] = if out.len() > INLINE_BYTES {
             let slot = load(&words[3]).min(u64::from(self.long.max_slots()) - 1) as u32;
             self.long.get(slot)
         } else {
             &words[3..]
         };
-        for (chunk, word) in out.chunks_exact_mut(8).zip(&from[..len.div_ceil(8)]) {
-            chunk.copy_from_slice(&load(word).to_le_bytes());
+        for (chunk, word) in out.chunks_mut(8).zip(from) {
+            chunk.copy_from_slice(&load(word).to_le_bytes()[..chunk.len()]);
         }
     }
 
-    /// Collects the path of `slot`; None if it changed meanwhile.
+    /// Returns the path of `slot`; None if it changed meanwhile.
     #[inline]
-    fn climb(&self, slot: u32) -> Option<Vec<u8>> {
+    fn translate(&self, slot: u32) -> Option<Vec<u8>> {
         let mut climb = Climb::new();
-        let mut name = [0; 8 * LONG_WORDS];
         let mut at = slot;
         while u64::from(at) != ROOT {
-            let words = self.dentries.get(at);
             let seq = self.seq(at).read_begin();
             // ORDERING: Relaxed. Data of a sequence section.
-            let head = words[1].load(Ordering::Relaxed);
-            let len = (head as u8) as usize;
-            self.copy_name(words, len, &mut name);
-            if !climb.prepend(at, seq, &name[..len]) {
+            let head = self.dentries.get(at)[1].load(Ordering::Relaxed);
+            if head == 0 {
                 return None;
             }
+            climb.add(at, seq, usize::from(head as u8));
             at = (head >> 32) as u32;
         }
-        let is_snapshot =
-            climb.seen[..climb.depth].iter().all(|&(slot, seq)| !self.seq(slot).read_retry(seq));
-        is_snapshot.then(|| climb.to_path())
+        let path = climb.path(|slot, len, out| {
+            let words = self.dentries.get(slot);
+            if len > INLINE_BYTES {
+                return self.copy_name(words, &mut out[..len]);
+            }
+            let (chunks, _) = out[..INLINE_BYTES].as_chunks_mut::<8>();
+            for (chunk, word) in chunks.iter_mut().zip(&words[3..]) {
+                // ORDERING: Relaxed. Data of a sequence section.
+                *chunk = word.load(Ordering::Relaxed).to_le_bytes();
+            }
+        });
+        let is_same = |level: &Level| !self.seq(level.slot).read_retry(level.version);
+        climb.levels.iter().all(is_same).then_some(path)
     }
 }
 
@@ -198,8 +208,11 @@ impl Namespace for Slots {
 
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
+        if ino == 0 || ino > self.entries {
+            return None;
+        }
         loop {
-            if let Some(path) = self.climb(ino as u32) {
+            if let Some(path) = self.translate(ino as u32) {
                 return Some(path);
             }
         }

@@ -76,6 +76,27 @@ fn quick_lookup_follows_the_schema_and_has_memory_rows() {
 }
 
 #[test]
+fn quick_fuse_metadata_follows_the_schema_and_leaves_nothing_mounted() {
+    let beside = PathBuf::from(env!("CARGO_BIN_EXE_corewalk-lab")).with_file_name("corewalk");
+    let has_program = std::env::var_os("COREWALK_BIN").is_some() || beside.is_file();
+    if !has_program || std::fs::File::open("/dev/fuse").is_err() {
+        eprintln!("skipped: a mount needs /dev/fuse and the corewalk program (COREWALK_BIN)");
+        return;
+    }
+    let table = quick(&["fuse-metadata"]);
+    for op in ["create", "stat", "readdir+stat", "rename", "unlink"] {
+        for variant in ["corewalk", "linux"] {
+            let speed = rows(&table, variant, "ops_per_s");
+            let row = speed.iter().find(|row| row["params"]["op"] == op);
+            assert!(row.is_some_and(|row| row["median"].as_f64() > Some(0.0)), "{variant} {op}");
+        }
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
+    let left: Vec<_> = mounts.lines().filter(|line| line.contains("/corewalk-lab-")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn several_tables_are_written_as_a_list() {
     let tables = quick(&["names", "names"]);
     let tables = tables.as_array().expect("a list");
@@ -97,6 +118,7 @@ fn mistakes_are_one_line_and_the_status_says_whose() {
         let output = lab(args);
         assert_eq!(output.status.code(), Some(status), "{args:?}");
         assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{args:?}");
+        assert!(status == 2 || text(&output.stderr).lines().count() == 1, "{args:?}");
     }
 }
 

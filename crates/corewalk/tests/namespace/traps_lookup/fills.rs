@@ -157,11 +157,10 @@ fn first_call_ends(end: End) {
                 && std::mem::take(&mut *is_first.lock().unwrap_or_else(PoisonError::into_inner));
             match end {
                 End::Panics => assert!(!is_now, "on purpose"),
-                End::Never => {
-                    while is_now {
-                        thread::park();
-                    }
-                }
+                End::Never if is_now => loop {
+                    thread::park();
+                },
+                End::Never => {}
             }
             Ok(())
         }));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use corewalk::{Cred, Errno, FileKind, Make, Removal, RenameMode, Vfs, WalkFlags};
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::{self, Tally, Watchdog};
 use corewalk_testkit::reexec::{self, Reexec};
 use corewalk_testkit::rng::Seed;
@@ -56,6 +57,7 @@ fn lookups_under_eviction(vfs: &Vfs) {
         20_000,
         |_| {
             vfs.prune();
+            thread::yield_now();
         },
         |racer| {
             let found = match racer.rng.chance(1, 2) {
@@ -178,7 +180,7 @@ fn contend_for_names(seed: Seed) {
     race::run(4, seed, |mut racer| {
         let (root, cred) = (vfs.root(), Cred::root());
         for _ in 0..20_000 {
-            let name = name(*racer.rng.pick(&["a", "b"]));
+            let name = name(["a", "b"][racer.rng.index(2)]);
             let result = match racer.rng.below(4) {
                 0 => vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).map(drop),
                 1 => vfs.remove(&cred, &root, name, Removal::Unlink),

@@ -1,0 +1,135 @@
+//! Passes of a translation that are disturbed at each step: traps T8 and T9.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::attr::mode::{S_IFDIR, S_IFREG};
+use crate::tmpfs::{Tmpfs, TmpfsOptions};
+use crate::{
+    Cred, FsStruct, InodeRef, Make, Name, PathRef, RenameMode, Vfs, VfsOptions, WalkFlags,
+};
+
+const DEPTH: usize = 8;
+
+/// Returns a namespace with `/d0/d1/../f`, each name with a neighbour, and what the directories are.
+fn chain() -> Arc<Vfs> {
+    let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
+    let vfs = vfs.unwrap();
+    let mut dir = vfs.root();
+    for i in 0..DEPTH {
+        make(&vfs, &dir, &format!("neighbour{i}"), S_IFREG);
+        dir = make(&vfs, &dir, &format!("d{i}"), S_IFDIR);
+    }
+    make(&vfs, &dir, "f", S_IFREG);
+    drop(dir);
+    vfs
+}
+
+fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef<'v> {
+    let name = Name::new(name.as_bytes()).unwrap();
+    vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
+}
+
+/// Returns the directory that holds `d<depth>`, and the leaf for [`DEPTH`] and more.
+fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
+    let mut path = String::from("/.");
+    (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
+    if depth > DEPTH {
+        path.push_str("/f");
+    }
+    let at = FsStruct { root: vfs.root_path(), cwd: vfs.root_path() };
+    vfs.walk(&Cred::root(), &at, path.as_bytes(), WalkFlags::FOLLOW).unwrap()
+}
+
+fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
+    let (from, to) = (Name::new(from.as_bytes()).unwrap(), Name::new(to.as_bytes()).unwrap());
+    let dir = dir.inode();
+    vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
+}
+
+/// What a translation says, and where it ended.
+fn said(trail: &Trail) -> (Vec<u8>, PathKind, u32, usize) {
+    let mut path = Vec::new();
+    trail.append_to(&mut path);
+    (path, trail.kind, trail.top, trail.seen.len())
+}
+
+/// Trap T8: a pass is refused whichever name on the way changed, and the next says what a fresh
+/// translation does; a name beside the way changes nothing.
+#[test]
+fn pass_that_was_disturbed_at_any_step_starts_afresh() {
+    let vfs = chain();
+    let (dcache, leaf) = (&vfs.dcache, place(&vfs, DEPTH + 1));
+    for depth in 0..DEPTH {
+        let dir = place(&vfs, depth);
+        let (name, neighbour) = (format!("d{depth}"), format!("neighbour{depth}"));
+        let mut trail = Trail::new();
+        trail.climb(dcache, leaf.dentry, 0, Pass::Optimistic);
+        rename(&vfs, &dir, &neighbour, "aside");
+        assert!(trail.is_unchanged(dcache), "a name beside the way");
+        rename(&vfs, &dir, &name, "renamed");
+        assert!(!trail.is_unchanged(dcache), "a name on the way, at depth {depth}");
+        trail.collect(dcache, leaf.dentry, 0);
+        let mut fresh = Trail::new();
+        fresh.collect(dcache, leaf.dentry, 0);
+        assert_eq!(said(&trail), said(&fresh));
+        rename(&vfs, &dir, "renamed", &name);
+    }
+}
+
+/// Translates places of all depths and kinds one after the other with one trail; `clear` is what
+/// comes between two of them.
+fn translate_in_turn(clear: fn(&mut Trail)) {
+    let vfs = chain();
+    let removed = place(&vfs, DEPTH + 1);
+    let file = Name::new(b"f").unwrap();
+    let dir = place(&vfs, DEPTH).inode();
+    vfs.remove(&Cred::root(), &dir, file, crate::Removal::Unlink).unwrap();
+    let mut trail = Trail::new();
+    for depth in [DEPTH, 0, 3, 1, DEPTH] {
+        for dentry in [place(&vfs, depth).dentry, removed.dentry, place(&vfs, 1).dentry] {
+            clear(&mut trail);
+            trail.climb(&vfs.dcache, dentry, 0, Pass::Optimistic);
+            let mut fresh = Trail::new();
+            fresh.climb(&vfs.dcache, dentry, 0, Pass::Optimistic);
+            assert_eq!(said(&trail), said(&fresh), "T8: something is left of the pass before");
+        }
+    }
+}
+
+/// Trap T8: all that a pass leaves is reset.
+#[test]
+fn trail_that_is_cleared_keeps_nothing() {
+    translate_in_turn(Trail::clear);
+}
+
+/// Trap T8: the names are forgotten, but not what kind of path they made.
+#[test]
+#[should_panic(expected = "T8: something is left")]
+fn control_trail_that_keeps_its_kind_is_caught() {
+    translate_in_turn(|trail| {
+        let kind = trail.kind;
+        trail.clear();
+        trail.kind = kind;
+    });
+}
+
+/// Trap T9: without the locked pass, a rename of an ancestor in each pass keeps a translation from
+/// ever ending; with it, nobody can rename one while it runs.
+#[test]
+fn optimistic_passes_alone_never_end_under_a_storm() {
+    let vfs = chain();
+    let (dcache, leaf, root) = (&vfs.dcache, place(&vfs, DEPTH + 1), place(&vfs, 0));
+    for pass in 0..1000 {
+        let (from, to) = if pass % 2 == 0 { ("d0", "D0") } else { ("D0", "d0") };
+        let mut trail = Trail::new();
+        trail.climb(dcache, leaf.dentry, 0, Pass::Optimistic);
+        rename(&vfs, &root, from, to);
+        assert!(!trail.is_unchanged(dcache));
+    }
+    let still = dcache.topology.read_shared();
+    let mut trail = Trail::new();
+    trail.climb(dcache, leaf.dentry, 0, Pass::Locked);
+    assert!(trail.is_unchanged(dcache));
+    drop(still);
+}

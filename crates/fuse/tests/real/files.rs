@@ -1,0 +1,189 @@
+//! Content, attributes, permissions.
+
+use std::fs;
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use corewalk::Errno;
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk_fuse::{Options, WriteCache};
+use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags};
+
+use crate::site::{Site, is_root};
+
+fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
+    result.err().and_then(|error| Errno::from_io_error(&error))
+}
+
+#[test]
+fn full_store_fails_the_write_and_works_again_after_removal() {
+    let tmpfs = TmpfsOptions { size_bytes: Some(1 << 20), ..TmpfsOptions::default() };
+    let Some(site) = Site::new(Arc::new(Tmpfs::new(tmpfs)), Options::exclusive()) else { return };
+    let chunk = vec![7; 64 << 10];
+    let mut file = fs::File::create(site.path("big")).expect("a file");
+    let mut written = 0;
+    let error = loop {
+        match file.write(&chunk) {
+            Ok(count) => written += count,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSPC));
+    assert_eq!(written, 1 << 20);
+    assert_eq!(errno(fs::write(site.path("small"), "x")), Some(Errno::NOSPC));
+    drop(file);
+    fs::remove_file(site.path("big")).expect("it exists");
+    site.wait_for("the file is forgotten", |counters| counters.lookups <= 1);
+    fs::write(site.path("small"), "x").expect("there is room again");
+    let stat = rustix::fs::statvfs(site.root()).expect("a file system");
+    assert_eq!(stat.f_blocks * stat.f_frsize, 1 << 20);
+}
+
+#[test]
+fn inodes_run_out_with_enospc() {
+    let tmpfs = TmpfsOptions { inodes_max: Some(5), ..TmpfsOptions::default() };
+    let Some(site) = Site::new(Arc::new(Tmpfs::new(tmpfs)), Options::exclusive()) else { return };
+    let made = (0..10).take_while(|at| fs::write(site.path(&format!("f{at}")), "").is_ok()).count();
+    assert!((4..=5).contains(&made), "{made}");
+    assert_eq!(errno(fs::create_dir(site.path("d"))), Some(Errno::NOSPC));
+}
+
+#[test]
+fn append_truncate_and_holes_work() {
+    for write_cache in [WriteCache::Through, WriteCache::Back] {
+        let options = Options { write_cache, ..Options::exclusive() };
+        let Some(site) = Site::tmpfs(options) else { return };
+        let path = site.path("file");
+        fs::write(&path, "0123456789").expect("a file");
+        let mut end = fs::OpenOptions::new().append(true).open(&path).expect("it exists");
+        end.seek(SeekFrom::Start(0)).expect("a place");
+        end.write_all(b"ab").expect("room");
+        assert_eq!(fs::read(&path).expect("a file"), b"0123456789ab");
+        end.set_len(4).expect("a length");
+        assert_eq!(fs::metadata(&path).expect("it exists").len(), 4);
+        end.write_all(b"c").expect("room");
+        assert_eq!(fs::read(&path).expect("a file"), b"0123c");
+        fs::File::create(&path).expect("it is truncated");
+        assert_eq!(fs::metadata(&path).expect("it exists").len(), 0);
+        let file = fs::File::options().read(true).write(true).open(&path).expect("it exists");
+        file.write_all_at(b"x", 1 << 20).expect("room");
+        // What the kernel has not written back yet must not look like a hole.
+        let (data, hole) = match write_cache {
+            WriteCache::Through => (1 << 20, 0),
+            WriteCache::Back => (0, (1 << 20) + 1),
+        };
+        assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
+        assert_eq!(rustix::fs::seek(&file, Look::Hole(0)), Ok(hole));
+        assert_eq!(rustix::fs::seek(&file, Look::Data(2 << 20)), Err(Errno::NXIO));
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, punch, 1 << 20, 4096).expect("a hole");
+        assert_eq!(file.metadata().expect("it is open").len(), (1 << 20) + 1);
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 2 << 20).expect("room");
+        assert_eq!(file.metadata().expect("it is open").len(), 2 << 20);
+        assert_eq!(fs::read(&path).expect("a file"), vec![0; 2 << 20]);
+    }
+}
+
+#[test]
+fn copy_file_range_copies_everything() {
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    let bytes: Vec<u8> = (0..3 << 20).map(|at: u32| ((at * 31) >> 3) as u8).collect();
+    fs::write(site.path("from"), &bytes).expect("a file");
+    let from = fs::File::open(site.path("from")).expect("it exists");
+    let to = fs::File::create(site.path("to")).expect("a file");
+    let (mut here, mut there) = (5, 0);
+    loop {
+        let left = bytes.len() * 2;
+        let copied =
+            rustix::fs::copy_file_range(&from, Some(&mut here), &to, Some(&mut there), left);
+        if copied.expect("a copy") == 0 {
+            break;
+        }
+    }
+    assert_eq!(fs::read(site.path("to")).expect("a file"), bytes[5..]);
+}
+
+#[test]
+fn times_before_1970_survive() {
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    fs::write(site.path("file"), "").expect("a file");
+    let file = fs::File::open(site.path("file")).expect("it exists");
+    for (tv_sec, tv_nsec) in [(-2, 500_000_000), (-1, 0), (0, 1), (-1 << 33, 999_999_999)] {
+        let time = Timespec { tv_sec, tv_nsec };
+        let times = Timestamps { last_access: time, last_modification: time };
+        rustix::fs::futimens(&file, &times).expect("times");
+        site.mount().kernel_cache().invalidate_inode(2).expect("the kernel listens");
+        let metadata = file.metadata().expect("it is open");
+        assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (tv_sec, tv_nsec));
+        assert_eq!((metadata.atime(), metadata.atime_nsec()), (tv_sec, tv_nsec));
+    }
+}
+
+#[test]
+fn xattrs_are_probed_replaced_and_removed() {
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    let path = site.path("file");
+    fs::write(&path, "").expect("a file");
+    let get = |buf: &mut [u8]| rustix::fs::getxattr(&path, "user.k", buf);
+    assert_eq!(get(&mut [0; 8]), Err(Errno::NODATA));
+    rustix::fs::setxattr(&path, "user.k", b"value", XattrFlags::empty()).expect("room");
+    let again = rustix::fs::setxattr(&path, "user.k", b"", XattrFlags::CREATE);
+    assert_eq!(again, Err(Errno::EXIST));
+    assert_eq!(rustix::fs::getxattr_query(&path, "user.k"), Ok(5));
+    assert_eq!(get(&mut [0; 4]), Err(Errno::RANGE));
+    assert_eq!(get(&mut [0; 5]), Ok(5));
+    assert_eq!(rustix::fs::listxattr_query(&path), Ok(7));
+    let big = vec![1; 65537];
+    let set = rustix::fs::setxattr(&path, "user.big", &big, XattrFlags::empty());
+    assert_eq!(set, Err(Errno::TOOBIG));
+    rustix::fs::removexattr(&path, "user.k").expect("it is there");
+    assert_eq!(rustix::fs::removexattr(&path, "user.k"), Err(Errno::NODATA));
+}
+
+/// Runs `sh -c script` in the mount as another user with the group `gid` and returns whether it did
+/// well.
+fn does_well(site: &Site, gid: u32, script: &str) -> bool {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(site.root()).uid(65534).gid(gid);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().expect("a shell").success()
+}
+
+#[test]
+fn other_users_are_checked_in_both_modes() {
+    if !is_root() {
+        return;
+    }
+    for options in [Options::exclusive(), Options::exclusive().with_server_permissions()] {
+        let Some(site) = Site::tmpfs(options) else { return };
+        let mode = |name: &str, mode| {
+            let permissions = fs::Permissions::from_mode(mode);
+            fs::set_permissions(site.path(name), permissions).expect("a mode");
+        };
+        fs::write(site.path("secret"), "x").expect("a file");
+        fs::create_dir(site.path("closed")).expect("a folder");
+        fs::write(site.path("closed/file"), "x").expect("a file");
+        mode("secret", 0o640);
+        mode("closed", 0o700);
+        std::os::unix::fs::chown(site.path("secret"), Some(0), Some(4242)).expect("a group");
+        assert!(!does_well(&site, 65534, "cat secret"));
+        assert!(does_well(&site, 4242, "cat secret"));
+        assert!(!does_well(&site, 4242, "echo >> secret"));
+        // Root has it in every cache by now.
+        assert_eq!(fs::read_to_string(site.path("closed/file")).expect("root may"), "x");
+        assert!(!does_well(&site, 65534, "cat closed/file"));
+        assert!(!does_well(&site, 65534, "cd closed"));
+        assert!(!does_well(&site, 65534, "rm -f secret"), "the root is sticky");
+        assert!(does_well(
+            &site,
+            65534,
+            "umask 027 && echo x > own && test $(stat -c %a own) = 640"
+        ));
+        assert!(does_well(&site, 65534, "rm own"));
+        assert!(!does_well(&site, 65534, "mknod device c 1 3"));
+        assert!(does_well(&site, 65534, "mkfifo fifo && test -p fifo"));
+    }
+}

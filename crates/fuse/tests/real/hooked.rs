@@ -1,0 +1,191 @@
+//! A tmpfs that can be slow, fail, panic, and number its inodes differently.
+
+use corewalk::acl::Acl;
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
+    Seek, SetAttr, StatFs, XattrMode,
+};
+
+/// Called before each operation with what it is called and the name it is about.
+type Hook = Box<dyn Fn(&str, &[u8]) + Send + Sync>;
+
+pub(crate) struct Hooked {
+    inner: Tmpfs,
+    hook: Hook,
+    /// The numbers of two inodes that are exchanged.
+    exchanged: (u64, u64),
+}
+
+impl Hooked {
+    pub(crate) fn new(hook: impl Fn(&str, &[u8]) + Send + Sync + 'static) -> Hooked {
+        Hooked {
+            inner: Tmpfs::new(TmpfsOptions::default()),
+            hook: Box::new(hook),
+            exchanged: (0, 0),
+        }
+    }
+
+    /// Returns a file system whose root has the number `root`.
+    pub(crate) fn with_root(root: u64) -> Hooked {
+        let mut fs = Hooked::new(|_, _| {});
+        fs.exchanged = (fs.inner.root().expect("a root").ino, root);
+        fs
+    }
+
+    fn number(&self, ino: u64) -> u64 {
+        match ino {
+            ino if ino == self.exchanged.0 => self.exchanged.1,
+            ino if ino == self.exchanged.1 => self.exchanged.0,
+            ino => ino,
+        }
+    }
+
+    fn node(&self, node: Node<'_>) -> Node<'static> {
+        Node::detached(self.number(node.ino()), node.kind())
+    }
+
+    fn attr(&self, attr: Attr) -> Attr {
+        Attr { ino: self.number(attr.ino), ..attr }
+    }
+
+    fn call(&self, what: &str, name: &[u8]) {
+        (self.hook)(what, name);
+    }
+}
+
+impl FileSystem for Hooked {
+    fn root(&self) -> Result<Attr, Errno> {
+        self.inner.root().map(|attr| self.attr(attr))
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.call("lookup", name.as_bytes());
+        self.inner.lookup(self.node(dir), name).map(|attr| self.attr(attr))
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        self.call("getattr", b"");
+        self.inner.getattr(self.node(node)).map(|attr| self.attr(attr))
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.inner.setattr(self.node(node), set).map(|attr| self.attr(attr))
+    }
+
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.call("make", name.as_bytes());
+        self.inner.make(self.node(dir), name, what).map(|attr| self.attr(attr))
+    }
+
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        self.call("remove", name.as_bytes());
+        self.inner.remove(self.node(dir), name, self.node(node))
+    }
+
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        self.call("rename", from.1.as_bytes());
+        self.inner.rename((self.node(from.0), from.1), (self.node(to.0), to.1), mode)
+    }
+
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        self.call("readdir", b"");
+        self.inner.readdir(self.node(dir), cookie, &mut |entry| {
+            self.call("entry", entry.name.as_bytes());
+            sink(DirEntry { ino: self.number(entry.ino), ..entry })
+        })
+    }
+
+    fn read(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Errno> {
+        self.call("read", b"");
+        self.inner.read(self.node(node), handle, offset, buf)
+    }
+
+    fn write(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        self.inner.write(self.node(node), handle, offset, bytes)
+    }
+
+    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.inner.link(self.node(node), self.node(dir), name).map(|attr| self.attr(attr))
+    }
+
+    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        self.inner.readlink(self.node(node))
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        self.inner.statfs()
+    }
+
+    fn fallocate(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        self.inner.fallocate(self.node(node), handle, offset, len, how)
+    }
+
+    fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+        self.inner.seek(self.node(node), handle, offset, what)
+    }
+
+    fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.inner.getxattr(self.node(node), name)
+    }
+
+    fn setxattr(
+        &self,
+        node: Node<'_>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        self.inner.setxattr(self.node(node), name, value, mode)
+    }
+
+    fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        self.inner.listxattr(self.node(node))
+    }
+
+    fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        self.inner.removexattr(self.node(node), name)
+    }
+
+    fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
+        self.inner.get_acl(self.node(node), kind)
+    }
+
+    fn set_acl(
+        &self,
+        node: Node<'_>,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        mode: Option<u32>,
+    ) -> Result<(), Errno> {
+        self.inner.set_acl(self.node(node), kind, acl, mode)
+    }
+
+    fn forget(&self, ino: u64) {
+        self.inner.forget(self.number(ino));
+    }
+}

@@ -1,0 +1,15 @@
+//! Tests on real mounts.
+//!
+//! Each test mounts a file system of its own in a folder of its own and talks to it through the
+//! kernel. Where there is no `/dev/fuse` they print that they are skipped.
+
+#![forbid(unsafe_code)]
+
+mod files;
+mod forgets;
+mod hooked;
+mod listing;
+mod mounting;
+mod names;
+mod site;
+mod slow;

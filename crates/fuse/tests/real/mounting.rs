@@ -1,0 +1,91 @@
+//! Mounting and unmounting.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk_fuse::{Conflict, Mount, MountError, Options, Unmounted};
+use corewalk_sync::primitives::thread;
+use rustix::mount::UnmountFlags;
+
+use crate::site::{Folder, Site, can_mount, is_root, mount_options};
+
+fn mount(path: &Path) -> Result<Mount, MountError> {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    Mount::new(fs, path, Options::exclusive(), &mount_options())
+}
+
+#[test]
+fn mountpoint_that_cannot_be_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let file = folder.path().join("file");
+    assert_eq!(mount(&file).map(drop), Err(MountError::Missing));
+    fs::write(&file, "").expect("a file");
+    assert_eq!(mount(&file).map(drop), Err(MountError::NotDirectory));
+    assert_eq!(mount(&file.join("below")).map(drop), Err(MountError::NotDirectory));
+    fs::remove_file(file).expect("it exists");
+}
+
+#[test]
+fn mountpoint_that_is_taken_is_refused() {
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    assert_eq!(mount(site.root()).map(drop), Err(MountError::Busy));
+    fs::write(site.path("file"), "x").expect("the first mount still works");
+}
+
+#[test]
+fn options_that_conflict_are_refused() {
+    let options = Options {
+        entry_timeout: std::time::Duration::from_secs(1),
+        ..Options::shared().with_server_permissions()
+    };
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let mounted = Mount::new(fs, Path::new("/"), options, &mount_options());
+    assert_eq!(mounted.map(drop), Err(MountError::Options(Conflict::CachedNames)));
+}
+
+#[test]
+fn unmount_ends_the_wait_and_can_be_repeated() {
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    fs::write(site.path("file"), "x").expect("a file");
+    let (mount, folder) = site.into_mount();
+    let point = mount.point().clone();
+    let waiting = thread::spawn(move || mount.wait());
+    assert_eq!(point.unmount(), Ok(Unmounted::Done));
+    assert_eq!(waiting.join().expect("a thread"), Ok(()));
+    assert_eq!(point.unmount(), Ok(Unmounted::Already));
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+}
+
+#[test]
+fn mount_in_use_is_detached() {
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    let file = fs::File::create(site.path("file")).expect("a file");
+    let point = site.mount().point().clone();
+    assert_eq!(point.unmount(), Ok(Unmounted::Detached));
+    assert!(!site.path("file").exists());
+    assert_eq!(file.metadata().expect("it is served until it is closed").len(), 0);
+    let (mount, _folder) = site.into_mount();
+    drop(file);
+    assert_eq!(mount.wait(), Ok(()));
+}
+
+#[test]
+fn unmount_leaves_what_others_mounted_there_since() {
+    if !is_root() {
+        return;
+    }
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    let (first, folder) = site.into_mount();
+    rustix::mount::unmount(folder.path(), UnmountFlags::empty()).expect("nobody uses it");
+    let second = mount(folder.path()).expect("the place is free");
+    fs::write(folder.path().join("file"), "x").expect("a file");
+    drop(first);
+    assert!(folder.path().join("file").exists(), "the second mount is still there");
+    drop(second);
+    assert!(!folder.path().join("file").exists());
+}

@@ -1,0 +1,154 @@
+//! A back end that is slow or panics.
+
+use std::fs;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use corewalk::Errno;
+use corewalk_fuse::Options;
+use corewalk_sync::primitives::thread;
+
+use crate::hooked::Hooked;
+use crate::site::Site;
+
+/// Trap P6. 16 threads in 16 directories, 20 ms a lookup: at least 90 % of what 16 lookups at a time
+/// give. The best of three counts, since the machine may be busy.
+#[test]
+fn slow_lookups_run_side_by_side() {
+    const LOOKUPS: u32 = 40;
+    const EACH: Duration = Duration::from_millis(20);
+    let fs = Hooked::new(|what, name| {
+        if what == "lookup" && name.starts_with(b"missing") {
+            thread::sleep(EACH);
+        }
+    });
+    let Some(site) = Site::new(Arc::new(fs), Options::exclusive()) else { return };
+    for dir in 0..16 {
+        fs::create_dir(site.path(&format!("d{dir}"))).expect("a folder");
+    }
+    let mut best = Duration::MAX;
+    for attempt in 0..3 {
+        let begin = Instant::now();
+        let threads: Vec<_> = (0..16)
+            .map(|dir| {
+                let dir = site.path(&format!("d{dir}"));
+                thread::spawn(move || {
+                    for at in 0..LOOKUPS {
+                        assert!(!dir.join(format!("missing{attempt}-{at}")).exists());
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("a thread");
+        }
+        best = best.min(begin.elapsed());
+    }
+    let ideal = EACH * LOOKUPS;
+    assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
+}
+
+/// Trap P7. A directory whose rename takes 3 s can be used below meanwhile. The best of three, since
+/// the machine may be busy.
+#[test]
+fn slow_rename_of_a_directory_delays_nothing_below_it() {
+    let (began, has_begun) = channel();
+    let fs = Hooked::new(move |what, name| {
+        if what == "rename" && name.starts_with(b"dir") {
+            began.send(()).expect("the test listens");
+            thread::sleep(Duration::from_secs(3));
+        }
+    });
+    let mut options = Options::exclusive();
+    // Each fstat is a request.
+    options.attr_timeout = Duration::ZERO;
+    let Some(site) = Site::new(Arc::new(fs), options) else { return };
+    let mut best = Duration::MAX;
+    for attempt in 0..3 {
+        let from = format!("dir{attempt}");
+        let to = format!("renamed{attempt}");
+        best = best.min(longest_below_a_rename(&site, &from, &to, || {
+            has_begun.recv().expect("the rename begins");
+        }));
+        let moved = fs::read_to_string(site.path(&to).join("below/file"));
+        assert_eq!(moved.expect("it moved along"), "x");
+        if best < Duration::from_millis(50) {
+            return;
+        }
+    }
+    panic!("a request below took {best:?}");
+}
+
+/// Returns how long the slowest of 100 requests below a directory took while it was renamed.
+fn longest_below_a_rename(
+    site: &Site,
+    from: &str,
+    to: &str,
+    wait_for_begin: impl FnOnce(),
+) -> Duration {
+    fs::create_dir_all(site.path(from).join("below")).expect("folders");
+    fs::write(site.path(from).join("below/file"), "x").expect("a file");
+    let file = fs::File::open(site.path(from).join("below/file")).expect("it exists");
+    let below = fs::File::open(site.path(from).join("below")).expect("it exists");
+    let (from, to) = (site.path(from), site.path(to));
+    let renaming = thread::spawn(move || fs::rename(from, to));
+    wait_for_begin();
+    let mut longest = Duration::ZERO;
+    let mut answers = Vec::new();
+    for at in 0..100 {
+        let begin = Instant::now();
+        let length = file.metadata().map(|metadata| metadata.len());
+        let missing = format!("missing{at}");
+        let stat = rustix::fs::statat(below.as_fd(), missing, rustix::fs::AtFlags::empty());
+        longest = longest.max(begin.elapsed());
+        answers.push((length.ok(), stat.err()));
+    }
+    // Nothing is asserted before the thread is done: a test that panics while the server still owes
+    // it an answer never ends.
+    let was_quick = renaming.is_finished();
+    renaming.join().expect("a thread").expect("a rename");
+    assert!(!was_quick, "the rename was too quick to prove anything");
+    assert!(answers.iter().all(|answer| *answer == (Some(1), Some(Errno::NOENT))));
+    longest
+}
+
+#[test]
+fn request_that_panics_fails_and_the_server_lives() {
+    let fs = Hooked::new(|what, name| {
+        assert!(!name.starts_with(b"panic"), "the back end panics in {what}, as it should");
+    });
+    let Some(site) = Site::new(Arc::new(fs), Options::exclusive()) else { return };
+    let errno = |result: std::io::Result<()>| result.map_err(|error| error.raw_os_error());
+    let eio = Err(Some(Errno::IO.raw_os_error()));
+    for round in 0..40 {
+        let name = format!("panic{round}");
+        assert_eq!(errno(fs::write(site.path(&name), "")), eio);
+        assert_eq!(errno(fs::metadata(site.path(&name)).map(drop)), eio);
+    }
+    assert_eq!(site.counters().panics, 80);
+    fs::write(site.path("file"), "fine").expect("a file");
+    assert_eq!(fs::read_to_string(site.path("file")).expect("it exists"), "fine");
+}
+
+#[test]
+fn listing_that_panics_half_way_returns_what_it_has() {
+    let fs = Hooked::new(|what, name| {
+        assert!(what != "entry" || name != b"n13", "the listing panics, as it should");
+    });
+    let mut options = Options::exclusive();
+    options.readdirplus = corewalk_fuse::ReaddirPlus::Always;
+    let Some(site) = Site::new(Arc::new(fs), options) else { return };
+    for at in 0..40 {
+        fs::write(site.path(&format!("n{at}")), "").expect("a file");
+    }
+    let listed: Vec<_> = fs::read_dir(site.root()).expect("a folder").collect();
+    assert!(listed.last().is_some_and(|last| last.is_err()), "the end is an error");
+    assert!(site.counters().panics > 0);
+    for at in 0..40 {
+        fs::remove_file(site.path(&format!("n{at}"))).expect("it exists");
+    }
+    site.wait_for("all is forgotten", |counters| counters.lookups == 0);
+    assert_eq!(site.counters().refused_forgets, 0);
+}

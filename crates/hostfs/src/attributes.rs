@@ -1,0 +1,128 @@
+//! Attributes: what statx(2) says, and chmod, chown, truncate and utimensat.
+//!
+//! A change of several attributes is made one after the other. If one fails, the owner and the mode
+//! are put back as they were; the size is changed last but for the times, since it cannot be put
+//! back.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use corewalk::attr::mode::S_IFMT;
+use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, SetTime, Timespec};
+use rustix::fs::{
+    AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+    chmodat, chownat, ftruncate, makedev, utimensat,
+};
+
+use crate::hostfs::{AclSupport, HostFs, magic, reopen};
+
+impl HostFs {
+    /// Returns the attributes of what a descriptor refers to.
+    pub(crate) fn attr_of(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
+        let status = self.status(fd, b"")?;
+        let has_acl =
+            self.has_acl(&status, || self.acl_of(fd, AclKind::Access).map(|a| a.is_some()))?;
+        Ok(self.attr(&status, has_acl))
+    }
+
+    /// Returns whether a file has an ACL, which `ask` finds out where that is possible.
+    pub(crate) fn has_acl(
+        &self,
+        status: &Statx,
+        ask: impl FnOnce() -> Result<bool, Errno>,
+    ) -> Result<bool, Errno> {
+        let kind = FileKind::from_mode(u32::from(status.stx_mode));
+        if self.acls == AclSupport::No || kind == Some(FileKind::Symlink) {
+            Ok(false)
+        } else {
+            ask()
+        }
+    }
+
+    pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
+        let btime = time(&status.stx_btime);
+        Attr {
+            ino: status.stx_ino,
+            generation: self.generations.of(status.stx_ino, btime),
+            mode: u32::from(status.stx_mode),
+            nlink: status.stx_nlink,
+            uid: status.stx_uid,
+            gid: status.stx_gid,
+            rdev: makedev(status.stx_rdev_major, status.stx_rdev_minor),
+            size: status.stx_size,
+            blocks: status.stx_blocks,
+            blksize: status.stx_blksize,
+            atime: time(&status.stx_atime),
+            mtime: time(&status.stx_mtime),
+            ctime: time(&status.stx_ctime),
+            btime,
+            has_acl,
+        }
+    }
+
+    /// Changes attributes and returns the new ones.
+    pub(crate) fn change_attr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        let shared = self.at(node)?;
+        let fd = shared.as_fd();
+        let before = self.status(fd, b"")?;
+        let done = self.change(node, fd, set);
+        if let Err(error) = done {
+            // Best effort: what cannot be put back was changed by somebody else meanwhile.
+            if set.uid.is_some() || set.gid.is_some() {
+                let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
+            }
+            if node.kind() != FileKind::Symlink {
+                let _ = chmod(fd, u32::from(before.stx_mode));
+            }
+            return Err(error);
+        }
+        self.attr_of(fd)
+    }
+
+    fn change(&self, node: Node<'_>, fd: BorrowedFd<'_>, set: &SetAttr) -> Result<(), Errno> {
+        // Opened first, so that a file that cannot be truncated is not changed at all.
+        let writable = match set.size {
+            Some(_) => Some(self.retry_full(|| reopen(fd, OFlags::WRONLY))?),
+            None => None,
+        };
+        if set.uid.is_some() || set.gid.is_some() {
+            chown(fd, set.uid, set.gid)?;
+        }
+        if let Some(mode) = set.mode
+            && node.kind() != FileKind::Symlink
+        {
+            chmod(fd, mode)?;
+        }
+        if let (Some(size), Some(file)) = (set.size, writable) {
+            ftruncate(file, size)?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let times =
+                Timestamps { last_access: to_set(set.atime), last_modification: to_set(set.mtime) };
+            utimensat(CWD, magic(fd), &times, AtFlags::empty())?;
+        }
+        Ok(())
+    }
+}
+
+/// Changes the owner of what a descriptor refers to.
+pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
+    let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+    chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)
+}
+
+/// Changes the mode of what a descriptor refers to, which is no symbolic link.
+pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
+    chmodat(CWD, magic(fd), Mode::from_raw_mode(mode & !S_IFMT), AtFlags::empty())
+}
+
+pub(crate) fn time(from: &StatxTimestamp) -> Timespec {
+    Timespec { secs: from.tv_sec, nanos: from.tv_nsec }
+}
+
+fn to_set(time: Option<SetTime>) -> rustix::fs::Timespec {
+    match time {
+        None => rustix::fs::Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(SetTime::Now) => rustix::fs::Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(SetTime::At(at)) => rustix::fs::Timespec { tv_sec: at.secs, tv_nsec: at.nanos.into() },
+    }
+}

@@ -1,0 +1,134 @@
+//! Resolving a path beneath the root, whatever is going on there.
+//!
+//! The paths come from the cache: names of directories, none of them `.`, `..` or a symbolic link.
+//! So nothing on the way may be a link, nothing may lead up or to another file system, and the last
+//! component is opened itself, with `O_PATH`, whatever it is. Where the host has openat2(2) it says
+//! so to the kernel; where not (before Linux 5.6, or under a filter of system calls), each component
+//! is opened from the directory before it with `O_NOFOLLOW`, which allows the same paths.
+//!
+//! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces the directory reached may
+//! be moved, also out of the root; that the file found is the one that was meant is checked by the
+//! caller, by its number.
+//!
+//! Source: openat2(2); CVE-2015-2925 for what a rename does to `..`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use corewalk::Errno;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
+
+/// The longest piece of a path that is resolved by one call, in bytes.
+const PIECE_MAX: usize = 4000;
+/// Calls of openat2 that may fail because something was renamed meanwhile.
+const AGAIN_MAX: u32 = 64;
+
+/// How the host resolves paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resolver {
+    /// With openat2(2).
+    Openat2,
+    /// One component at a time.
+    Components,
+}
+
+impl Resolver {
+    /// Returns the best way that works on this host.
+    pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
+        match beneath(root, b".", OFlags::DIRECTORY) {
+            Ok(_) => Resolver::Openat2,
+            Err(_) => Resolver::Components,
+        }
+    }
+
+    /// Returns an `O_PATH` descriptor of what `path`, `/` or `/a/b`, leads to from `root`.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`; `ELOOP` for a symbolic link on the way; `EXDEV` for another file system.
+    pub(crate) fn open(self, root: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let piece_max = if self == Resolver::Openat2 { PIECE_MAX } else { 0 };
+        let mut at: Option<OwnedFd> = None;
+        let mut rest = path.strip_prefix(b"/").unwrap_or(path);
+        loop {
+            let dir = at.as_ref().map_or(root, |fd| fd.as_fd());
+            let (piece, tail) = split_piece(rest, piece_max);
+            let piece = if piece.is_empty() { b"." } else { piece };
+            let flags = if tail.is_empty() { OFlags::empty() } else { OFlags::DIRECTORY };
+            let next = match self {
+                Resolver::Openat2 => beneath(dir, piece, flags)?,
+                Resolver::Components => {
+                    openat(dir, piece, flags | OFlags::PATH | no_follow(), Mode::empty())?
+                }
+            };
+            if tail.is_empty() {
+                return Ok(next);
+            }
+            (at, rest) = (Some(next), tail);
+        }
+    }
+}
+
+/// Returns the flags that every descriptor here is opened with.
+pub(crate) fn no_follow() -> OFlags {
+    OFlags::NOFOLLOW | OFlags::CLOEXEC
+}
+
+fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let how = ResolveFlags::BENEATH
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_XDEV;
+    let flags = flags | OFlags::PATH | no_follow();
+    let mut result = openat2(dir, path, flags, Mode::empty(), how);
+    for _ in 0..AGAIN_MAX {
+        if result.as_ref().err() != Some(&Errno::AGAIN) {
+            break;
+        }
+        result = openat2(dir, path, flags, Mode::empty(), how);
+    }
+    result
+}
+
+/// Returns as many components of `path` as fit into `max` bytes, one at least, and the others.
+fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
+    if path.len() <= max {
+        return (path, b"");
+    }
+    let is_slash = |b: &u8| *b == b'/';
+    let end = match path[..max].iter().rposition(is_slash) {
+        Some(end) => end,
+        None => path.iter().position(is_slash).unwrap_or(path.len()),
+    };
+    (&path[..end], path.get(end + 1..).unwrap_or(b""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_is_split_where_a_component_ends() {
+        assert_eq!(split_piece(b"a/b/c", 5), (&b"a/b/c"[..], &b""[..]));
+        assert_eq!(split_piece(b"a/b/c", 4), (&b"a/b"[..], &b"c"[..]));
+        assert_eq!(split_piece(b"a/b/c", 2), (&b"a"[..], &b"b/c"[..]));
+        assert_eq!(split_piece(b"long/b", 2), (&b"long"[..], &b"b"[..]));
+        assert_eq!(split_piece(b"long", 0), (&b"long"[..], &b""[..]));
+        assert_eq!(split_piece(b"", 0), (&b""[..], &b""[..]));
+    }
+
+    #[test]
+    fn both_resolvers_find_the_same_and_follow_nothing() {
+        let root = std::env::temp_dir().join(format!("corewalk-beneath-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        let _ = std::os::unix::fs::symlink("/etc", root.join("a/out"));
+        let fd = std::fs::File::open(&root).unwrap();
+        for resolver in [Resolver::Openat2, Resolver::Components] {
+            let open = |path: &[u8]| resolver.open(fd.as_fd(), path);
+            assert!(open(b"/").is_ok() && open(b"/a/b").is_ok());
+            assert!(open(b"/a/out").is_ok(), "the link itself");
+            let through = open(b"/a/out/passwd").err();
+            assert!([Some(Errno::LOOP), Some(Errno::NOTDIR)].contains(&through), "{through:?}");
+            assert_eq!(open(b"/a/none").err(), Some(Errno::NOENT));
+        }
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

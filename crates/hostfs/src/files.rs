@@ -1,0 +1,128 @@
+//! Data: open files, reading, writing, allocation, holes.
+//!
+//! An open file has a descriptor of its own, opened as the client opened it. A call without one (a
+//! handle of 0, or one whose descriptor is not open for what is asked, as a writeback cache does)
+//! opens the file for itself alone.
+
+use std::os::fd::AsFd;
+
+use corewalk::{Errno, Fallocate, FileKind, Node, Seek};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, fdatasync, fsync, seek};
+use rustix::io::{pread, pwrite};
+
+use crate::descriptors::SharedFd;
+use crate::hostfs::{HostFs, reopen};
+
+impl HostFs {
+    /// Opens a regular file and returns its handle; 0 for other kinds, which have no open state.
+    pub(crate) fn open_file(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
+        if node.kind() != FileKind::Regular {
+            return Ok(0);
+        }
+        // Offsets come with each call, so a client's O_APPEND must not move them; creation and
+        // truncation are calls of their own.
+        let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
+        let fd = self.at(node)?;
+        let file = self.retry_full(|| reopen(fd.as_fd(), access))?;
+        Ok(self.descriptors.add_open(node.ino(), file))
+    }
+
+    /// Runs `call` on the open file, or on one opened for it if the handle is no good for it.
+    fn with_file<R>(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        access: OFlags,
+        mut call: impl FnMut(&SharedFd) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        if let Some(file) = self.descriptors.get_open(node.ino(), handle) {
+            match call(&file) {
+                Err(Errno::BADF) => {}
+                other => return other,
+            }
+        }
+        let fd = self.at(node)?;
+        let file = self.retry_full(|| reopen(fd.as_fd(), access))?;
+        call(&SharedFd::new(file))
+    }
+
+    pub(crate) fn read_at(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Errno> {
+        self.with_file(node, handle, OFlags::RDONLY, |file| {
+            let mut done = 0;
+            while done < buf.len() {
+                match pread(file, &mut buf[done..], offset + done as u64) {
+                    Ok(0) => break,
+                    Ok(count) => done += count,
+                    Err(Errno::INTR) => {}
+                    Err(_) if done > 0 => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(done)
+        })
+    }
+
+    pub(crate) fn write_at(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        self.with_file(node, handle, OFlags::WRONLY, |file| {
+            let mut done = 0;
+            while done < bytes.len() {
+                match pwrite(file, &bytes[done..], offset + done as u64) {
+                    Ok(0) => break,
+                    Ok(count) => done += count,
+                    Err(Errno::INTR) => {}
+                    Err(_) if done > 0 => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(done)
+        })
+    }
+
+    pub(crate) fn sync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
+        if !matches!(node.kind(), FileKind::Regular | FileKind::Directory) {
+            return Ok(());
+        }
+        self.with_file(node, handle, OFlags::RDONLY, |file| {
+            if data_only { fdatasync(file) } else { fsync(file) }
+        })
+    }
+
+    pub(crate) fn allocate(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        (offset, len): (u64, u64),
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        let how = FallocateFlags::from_bits_retain(how.bits());
+        self.with_file(node, handle, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
+    }
+
+    /// Returns the offset of the next data or hole. The offset of the descriptor, which this moves,
+    /// is used by nobody.
+    pub(crate) fn find_data(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        what: Seek,
+    ) -> Result<u64, Errno> {
+        let from = match what {
+            Seek::Data => SeekFrom::Data(offset),
+            Seek::Hole => SeekFrom::Hole(offset),
+        };
+        self.with_file(node, handle, OFlags::RDONLY, |file| seek(file, from))
+    }
+}

@@ -1,0 +1,364 @@
+//! The file system itself: from an inode to a descriptor, and from a call to its operation.
+//!
+//! [`HostFs::at`] is where every call begins. An inode that was used lately, was unlinked, or is open
+//! has a descriptor; for any other the cache is asked for a path, which is resolved beneath the root
+//! and checked by number. A path may be out of date for two reasons: a rename under way, for which
+//! `moves` knows the successor, and a rename that has ended meanwhile, for which the cache is asked
+//! again. What is not found in several rounds has gone behind our back: `ESTALE`.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use corewalk::acl::Acl;
+use corewalk::{
+    AclKind, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode,
+    Seek, SetAttr, StatFs, XattrMode,
+};
+use corewalk_sync::primitives::thread;
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatvfs, open, statx};
+
+use crate::beneath::Resolver;
+use crate::descriptors::{Descriptors, SharedFd};
+use crate::generations::Generations;
+use crate::moves::Moves;
+
+/// How often the cache is asked for a path that leads to the inode.
+const ROUNDS: u32 = 32;
+
+/// How a host directory is served.
+#[derive(Clone, Copy, Debug)]
+pub struct HostFsOptions {
+    /// Descriptors of recently used inodes that are kept for reuse.
+    pub reusable: usize,
+    /// Descriptors of inodes that were unlinked while in use, at most. A file that is open is
+    /// reached through its open descriptor as well.
+    pub orphans: usize,
+}
+
+impl Default for HostFsOptions {
+    /// Returns 64 of each, which leaves room for open files below a limit of 256.
+    fn default() -> HostFsOptions {
+        HostFsOptions { reusable: 64, orphans: 64 }
+    }
+}
+
+/// A directory of the host. See the crate's text.
+pub struct HostFs {
+    pub(crate) root: SharedFd,
+    pub(crate) root_ino: u64,
+    /// The device of the root; nothing else is entered.
+    device: (u32, u32),
+    resolver: Resolver,
+    pub(crate) descriptors: Descriptors,
+    pub(crate) moves: Moves,
+    pub(crate) generations: Generations,
+    /// Whether the host file system has POSIX ACLs.
+    pub(crate) acls: AclSupport,
+}
+
+/// Whether a host file system has POSIX ACLs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AclSupport {
+    /// It has, or may have.
+    Yes,
+    /// Asking for one is `EOPNOTSUPP`.
+    No,
+}
+
+impl HostFs {
+    /// Returns the file system whose root is the directory `root`, through whatever symbolic links
+    /// lead there.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `EACCES` for the directory; `ENOSYS` without `/proc`.
+    pub fn new(root: &Path, options: HostFsOptions) -> Result<HostFs, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(root, flags, Mode::empty())?;
+        let status = stat_fd(root.as_fd())?;
+        let through_proc =
+            statx(rustix::fs::CWD, magic(root.as_fd()), AtFlags::empty(), StatxFlags::BASIC_STATS);
+        if through_proc.map(|seen| seen.stx_ino) != Ok(status.stx_ino) {
+            return Err(Errno::NOSYS);
+        }
+        let mut fs = HostFs {
+            root_ino: status.stx_ino,
+            device: (status.stx_dev_major, status.stx_dev_minor),
+            resolver: Resolver::detect(root.as_fd()),
+            root: Arc::new(root),
+            descriptors: Descriptors::new(options.reusable, options.orphans),
+            moves: Moves::default(),
+            generations: Generations::default(),
+            acls: AclSupport::Yes,
+        };
+        if fs.acl_of(fs.root.as_fd(), AclKind::Access).err() == Some(Errno::OPNOTSUPP) {
+            fs.acls = AclSupport::No;
+        }
+        Ok(fs)
+    }
+
+    /// Returns an `O_PATH` descriptor of the inode.
+    ///
+    /// # Errors
+    /// `ESTALE` if no path of the cache leads to it any more (H.1); `EMFILE`, `ENFILE`.
+    pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
+        let ino = node.ino();
+        if ino == self.root_ino {
+            return Ok(Arc::clone(&self.root));
+        }
+        if let Some(fd) = self.descriptors.get(ino) {
+            return Ok(fd);
+        }
+        for round in 0..ROUNDS {
+            if round > 0 {
+                thread::yield_now();
+            }
+            // Without a name only a descriptor could have reached it.
+            let path = match node.path() {
+                Err(_) => return self.descriptors.get(ino).ok_or(Errno::STALE),
+                Ok(path) => path,
+            };
+            if let Some(fd) = self.open_if(ino, &path)? {
+                return Ok(fd);
+            }
+            for path in self.moves.collect_successors(&path) {
+                if let Some(fd) = self.open_if(ino, &path)? {
+                    return Ok(fd);
+                }
+            }
+            // It may have been removed, and kept, since.
+            if let Some(fd) = self.descriptors.get(ino) {
+                return Ok(fd);
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    /// Returns a descriptor of what `path` leads to if that is inode `ino`, and keeps it for reuse.
+    fn open_if(&self, ino: u64, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
+        let fd = match self.retry_full(|| self.resolver.open(self.root.as_fd(), path)) {
+            Ok(fd) => fd,
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ACCESS)) => {
+                return Err(error);
+            }
+            // The name is gone, or something else has taken it or a name above.
+            Err(_) => return Ok(None),
+        };
+        if stat_fd(fd.as_fd())?.stx_ino != ino {
+            return Ok(None);
+        }
+        let fd = Arc::new(fd);
+        self.descriptors.keep(ino, Arc::clone(&fd));
+        Ok(Some(fd))
+    }
+
+    /// Runs `open`, and once more without the descriptors kept for reuse if there are too many.
+    pub(crate) fn retry_full<R>(&self, open: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
+        match open() {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.descriptors.drop_reusable();
+                open()
+            }
+            other => other,
+        }
+    }
+
+    /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
+    ///
+    /// # Errors
+    /// `EXDEV` if it is on another file system, or the root of a mount.
+    pub(crate) fn status(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Statx, Errno> {
+        let flags = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
+        let flags = flags | AtFlags::NO_AUTOMOUNT;
+        let status = statx(dir, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let is_root = status.stx_ino == self.root_ino;
+        let is_mount = status.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT);
+        if (status.stx_dev_major, status.stx_dev_minor) != self.device || (is_mount && !is_root) {
+            return Err(Errno::XDEV);
+        }
+        Ok(status)
+    }
+}
+
+/// Returns the status of what a descriptor refers to.
+pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
+    statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+}
+
+/// Returns the path under which the kernel shows what a descriptor refers to: for calls that take no
+/// `O_PATH` descriptor. What it leads to is not followed any further.
+pub(crate) fn magic(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+/// Opens what an `O_PATH` descriptor refers to, for reading or writing.
+pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
+    open(magic(fd), flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
+}
+
+impl FileSystem for HostFs {
+    fn root(&self) -> Result<Attr, Errno> {
+        self.attr_of(self.root.as_fd())
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.lookup_name(dir, name)
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        self.attr_of(self.at(node)?.as_fd())
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.change_attr(node, set)
+    }
+
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.make_name(dir, name, what)
+    }
+
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        self.remove_name(dir, name, node)
+    }
+
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        self.rename_name(from, to, mode)
+    }
+
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        self.list(dir, cookie, sink)
+    }
+
+    fn read(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Errno> {
+        self.read_at(node, handle, offset, buf)
+    }
+
+    fn write(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        self.write_at(node, handle, offset, bytes)
+    }
+
+    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.link_name(node, dir, name)
+    }
+
+    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        let target = rustix::fs::readlinkat(&*self.at(node)?, c"", Vec::new())?;
+        Ok(target.into_bytes())
+    }
+
+    fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.make_nameless(dir, what)
+    }
+
+    fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
+        self.open_file(node, flags)
+    }
+
+    fn has_open_state(&self) -> bool {
+        true
+    }
+
+    fn release(&self, _node: Node<'_>, handle: u64) {
+        self.descriptors.close(handle);
+    }
+
+    fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
+        self.sync(node, handle, data_only)
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        let all = fstatvfs(&*self.root)?;
+        Ok(StatFs {
+            bsize: all.f_frsize as u32,
+            blocks: all.f_blocks,
+            bfree: all.f_bfree,
+            bavail: all.f_bavail,
+            files: all.f_files,
+            ffree: all.f_ffree,
+            namelen: all.f_namemax as u32,
+        })
+    }
+
+    fn fallocate(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        self.allocate(node, handle, (offset, len), how)
+    }
+
+    fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+        self.find_data(node, handle, offset, what)
+    }
+
+    fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.xattr_of(self.at(node)?.as_fd(), name)
+    }
+
+    fn setxattr(
+        &self,
+        node: Node<'_>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        self.set_xattr_of(self.at(node)?.as_fd(), name, value, mode)
+    }
+
+    fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        self.xattrs_of(self.at(node)?.as_fd())
+    }
+
+    fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        rustix::fs::removexattr(magic(self.at(node)?.as_fd()), name)
+    }
+
+    fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
+        if self.acls == AclSupport::No || node.kind() == FileKind::Symlink {
+            return Ok(None);
+        }
+        self.acl_of(self.at(node)?.as_fd(), kind)
+    }
+
+    fn set_acl(
+        &self,
+        node: Node<'_>,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        mode: Option<u32>,
+    ) -> Result<(), Errno> {
+        self.set_acl_of(self.at(node)?.as_fd(), kind, acl, mode)
+    }
+
+    fn forget(&self, ino: u64) {
+        self.descriptors.forget(ino);
+    }
+}
+
+impl std::fmt::Debug for HostFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut text = f.debug_struct("HostFs");
+        text.field("root", &self.root).field("resolver", &self.resolver);
+        text.field("acls", &self.acls).finish_non_exhaustive()
+    }
+}

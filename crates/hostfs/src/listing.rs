@@ -1,0 +1,108 @@
+//! Directory listings.
+//!
+//! A listing is read from a descriptor that is opened for it and moved to the cookie, which is the
+//! host's own `d_off`. So cookies mean the same place for as long as the host says so: disk file
+//! systems hash the name or number the entries, and old versions of the host's tmpfs (before Linux
+//! 6.6) count, so that there a removal may hide an entry from a listing that goes on.
+//!
+//! Two offsets get another number. 0, which would mean the start; and 2^63 - 1, by which ext4 and
+//! btrfs mean the end: a server needs room above the largest cookie for what it adds. No host uses
+//! the numbers below 2^63 - 1 that stand for them (ext4's hashes end at 2^63 - 2^32 - 1).
+//!
+//! Source: getdents64(2), traps T48 and P13.
+
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+
+use corewalk::{DirEntry, DirSink, Errno, FileKind, Name, Node};
+use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, seek};
+
+use crate::hostfs::{HostFs, reopen};
+
+/// Bytes of entries that are read at once.
+const READ_BYTES: usize = 32 << 10;
+/// The offset that means the end of a directory.
+const END: u64 = i64::MAX as u64;
+/// Stands for an offset of [`END`].
+const COOKIE_OF_END: u64 = END - 3;
+/// Stands for an offset of 0.
+const COOKIE_OF_ZERO: u64 = END - 4;
+
+impl HostFs {
+    /// Reports the entries of a directory behind `cookie`.
+    pub(crate) fn list(
+        &self,
+        dir: Node<'_>,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+    ) -> Result<(), Errno> {
+        let path_fd = self.at(dir)?;
+        let file = self.retry_full(|| reopen(path_fd.as_fd(), OFlags::DIRECTORY))?;
+        if cookie != 0 {
+            seek(&file, SeekFrom::Start(offset_of(cookie)))?;
+        }
+        let mut buf = vec![MaybeUninit::uninit(); READ_BYTES];
+        let mut entries = RawDir::new(&file, &mut buf);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            // `.` and `..` are no names.
+            let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
+            let kind = match kind_of(entry.file_type()) {
+                Some(kind) => kind,
+                None => match self.status(path_fd.as_fd(), name.as_bytes()) {
+                    Ok(status) => FileKind::from_mode(u32::from(status.stx_mode)),
+                    Err(_) => None,
+                }
+                .unwrap_or(FileKind::Regular),
+            };
+            let cookie = cookie_of(entry.next_entry_cookie());
+            if sink(DirEntry { name, ino: entry.ino(), kind, cookie }).is_break() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn cookie_of(offset: u64) -> u64 {
+    match offset {
+        0 => COOKIE_OF_ZERO,
+        END => COOKIE_OF_END,
+        offset => offset,
+    }
+}
+
+fn offset_of(cookie: u64) -> u64 {
+    match cookie {
+        COOKIE_OF_ZERO => 0,
+        COOKIE_OF_END => END,
+        cookie => cookie,
+    }
+}
+
+/// Returns the kind of file; None if the host does not say.
+fn kind_of(kind: FileType) -> Option<FileKind> {
+    Some(match kind {
+        FileType::RegularFile => FileKind::Regular,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharacterDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        FileType::Unknown => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offset_comes_back_from_its_cookie_and_leaves_room() {
+        for offset in [0, 1, 2, 1 << 40, END - (1 << 32), END] {
+            assert_eq!(offset_of(cookie_of(offset)), offset);
+            assert!((1..END - 2).contains(&cookie_of(offset)), "{offset}");
+        }
+    }
+}

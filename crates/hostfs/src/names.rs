@@ -1,0 +1,226 @@
+//! Names: looking them up, making, linking, removing and renaming them.
+//!
+//! A new file is made with the rights of its owner alone, then gets its owner, its ACLs and its mode,
+//! and is removed again if one of these fails; whoever looks at the host directly can see it in
+//! between. Through the cache nobody can, since its name is claimed.
+//!
+//! Before the last name of an inode goes, a descriptor of it is kept: whoever uses it still has it
+//! until the cache forgets it. What a name refers to is looked at just before, so that a file that
+//! others put there is not taken for the one that was meant.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use corewalk::attr::mode::S_IFMT;
+use corewalk::{AclKind, Attr, Errno, FileKind, Make, Name, Node, RenameMode, Timespec};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Statx, linkat, mkdirat, mknodat, openat,
+    renameat_with, symlinkat, unlinkat,
+};
+
+use crate::attributes::{chmod, chown, time};
+use crate::beneath::no_follow;
+use crate::hostfs::{HostFs, magic, stat_fd};
+
+impl HostFs {
+    pub(crate) fn lookup_name(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        let dir = self.at(dir)?;
+        let status = self.status(dir.as_fd(), name.as_bytes())?;
+        let has_acl = self.has_acl(&status, || self.name_has_acl(dir.as_fd(), name))?;
+        Ok(self.attr(&status, has_acl))
+    }
+
+    pub(crate) fn make_name(
+        &self,
+        dir: Node<'_>,
+        name: Name<'_>,
+        what: &Make<'_>,
+    ) -> Result<Attr, Errno> {
+        let dir = self.at(dir)?;
+        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
+        self.retry_full(|| create(dir.as_fd(), name, kind, what))?;
+        let made = self.retry_full(|| open_path(dir.as_fd(), name)).and_then(|fd| {
+            let attr = self.dress(fd.as_fd(), kind, what)?;
+            Ok((fd, attr))
+        });
+        match made {
+            Ok((fd, attr)) => {
+                self.descriptors.keep(attr.ino, Arc::new(fd));
+                Ok(attr)
+            }
+            Err(error) => {
+                let flags = match kind {
+                    FileKind::Directory => AtFlags::REMOVEDIR,
+                    _ => AtFlags::empty(),
+                };
+                let _ = unlinkat(&dir, name.as_bytes(), flags);
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn make_nameless(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        let dir = self.at(dir)?;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = self.retry_full(|| openat(&dir, c".", flags, Mode::from_raw_mode(0o600)))?;
+        let attr = self.dress(file.as_fd(), FileKind::Regular, what)?;
+        self.descriptors.keep_orphan(attr.ino, Arc::new(file));
+        Ok(attr)
+    }
+
+    /// Gives a file that has just been made its owner, its ACLs and its mode.
+    fn dress(&self, fd: BorrowedFd<'_>, kind: FileKind, what: &Make<'_>) -> Result<Attr, Errno> {
+        let status = stat_fd(fd)?;
+        if (status.stx_uid, status.stx_gid) != (what.uid, what.gid) {
+            chown(fd, Some(what.uid), Some(what.gid))?;
+        }
+        if kind != FileKind::Symlink {
+            if let Some(acl) = &what.default_acl {
+                self.set_acl_of(fd, AclKind::Default, Some(acl), None)?;
+            }
+            if let Some(acl) = &what.access_acl {
+                self.set_acl_of(fd, AclKind::Access, Some(acl), None)?;
+            }
+            chmod(fd, what.mode & !S_IFMT)?;
+        }
+        self.generations.note_birth(status.stx_ino, time(&status.stx_btime));
+        self.attr_of(fd)
+    }
+
+    pub(crate) fn link_name(
+        &self,
+        node: Node<'_>,
+        dir: Node<'_>,
+        name: Name<'_>,
+    ) -> Result<Attr, Errno> {
+        let (file, dir) = (self.at(node)?, self.at(dir)?);
+        let path = magic(file.as_fd());
+        linkat(CWD, path, &dir, name.as_bytes(), AtFlags::SYMLINK_FOLLOW)?;
+        self.descriptors.adopt_orphan(node.ino());
+        self.attr_of(file.as_fd())
+    }
+
+    pub(crate) fn remove_name(
+        &self,
+        dir: Node<'_>,
+        name: Name<'_>,
+        node: Node<'_>,
+    ) -> Result<(), Errno> {
+        let dir = self.at(dir)?;
+        let status = self.status(dir.as_fd(), name.as_bytes())?;
+        if status.stx_ino != node.ino() {
+            return Err(Errno::STALE);
+        }
+        let is_dir = node.kind() == FileKind::Directory;
+        let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let last = self.keep_victim(dir.as_fd(), name, &status);
+        let done = unlinkat(&dir, name.as_bytes(), flags);
+        self.settle_victim(&status, last, &done);
+        done
+    }
+
+    pub(crate) fn rename_name(
+        &self,
+        (from_dir, from): (Node<'_>, Name<'_>),
+        (to_dir, to): (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        let (old_dir, new_dir) = (self.at(from_dir)?, self.at(to_dir)?);
+        let flags = match mode {
+            RenameMode::Replace => RenameFlags::empty(),
+            RenameMode::NoReplace => RenameFlags::NOREPLACE,
+            RenameMode::Exchange => RenameFlags::EXCHANGE,
+        };
+        // Found out before the rename, since afterwards the cache is behind.
+        let paths = path_below(from_dir, from).zip(path_below(to_dir, to));
+        let victim = match mode {
+            RenameMode::Replace => self.status(new_dir.as_fd(), to.as_bytes()).ok(),
+            _ => None,
+        };
+        let last = match &victim {
+            Some(status) => self.keep_victim(new_dir.as_fd(), to, status),
+            None => Last::No,
+        };
+        let done = renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
+        if let Some(status) = &victim {
+            self.settle_victim(status, last, &done);
+        }
+        if let (Ok(()), Some((old, new))) = (&done, paths) {
+            if mode == RenameMode::Exchange {
+                self.moves.add(new.clone(), old.clone());
+            }
+            self.moves.add(old, new);
+        }
+        done
+    }
+
+    /// Keeps a descriptor of what is about to lose a name, if that is its last one.
+    fn keep_victim(&self, dir: BorrowedFd<'_>, name: Name<'_>, status: &Statx) -> Last {
+        let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
+        if status.stx_nlink > 1 && !is_dir {
+            return Last::No;
+        }
+        let kept = self.descriptors.get(status.stx_ino);
+        let fd = kept.or_else(|| {
+            let fd = self.retry_full(|| open_path(dir, name)).ok()?;
+            let is_same = stat_fd(fd.as_fd()).is_ok_and(|now| now.stx_ino == status.stx_ino);
+            is_same.then(|| Arc::new(fd))
+        });
+        if let Some(fd) = fd {
+            self.descriptors.keep_orphan(status.stx_ino, fd);
+        }
+        Last::Yes
+    }
+
+    fn settle_victim(&self, status: &Statx, last: Last, done: &Result<(), Errno>) {
+        match (last, done) {
+            (Last::No, _) => {}
+            (Last::Yes, Ok(())) => {
+                let birth = time(&status.stx_btime);
+                self.generations.note_death(status.stx_ino, birth, Timespec::now());
+            }
+            (Last::Yes, Err(_)) => self.descriptors.adopt_orphan(status.stx_ino),
+        }
+    }
+}
+
+/// Whether an inode is about to lose its last name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    Yes,
+    No,
+}
+
+/// Returns the path of a name in a directory, if the directory has one.
+fn path_below(dir: Node<'_>, name: Name<'_>) -> Option<Vec<u8>> {
+    let mut path = dir.path().ok()?;
+    if path.last() != Some(&b'/') {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name.as_bytes());
+    Some(path)
+}
+
+fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
+    openat(dir, name.as_bytes(), OFlags::PATH | no_follow(), Mode::empty())
+}
+
+/// Makes a file of the kind that is wanted, which only its owner can use.
+fn create(
+    dir: BorrowedFd<'_>,
+    name: Name<'_>,
+    kind: FileKind,
+    what: &Make<'_>,
+) -> Result<(), Errno> {
+    let (name, mode) = (name.as_bytes(), Mode::from_raw_mode(what.mode & 0o700));
+    let node = |kind, device| mknodat(dir, name, kind, mode, device);
+    match kind {
+        FileKind::Regular => node(FileType::RegularFile, 0),
+        FileKind::Directory => mkdirat(dir, name, mode),
+        FileKind::Symlink => symlinkat(what.target, dir, name),
+        FileKind::Fifo => node(FileType::Fifo, 0),
+        FileKind::Socket => node(FileType::Socket, 0),
+        FileKind::CharDevice => node(FileType::CharacterDevice, what.rdev),
+        FileKind::BlockDevice => node(FileType::BlockDevice, what.rdev),
+    }
+}

@@ -1,0 +1,151 @@
+//! Attempts to get out of the root, and changes behind the back of the namespace.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::time::Duration;
+
+use corewalk::{Cred, Errno, May, RenameMode, WalkFlags};
+use corewalk_hostfs::HostFsOptions;
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::rng::Seed;
+
+use crate::fixtures::{TempDir, at, make, over, rename, walk, with_options};
+
+/// Nothing is kept for reuse: every call resolves a path.
+const BY_PATH: HostFsOptions = HostFsOptions { reusable: 0, orphans: 0 };
+
+#[test]
+fn symbolic_links_are_the_namespaces_own() {
+    let dir = TempDir::new();
+    symlink("/etc", dir.join("absolute")).unwrap();
+    symlink("../../../../../../etc", dir.join("relative")).unwrap();
+    fs::create_dir(dir.join("etc")).unwrap();
+    fs::write(dir.join("etc/passwd"), b"inside").unwrap();
+    let inside = fs::metadata(dir.join("etc/passwd")).unwrap().ino();
+    let vfs = with_options(dir.path(), BY_PATH);
+    for path in ["absolute/passwd", "relative/passwd", "../etc/passwd"] {
+        let found = vfs.walk(&Cred::root(), &at(&vfs), path.as_bytes(), WalkFlags::FOLLOW);
+        assert_eq!(found.unwrap().inode().ino(), inside, "{path}");
+    }
+}
+
+/// A directory that the cache knows becomes a link to one outside of the root. Whatever is asked of
+/// the file below it, nothing is done to the one outside.
+#[test]
+fn directory_that_turns_into_a_link_leads_nowhere() {
+    let (dir, outside) = (TempDir::new(), TempDir::new());
+    fs::create_dir(dir.join("d")).unwrap();
+    fs::write(dir.join("d/f"), b"inside").unwrap();
+    fs::write(outside.join("f"), b"outside").unwrap();
+    let vfs = with_options(dir.path(), BY_PATH);
+    let (d, f) = (walk(&vfs, "d").unwrap(), walk(&vfs, "d/f").unwrap());
+    fs::rename(dir.join("d"), outside.join("d")).unwrap();
+    symlink(outside.path(), dir.join("d")).unwrap();
+    let cred = Cred::root();
+    assert_eq!(vfs.write(&cred, &f, 0, 0, b"overwritten"), Err(Errno::STALE));
+    assert_eq!(vfs.getattr(&f), Err(Errno::STALE));
+    assert_eq!(vfs.open(&cred, &f, 1, May::WRITE), Err(Errno::STALE));
+    let unseen = vfs.lookup(&cred, &d, crate::fixtures::name("new")).err();
+    assert_eq!(unseen, Some(Errno::STALE));
+    assert_eq!(make(&vfs, "d/made").err(), Some(Errno::STALE));
+    assert_eq!(fs::read(outside.join("f")).unwrap(), b"outside");
+    assert!(!outside.join("made").exists());
+}
+
+/// H.1: another file under the same name is not taken for the one that was meant.
+#[test]
+fn file_replaced_behind_our_back_is_stale_and_then_found() {
+    let dir = TempDir::new();
+    fs::write(dir.join("f"), b"old").unwrap();
+    let vfs = with_options(dir.path(), BY_PATH);
+    let f = walk(&vfs, "f").unwrap();
+    fs::write(dir.join("g"), b"new").unwrap();
+    fs::rename(dir.join("g"), dir.join("f")).unwrap();
+    assert_eq!(vfs.getattr(&f), Err(Errno::STALE));
+    assert_eq!(crate::fixtures::remove(&vfs, "f", corewalk::Removal::Unlink), Err(Errno::STALE));
+    assert_eq!(fs::read(dir.join("f")).unwrap(), b"new");
+    vfs.invalidate(&vfs.root(), crate::fixtures::name("f")).unwrap();
+    let mut buf = [0; 3];
+    assert_eq!(vfs.read(&walk(&vfs, "f").unwrap(), 0, 0, &mut buf), Ok(3));
+    assert_eq!(&buf, b"new");
+}
+
+/// Trap T20: a directory is moved out of the root and back on the host, while files below it are
+/// read and written by path. What is outside under the same names is never touched.
+#[test]
+fn directory_moved_out_and_back_is_never_mistaken() {
+    let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));
+    let (dir, outside) = (TempDir::new(), TempDir::new());
+    for base in [dir.path(), outside.path()] {
+        fs::create_dir_all(base.join("d/e")).unwrap();
+        fs::write(base.join("d/e/f"), b"12345678").unwrap();
+    }
+    let vfs = with_options(dir.path(), BY_PATH);
+    let f = walk(&vfs, "d/e/f").unwrap();
+    let done = AtomicBool::new(false);
+    let counts = race::run(2, Seed::choose(), |racer| {
+        let (mut reached, mut stale) = (0, 0);
+        if racer.thread == 0 {
+            // ORDERING: Relaxed. A flag; nothing is published through it.
+            while !done.load(Ordering::Relaxed) {
+                fs::rename(dir.join("d"), outside.join("gone")).unwrap();
+                symlink(outside.join("d"), dir.join("d")).unwrap();
+                fs::remove_file(dir.join("d")).unwrap();
+                fs::rename(outside.join("gone"), dir.join("d")).unwrap();
+            }
+            return (1, 1);
+        }
+        while reached < 200 || stale < 20 {
+            match vfs.write(&Cred::root(), &f, 0, 0, b"inside!!") {
+                Ok(8) => reached += 1,
+                Err(Errno::STALE) => stale += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        // ORDERING: Relaxed. As above.
+        done.store(true, Ordering::Relaxed);
+        (reached, stale)
+    });
+    assert!(counts[1].0 > 0, "never reached");
+    assert_eq!(fs::read(outside.join("d/e/f")).unwrap(), b"12345678");
+}
+
+/// Renames through the namespace are never in the way of those who hold what is below: the time
+/// between the host's rename and that of the cache shows as nothing at all.
+#[test]
+fn renames_through_the_namespace_make_nothing_stale() {
+    let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));
+    let dir = TempDir::new();
+    let vfs = with_options(dir.path(), BY_PATH);
+    for path in ["a/", "a/b/", "z/"] {
+        make(&vfs, path).unwrap();
+    }
+    let f = make(&vfs, "a/b/f").unwrap();
+    let done = AtomicBool::new(false);
+    race::run(3, Seed::choose(), |racer| {
+        if racer.thread == 0 {
+            let steps = [("a", "x"), ("x/b", "z/c"), ("z/c", "x/b"), ("x", "a")];
+            // ORDERING: Relaxed. A flag; nothing is published through it.
+            for i in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
+                let (from, to) = steps[i % 4];
+                rename(&vfs, from, to, RenameMode::Replace).unwrap();
+            }
+            return;
+        }
+        for i in 0..3000 {
+            let found = vfs.getattr(&f);
+            assert_eq!(found.map(|attr| attr.ino), Ok(f.ino()), "reading {i}");
+        }
+        // ORDERING: Relaxed. As above.
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn other_file_systems_below_the_root_are_not_entered() {
+    // `/proc` is one on every machine that this runs on.
+    let vfs = over("/".as_ref());
+    assert_eq!(walk(&vfs, "proc").err(), Some(Errno::XDEV));
+    assert!(walk(&vfs, "usr").is_ok());
+}

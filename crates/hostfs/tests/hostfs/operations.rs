@@ -1,0 +1,200 @@
+//! What each operation does to the host, and what the host's state looks like from here.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+
+use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
+use corewalk::attr::mode::{S_IFIFO, S_IFREG};
+use corewalk::{
+    Cred, Errno, Fallocate, Fsync, Make, May, Removal, RenameMode, Seek, SetAttr, SetTime,
+    Timespec, XattrMode,
+};
+
+use crate::fixtures::{TempDir, link, list, make, name, over, remove, rename, symlink, walk};
+
+#[test]
+fn made_files_are_on_the_host_with_owner_and_mode() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    make(&vfs, "d/").unwrap();
+    let what = Make::new(S_IFREG | 0o4751, 1234, 4321);
+    let parent = walk(&vfs, "d").unwrap();
+    let (_, attr) = vfs.make(&Cred::root(), &parent, name("f"), what).unwrap();
+    let host = fs::symlink_metadata(dir.join("d/f")).unwrap();
+    assert_eq!((host.uid(), host.gid(), host.mode()), (1234, 4321, S_IFREG | 0o4751));
+    assert_eq!((attr.ino, attr.mode, attr.nlink), (host.ino(), host.mode(), 1));
+    let fifo = Make::new(S_IFIFO | 0o600, 0, 0);
+    vfs.make(&Cred::root(), &parent, name("p"), fifo).unwrap();
+    assert!(fs::symlink_metadata(dir.join("d/p")).unwrap().file_type().is_fifo());
+    symlink(&vfs, "d/l", "../nowhere").unwrap();
+    assert_eq!(fs::read_link(dir.join("d/l")).unwrap().to_str(), Some("../nowhere"));
+    assert_eq!(vfs.readlink(&walk(&vfs, "d/l").unwrap()).unwrap(), b"../nowhere");
+    assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
+}
+
+#[test]
+fn data_is_read_and_written_with_and_without_a_handle() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    let f = make(&vfs, "f").unwrap();
+    let cred = Cred::root();
+    assert_eq!(vfs.write(&cred, &f, 0, 3, b"without"), Ok(7));
+    let handle = vfs.open(&cred, &f, 2, May::READ | May::WRITE).unwrap();
+    assert_ne!(handle, 0);
+    assert_eq!(vfs.write(&cred, &f, handle, 10, b"with"), Ok(4));
+    let mut buf = [1; 32];
+    assert_eq!(vfs.read(&f, handle, 0, &mut buf), Ok(14));
+    assert_eq!(&buf[..14], b"\0\0\0withoutwith");
+    vfs.fsync(&f, handle, Fsync::All).unwrap();
+    // A handle for reading alone serves a writeback cache too.
+    let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
+    assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
+    vfs.release(&f, reader);
+    vfs.release(&f, handle);
+    assert_eq!(fs::read(dir.join("f")).unwrap(), b"abcwithoutwith");
+    vfs.fallocate(&f, 0, 0, 8192, Fallocate::empty()).unwrap();
+    assert_eq!(vfs.getattr(&f).unwrap().size, 8192);
+    assert_eq!(vfs.seek(&f, 0, 8192, Seek::Data), Err(Errno::NXIO));
+    assert_eq!(vfs.seek(&f, 0, 5, Seek::Data), Ok(5));
+}
+
+#[test]
+fn attributes_are_changed_on_the_host() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    let (f, cred) = (make(&vfs, "f").unwrap(), Cred::root());
+    let at = Timespec { secs: 1_000_000, nanos: 5_000 };
+    let set = SetAttr {
+        mode: Some(0o640),
+        uid: Some(7),
+        gid: Some(8),
+        size: Some(100),
+        mtime: Some(SetTime::At(at)),
+        ..SetAttr::default()
+    };
+    let attr = vfs.setattr(&cred, &f, &set).unwrap();
+    let host = fs::symlink_metadata(dir.join("f")).unwrap();
+    assert_eq!(
+        (attr.mode & 0o7777, attr.uid, attr.gid, attr.size, attr.mtime),
+        (0o640, 7, 8, 100, at)
+    );
+    assert_eq!((host.mode() & 0o7777, host.uid(), host.gid(), host.len()), (0o640, 7, 8, 100));
+    assert_eq!((host.mtime(), host.mtime_nsec()), (1_000_000, 5_000));
+    // A symbolic link has an owner and times of its own.
+    fs::write(dir.join("target"), b"").unwrap();
+    symlink(&vfs, "l", "target").unwrap();
+    let l = walk(&vfs, "l").unwrap();
+    let set = SetAttr { uid: Some(9), mtime: Some(SetTime::At(at)), ..SetAttr::default() };
+    vfs.setattr(&cred, &l, &set).unwrap();
+    let (link, target) =
+        (fs::symlink_metadata(dir.join("l")).unwrap(), fs::metadata(dir.join("target")).unwrap());
+    assert_eq!((link.uid(), link.mtime()), (9, 1_000_000));
+    assert_ne!((target.uid(), target.mtime()), (9, 1_000_000));
+}
+
+#[test]
+fn extended_attributes_and_acls_are_those_of_the_host() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    let (f, cred) = (make(&vfs, "f").unwrap(), Cred::root());
+    vfs.setxattr(&cred, &f, b"user.a", b"1", XattrMode::Create).unwrap();
+    let long = vec![7; 3000];
+    vfs.setxattr(&cred, &f, b"user.long", &long, XattrMode::Set).unwrap();
+    assert_eq!(vfs.setxattr(&cred, &f, b"user.a", b"2", XattrMode::Create), Err(Errno::EXIST));
+    assert_eq!(vfs.getxattr(&cred, &f, b"user.long"), Ok(long));
+    assert_eq!(vfs.getxattr(&cred, &f, b"user.none"), Err(Errno::NODATA));
+    vfs.removexattr(&cred, &f, b"user.long").unwrap();
+    assert_eq!(vfs.listxattr(&cred, &f), Ok(b"user.a\0".to_vec()));
+    let acl = Acl::new([
+        Entry::new(Tag::UserObj, 6, Entry::NO_ID),
+        Entry::new(Tag::User, 4, 1000),
+        Entry::new(Tag::GroupObj, 0, Entry::NO_ID),
+        Entry::new(Tag::Mask, 4, Entry::NO_ID),
+        Entry::new(Tag::Other, 0, Entry::NO_ID),
+    ])
+    .unwrap();
+    vfs.setxattr(&cred, &f, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
+    let mode = fs::metadata(dir.join("f")).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o640, "the mask stands in for the group");
+    // Another namespace, which has never seen the file, learns of the ACL by itself.
+    let again = over(dir.path());
+    let f = walk(&again, "f").unwrap();
+    assert!(again.access(&Cred::user(1000, 1000, &[]), &f, May::READ).is_ok());
+    assert!(again.access(&Cred::user(1000, 1000, &[]), &f, May::READ).is_ok());
+    assert_eq!(again.access(&Cred::user(1001, 1001, &[]), &f, May::READ), Err(Errno::ACCESS));
+    assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
+}
+
+/// Trap P3: what lies below a renamed directory is found by its new path and its old handle.
+#[test]
+fn descendants_of_a_renamed_directory_are_reached() {
+    let dir = TempDir::new();
+    // Nothing is kept for reuse, so every call goes by path.
+    let none = corewalk_hostfs::HostFsOptions { reusable: 0, orphans: 0 };
+    let vfs = crate::fixtures::with_options(dir.path(), none);
+    for path in ["a/", "a/b/", "a/b/c/"] {
+        make(&vfs, path).unwrap();
+    }
+    let f = make(&vfs, "a/b/c/f").unwrap();
+    for (from, to) in [("a", "x"), ("x/b", "x/y"), ("x/y/c", "c"), ("c", "x/c")] {
+        rename(&vfs, from, to, RenameMode::Replace).unwrap();
+        assert_eq!(vfs.write(&Cred::root(), &f, 0, 0, to.as_bytes()), Ok(to.len()));
+        assert_eq!(vfs.getattr(&f).unwrap().ino, f.ino());
+    }
+    assert_eq!(fs::read(dir.join("x/c/f")).unwrap(), b"x/c");
+    assert_eq!(rename(&vfs, "x", "x/y/z", RenameMode::Replace), Err(Errno::INVAL));
+}
+
+#[test]
+fn rename_modes_are_those_of_the_host() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    make(&vfs, "d/").unwrap();
+    let (a, b) = (make(&vfs, "a").unwrap().ino(), make(&vfs, "d/b").unwrap().ino());
+    assert_eq!(rename(&vfs, "a", "d/b", RenameMode::NoReplace), Err(Errno::EXIST));
+    rename(&vfs, "a", "d/b", RenameMode::Exchange).unwrap();
+    assert_eq!(fs::metadata(dir.join("a")).unwrap().ino(), b);
+    assert_eq!(walk(&vfs, "d/b").unwrap().ino(), a);
+    link(&vfs, "a", "c").unwrap();
+    assert_eq!(vfs.getattr(&walk(&vfs, "c").unwrap()).unwrap().nlink, 2);
+    rename(&vfs, "d/b", "c", RenameMode::Replace).unwrap();
+    assert_eq!(fs::metadata(dir.join("c")).unwrap().ino(), a);
+    assert_eq!(fs::metadata(dir.join("a")).unwrap().nlink(), 1);
+    remove(&vfs, "d", Removal::Rmdir).unwrap();
+    assert_eq!(list(&vfs, "/", 100).unwrap(), ["a", "c"]);
+    assert!(!dir.join("d").exists());
+}
+
+/// Trap P11: a number that the host uses again comes with another generation, also when all happens
+/// within one tick of its clock.
+#[test]
+fn number_and_generation_never_repeat() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    let (mut seen, mut numbers) = (std::collections::HashSet::new(), 0);
+    for _ in 0..2000 {
+        let made = make(&vfs, "f").unwrap();
+        let pair = (made.ino(), made.generation());
+        assert!(seen.insert(pair), "{pair:?} again");
+        drop(made);
+        assert_eq!(walk(&vfs, "f").map(|f| (f.ino(), f.generation())), Ok(pair));
+        remove(&vfs, "f", Removal::Unlink).unwrap();
+        numbers += 1;
+    }
+    let distinct: std::collections::HashSet<u64> = seen.iter().map(|(ino, _)| *ino).collect();
+    assert!(distinct.len() < numbers, "the host never used a number again: nothing was shown");
+}
+
+#[test]
+fn listing_goes_on_where_it_stopped() {
+    let dir = TempDir::new();
+    let mut names: Vec<String> = (0..3000).map(|i| format!("name-{i}")).collect();
+    for name in &names {
+        fs::write(dir.join(name), b"").unwrap();
+    }
+    names.sort_unstable();
+    let vfs = over(dir.path());
+    for reply in [7, 500, 10_000] {
+        assert_eq!(list(&vfs, "/", reply).unwrap(), names);
+    }
+}

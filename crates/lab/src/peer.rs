@@ -1,0 +1,279 @@
+//! Mounted file systems that are measured beside each other, and what it takes to leave nothing
+//! mounted.
+//!
+//! A mount is a server process and a mount point in a folder for temporary files. It is ready when
+//! the mount point has another device number than its parent. When it is dropped, in whatever way
+//! the run ends, the mount point is unmounted (lazily, so that it goes even while somebody is in
+//! it), the server is waited for and then killed, and the folders are removed. SIGINT and SIGTERM
+//! set a flag that the run looks at between two steps; the servers ignore the terminal's SIGINT by
+//! being in process groups of their own.
+//!
+//! # What it refuses
+//! A peer that is not installed is skipped and named, never replaced.
+//!
+//! Source: mount.fuse(8), umount2(2), signal(7).
+
+mod programs;
+
+pub(crate) use programs::{Program, bindfs, ours, passthrough_hp, passthrough_ll};
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use corewalk_sync::primitives::Arc;
+use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// How long a server may take to mount, and to leave.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two looks at something that has no event to wait for.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A folder for everything that one run makes, removed at the end.
+pub(crate) struct Scratch {
+    path: PathBuf,
+}
+
+/// A directory to measure: a mount with its server, or a plain directory.
+pub(crate) struct Mounted {
+    variant: &'static str,
+    directory: PathBuf,
+    server: Option<Child>,
+}
+
+/// Notices SIGINT and SIGTERM for as long as it lives.
+pub(crate) struct Interrupt {
+    is_set: Arc<AtomicBool>,
+    handlers: Vec<signal_hook::SigId>,
+}
+
+impl Scratch {
+    /// Returns a new folder in `parent`, for this process and what `label` names.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(crate) fn new(parent: &Path, label: &str) -> anyhow::Result<Scratch> {
+        let path = parent.join(format!("corewalk-lab-{}-{label}", std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Scratch { path })
+    }
+
+    /// Returns a new folder called `name` in it.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(crate) fn folder(&self, name: &str) -> io::Result<PathBuf> {
+        let path = self.path.join(name);
+        fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+impl Mounted {
+    /// Returns a directory without a server.
+    pub(crate) fn plain(variant: &'static str, directory: PathBuf) -> Mounted {
+        Mounted { variant, directory, server: None }
+    }
+
+    /// Starts `program`, which mounts at `directory`, and waits until it has.
+    ///
+    /// # Errors
+    /// If it does not start, ends, or mounts nothing in ten seconds.
+    pub(crate) fn start(
+        variant: &'static str,
+        program: Program,
+        directory: PathBuf,
+    ) -> anyhow::Result<Mounted> {
+        let mut command: Command = program.into_command();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        let server = command.spawn().with_context(|| format!("{variant} does not start"))?;
+        // From here on it is taken down whatever happens.
+        let mut mounted = Mounted { variant, directory, server: Some(server) };
+        let start = Instant::now();
+        while !mounted.is_mounted() {
+            let server = mounted.server.as_mut().expect("it was just started");
+            if let Some(status) = server.try_wait()? {
+                bail!("{variant} ended before it had mounted: {status}");
+            }
+            ensure!(start.elapsed() < PATIENCE, "{variant} mounted nothing in {PATIENCE:?}");
+            thread::sleep(LOOK_EVERY);
+        }
+        Ok(mounted)
+    }
+
+    /// Returns the name in the rows.
+    pub(crate) fn variant(&self) -> &'static str {
+        self.variant
+    }
+
+    /// Returns the directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Keeps the server on the processors in `cpus`.
+    pub(crate) fn pin(&self, cpus: &CpuSet) {
+        for thread in self.threads() {
+            // A thread that ended meanwhile needs no processor.
+            let _ = sched_setaffinity(Some(thread), cpus);
+        }
+    }
+
+    /// Returns the processor time that the server's threads have used, in nanoseconds; 0 without a
+    /// server, or where the kernel does not tell.
+    pub(crate) fn cpu_ns(&self) -> u64 {
+        let of = |thread: Pid| {
+            let text = fs::read_to_string(format!("/proc/{}/schedstat", thread.as_raw_pid()));
+            text.ok()?.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        self.threads().into_iter().filter_map(of).sum()
+    }
+
+    fn threads(&self) -> Vec<Pid> {
+        let Some(server) = &self.server else { return vec![] };
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", server.id())) else { return vec![] };
+        let number = |task: fs::DirEntry| task.file_name().to_str()?.parse::<i32>().ok();
+        tasks.flatten().filter_map(number).filter_map(Pid::from_raw).collect()
+    }
+
+    fn is_mounted(&self) -> bool {
+        let device = |path: &Path| fs::symlink_metadata(path).map(|path| path.dev()).ok();
+        let parent = self.directory.parent().and_then(device);
+        let here = device(&self.directory);
+        here.is_some() && here != parent
+    }
+
+    /// Takes the mount away, by the system call where that is allowed and by fusermount3 elsewhere.
+    fn unmount(&self) {
+        if unmount(&self.directory, UnmountFlags::DETACH).is_err() && self.is_mounted() {
+            let _ = Command::new("fusermount3")
+                .args(["-u", "-z"])
+                .arg(&self.directory)
+                .stderr(Stdio::null())
+                .status();
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.server.is_none() {
+            return;
+        }
+        self.unmount();
+        let Some(server) = &mut self.server else { return };
+        let start = Instant::now();
+        let mut is_told = false;
+        loop {
+            match server.try_wait() {
+                Ok(None) if start.elapsed() < PATIENCE => thread::sleep(LOOK_EVERY),
+                Ok(None) => {
+                    let _ = server.kill();
+                    let _ = server.wait();
+                    return;
+                }
+                Ok(Some(_)) | Err(_) => return,
+            }
+            if !is_told && start.elapsed() > PATIENCE / 10 {
+                is_told = true;
+                if let Some(pid) = Pid::from_raw(server.id().cast_signed()) {
+                    let _ = kill_process(pid, Signal::TERM);
+                }
+            }
+        }
+    }
+}
+
+impl Interrupt {
+    /// Starts noticing.
+    ///
+    /// # Errors
+    /// If the handlers cannot be set.
+    pub(crate) fn watch() -> anyhow::Result<Interrupt> {
+        let is_set = Arc::new(AtomicBool::new(false));
+        let mut handlers = vec![];
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            handlers.push(signal_hook::flag::register(signal, Arc::clone(&is_set))?);
+        }
+        Ok(Interrupt { is_set, handlers })
+    }
+
+    /// Returns an error once a signal has come.
+    ///
+    /// # Errors
+    /// See above.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        // ORDERING: Relaxed. A flag that a signal handler sets.
+        ensure!(!self.is_set.load(Ordering::Relaxed), "interrupted");
+        Ok(())
+    }
+}
+
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        for &handler in &self.handlers {
+            signal_hook::low_level::unregister(handler);
+        }
+    }
+}
+
+/// Returns the processors that this process may use.
+///
+/// # Errors
+/// If the kernel does not tell.
+pub(crate) fn all_cpus() -> anyhow::Result<CpuSet> {
+    sched_getaffinity(None).context("sched_getaffinity")
+}
+
+/// Returns the first processor of `all` alone, and its number.
+pub(crate) fn one_cpu(all: &CpuSet) -> (CpuSet, usize) {
+    let first = (0..CpuSet::MAX_CPU).find(|&cpu| all.is_set(cpu)).unwrap_or(0);
+    let mut one = CpuSet::new();
+    one.set(first);
+    (one, first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_is_gone_after_it_was_dropped() {
+        let scratch = Scratch::new(&std::env::temp_dir(), "gone").unwrap();
+        let folder = scratch.folder("a").unwrap();
+        assert!(folder.is_dir());
+        drop(scratch);
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn server_that_mounts_nothing_is_an_error_and_is_taken_down() {
+        let scratch = Scratch::new(&std::env::temp_dir(), "nothing").unwrap();
+        let folder = scratch.folder("mnt").unwrap();
+        let program = Program::new("false");
+        let error = Mounted::start("nobody", program, folder).err().expect("nothing was mounted");
+        assert!(error.to_string().contains("ended before"), "{error:#}");
+    }
+
+    #[test]
+    fn one_processor_is_one_of_those_allowed() {
+        let all = all_cpus().unwrap();
+        let (one, number) = one_cpu(&all);
+        assert!(one.count() == 1 && all.is_set(number));
+    }
+}
