@@ -1,7 +1,7 @@
 //! The corewalk program.
 //!
 //! `corewalk mount SOURCE MOUNTPOINT` serves a file system through FUSE, `corewalk stat MOUNTPOINT`
-//! shows the counters of one. Each subcommand is a module; this file parses the command line, and
+//! shows the counters of one, `corewalk lab` measures. Each subcommand is a module; this file parses the command line, and
 //! turns what went wrong into one line on the standard error and an exit status: 1 for a failure, 2
 //! for a command line that cannot be meant.
 
@@ -31,6 +31,8 @@ enum Command {
     Mount(mount::Arguments),
     /// Shows the counters of a mount.
     Stat(stat::Arguments),
+    /// Measures corewalk beside the host kernel and the usual designs.
+    Lab(corewalk_lab::LabArgs),
 }
 
 fn main() -> ExitCode {
@@ -38,6 +40,10 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Mount(arguments) => mount::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
+        Command::Lab(arguments) => {
+            let done = corewalk_lab::run(arguments, &["lab"]);
+            done.map_err(|error| failure::Failure::of("lab", format!("{error:#}")))
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

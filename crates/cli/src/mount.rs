@@ -28,7 +28,7 @@ use options::Plan;
 /// The command line.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to mount: tmpfs, a file system in memory.
+    /// What to mount: tmpfs, a file system in memory, or a directory (a path with a / in it).
     source: String,
     /// Where to mount it. It is made if it does not exist, and removed at the end.
     mountpoint: PathBuf,
@@ -66,12 +66,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.background {
         daemon::leave_terminal();
     }
+    let fs = source.open(plan.tmpfs)?;
     // Before the mount: a signal that comes while it is made must not leave it behind.
     let (events, happened) = channel();
     watch_signals(events.clone())?;
     let path = &arguments.mountpoint;
     let made = make_directory(path)?;
-    let mount = Mount::new(source.open(plan.tmpfs), path, plan.server, &plan.mount)
+    let mount = Mount::new(fs, path, plan.server, &plan.mount)
         .map_err(|error| Failure::of(path.display(), error));
     let mount = match mount {
         Ok(mount) => mount,

@@ -1,13 +1,16 @@
 //! What can be mounted.
 //!
-//! A SOURCE is a word (`tmpfs`), later also a host directory or a scheme such as `s3://`. Each
-//! becomes a [`FileSystem`] and the promises that the server may make for it.
+//! A SOURCE is a word (`tmpfs`) or a directory of the host, which is told by a `/` in it: `/srv`,
+//! `./tmpfs`; later also a scheme such as `s3://`. Each becomes a [`FileSystem`] and the promises
+//! that the server may make for it.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use corewalk::FileSystem;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_fuse::Options;
+use corewalk_hostfs::{HostFs, HostFsOptions};
 
 use crate::failure::Failure;
 
@@ -16,6 +19,8 @@ use crate::failure::Failure;
 pub(crate) enum Source {
     /// A file system in memory.
     Tmpfs,
+    /// A directory of the host; the path is kept for as long as the process runs.
+    Host(&'static Path),
 }
 
 impl Source {
@@ -23,7 +28,17 @@ impl Source {
     pub(crate) fn parse(word: &str) -> Result<Source, Failure> {
         match word {
             "tmpfs" => Ok(Source::Tmpfs),
-            _ => Err(Failure::Usage(format!("unknown source '{word}'; known is: tmpfs"))),
+            path if path.contains('/') => {
+                // Canonical, since a process in the background has another working directory.
+                let path = Path::new(path)
+                    .canonicalize()
+                    .map_err(|error| Failure::of(path, error))?
+                    .into_boxed_path();
+                Ok(Source::Host(Box::leak(path)))
+            }
+            _ => Err(Failure::Usage(format!(
+                "unknown source '{word}'; known are: tmpfs, and a directory (with a / in its path)"
+            ))),
         }
     }
 
@@ -32,6 +47,8 @@ impl Source {
         match self {
             // Its only door is this mount.
             Source::Tmpfs => Options::exclusive(),
+            // The directory is there for others as well.
+            Source::Host(_) => Options::shared(),
         }
     }
 
@@ -40,13 +57,21 @@ impl Source {
         match self {
             // Its requests never wait, so more threads only take turns.
             Source::Tmpfs => processors.max(2),
+            // Its requests wait for a disk.
+            Source::Host(_) => (processors * 4).max(8),
         }
     }
 
     /// Returns the file system.
-    pub(crate) fn open(self, tmpfs: TmpfsOptions) -> Arc<dyn FileSystem> {
+    ///
+    /// # Errors
+    /// What the host says of the directory.
+    pub(crate) fn open(self, tmpfs: TmpfsOptions) -> Result<Arc<dyn FileSystem>, Failure> {
         match self {
-            Source::Tmpfs => Arc::new(Tmpfs::new(tmpfs)),
+            Source::Tmpfs => Ok(Arc::new(Tmpfs::new(tmpfs))),
+            Source::Host(path) => HostFs::new(path, HostFsOptions::default())
+                .map(|fs| Arc::new(fs) as Arc<dyn FileSystem>)
+                .map_err(|error| Failure::of(path.display(), error)),
         }
     }
 }

@@ -21,6 +21,7 @@
 
 mod step;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bitflags::bitflags;
@@ -113,7 +114,8 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) flags: WalkFlags,
     pub(crate) root: &'a PathRef<'v>,
     pub(crate) mode: Mode,
-    pub(crate) mount: Arc<Mount>,
+    /// Counted only after a mount point was crossed: a count would be a store that others see.
+    pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: u32,
     /// What the dentry was when it was reached.
     pub(crate) seen: crate::dentry::Glimpse,
@@ -219,7 +221,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         cred: &'a Cred,
         flags: WalkFlags,
         root: &'a PathRef<'v>,
-        start: &PathRef<'v>,
+        start: &'a PathRef<'v>,
         mode: Mode,
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.glimpse(start.dentry);
@@ -233,7 +235,7 @@ impl<'v, 'a> Walk<'v, 'a> {
             flags,
             root,
             mode,
-            mount: Arc::clone(&start.mount),
+            mount: Cow::Borrowed(&start.mount),
             dentry: start.dentry,
             seen,
             hold: None,
@@ -269,7 +271,9 @@ impl<'v, 'a> Walk<'v, 'a> {
                 path = &link;
             }
         }
-        if must_be_directory && !self.seen.body.is_directory() {
+        // A name that does not exist is no directory either, but that is not what is wrong with it.
+        let is_there = !self.seen.body.is_negative();
+        if must_be_directory && is_there && !self.seen.body.is_directory() {
             return Err(self.verdict(Errno::NOTDIR));
         }
         Ok(())
@@ -283,7 +287,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         self.legitimize()?;
         self.stay_below_root()?;
         let Place { dentry, inode } = self.hold.take().expect("legitimize takes references");
-        let mount = Arc::clone(&self.mount);
+        let mount = self.mount.into_owned();
         Ok(PathRef { vfs: self.vfs, mount, dentry: dentry.into_slot(), inode })
     }
 
@@ -343,7 +347,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
         let vfs = self.vfs;
         let _still = (self.mode == Mode::Ref).then(|| vfs.dcache.topology.read_shared());
-        let (mut mount, mut at) = (&self.mount, self.dentry);
+        let (mut mount, mut at) = (&*self.mount, self.dentry);
         loop {
             if mount.id == self.root.mount.id && at == self.root.dentry {
                 return self.validate();

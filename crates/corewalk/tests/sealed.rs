@@ -1,12 +1,11 @@
-//! A lookup stores nothing that another thread reads: proved, not argued (guarantee V.2).
+//! A walk stores nothing that another thread reads: proved, not argued (guarantee V.2).
 //!
-//! A namespace over tmpfs is built, 12 directories deep and 1000 names wide at the bottom, and every
-//! name that will be asked for is looked up once, so that the cache knows it; of missing names it
-//! keeps negative dentries. Then all of that memory, and the statics of the program, are made
-//! read-only, and the missing names are looked up: the lookups that take no reference. One store to
-//! anything shared would end the process.
+//! A namespace over tmpfs is built, 12 directories deep and 1000 names wide, and every name that
+//! will be asked for is looked up once, so that the cache knows it; of missing names it keeps
+//! negative dentries. Then all of that memory, and the statics of the program, are made read-only,
+//! and thousands of paths are resolved. One store to anything shared would end the process.
 //!
-//! The controls are the smallest stores there are: a lookup that takes a reference on what it found,
+//! The controls are the smallest stores there are: a walk that takes a reference on what it found,
 //! and the creation of a name. Each must be killed, or the seal proves nothing.
 //!
 //! Source: `corewalk_testkit::seal`; Clements et al., "The scalable commutativity rule", 2013.
@@ -16,7 +15,7 @@ use std::hint::black_box;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Cred, Errno, InodeRef, Make, Name, Vfs, VfsOptions};
+use corewalk::{Cred, Errno, FsStruct, InodeRef, Make, Name, Vfs, VfsOptions, WalkFlags};
 use corewalk_testkit::seal::{Seal, prove};
 
 #[global_allocator]
@@ -27,13 +26,14 @@ const DEEP: usize = 12;
 /// Names in the directory at the bottom, and as many that are missing from it.
 const WIDE: usize = 1000;
 
-/// A warm namespace, who asks, and for what. Names `f0` and so on are there, `missing0` and so on
-/// are not.
+/// A warm namespace, who walks it, and along which paths.
 struct Warm {
     vfs: &'static Vfs,
     creds: [Cred; 2],
+    at: FsStruct<'static>,
     bottom: InodeRef<'static>,
-    missing: Vec<String>,
+    hits: Vec<Vec<u8>>,
+    misses: Vec<Vec<u8>>,
 }
 
 fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef<'v> {
@@ -46,52 +46,71 @@ fn build() -> Warm {
     let fs = std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
     let vfs: &'static Vfs = Box::leak(Box::new(Vfs::new(fs, options).unwrap()));
-    let mut bottom = vfs.root();
+    let (mut bottom, mut path) = (vfs.root(), String::new());
     for level in 0..DEEP {
         // Every other name is too long to lie in its dentry.
         let name = format!("level-{level}-{}", "x".repeat(level % 2 * 60));
         bottom = make(vfs, &bottom, &name, S_IFDIR | 0o755);
+        path = format!("{path}/{name}");
     }
-    let creds = [Cred::root(), Cred::user(1000, 1000, &[])];
-    let missing = (0..WIDE).map(|i| format!("missing{i}")).collect();
-    let warm = Warm { vfs, creds, bottom, missing };
+    let mut warm = Warm {
+        vfs,
+        creds: [Cred::root(), Cred::user(1000, 1000, &[])],
+        at: FsStruct { root: vfs.root_path(), cwd: vfs.root_path() },
+        bottom: bottom.clone(),
+        hits: vec![b"/".to_vec(), path.clone().into_bytes()],
+        misses: Vec::new(),
+    };
     for i in 0..WIDE {
-        make(vfs, &warm.bottom, &format!("f{i}"), S_IFREG | 0o644);
+        make(vfs, &bottom, &format!("f{i}"), S_IFREG | 0o644);
+        warm.hits.push(format!("{path}/f{i}").into_bytes());
+        warm.hits.push(format!("{path}/../../{}/./f{i}", tail(&path)).into_bytes());
+        warm.misses.push(format!("{path}/missing-{i}").into_bytes());
     }
-    look_missing_up(&warm);
+    resolve_all(&warm);
     warm
 }
 
-fn look_missing_up(warm: &Warm) {
+/// Returns the last two components of `path`.
+fn tail(path: &str) -> &str {
+    let last = path.rfind('/').unwrap();
+    &path[path[..last].rfind('/').unwrap() + 1..]
+}
+
+fn resolve_all(warm: &Warm) {
     for cred in &warm.creds {
-        for name in &warm.missing {
-            let found = warm.vfs.lookup(cred, &warm.bottom, Name::new(name.as_bytes()).unwrap());
-            assert_eq!(black_box(found).err(), Some(Errno::NOENT));
+        for path in &warm.hits {
+            let found = warm.vfs.resolve_path(cred, &warm.at, path, WalkFlags::FOLLOW);
+            assert!(black_box(found).is_ok());
+        }
+        for path in &warm.misses {
+            let found = warm.vfs.resolve_path(cred, &warm.at, path, WalkFlags::FOLLOW);
+            assert_eq!(black_box(found), Err(Errno::NOENT));
         }
     }
 }
 
 #[test]
-fn lookup_of_missing_names_stores_nothing_and_a_reference_is_caught() {
+fn walk_of_cached_names_stores_nothing_and_a_reference_is_caught() {
     prove(
         &SEAL,
-        "lookup_of_missing_names_stores_nothing_and_a_reference_is_caught",
+        "walk_of_cached_names_stores_nothing_and_a_reference_is_caught",
         build,
-        look_missing_up,
+        resolve_all,
         |warm| {
-            let found = warm.vfs.lookup(&warm.creds[0], &warm.bottom, Name::new(b"f7").unwrap());
-            black_box(found.is_ok());
+            let path = &warm.hits[2];
+            black_box(warm.vfs.walk(&warm.creds[0], &warm.at, path, WalkFlags::FOLLOW).is_ok());
         },
     );
 }
 
 #[test]
-fn lookup_of_missing_names_stores_nothing_and_a_create_is_caught() {
+fn walk_of_cached_names_stores_nothing_and_a_create_is_caught() {
     prove(
         &SEAL,
-        "lookup_of_missing_names_stores_nothing_and_a_create_is_caught",
+        "walk_of_cached_names_stores_nothing_and_a_create_is_caught",
         build,
-        look_missing_up,
+        resolve_all,
         |warm| {
             make(warm.vfs, &warm.bottom, "new", S_IFREG | 0o644);
         },

@@ -195,14 +195,6 @@ impl Dcache {
         }
     }
 
-    /// Returns true if the caller's reference is the only one on the dentry, and nothing but the
-    /// dentry uses its inode: then nobody would miss it. A hint, without a lock.
-    fn is_of_no_use(&self, slot: u32, image: &Image) -> bool {
-        let inode = image.body.inode();
-        self.dentries.lockref(slot).count() == 1
-            && (inode == 0 || self.inodes.lockref(inode).count() == 1)
-    }
-
     /// Makes a name unknown: its dentry is entered under a generation that no directory has, so a
     /// lookup misses it, but whoever uses its inode still knows its last name and, for a directory,
     /// what is below. The caller holds a reference on the dentry, which this drops.
@@ -215,7 +207,8 @@ impl Dcache {
                 drop(guard);
                 return self.put(slot);
             }
-            if self.is_of_no_use(slot, &before) {
+            if before.body.is_negative() {
+                // Nobody uses an inode through it.
                 drop(guard);
                 return self.unhash(slot);
             }
@@ -246,7 +239,8 @@ impl Dcache {
     /// parent whose reference the caller now has to drop, or 0.
     ///
     /// # Errors
-    /// `ENOMEM` if a long name finds no room; nothing has changed then.
+    /// `ENOMEM` if a long name finds no room, `ESTALE` if `moved` has lost its name; nothing has
+    /// changed then.
     pub(crate) fn d_move(
         &self,
         moved: u32,
@@ -258,16 +252,21 @@ impl Dcache {
         self.table.insert(hash, moved);
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
+        if !before.body.is_hashed() {
+            // An invalidation, which takes no claim, has ended it: it has no inode to take along.
+            drop((guard, target_guard));
+            self.table.remove(hash, moved);
+            return Err(Errno::STALE);
+        }
         let generation = if before.body.is_directory() { before.child_generation() } else { 0 };
-        let flags = before.body.flags() | Flags::HASHED;
+        let flags = before.body.flags();
         let (inode, name) = (before.body.inode(), needle.name.as_bytes());
         let Some(image) = self.dentries.new_image(to, inode, name, flags, generation) else {
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::NOMEM);
         };
-        let was_hashed = before.body.is_hashed();
-        let old_hash = was_hashed.then(|| self.hash_of(moved, &before));
+        let old_hash = self.hash_of(moved, &before);
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
             // Not `hash`: a victim may have been invalidated, and then has a stale key.
@@ -293,9 +292,7 @@ impl Dcache {
         }
         drop(target_guard);
         self.dentries.drop_image(&before);
-        if let Some(old_hash) = old_hash {
-            self.table.remove(old_hash, moved);
-        }
+        self.table.remove(old_hash, moved);
         if let Some((slot, victim, Some(victim_hash))) = &victim {
             self.table.remove(*victim_hash, *slot);
             self.release_unhashed(victim.body.inode());
@@ -398,7 +395,9 @@ impl Dcache {
     /// Makes whatever is cached under a name unknown.
     pub(crate) fn make_name_stale(&self, key: Key, needle: &Needle<'_>) {
         // A dentry that changed between the look and the reference is looked for again.
-        while let Some((slot, seen)) = self.find_exact(key, needle) {
+        while !key.is_stale()
+            && let Some((slot, seen)) = self.find_exact(key, needle)
+        {
             if self.get(slot, seen.seq) {
                 self.make_stale(slot);
             }

@@ -1,5 +1,6 @@
 //! One component of a path.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::{Mode, SYMLINKS_MAX, Stop, Walk, WalkFlags};
@@ -159,7 +160,7 @@ impl<'v> Walk<'v, '_> {
             if self.flags.contains(WalkFlags::NO_XDEV) {
                 return Err(self.verdict(Errno::XDEV));
             }
-            self.mount = mount;
+            self.mount = Cow::Owned(mount);
             self.stand_on(point)?;
         }
         let parent = self.seen.key.parent();
@@ -201,7 +202,7 @@ impl<'v> Walk<'v, '_> {
                 return Err(self.verdict(Errno::XDEV));
             }
             self.validate()?;
-            self.mount = Arc::clone(mount);
+            self.mount = Cow::Owned(Arc::clone(mount));
             self.stand_on(self.mount.root)?;
         }
         Ok(())
@@ -238,7 +239,7 @@ impl<'v> Walk<'v, '_> {
             if self.flags.contains(WalkFlags::NO_XDEV) && self.mount.id != self.root.mount.id {
                 return Err(Stop::Fail(Errno::XDEV));
             }
-            self.mount = Arc::clone(&self.root.mount);
+            self.mount = Cow::Borrowed(&self.root.mount);
             self.stand_on(self.root.dentry)?;
         }
         match target.len() {

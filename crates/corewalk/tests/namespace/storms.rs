@@ -43,7 +43,7 @@ fn under_storm(
 }
 
 /// Counts a reader out, also one that panics, so that the storm ends.
-struct Leaving<'a>(&'a AtomicU64);
+pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {

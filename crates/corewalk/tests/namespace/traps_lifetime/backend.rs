@@ -20,6 +20,7 @@ use super::cpu_time;
 use super::recycled::Recycled;
 use crate::backends::{Call, Meddled};
 use crate::fixtures::{name, over, remove, tree, walk};
+use crate::storms::Leaving;
 
 /// How long a back end sleeps where the trap is about time.
 const SLEEP: Duration = Duration::from_millis(1500);
@@ -191,28 +192,31 @@ fn handle_survives_that_its_number_is_used_again() {
     let cred = Cred::root();
     let make = |tag| {
         let what = Make::new(S_IFREG | 0o644, tag, 0);
-        vfs.make(&cred, &vfs.root(), name("f"), what).map(drop)
+        vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
     // Which file, by its owner, a number and a generation were seen to mean.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
-    let held_times = AtomicU64::new(0);
+    let means = |ino, generation, tag| {
+        assert_eq!(*meanings.lock().entry((ino, generation)).or_insert(tag), tag);
+    };
+    let makers = AtomicU64::new(2);
     race::run(4, Seed::choose(), |racer| {
         if racer.thread < 2 {
+            let _leaving = Leaving(&makers);
             let mut tag = 2 + racer.thread as u32;
-            // ORDERING: Relaxed. A count; nothing is published through it.
-            while held_times.load(Ordering::Relaxed) < 20_000 {
+            for _ in 0..5_000 {
                 let _ = vfs.remove(&cred, &vfs.root(), name("f"), Removal::Unlink);
-                let _ = make(tag);
+                if let Ok(attr) = make(tag) {
+                    means(attr.ino, attr.generation, tag);
+                }
                 tag += 2;
             }
             return;
         }
-        // ORDERING: Relaxed. As above.
-        while held_times.load(Ordering::Relaxed) < 20_000 {
+        // ORDERING: Relaxed. A count; nothing is published through it.
+        while makers.load(Ordering::Relaxed) > 0 {
             let Ok(held) = vfs.lookup(&cred, &vfs.root(), name("f")) else { continue };
-            // ORDERING: Relaxed. As above.
-            held_times.fetch_add(1, Ordering::Relaxed);
             let (ino, generation) = (held.ino(), held.generation());
             let tag = vfs.getattr(&held).unwrap().uid;
             let again = vfs.inode(ino).unwrap();
@@ -221,8 +225,7 @@ fn handle_survives_that_its_number_is_used_again() {
                 assert_eq!((attr.ino, attr.generation, attr.uid), (ino, generation, tag));
             }
             assert_eq!(again.generation(), generation, "the number is taken while it is held");
-            let mut meanings = meanings.lock();
-            assert_eq!(*meanings.entry((ino, generation)).or_insert(tag), tag);
+            means(ino, generation, tag);
         }
     });
     let mut numbers: HashMap<u64, u32> = HashMap::new();
