@@ -4,7 +4,7 @@
 //! change. Their verdict is not trusted to an exit status alone: the number of tests that ran is
 //! read from what they print, since a suite that ran nothing ends well.
 //!
-//! Source: <https://crates.io/crates/pjdfstest>, <https://crates.io/crates/fsx>, `stress-ng(1)`.
+//! Source: the crates `pjdfstest` and `fsx`, `stress-ng(1)`.
 
 use super::{
     minutes,
