@@ -105,6 +105,7 @@ impl Lockref {
     /// A zero word is a living lockref with count 0. The word belongs to the lockref from then
     /// on: changing it in any other way breaks the guarantees of the type, though not memory
     /// safety.
+    #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
         // SAFETY: `Lockref` is a transparent newtype of `AtomicU64`, and every bit pattern is
@@ -269,6 +270,7 @@ impl Lockref {
     }
 
     #[cold]
+    #[inline(never)]
     fn change_slow(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let mut tries = 0;
         while tries < CAS_TRIES {

@@ -85,6 +85,7 @@ impl SeqCount {
     }
 
     /// Returns a view of `word` as a counter; an even word has no writer inside.
+    #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
         // SAFETY: `SeqCount` is a transparent newtype of `AtomicU64`, with no invariant on the

@@ -2,16 +2,29 @@
 //!
 //! On the machine it is a private anonymous mapping with `MAP_NORESERVE`: the kernel sets aside
 //! addresses only, and backs a page with zeroes when it is first written (a page that was only
-//! read stays the common zero page). Huge pages are asked for, because a random walk over more
-//! than 64 MiB is 9 to 26 % faster with them on the machine of the notes; a kernel that declines
-//! changes nothing else. Under Miri and the model checkers, which cannot map memory or need to
-//! see each atomic created, it is a boxed slice.
+//! read stays the common zero page). Under Miri and the model checkers, which cannot map memory or
+//! need to see each atomic created, it is a boxed slice.
+//!
+//! # Huge pages
+//!
+//! A random walk over more than 64 MiB is 9 to 26 % faster on huge pages (dependent loads, on a
+//! virtual Xeon of the Sapphire Rapids class), since a miss in the processor's cache of addresses
+//! costs a walk through four tables. But a huge page makes 2 MiB resident for the first byte of it,
+//! and a namespace has ten arenas: with ten entries it would take 20 MiB. So the first block of 2
+//! MiB is kept on small pages until half of it is handed out; then it is turned into a huge page
+//! (`MADV_COLLAPSE`, Linux 6.1; an older kernel does it when it comes by). From the second block on
+//! huge pages are asked for at once. A kernel that declines
+//! any of this changes nothing but the speed. Where a huge page is not 2 MiB (kernels with pages of
+//! 16 or 64 KiB) none is asked for.
 //!
 //! # Invariants
 //!
-//! - M.1: `base` is the start of a readable and writable mapping of `max_slots` slots, unmapped
-//!   only by the drop.
+//! - M.1: `base` is the start of a readable and writable mapping of at least `max_slots` slots,
+//!   unmapped only by the drop.
 //! - M.2: the words are only ever reached as `AtomicU64`.
+//! - M.3: if the slots are longer than a block, `base` is aligned to one.
+//! - M.4: if slots are handed out in rising order, what is resident is what was touched, and with
+//!   huge pages at most the rest of one block more.
 //!
 //! # What it refuses
 //!
@@ -19,7 +32,7 @@
 //! means that running out of memory shows as the kernel's out-of-memory handling at first touch,
 //! not as an error of `reserve`: callers keep a byte budget.
 //!
-//! Source: mmap(2), madvise(2).
+//! Source: mmap(2), madvise(2); Linux `Documentation/admin-guide/mm/transhuge.rst`.
 
 #[cfg(any(miri, corewalk_loom, corewalk_shuttle))]
 pub(super) use boxed::SlotMemory;
@@ -37,6 +50,9 @@ mod mapped {
     };
     use std::{ffi::c_void, io, ptr::NonNull};
 
+    /// The size of a huge page, and of what is advised at once.
+    const BLOCK: usize = 2 << 20;
+
     /// A mapping of `max_slots` slots.
     pub(in crate::arena) struct SlotMemory<const WORDS: usize> {
         base: NonNull<[AtomicU64; WORDS]>,
@@ -48,23 +64,46 @@ mod mapped {
             let len = usize::try_from(max_slots)
                 .ok()
                 .and_then(|slots| slots.checked_mul(size_of::<[AtomicU64; WORDS]>()))
-                .filter(|len| *len != 0 && isize::try_from(*len).is_ok())
+                .filter(|len| *len != 0 && *len <= isize::MAX as usize - 2 * BLOCK)
                 .ok_or(Errno::INVAL)?;
-            // SAFETY: no address is asked for, so no mapping in use is replaced.
-            let base = unsafe {
-                mm::mmap_anonymous(
-                    std::ptr::null_mut(),
-                    len,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::PRIVATE | MapFlags::NORESERVE,
-                )
-            }?;
-            // A kernel without huge pages says EINVAL and serves small ones.
-            // SAFETY: the range is exactly the mapping made above, and the advice changes only
-            // the size of the pages behind it.
-            let _advised = unsafe { mm::madvise(base, len, Advice::LinuxHugepage) };
+            let base = map_aligned(len)?;
+            if has_blocks() {
+                advise(base, len.min(BLOCK), Advice::LinuxNoHugepage);
+                if let Some(rest) = len.checked_sub(BLOCK).filter(|rest| *rest != 0) {
+                    advise(base.wrapping_byte_add(BLOCK), rest, Advice::LinuxHugepage);
+                }
+            }
             let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
             Ok(Self { base: base.cast(), max_slots })
+        }
+
+        /// Takes note that the slots below `now` are handed out, and those below `before` were.
+        ///
+        /// Whoever passes the middle of the first block turns it into a huge page.
+        pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
+            let end = |slots: u64| slots * size_of::<[AtomicU64; WORDS]>() as u64;
+            let middle = BLOCK as u64 / 2;
+            let is_longer = self.max_slots as usize * size_of::<[AtomicU64; WORDS]>() >= BLOCK;
+            if end(before) <= middle && end(now) > middle && is_longer && has_blocks() {
+                let base = self.base.as_ptr().cast();
+                advise(base, BLOCK, Advice::LinuxHugepage);
+                collapse(base);
+            }
+        }
+
+        /// Hints that slot `index` is about to be read. An index out of range is none.
+        #[inline]
+        pub(in crate::arena) fn prefetch(&self, index: u32) {
+            let slot = self.base.as_ptr().wrapping_add(index as usize);
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the instruction is part of every x86-64 processor, loads nothing that the
+            // program can see and never faults, whatever the address.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(slot.cast());
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _no_stable_intrinsic = slot;
         }
 
         #[inline]
@@ -93,12 +132,69 @@ mod mapped {
 
     impl<const WORDS: usize> Drop for SlotMemory<WORDS> {
         fn drop(&mut self) {
-            let len = self.max_slots as usize * size_of::<[AtomicU64; WORDS]>();
+            let len = mapped_len(self.max_slots as usize * size_of::<[AtomicU64; WORDS]>());
             // SAFETY: the range is the mapping of `reserve` (M.1), and `&mut self` proves that no
             // reference into it is left.
             let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast::<c_void>(), len) };
             debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
         }
+    }
+
+    /// Returns the bytes to map for slots of `len` bytes: whole blocks, unless one is enough.
+    fn mapped_len(len: usize) -> usize {
+        if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
+    }
+
+    /// Maps `mapped_len(len)` bytes, from the start of a block if they are more than one.
+    fn map_aligned(len: usize) -> io::Result<*mut c_void> {
+        let len = mapped_len(len);
+        let spare = if len > BLOCK { BLOCK } else { 0 };
+        // SAFETY: no address is asked for, so no mapping in use is replaced.
+        let start = unsafe {
+            mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len + spare,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        if spare == 0 {
+            return Ok(start);
+        }
+        let skipped = start.addr().next_multiple_of(BLOCK) - start.addr();
+        let base = start.wrapping_byte_add(skipped);
+        for (front, len) in [(start, skipped), (base.wrapping_byte_add(len), spare - skipped)] {
+            if len > 0 {
+                // SAFETY: the range is the front or the back of the mapping made above, of which
+                // nobody knows yet. Should it stay mapped, it only takes addresses.
+                let _unmapped = unsafe { mm::munmap(front, len) };
+            }
+        }
+        Ok(base)
+    }
+
+    /// Advises on a part of a mapping of this file. Advice that is declined changes nothing.
+    fn advise(start: *mut c_void, len: usize, advice: Advice) {
+        debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxNoHugepage));
+        // SAFETY: the range lies in a mapping of the caller's, and this advice is about the size of
+        // the pages behind it, not about what is in them.
+        let _advised = unsafe { mm::madvise(start, len, advice) };
+    }
+
+    /// Turns the block at `start` into a huge page, if the kernel can do so now.
+    fn collapse(start: *mut c_void) {
+        /// `MADV_COLLAPSE`, for which rustix has no name, and libc none with musl.
+        const COLLAPSE: libc::c_int = 25;
+        // SAFETY: the block lies in a mapping of the caller's; other threads go on using it, and
+        // what is in it stays (madvise(2)). Kernels that do not know the advice say `EINVAL`.
+        let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
+    }
+
+    /// Returns true if a huge page is a block here.
+    fn has_blocks() -> bool {
+        const SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+        let is_block = |size: String| size.trim().parse() == Ok(BLOCK);
+        cfg!(target_arch = "x86_64") || std::fs::read_to_string(SIZE).is_ok_and(is_block)
     }
 }
 
@@ -120,6 +216,10 @@ mod boxed {
             let zeroes = |_| std::array::from_fn(|_| AtomicU64::new(0));
             Ok(Self { slots: (0..max_slots).map(zeroes).collect() })
         }
+
+        pub(in crate::arena) fn note_handed_out(&self, _before: u64, _now: u64) {}
+
+        pub(in crate::arena) fn prefetch(&self, _index: u32) {}
 
         #[inline]
         pub(in crate::arena) fn max_slots(&self) -> u32 {

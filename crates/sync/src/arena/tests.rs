@@ -136,3 +136,30 @@ fn debug_output_names_the_arena() {
     assert!(format!("{arena:?}").contains("dentry"));
     assert_eq!(arena.name(), "dentry");
 }
+
+#[test]
+fn extend_to_counts_slots_up_to_the_index_and_alloc_goes_on_behind() {
+    let arena: SlotArena<8> = SlotArena::new("array", 1_000).unwrap();
+    arena.extend_to(99);
+    assert_eq!((arena.len_touched(), arena.bytes_committed()), (100, 6_400));
+    arena.extend_to(7);
+    assert_eq!((arena.len_touched(), arena.in_use()), (100, 0));
+    assert_eq!(arena.alloc(), Some(100));
+    arena.free(100);
+}
+
+#[test]
+#[should_panic(expected = "out of range")]
+fn extend_to_max_slots_panics() {
+    SlotArena::<1>::new("array", 4).unwrap().extend_to(4);
+}
+
+#[test]
+fn prefetch_of_any_index_changes_nothing() {
+    let arena: SlotArena<8> = SlotArena::new("hint", 4).unwrap();
+    [0, 3, 4, u32::MAX].into_iter().for_each(|index| arena.prefetch(index));
+    assert_eq!(arena.len_touched(), 1);
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod pages;
