@@ -1,13 +1,14 @@
 //! The dentry cache: which names exist in a directory, as far as is known.
 //!
-//! A lookup hashes (directory key, name), scans one line of the table and compares one dentry; it
-//! takes no lock and writes nothing. Changes are made by whoever holds the claim of the name
+//! A lookup hashes (number of the directory, name), scans one line of the table and compares one
+//! dentry; it takes no lock and writes nothing. Changes are made by whoever holds the claim of the name
 //! (`claim`), after the back end has agreed: they appear to readers at one instant, the end of a
 //! write section (or the entry into the table, for a name that was not cached).
 //!
-//! A directory's children are entered under its slot and its child generation. Invalidating a
-//! directory of any size is one increment of that generation: the children can no longer be found,
-//! and reclaim takes them when it passes.
+//! A directory's children know it by its slot and its child generation. Invalidating a directory of
+//! any size is one increment of that generation: the children can no longer be found. They go when
+//! reclaim passes, or are put back when their name is entered again; the hash of a name does not
+//! depend on the generation, so whoever enters it meets them.
 //!
 //! # Guarantees
 //! - C.1: a cached answer is the one of the last committed change, or of a fill that no change,
@@ -26,13 +27,14 @@
 mod change;
 mod reclaim;
 
+use corewalk_sync::primitives::atomic::Ordering;
 use corewalk_sync::{SeqRwLock, ShardedCounter};
 
 use crate::Errno;
 use crate::claim::Claims;
-use crate::dentry::{Body, Dentries, Flags, Glimpse, Image, Key, NameCopy, Needle};
+use crate::dentry::{Body, Dentries, Flags, Glimpse, Image, Key, NameCopy, Needle, directory_id};
 use crate::hash::Keys;
-use crate::inode::Inodes;
+use crate::inode::{self, Inodes};
 use crate::name::Name;
 use crate::table::Table;
 
@@ -111,7 +113,7 @@ impl Dcache {
     /// Returns `name` with its hash.
     #[inline]
     pub(crate) fn needle<'a>(&self, name: Name<'a>) -> Needle<'a> {
-        Needle::new(name, self.keys.name(name))
+        Needle::new(name, &self.keys)
     }
 
     /// Returns the directory in `slot`, or None if there is none.
@@ -132,16 +134,87 @@ impl Dcache {
     /// [`Dcache::find_exact`] knows.
     #[inline]
     pub(crate) fn find(&self, key: Key, needle: &Needle<'_>) -> Option<(u32, Glimpse)> {
-        let hash = self.hash(key, needle.hash);
+        let hash = self.hash(key.parent(), needle.hash);
         self.table
             .find(hash, |slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
+    }
+
+    /// As [`Dcache::find`], of a directory whose superblock and number are known. The caller
+    /// validates what it was seen under.
+    #[inline]
+    pub(crate) fn find_unchecked(
+        &self,
+        (superblock, ino): (u32, u64),
+        key: Key,
+        needle: &Needle<'_>,
+    ) -> Option<(u32, Glimpse)> {
+        let hash = self.keys.child(directory_id(superblock, ino), needle.hash) as u32;
+        self.table.find(hash, |slot| {
+            let dentry = self.dentries.line(slot);
+            let seen = dentry.glimpse_now();
+            (seen.key == key && dentry.is_named(seen, needle, &self.dentries))
+                .then_some((slot, seen))
+        })
     }
 
     /// Returns the dentry of a name, for sure if the caller holds the name's claim.
     pub(crate) fn find_exact(&self, key: Key, needle: &Needle<'_>) -> Option<(u32, Glimpse)> {
         self.table
-            .lock(self.hash(key, needle.hash))
+            .lock(self.hash(key.parent(), needle.hash))
             .find(|slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
+    }
+
+    /// Takes `n` references on the inode of `needle` in the directory numbered `ino` of the first file
+    /// system, and returns its number. Nothing else of that directory is looked at but whether it
+    /// still is the parent. None if that needs more than a look: the name is not cached, was missed,
+    /// is negative, or changes.
+    ///
+    /// The instant of the answer is the look at the parent's generation: the dentry was the same
+    /// before it and after the count went up.
+    pub(crate) fn count_by_number(&self, ino: u64, name: &[u8], n: u64) -> Option<u64> {
+        let needle = Needle::new(Name::unchecked(name), &self.keys);
+        let hash = self.keys.child(directory_id(0, ino), needle.hash) as u32;
+        let (dentry, seen) = self.table.find(hash, |slot| {
+            self.inodes.prefetch(slot);
+            let dentry = self.dentries.line(slot);
+            let seen = dentry.glimpse_now();
+            let is_it =
+                dentry.is_named(seen, &needle, &self.dentries) && self.is_parent(seen.key, ino);
+            is_it.then_some((dentry, seen))
+        })?;
+        if seen.body.superblock() != 0 || seen.body.is_negative() {
+            return None;
+        }
+        let (lockref, number) = self.inodes.counted(seen.body.inode());
+        // One at first: before the dentry is validated they are not the client's, who may forget more
+        // than it has.
+        if !lockref.get_not_dead() {
+            return None;
+        }
+        // Counts that are as good as full are left to the slow path, which lets them be.
+        if !dentry.is_unchanged(seen.seq) || lockref.count() >= n << 32 {
+            return self.uncount(seen);
+        }
+        lockref.get_many(n - 1);
+        // ORDERING: Relaxed. Fixed while a reference is held.
+        Some(number.load(Ordering::Relaxed))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn uncount(&self, seen: Glimpse) -> Option<u64> {
+        self.put_inode(seen.body.inode(), 1);
+        None
+    }
+
+    /// Returns true if `key`, of a child in the first file system, is that of the directory numbered
+    /// `ino`. As good as the child's sequence says afterwards: a child holds its parent, whose number
+    /// is fixed (D.3, D.4), and the generation is one word, which tells the instant. A directory that
+    /// is removed gets another generation, so it need not be looked at whether it has a name.
+    #[inline]
+    fn is_parent(&self, key: Key, ino: u64) -> bool {
+        let now = self.dentries.line(key.parent()).directory_words();
+        now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
     /// Returns the claim key of a name in a directory. The generation has no part in it: a name is
@@ -151,8 +224,8 @@ impl Dcache {
     }
 
     #[inline]
-    fn hash(&self, key: Key, name_hash: u64) -> u32 {
-        self.keys.child(key.0, name_hash) as u32
+    fn hash(&self, parent: u32, name_hash: u64) -> u32 {
+        self.keys.child(self.dentries.directory_id(parent), name_hash) as u32
     }
 
     /// Returns the table hash of what `image` says. The caller holds the dentry's lock or owns it.
@@ -160,7 +233,7 @@ impl Dcache {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
         let name = Name::new(copy.as_bytes()).expect("a hashed dentry has a valid name");
-        self.hash(image.key, self.keys.name(name))
+        self.hash(image.key.parent(), self.needle(name).hash)
     }
 
     // References.
@@ -178,15 +251,14 @@ impl Dcache {
         false
     }
 
-    /// Takes a reference on the inode of a dentry that was seen under `seq`. Fails if the dentry
-    /// has changed since.
+    /// Takes a reference on the inode of a dentry that was seen under `seq`. Fails if the dentry has
+    /// changed since.
     #[inline]
     pub(crate) fn get_inode(&self, slot: u32, seq: u64, inode: u32) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
             return false;
         }
         if self.dentries.is_unchanged(slot, seq) {
-            self.inodes.touch(inode);
             return true;
         }
         self.put_inode(inode, 1);
@@ -218,7 +290,7 @@ impl Dcache {
     pub(crate) fn put_inode(&self, inode: u32, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
-            let _end = EndOfInode { inodes: &self.inodes, inode };
+            let _end = EndOfInode { dcache: self, inode };
             self.host.forget(superblock, ino);
         }
     }
@@ -237,6 +309,22 @@ impl Dcache {
             match self.directory(slot) {
                 Some(directory) if directory.inode == inode => return Some(directory),
                 _ => self.put(slot),
+            }
+        }
+    }
+
+    /// Returns a counted dentry of an inode, if it has one.
+    pub(crate) fn get_alias(&self, inode: u32) -> Option<u32> {
+        loop {
+            let slot = self.inodes.alias(inode);
+            if slot != 0 && self.dentries.lockref(slot).get_not_dead() {
+                if self.dentries.glimpse(slot).body.inode() == inode {
+                    return Some(slot);
+                }
+                self.put(slot);
+            }
+            if self.inodes.alias(inode) == slot {
+                return None;
             }
         }
     }
@@ -283,19 +371,19 @@ impl Dcache {
 
     /// Returns the bytes that the cache takes: dentries, inodes, names and tables in use.
     pub(crate) fn bytes(&self) -> u64 {
-        self.dentries.bytes() + self.inodes.bytes() + self.table.bytes()
+        self.dentries.bytes(inode::WORDS) + self.inodes.table_bytes() + self.table.bytes()
     }
 }
 
 /// Ends the life of an inode, also if the back end panics when it is told.
 struct EndOfInode<'a> {
-    inodes: &'a Inodes,
+    dcache: &'a Dcache,
     inode: u32,
 }
 
 impl Drop for EndOfInode<'_> {
     fn drop(&mut self) {
-        self.inodes.free(self.inode);
+        self.dcache.inodes.free(self.inode, &self.dcache.dentries);
     }
 }
 

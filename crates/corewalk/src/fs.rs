@@ -14,11 +14,13 @@
 //! - F.4: `forget` is called once for each time an inode entered the cache (by `root`, `lookup`,
 //!   `make` or `link` returning an inode that was not in the cache), after its last use. An inode
 //!   without links stays usable until then.
+//! - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
 //!
 //! # What it must keep
 //! - (`ino`, `generation`) never names another file later within the mount (trap P11).
 //! - A call either happens as a whole or fails with nothing changed.
-//! - It must not call into the `Vfs` that serves it for the names it was called with.
+//! - It must not call into the `Vfs` that serves it for the names it was called with, nor change the
+//!   attributes of the inode that it was called for.
 //!
 //! Source: Linux `struct inode_operations`; the peers' issues behind P6 and P7.
 
@@ -89,8 +91,12 @@ impl std::fmt::Debug for Node<'_> {
 /// A new file, with everything it has from its first instant on.
 #[derive(Clone, Debug)]
 pub struct Make<'a> {
-    /// What to make: type bits and permission bits, after umask, ACL inheritance and setgid rules.
+    /// What to make: type bits and permission bits. A back end gets them after umask, ACL inheritance
+    /// and setgid rules.
     pub mode: u32,
+    /// The permission bits that the caller's process does not give away (umask(2)). The namespace
+    /// takes them from `mode`, unless the directory has a default ACL; a back end ignores them.
+    pub umask: u32,
     /// Its owner.
     pub uid: u32,
     /// Its group.
@@ -106,9 +112,11 @@ pub struct Make<'a> {
 }
 
 impl Make<'_> {
-    /// Returns a plain file of `mode` (type bits 0 mean a regular file) owned by `uid` and `gid`.
+    /// Returns a plain file of `mode` (type bits 0 mean a regular file) owned by `uid` and `gid`, with
+    /// a umask of 0.
     pub fn new(mode: u32, uid: u32, gid: u32) -> Make<'static> {
-        Make { mode, uid, gid, rdev: 0, target: b"", access_acl: None, default_acl: None }
+        let (access_acl, default_acl) = (None, None);
+        Make { mode, umask: 0, uid, gid, rdev: 0, target: b"", access_acl, default_acl }
     }
 }
 

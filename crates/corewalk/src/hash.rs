@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, Hasher};
 use foldhash::SharedSeed;
 use foldhash::fast::SeedableRandomState;
 
-use crate::name::Name;
+use crate::dentry::INLINE_WORDS;
 
 /// The secret of one namespace.
 #[derive(Clone)]
@@ -33,18 +33,25 @@ impl Keys {
         }
     }
 
-    /// Returns the hash of the name alone.
+    /// Returns the hash of the name alone: of `words`, if the name fits there, which has no branch
+    /// on its length.
     #[inline]
-    pub(crate) fn name(&self, name: Name<'_>) -> u64 {
+    pub(crate) fn name(&self, name: &[u8], words: &[u64; INLINE_WORDS]) -> u64 {
         let mut hasher = self.names.build_hasher();
-        hasher.write(name.as_bytes());
+        if name.len() <= 8 * INLINE_WORDS {
+            for &word in words {
+                hasher.write_u64(word);
+            }
+        } else {
+            hasher.write(name);
+        }
         hasher.finish()
     }
 
-    /// Returns the hash of a name in the directory that `key` stands for.
+    /// Returns the hash of a name in the directory that `id` stands for.
     #[inline]
-    pub(crate) fn child(&self, key: u64, name_hash: u64) -> u64 {
-        fold(key.wrapping_add(name_hash), self.directories)
+    pub(crate) fn child(&self, id: u64, name_hash: u64) -> u64 {
+        fold(id.wrapping_add(name_hash), self.directories)
     }
 
     /// Returns the hash of an inode number within a superblock.
@@ -67,9 +74,12 @@ mod tests {
 
     #[test]
     fn seed_decides_the_hash() {
-        let name = Name::new(b"passwd").unwrap();
-        assert_eq!(Keys::new(Some(7)).name(name), Keys::new(Some(7)).name(name));
-        assert_ne!(Keys::new(Some(7)).name(name), Keys::new(Some(8)).name(name));
-        assert_ne!(Keys::new(None).name(name), Keys::new(None).name(name));
+        let words = [1; INLINE_WORDS];
+        for name in [&b"passwd"[..], &[b'x'; 8 * INLINE_WORDS + 1]] {
+            let hash = |seed| Keys::new(seed).name(name, &words);
+            assert_eq!(hash(Some(7)), hash(Some(7)));
+            assert_ne!(hash(Some(7)), hash(Some(8)));
+            assert_ne!(hash(None), hash(None));
+        }
     }
 }

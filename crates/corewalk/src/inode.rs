@@ -1,9 +1,11 @@
 //! The inode cache: what the walk must know of an inode, and who uses it.
 //!
-//! An inode has two records. The permission record (mode, owner, whether there is an ACL) is what a
-//! walk reads; it is written only when attributes change. The reference record (count, number,
-//! generation, dentries) is what handles write. They lie on different lines, so that taking a
-//! reference does not disturb a walk.
+//! An inode has two records. The permission record (mode, owner, whether there is an ACL, dentries) is
+//! what a walk reads; it is written only when attributes or names change. The reference record (count
+//! and number) is what handles write. They lie on different lines, so that taking a reference does not
+//! disturb a walk; and the reference record is small, so that many fit the processor's caches.
+//!
+//! Inodes have no slots of their own: each takes the inode half of a slot of the dentries.
 //!
 //! The back end owns the attributes; the permission record is a copy, and copies go stale. So a
 //! change marks it unknown before the back end is called and a result is copied in only if no other
@@ -17,8 +19,8 @@
 //!   takes it from the table checks the number afterwards.
 //!
 //! # Locks
-//! The lockref's lock protects word 2, the alias chain and writes to the permission record. It is
-//! taken inside a dentry's lock and never around one.
+//! The lockref's lock protects the alias chain and writes to the permission record. It is taken inside
+//! a dentry's lock and never around one.
 //!
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 
@@ -30,19 +32,28 @@ use crate::dentry::Dentries;
 use crate::hash::Keys;
 use crate::table::Table;
 
-const PERM_WORDS: usize = 2;
-const REF_WORDS: usize = 4;
+/// Reference record: lockref, number.
+const REF_WORDS: usize = 2;
+/// Permission record: mode, owner, state, generation.
+const PERM_WORDS: usize = 4;
+/// Words of the two records.
+pub(crate) const WORDS: usize = REF_WORDS + PERM_WORDS;
 
-/// Permission record, word 0: `version << 17 | acl << 16 | mode`. The version is odd while the
+/// Permission record, mode: `version << 17 | acl << 16 | mode`. The version is odd while the
 /// attributes are unknown.
 const MODE_MASK: u64 = 0xffff;
 const HAS_ACL: u64 = 1 << 16;
 const VERSION_SHIFT: u32 = 17;
+const MODE: usize = 0;
+/// Permission record, owner: `uid << 32 | gid`.
+const OWNER: usize = 1;
 
-/// Reference record, word 2: `alias << 32 | superblock << 16 | referenced << 15 | changes`. `changes`
+/// Permission record, state: `alias << 32 | superblock << 16 | referenced << 15 | changes`. `changes`
 /// counts the attribute changes that run.
+const STATE: usize = 2;
 const CHANGES_MASK: u64 = 0x7fff;
 const REFERENCED: u64 = 1 << 15;
+const GENERATION: usize = 3;
 
 /// What permission checks need of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +77,11 @@ impl Perm {
 
 /// The inodes of one namespace.
 pub(crate) struct Inodes {
-    perm: SlotArena<PERM_WORDS>,
     refs: SlotArena<REF_WORDS>,
+    perm: SlotArena<PERM_WORDS>,
     table: Table,
     keys: Keys,
+    count: ShardedCounter,
     /// Attribute changes begun so far; a fill that overlaps one does not trust what it got.
     changes: ShardedCounter,
     /// Held while a dead inode's number is cleared; `gone` says that one was.
@@ -98,6 +110,7 @@ impl Inodes {
             refs: SlotArena::new("corewalk-inode-refs", slots_max)?,
             table: Table::new("corewalk-inode-table", slots_max)?,
             keys,
+            count: ShardedCounter::new(),
             changes: ShardedCounter::new(),
             dying: Mutex::new(()),
             gone: Condvar::new(),
@@ -106,9 +119,22 @@ impl Inodes {
 
     // References.
 
+    /// Hints that the reference record of a slot will be needed.
+    #[inline]
+    pub(crate) fn prefetch(&self, slot: u32) {
+        self.refs.prefetch(slot);
+    }
+
     #[inline]
     pub(crate) fn lockref(&self, slot: u32) -> &Lockref {
         Lockref::from_word(&self.refs.get(slot)[0])
+    }
+
+    /// Returns the lockref and the number, to be read under a reference.
+    #[inline]
+    pub(crate) fn counted(&self, slot: u32) -> (&Lockref, &AtomicU64) {
+        let [lockref, ino] = self.refs.get(slot);
+        (Lockref::from_word(lockref), ino)
     }
 
     /// Returns the number the back end gave.
@@ -120,25 +146,25 @@ impl Inodes {
 
     pub(crate) fn generation(&self, slot: u32) -> u64 {
         // ORDERING: Relaxed. As for `ino`.
-        self.refs.get(slot)[3].load(Ordering::Relaxed)
+        self.perm.get(slot)[GENERATION].load(Ordering::Relaxed)
     }
 
     pub(crate) fn superblock(&self, slot: u32) -> u32 {
         // ORDERING: Relaxed. Fixed while a reference is held.
-        (self.refs.get(slot)[2].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
+        (self.perm.get(slot)[STATE].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
     }
 
     /// Returns the slot of a dentry of the inode, 0 if it has none.
     #[inline]
     pub(crate) fn alias(&self, slot: u32) -> u32 {
         // ORDERING(alias): Acquire. The dentry was filled before it became an alias.
-        (self.refs.get(slot)[2].load(Ordering::Acquire) >> 32) as u32
+        (self.perm.get(slot)[STATE].load(Ordering::Acquire) >> 32) as u32
     }
 
     /// Marks the inode as used, unless it is marked.
     #[inline]
     pub(crate) fn touch(&self, slot: u32) {
-        let word = &self.refs.get(slot)[2];
+        let word = &self.perm.get(slot)[STATE];
         // ORDERING: Relaxed. A hint for reclaim.
         if word.load(Ordering::Relaxed) & REFERENCED == 0 {
             // ORDERING: Relaxed. As above.
@@ -147,7 +173,7 @@ impl Inodes {
     }
 
     pub(crate) fn clear_referenced(&self, slot: u32) -> bool {
-        let word = &self.refs.get(slot)[2];
+        let word = &self.perm.get(slot)[STATE];
         // ORDERING: Relaxed. A hint for reclaim.
         word.load(Ordering::Relaxed) & REFERENCED != 0
             // ORDERING: Relaxed. As above.
@@ -198,57 +224,42 @@ impl Inodes {
         self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
-    /// Returns a counted slot for the inode that `attr` describes, entering it if it is new.
-    /// `changes_before` is what [`Inodes::changes`] said before the back end was asked. None if
-    /// there is no room.
+    /// Returns a counted slot for the inode that `attr` describes, entering it if it is new: beside
+    /// the dentry in `beside` if it can be (0 is none), which the caller holds. `changes_before` is
+    /// what [`Inodes::changes`] said before the back end was asked. None if there is no room.
     pub(crate) fn get_or_insert(
         &self,
-        superblock: u32,
+        dentries: &Dentries,
+        (superblock, beside): (u32, u32),
         attr: &Attr,
         has_acl: bool,
         changes_before: i64,
     ) -> Option<Entered> {
         let hash = self.keys.inode(superblock, attr.ino) as u32;
-        let slot = self.refs.alloc()?;
         // An entry leaves the table before its slot is freed, so under the stripe's lock a slot
         // that is the inode stays it.
-        let (mut stripe, found) = loop {
+        let (mut stripe, slot, displaced) = loop {
             let stripe = self.table.lock(hash);
-            let found = stripe.find(|slot| {
-                self.is(slot, superblock, attr.ino)
-                    .then(|| (slot, self.lockref(slot).get_not_dead()))
-            });
+            let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
+            let is_same = found.is_some_and(|found| self.generation(found) == attr.generation);
+            let fresh = if is_same { 0 } else { dentries.alloc_inode(beside)? };
             match found {
-                Some((dying, false)) => {
+                Some(dying) if !self.lockref(dying).get_not_dead() => {
                     drop(stripe);
+                    if fresh != 0 {
+                        dentries.free_inode(fresh);
+                    }
                     self.wait_until_gone(dying, superblock, attr.ino);
                 }
-                Some((slot, true)) => break (stripe, Some(slot)),
-                None => break (stripe, None),
+                Some(slot) if is_same => return Some(Entered { slot, displaced: None }),
+                displaced => break (stripe, fresh, displaced),
             }
         };
-        let mut displaced = None;
-        if let Some(found) = found {
-            if self.generation(found) == attr.generation {
-                drop(stripe);
-                self.refs.free(slot);
-                return Some(Entered { slot: found, displaced });
-            }
-            stripe.remove(found);
-            displaced = Some(found);
+        if let Some(displaced) = displaced {
+            stripe.remove(displaced);
         }
-        let words = self.refs.get(slot);
-        let mut guard = self.lockref(slot).lock();
-        guard.revive();
-        guard.add(1);
-        // ORDERING: Relaxed. Published by the table entry below.
-        words[1].store(attr.ino, Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
-        words[2].store((u64::from(superblock) << 16) | REFERENCED, Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
-        words[3].store(attr.generation, Ordering::Relaxed);
-        self.store_perm(slot, Perm::of(attr, has_acl), self.changes() == changes_before);
-        drop(guard);
+        let known = self.changes() == changes_before;
+        self.begin_life((superblock, slot), attr, Perm::of(attr, has_acl), known);
         stripe.insert(slot);
         let crowded = stripe.is_crowded();
         drop(stripe);
@@ -256,6 +267,24 @@ impl Inodes {
             self.table.grow();
         }
         Some(Entered { slot, displaced })
+    }
+
+    /// Fills a slot that nobody can find yet, with one reference for the caller.
+    fn begin_life(&self, (superblock, slot): (u32, u32), attr: &Attr, perm: Perm, known: bool) {
+        self.count.add(1);
+        self.refs.extend_to(slot);
+        self.perm.extend_to(slot);
+        let mut guard = self.lockref(slot).lock();
+        guard.revive();
+        guard.add(1);
+        // ORDERING: Relaxed. Published by the table entry.
+        self.refs.get(slot)[1].store(attr.ino, Ordering::Relaxed);
+        let state = (u64::from(superblock) << 16) | REFERENCED;
+        // ORDERING: Relaxed. As above.
+        self.perm.get(slot)[STATE].store(state, Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        self.perm.get(slot)[GENERATION].store(attr.generation, Ordering::Relaxed);
+        self.store_perm(slot, perm, known);
     }
 
     /// Drops `n` references. Returns true if they were the last: the inode is then dead, and the
@@ -278,7 +307,7 @@ impl Inodes {
     /// Ends the life of a dead inode, once the back end has been told: only now can its number be
     /// entered again, so the back end never hears of the end of one life after the start of the
     /// next.
-    pub(crate) fn free(&self, slot: u32) {
+    pub(crate) fn free(&self, slot: u32, dentries: &Dentries) {
         let hash = self.keys.inode(self.superblock(slot), self.ino(slot)) as u32;
         // Not there any more if a newer generation took its place.
         self.table.lock(hash).remove(slot);
@@ -287,7 +316,8 @@ impl Inodes {
         self.refs.get(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
-        self.refs.free(slot);
+        self.count.add(-1);
+        dentries.free_inode(slot);
     }
 
     /// Waits until the back end has been told that an inode has died.
@@ -338,7 +368,7 @@ impl Inodes {
 
     fn set_alias(&self, slot: u32, dentry: u32) {
         // ORDERING(alias): Release. See `alias`. The update keeps a referenced bit set meanwhile.
-        let _ = self.refs.get(slot)[2].fetch_update(
+        let _ = self.perm.get(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
             Ordering::Relaxed,
@@ -354,14 +384,14 @@ impl Inodes {
     pub(crate) fn perm(&self, slot: u32) -> Option<Perm> {
         let words = self.perm.get(slot);
         // ORDERING(perm): Acquire. The owner was stored before this version.
-        let first = words[0].load(Ordering::Acquire);
+        let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
-        let owner = words[1].load(Ordering::Relaxed);
+        let owner = words[OWNER].load(Ordering::Relaxed);
         // ORDERING(perm-unknown): Acquire fence. A reader that sees an owner stored later also sees
         // the version change before it. Pairs with `mark_unknown`.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. Ordered by the fence.
-        let again = words[0].load(Ordering::Relaxed);
+        let again = words[MODE].load(Ordering::Relaxed);
         (first == again && (first >> VERSION_SHIFT) & 1 == 0).then_some(Perm {
             mode: (first & MODE_MASK) as u32,
             uid: (owner >> 32) as u32,
@@ -373,7 +403,7 @@ impl Inodes {
     /// Returns the kind of file, which never changes.
     pub(crate) fn kind(&self, slot: u32) -> FileKind {
         // ORDERING: Relaxed. The type bits are fixed while a reference is held.
-        let mode = self.perm.get(slot)[0].load(Ordering::Relaxed) & MODE_MASK;
+        let mode = self.perm.get(slot)[MODE].load(Ordering::Relaxed) & MODE_MASK;
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
 
@@ -387,7 +417,7 @@ impl Inodes {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock; readers of the count take it.
-        self.refs.get(slot)[2].fetch_add(1, Ordering::Relaxed);
+        self.perm.get(slot)[STATE].fetch_add(1, Ordering::Relaxed);
         self.mark_unknown(slot)
     }
 
@@ -396,7 +426,7 @@ impl Inodes {
     pub(crate) fn end_change(&self, slot: u32, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
-        self.refs.get(slot)[2].fetch_sub(1, Ordering::Relaxed);
+        self.perm.get(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
         // A fill that overlaps this change may have asked the back end before it was made.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
@@ -409,7 +439,7 @@ impl Inodes {
     /// Returns a ticket to ask the back end with, when the permissions are unknown.
     pub(crate) fn ticket(&self, slot: u32) -> Ticket {
         // ORDERING(perm): Acquire. What the back end says is asked for after this.
-        Ticket(self.perm.get(slot)[0].load(Ordering::Acquire) >> VERSION_SHIFT)
+        Ticket(self.perm.get(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
     /// Installs what the back end said, unless a change began since the ticket was taken.
@@ -426,9 +456,9 @@ impl Inodes {
 
     fn install_locked(&self, slot: u32, ticket: Ticket, perm: Perm) -> bool {
         // ORDERING: Relaxed. Under the inode's lock.
-        let version = self.perm.get(slot)[0].load(Ordering::Relaxed) >> VERSION_SHIFT;
+        let version = self.perm.get(slot)[MODE].load(Ordering::Relaxed) >> VERSION_SHIFT;
         // ORDERING: Relaxed. Under the inode's lock.
-        let changes = self.refs.get(slot)[2].load(Ordering::Relaxed) & CHANGES_MASK;
+        let changes = self.perm.get(slot)[STATE].load(Ordering::Relaxed) & CHANGES_MASK;
         let is_current = version == ticket.0 && version & 1 == 1 && changes == 0;
         if is_current {
             self.store_perm_version(slot, perm, version + 1);
@@ -438,7 +468,7 @@ impl Inodes {
 
     /// Makes the version odd, and another one than before; the caller holds the lock.
     fn mark_unknown(&self, slot: u32) -> Ticket {
-        let word = &self.perm.get(slot)[0];
+        let word = &self.perm.get(slot)[MODE];
         // ORDERING: Relaxed. Under the inode's lock.
         let before = word.load(Ordering::Relaxed);
         let version = ((before >> VERSION_SHIFT) + 1) | 1;
@@ -460,21 +490,22 @@ impl Inodes {
     fn store_perm_version(&self, slot: u32, perm: Perm, version: u64) {
         let words: &[AtomicU64; PERM_WORDS] = self.perm.get(slot);
         // ORDERING: Relaxed. Data of a section that the version covers.
-        words[1].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
+        words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };
         let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);
         // ORDERING(perm): Release. See `perm`.
-        words[0].store(first, Ordering::Release);
+        words[MODE].store(first, Ordering::Release);
     }
 
     // Statistics.
 
     pub(crate) fn in_use(&self) -> u64 {
-        self.refs.in_use()
+        self.count.sum().max(0) as u64
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        self.in_use() * 8 * (PERM_WORDS + REF_WORDS) as u64 + self.table.bytes()
+    /// Returns the bytes of the index; those of the slots are the dentries' to count.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.table.bytes()
     }
 }
 

@@ -43,7 +43,7 @@ pub use fs::{
 pub use name::{NAME_MAX, Name, PATH_MAX};
 pub use path::PathRef;
 pub use rustix::io::Errno;
-pub use vfs::{Fsync, InodeRef, Pressure, Removal, Stats, Vfs, VfsOptions};
+pub use vfs::{EntryId, Fsync, InodeRef, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions};
 pub use walk::{FsStruct, Resolved, SYMLINKS_MAX, WalkFlags};
 
 /// The example of README.md, compiled and run.

@@ -41,12 +41,16 @@ impl<'a> Name<'a> {
             [] => Err(Errno::NOENT),
             b"." | b".." => Err(Errno::INVAL),
             _ if bytes.len() > NAME_MAX => Err(Errno::NAMETOOLONG),
-            // Every byte is looked at, without a branch: that is faster for names.
-            _ if bytes.iter().fold(false, |bad, &b| bad | (b == b'/') | (b == 0)) => {
-                Err(Errno::INVAL)
-            }
+            _ if has_slash_or_nul(bytes) => Err(Errno::INVAL),
             _ => Ok(Name(bytes)),
         }
+    }
+
+    /// Returns bytes as a name to look for in the cache. If they are no name they are not found there:
+    /// whoever goes on with them then uses [`Name::new`].
+    #[inline]
+    pub(crate) fn unchecked(bytes: &'a [u8]) -> Name<'a> {
+        Name(bytes)
     }
 
     /// Returns the bytes of the name.
@@ -58,5 +62,94 @@ impl<'a> Name<'a> {
 impl fmt::Debug for Name<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+/// A byte, eight times.
+const LANES: u64 = 0x0101_0101_0101_0101;
+/// Words that are looked at without a branch on the length: most names are no longer.
+const USUAL_WORDS: usize = 5;
+
+/// Returns the upper bit of each byte of `word` that is zero, up to the first one; what is above
+/// that means nothing.
+#[inline]
+fn zeroes(word: u64) -> u64 {
+    word.wrapping_sub(LANES) & !word & (0x80 * LANES)
+}
+
+/// Returns up to eight bytes as a little-endian word, filled up with zeroes.
+#[inline]
+pub(crate) fn padded(bytes: &[u8]) -> u64 {
+    let len = bytes.len();
+    let byte = |i: usize| u64::from(bytes[i]) << (8 * i);
+    let four = |at: usize| {
+        let chunk = bytes[at..].first_chunk::<4>().expect("four bytes before the end");
+        u64::from(u32::from_le_bytes(*chunk)) << (8 * at)
+    };
+    match len {
+        0 => 0,
+        // Overlapping bytes are the same bytes.
+        1..4 => byte(0) | byte(len / 2) | byte(len - 1),
+        4..8 => four(0) | four(len - 4),
+        _ => eight(bytes, 0),
+    }
+}
+
+/// Returns the eight bytes at `at` as a little-endian word.
+#[inline]
+pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes before the end"))
+}
+
+/// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are not to be foreseen, so
+/// most are looked at without a branch on it: eight bytes at a time, the last eight again and again.
+#[inline]
+fn has_slash_or_nul(bytes: &[u8]) -> bool {
+    let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
+    let Some(last) = bytes.len().checked_sub(8) else {
+        let beyond = LANES.unbounded_shl(8 * bytes.len() as u32);
+        return bad(padded(bytes) | beyond) != 0;
+    };
+    let usual = (0..USUAL_WORDS).fold(0, |found, i| found | bad(eight(bytes, last.min(8 * i))));
+    let rest = bytes.get(8 * USUAL_WORDS..).unwrap_or_default();
+    usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
+}
+
+/// Returns where the first `/` is, or the length.
+#[inline]
+pub(crate) fn find_slash(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    loop {
+        let rest = &bytes[at..];
+        let found = zeroes(padded(rest) ^ (u64::from(b'/') * LANES));
+        if found != 0 {
+            return at + found.trailing_zeros() as usize / 8;
+        }
+        if rest.len() <= 8 {
+            return bytes.len();
+        }
+        at += 8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slash_or_nul_is_found_wherever_it_is() {
+        for len in 1..100 {
+            let clean = vec![0xaf; len];
+            assert!(!has_slash_or_nul(&clean), "{len}");
+            assert_eq!(find_slash(&clean), len);
+            for at in 0..len {
+                for bad in [b'/', 0] {
+                    let mut bytes = clean.clone();
+                    bytes[at] = bad;
+                    assert!(has_slash_or_nul(&bytes), "{bad} at {at} of {len}");
+                    assert_eq!(find_slash(&bytes), if bad == 0 { len } else { at });
+                }
+            }
+        }
     }
 }

@@ -1,11 +1,10 @@
 //! A place in the namespace: a mount and a dentry, held.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::Errno;
 use crate::dpath::{PathKind, Trail};
-use crate::mount::Mount;
+use crate::mount::MountRef;
 use crate::vfs::{InodeRef, Vfs};
 
 /// A counted place in a namespace, such as a root, a working directory or an open file.
@@ -14,7 +13,7 @@ use crate::vfs::{InodeRef, Vfs};
 #[doc(alias = "struct path")]
 pub struct PathRef<'v> {
     pub(crate) vfs: &'v Vfs,
-    pub(crate) mount: Arc<Mount>,
+    pub(crate) mount: MountRef,
     pub(crate) dentry: u32,
     /// Held on its own: the dentry loses it when the name is removed.
     pub(crate) inode: InodeRef<'v>,
@@ -31,7 +30,7 @@ impl<'v> PathRef<'v> {
     pub fn path_from(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         let dcache = &self.vfs.dcache;
         let mut trails = vec![];
-        let (mut mount, mut dentry) = (&self.mount, self.dentry);
+        let (mut mount, mut dentry) = (&*self.mount, self.dentry);
         let is_outside = loop {
             let stop = if mount.id == root.mount.id { root.dentry } else { mount.root };
             let mut trail = Trail::new();
@@ -63,15 +62,17 @@ impl<'v> PathRef<'v> {
     }
 
     /// Returns the text that d_path gives: the path from `root`, with ` (deleted)` behind it for an
-    /// unlinked one and without a leading `/` for one that is not below `root`.
+    /// unlinked one.
+    ///
+    /// A path that is not below `root` is shown from the top of what it hangs on and looks like any
+    /// other: Linux 6.18 reads `/tmp/out/a` behind `/proc/self/fd/3` in a process whose root is
+    /// `/tmp/jail`, and `/a/b` for a working directory in a tmpfs that was unmounted lazily.
+    /// (`prepend_path` tells the two apart by what it returns; only getcwd(2) shows it.) Use
+    /// [`PathRef::path_from`] to know.
     pub fn d_path(&self, root: &PathRef<'_>) -> Vec<u8> {
         let (mut path, kind) = self.path_from(root);
-        match kind {
-            PathKind::Linked => {}
-            PathKind::Unlinked => path.extend_from_slice(b" (deleted)"),
-            PathKind::Unreachable => {
-                path.remove(0);
-            }
+        if kind == PathKind::Unlinked {
+            path.extend_from_slice(b" (deleted)");
         }
         path
     }
@@ -100,7 +101,7 @@ impl Clone for PathRef<'_> {
         self.vfs.dcache.dentries.lockref(self.dentry).get();
         PathRef {
             vfs: self.vfs,
-            mount: Arc::clone(&self.mount),
+            mount: self.mount.clone(),
             dentry: self.dentry,
             inode: self.inode.clone(),
         }
@@ -124,7 +125,7 @@ impl fmt::Debug for PathRef<'_> {
 impl Vfs {
     /// Returns the root of the namespace.
     pub fn root_path(&self) -> PathRef<'_> {
-        let mount = Arc::clone(self.mounts.root_mount());
+        let mount = MountRef::get(self.mounts.root_mount()).expect("the root stays mounted");
         self.dcache.dentries.lockref(mount.root).get();
         PathRef { vfs: self, dentry: mount.root, mount, inode: self.root() }
     }

@@ -1,14 +1,20 @@
 //! The growable index: a multimap from a 32-bit hash to a slot number.
 //!
-//! A bucket is one cache line of eight words, each (hash, slot). Readers take no lock and write
-//! nothing: they scan one line, and follow a link only where a bucket has overflowed. What they
+//! A bucket is one cache line with room for eight entries. Readers take no lock and write nothing:
+//! they compare eight tags at once, and follow a link only where a bucket has overflowed. What they
 //! find is a hint, which the dentry or inode in the slot confirms; what they miss is looked for
 //! again under the bucket's lock by whoever is about to act on it.
 //!
+//! ```text
+//! word 0, 1  tags: the upper 16 bits of the hash of entries 0 to 3 and 4 to 7
+//! word 2     the 8 bits of each hash that neither the tag nor the bucket's number tells
+//! 3 .. 6     slots, 32 bits each; 0 is no entry
+//! word 7     link: the overflow line that goes on; 0 is none
+//! ```
+//!
 //! It grows by linear hashing: one bucket is split at a time, in order, so no insert ever moves
-//! more than one bucket and no reader ever looks in two tables. The hash in the word is all that a
-//! split needs; the slot is not looked at. Buckets live in a [`SlotArena`], whose memory never
-//! moves.
+//! more than one bucket and no reader ever looks in two tables. The line is all that a split needs;
+//! the slots are not looked at. Buckets live in a [`SlotArena`], whose memory never moves.
 //!
 //! # Guarantees
 //! - T.1: a reader that starts after `insert` returned and ends before `remove` is called sees the
@@ -31,12 +37,21 @@ const STRIPES: u32 = 256;
 const STRIPES: u32 = 2;
 #[cfg(corewalk_loom)]
 const STRIPES: u32 = 1;
-/// Words of a bucket. The last one can turn into a link.
+/// Words of a line.
 const WORDS: usize = 8;
-/// Mean entries per bucket at which the table grows.
-const LOAD: u32 = 6;
-/// Marks the word of an overflow link, in the slot half.
-const LINK: u32 = 1 << 31;
+/// Entries of a line.
+const ENTRIES: usize = 8;
+/// Words of a line by what they hold.
+const RESTS: usize = 2;
+const SLOTS: usize = 3;
+const LINK: usize = 7;
+/// Mean entries per bucket in the most crowded stripe at which the table grows; the mean of all is about
+/// one less.
+const LOAD: u32 = 7;
+/// Bits of a hash that the number of its bucket tells, in a table of any size.
+const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
+/// A 16-bit lane, four times.
+const LANES: u64 = 0x0001_0001_0001_0001;
 
 /// A multimap from hash to slot, with readers that write nothing.
 pub(crate) struct Table {
@@ -64,9 +79,11 @@ impl Table {
     /// Returns an empty table for at most `entries_max` entries.
     pub(crate) fn new(name: &'static str, entries_max: u32) -> std::io::Result<Table> {
         let buckets_max = (entries_max / 4).max(STRIPES).next_power_of_two();
+        let buckets = SlotArena::new(name, buckets_max)?;
+        buckets.extend_to(STRIPES - 1);
         Ok(Table {
             buckets_in_use: AtomicU64::new(u64::from(STRIPES)),
-            buckets: SlotArena::new(name, buckets_max)?,
+            buckets,
             overflow: SlotArena::new(name, buckets_max)?,
             stripes: (0..STRIPES)
                 .map(|_| CachePadded::new(Mutex::new(StripeState { entries: 0 })))
@@ -83,31 +100,22 @@ impl Table {
         let mut line =
             self.buckets.get(bucket_of(hash, self.buckets_in_use.load(Ordering::Acquire)));
         loop {
-            let mut matches = 0_u32;
-            for (i, word) in line.iter().enumerate() {
-                // ORDERING: Relaxed. The word is loaded again below before it is believed.
-                let word = word.load(Ordering::Relaxed);
-                matches |= u32::from((word >> 32) as u32 == hash) << i;
-            }
+            let mut matches = matches(line, hash);
             while matches != 0 {
-                // ORDERING(table-entry): Acquire. The slot was filled before it was entered here.
-                let word = line[matches.trailing_zeros() as usize].load(Ordering::Acquire);
+                let slot = slot_of(line, entry_of(matches));
                 matches &= matches - 1;
-                let slot = word as u32;
-                if (word >> 32) as u32 == hash
-                    && slot != 0
-                    && slot & LINK == 0
+                if slot != 0
                     && let Some(found) = probe(slot)
                 {
                     return Some(found);
                 }
             }
             // ORDERING(table-link): Acquire. The linked line was filled before it was linked.
-            let last = line[WORDS - 1].load(Ordering::Acquire) as u32;
-            if last & LINK == 0 {
+            let link = line[LINK].load(Ordering::Acquire) as u32;
+            if link == 0 {
                 return None;
             }
-            line = self.overflow.get(last & !LINK);
+            line = self.overflow.get(link);
         }
     }
 
@@ -162,23 +170,26 @@ impl Table {
         }
         let old = (n - (1 << n.ilog2())) as u32;
         let new = n as u32;
-        let mut stripe = self.lock(old);
-        let mut staying = Vec::with_capacity(2 * WORDS);
-        let mut moving = Vec::with_capacity(2 * WORDS);
+        self.buckets.extend_to(new);
+        let stripe = self.lock(old);
         let wide = n + 1;
-        stripe.drain_bucket(old, |word| {
-            let home = bucket_of((word >> 32) as u32, wide);
-            if home == new { moving.push(word) } else { staying.push(word) }
-        });
         // The moved entries are entered in their new bucket first, then the size is published, and
         // only then the old bucket loses them: a reader of either size finds them, and a reader
         // that took the old size too early misses at worst, which proves nothing (T.1).
-        for &word in &moving {
-            stripe.push_into(new, word);
-        }
+        stripe.each_entry(old, |line, entry| {
+            let hash = hash_of(line, entry, old);
+            if bucket_of(hash, wide) == new {
+                stripe.push_into(new, hash, slot_of(line, entry));
+            }
+        });
         // ORDERING: Release. Pairs with the Acquire load of the size in `find`.
         self.buckets_in_use.store(wide, Ordering::Release);
-        stripe.rewrite_bucket(old, &staying);
+        stripe.each_entry(old, |line, entry| {
+            if bucket_of(hash_of(line, entry, old), wide) == new {
+                store_slot(line, entry, 0);
+            }
+        });
+        stripe.close_ranks(old);
         true
     }
 }
@@ -191,21 +202,22 @@ impl Stripe<'_> {
 
     /// Enters `slot`.
     pub(crate) fn insert(&mut self, slot: u32) {
+        debug_assert!(slot != 0);
         self.state.entries += 1;
-        self.push_into(self.bucket(), pack(self.hash, slot));
+        self.push_into(self.bucket(), self.hash, slot);
     }
 
     /// Takes one entry of `slot` out; false if there is none.
     pub(crate) fn remove(&mut self, slot: u32) -> bool {
-        let gone = pack(self.hash, slot);
         let mut line = self.table.buckets.get(self.bucket());
         let mut before = None;
         loop {
-            for word in line {
-                // ORDERING: Relaxed. Written only under the stripe's lock, which is held.
-                if word.load(Ordering::Relaxed) == gone {
-                    // ORDERING: Relaxed. A reader that still sees the entry asks the slot.
-                    word.store(0, Ordering::Relaxed);
+            let mut candidates = matches(line, self.hash);
+            while candidates != 0 {
+                let entry = entry_of(candidates);
+                candidates &= candidates - 1;
+                if slot_of(line, entry) == slot && rest_of(line, entry) == rest(self.hash) {
+                    store_slot(line, entry, 0);
                     self.state.entries -= 1;
                     if let Some(before) = before {
                         self.unlink_if_empty(before, line);
@@ -221,14 +233,14 @@ impl Stripe<'_> {
     }
 
     /// Gives an overflow line that has become empty back.
-    fn unlink_if_empty(&self, before: &[AtomicU64; WORDS], line: &[AtomicU64; WORDS]) {
-        // ORDERING: Relaxed. Written only under the stripe's lock.
-        if line.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    fn unlink_if_empty(&self, before: &Line, line: &Line) {
+        if (0..ENTRIES).all(|entry| slot_of(line, entry) == 0)
             && let Some(index) = self.link_of(before)
         {
-            // ORDERING: Relaxed. A reader on its way into the line finds it empty, or in use for
-            // another bucket, whose entries its hash does not match.
-            before[WORDS - 1].store(0, Ordering::Relaxed);
+            // A reader on its way into the line finds it empty, or in use for another bucket, whose
+            // entries are not what it looks for.
+            // ORDERING: Relaxed. Links change only under the stripe's lock.
+            before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
         }
     }
@@ -237,7 +249,8 @@ impl Stripe<'_> {
     pub(crate) fn is_crowded(&self) -> bool {
         // ORDERING: Relaxed. A hint.
         let buckets = self.table.buckets_in_use.load(Ordering::Relaxed) as u32;
-        self.state.entries > (buckets / STRIPES) * LOAD
+        // A few more than the mean are no sign of anything, least of all in a small table.
+        self.state.entries > (buckets / STRIPES) * LOAD + ENTRIES as u32
     }
 
     /// Returns the bucket of the hash: stable while the stripe is locked.
@@ -247,60 +260,45 @@ impl Stripe<'_> {
         bucket_of(self.hash, self.table.buckets_in_use.load(Ordering::Relaxed))
     }
 
-    fn link_of(&self, line: &[AtomicU64; WORDS]) -> Option<u32> {
+    fn link_of(&self, line: &Line) -> Option<u32> {
         // ORDERING: Relaxed. Links change only under the stripe's lock.
-        let last = line[WORDS - 1].load(Ordering::Relaxed) as u32;
-        (last & LINK != 0).then_some(last & !LINK)
+        let link = line[LINK].load(Ordering::Relaxed) as u32;
+        (link != 0).then_some(link)
     }
 
-    /// Puts `entry` into a free word of `bucket`, linking an overflow line if there is none.
-    fn push_into(&self, bucket: u32, entry: u64) {
+    /// Puts an entry into a free place of `bucket`, linking an overflow line if there is none.
+    fn push_into(&self, bucket: u32, hash: u32, slot: u32) {
         let mut line = self.table.buckets.get(bucket);
         loop {
-            for word in line {
-                // ORDERING: Relaxed. Written only under the stripe's lock.
-                if word.load(Ordering::Relaxed) == 0 {
-                    // ORDERING(table-entry): Release. See `Table::find`.
-                    word.store(entry, Ordering::Release);
-                    return;
-                }
+            if let Some(entry) = (0..ENTRIES).find(|&entry| slot_of(line, entry) == 0) {
+                return store_entry(line, entry, hash, slot);
             }
             line = match self.link_of(line) {
                 Some(next) => self.table.overflow.get(next),
-                None => return self.link_overflow(line, entry),
+                None => return self.link_overflow(line, hash, slot),
             };
         }
     }
 
-    /// Moves the last word of a full line to a fresh overflow line, adds `entry` and links it.
-    fn link_overflow(&self, line: &[AtomicU64; WORDS], entry: u64) {
+    /// Links a fresh overflow line with one entry behind a full line.
+    fn link_overflow(&self, line: &Line, hash: u32, slot: u32) {
         let index = self.table.overflow.alloc().expect("as many overflow lines as buckets");
         let fresh = self.table.overflow.get(index);
-        // ORDERING: Relaxed. Written only under the stripe's lock.
-        let moved = line[WORDS - 1].load(Ordering::Relaxed);
-        // ORDERING: Relaxed. The line is published by the link below.
-        fresh[0].store(moved, Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
-        fresh[1].store(entry, Ordering::Relaxed);
-        for word in &fresh[2..] {
-            // ORDERING: Relaxed. As above.
+        for word in fresh {
+            // ORDERING: Relaxed. The line is published by the link below; a reader who is still in
+            // it from its last use misses at worst.
             word.store(0, Ordering::Relaxed);
         }
+        store_entry(fresh, 0, hash, slot);
         // ORDERING(table-link): Release. See `Table::find`.
-        line[WORDS - 1].store(u64::from(LINK | index), Ordering::Release);
+        line[LINK].store(u64::from(index), Ordering::Release);
     }
 
-    /// Calls `each` with every entry of `bucket`, which keeps them.
-    fn drain_bucket(&mut self, bucket: u32, mut each: impl FnMut(u64)) {
+    /// Calls `each` with every entry of `bucket` and the line it is in.
+    fn each_entry(&self, bucket: u32, each: impl Fn(&Line, usize)) {
         let mut line = self.table.buckets.get(bucket);
         loop {
-            for word in line {
-                // ORDERING: Relaxed. Written only under the stripe's lock.
-                let word = word.load(Ordering::Relaxed);
-                if word as u32 & LINK == 0 && word != 0 {
-                    each(word);
-                }
-            }
+            (0..ENTRIES).filter(|&entry| slot_of(line, entry) != 0).for_each(|i| each(line, i));
             match self.link_of(line) {
                 Some(next) => line = self.table.overflow.get(next),
                 None => return,
@@ -308,31 +306,25 @@ impl Stripe<'_> {
         }
     }
 
-    /// Makes `bucket` hold `entries` alone and gives its overflow lines back.
-    fn rewrite_bucket(&self, bucket: u32, entries: &[u64]) {
-        let line = self.table.buckets.get(bucket);
-        let mut link = self.link_of(line);
-        let (head, rest) = entries.split_at(entries.len().min(WORDS));
-        for (i, word) in line.iter().enumerate() {
-            // ORDERING(table-entry): Release. See `Table::find`.
-            word.store(head.get(i).copied().unwrap_or(0), Ordering::Release);
-        }
-        for &entry in rest {
-            self.push_into(bucket, entry);
-        }
-        // A reader may still scan a line that is given back; it then sees entries of another
-        // bucket, which its hash does not match, or misses.
-        while let Some(index) = link {
-            let freed = self.table.overflow.get(index);
-            link = self.link_of(freed);
-            for word in freed {
-                // ORDERING: Relaxed. Nothing is published.
-                word.store(0, Ordering::Relaxed);
+    /// Moves what is left in overflow lines forward and gives lines that are empty back.
+    fn close_ranks(&self, bucket: u32) {
+        let first = self.table.buckets.get(bucket);
+        while let Some(index) = self.link_of(first) {
+            let line = self.table.overflow.get(index);
+            for entry in (0..ENTRIES).filter(|&entry| slot_of(line, entry) != 0) {
+                let Some(free) = (0..ENTRIES).find(|&place| slot_of(first, place) == 0) else {
+                    return;
+                };
+                // It is in both places for a moment, and never in none.
+                store_entry(first, free, hash_of(line, entry, bucket), slot_of(line, entry));
+                store_slot(line, entry, 0);
             }
-            self.table.overflow.free(index);
+            self.unlink_if_empty(first, line);
         }
     }
 }
+
+type Line = [AtomicU64; WORDS];
 
 /// Returns the bucket of `hash` in a table of `n` buckets.
 #[inline]
@@ -342,9 +334,77 @@ fn bucket_of(hash: u32, n: u64) -> u32 {
     (if bucket < n { bucket } else { bucket & (mask >> 1) }) as u32
 }
 
-fn pack(hash: u32, slot: u32) -> u64 {
-    debug_assert!(slot != 0 && slot & LINK == 0);
-    (u64::from(hash) << 32) | u64::from(slot)
+/// Returns a bit for each entry whose tag is that of `hash`: entry i at bit 16 * (i % 4) + i / 4.
+#[inline]
+fn matches(line: &Line, hash: u32) -> u64 {
+    let wanted = u64::from(hash >> 16) * LANES;
+    let equal = |word: &AtomicU64| {
+        // ORDERING(table-entry): Acquire. What the entry says, and its slot, was stored before.
+        let different = word.load(Ordering::Acquire) ^ wanted;
+        // The upper bit of each lane that is zero.
+        !(((different & (0x7fff * LANES)) + 0x7fff * LANES) | different | (0x7fff * LANES))
+    };
+    (equal(&line[0]) >> 15) | (equal(&line[1]) >> 14)
+}
+
+/// Returns the entry of the lowest bit that [`matches`] has set.
+#[inline]
+fn entry_of(matches: u64) -> usize {
+    let bit = matches.trailing_zeros() as usize;
+    4 * (bit % 16) + bit / 16
+}
+
+#[inline]
+fn slot_of(line: &Line, entry: usize) -> u32 {
+    // ORDERING(table-slot): Acquire. A reader may see the slot before the tag that goes with it;
+    // what is in the slot was stored before either.
+    let pair = line[(SLOTS + entry / 2) % WORDS].load(Ordering::Acquire);
+    (pair >> (32 * (entry % 2))) as u32
+}
+
+/// Returns the bits of the hash that are in the line's third word.
+fn rest_of(line: &Line, entry: usize) -> u8 {
+    // ORDERING: Relaxed. Read under the stripe's lock only.
+    (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8
+}
+
+fn rest(hash: u32) -> u8 {
+    (hash >> STRIPE_BITS) as u8
+}
+
+/// Returns the hash of an entry, as far as a split needs it. The caller holds the stripe's lock.
+fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
+    // ORDERING: Relaxed. Written only under the stripe's lock.
+    let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;
+    let low = bucket & (STRIPES - 1);
+    (u32::from(tag) << 16) | (u32::from(rest_of(line, entry)) << STRIPE_BITS) | low
+}
+
+/// Stores an entry: the tag comes last, so that who finds it finds the slot.
+fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
+    store_slot(line, entry, slot);
+    let rests = &line[RESTS];
+    let (shift, mask) = (8 * entry, 0xff << (8 * entry));
+    // ORDERING: Relaxed. Read and written only under the stripe's lock.
+    let word = rests.load(Ordering::Relaxed) & !mask;
+    // ORDERING: Relaxed. As above.
+    rests.store(word | (u64::from(rest(hash)) << shift), Ordering::Relaxed);
+    let tags = &line[entry / 4];
+    let (shift, mask) = (16 * (entry % 4), 0xffff << (16 * (entry % 4)));
+    // ORDERING: Relaxed. Written only under the stripe's lock.
+    let word = tags.load(Ordering::Relaxed) & !mask;
+    // ORDERING(table-entry): Release. See `matches`.
+    tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
+}
+
+/// Stores the slot of an entry; 0 takes it out. The caller holds the stripe's lock.
+fn store_slot(line: &Line, entry: usize, slot: u32) {
+    let pair = &line[SLOTS + entry / 2];
+    let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
+    // ORDERING: Relaxed. Written only under the stripe's lock.
+    let word = pair.load(Ordering::Relaxed) & !mask;
+    // ORDERING(table-slot): Release. See `slot_of`.
+    pair.store(word | (u64::from(slot) << shift), Ordering::Release);
 }
 
 #[cfg(all(test, corewalk_loom))]

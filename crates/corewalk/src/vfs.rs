@@ -10,7 +10,8 @@
 //! - V.1: operations on names appear to happen at one instant each (they are linearizable), as long
 //!   as the back end is changed through this `Vfs` alone.
 //! - V.2: a lookup that is answered from the cache takes no lock and waits for nobody.
-//! - V.3: an operation that a back end is slow at delays only operations on the same name.
+//! - V.3: an operation that a back end is slow at delays only operations on the same name; a change
+//!   of attributes, and a write that takes set-user-ID away, only others on the same inode.
 //!
 //! # Examples
 //! ```
@@ -40,22 +41,31 @@ pub(crate) use names::{Place, Unattached};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use corewalk_sync::Mutex;
+use corewalk_sync::{Mutex, ShardedCounter};
 
 use crate::Errno;
-use crate::attr::FileKind;
+use crate::attr::{Attr, FileKind};
+use crate::claim::Claims;
 use crate::cred::Security;
 use crate::dcache::{Dcache, Host};
 use crate::fs::{FileSystem, Node, PathSource};
 use crate::mount::Mounts;
 use crate::name::Name;
-use rename::Moves;
+use rename::{Crossings, Moves};
 
-/// What one lookup held outside adds to an inode's count. Below it are 20 bits for references held
-/// inside (dentries and `InodeRef`s), above it 41 bits for lookups: both in one word, so that a
+/// What one lookup held outside adds to an inode's count. Below it are 28 bits for references held
+/// inside (dentries and `InodeRef`s), above it 33 bits for lookups: both in one word, so that a
 /// forget is checked and done in one step.
-const LOOKUP: u64 = 1 << 20;
-/// File systems a namespace can hold over its life.
+const LOOKUP: u64 = 1 << 28;
+/// References held inside from which on no more are given out by [`Vfs::inode`], [`Vfs::root`] and
+/// `clone`: half of what there is room for. The rest is for dentries, and for lookups and walks,
+/// which do not look: what they give out takes 16 bytes each, so that 2 GiB of it would have to be
+/// held, or leaked, on top.
+const REFS_MAX: u64 = LOOKUP / 2;
+/// Lookups from which on an inode is kept for good (unless [`Vfs::forget_all`] ends it) and they are
+/// no longer counted: a client that never forgets does not wrap the count around.
+const LOOKUPS_MAX: u64 = 1 << 32;
+/// File systems a namespace can hold over its life; see [`Vfs::mount`].
 const SUPERBLOCKS_MAX: usize = 1024;
 
 /// How a namespace is set up.
@@ -81,12 +91,31 @@ impl Default for VfsOptions {
 
 /// Who wants to hear that the cache needs room.
 ///
-/// A FUSE server answers by asking the kernel to forget the entry; it must not do so on the thread
-/// that it is called on, which serves a request.
+/// A FUSE server wakes a thread that calls [`Vfs::reclaim`] and asks the kernel to forget; it must not
+/// do so on the thread that it is called on, which serves a request.
 pub trait Pressure: Send + Sync {
     /// The entry `name` of the directory `parent` is only kept because the host uses its inode.
     fn please_forget(&self, parent: u64, name: Name<'_>);
 }
+
+/// An entry that is kept only because somebody outside uses its inode.
+#[derive(Clone, Copy, Debug)]
+pub struct Pinned<'a> {
+    /// The entry, for [`Vfs::evict`].
+    pub entry: EntryId,
+    /// The number of its inode.
+    pub ino: u64,
+    /// The kind of file.
+    pub kind: FileKind,
+    /// The number of the directory that it is in.
+    pub parent: u64,
+    /// Its name there.
+    pub name: Name<'a>,
+}
+
+/// The place of an entry in the cache. Another may have it by the time it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryId(u32);
 
 /// A namespace. See the module's text.
 pub struct Vfs {
@@ -94,6 +123,11 @@ pub struct Vfs {
     pub(crate) supers: Arc<Supers>,
     pub(crate) mounts: Mounts,
     moves: Moves,
+    crossings: Crossings,
+    /// Walks that became a ref-walk.
+    pub(crate) fallbacks: ShardedCounter,
+    /// Who changes the attributes of an inode: see `attributes`.
+    changers: Claims,
     security: OnceLock<Box<dyn Security>>,
 }
 
@@ -115,7 +149,7 @@ impl Vfs {
     ///
     /// # Errors
     /// What `fs.root()` says; `ENOTDIR` if it is no directory; `ENOMEM` if the address space for
-    /// the cache cannot be had.
+    /// the cache, or the memory for its first entry, cannot be had.
     pub fn new(fs: Arc<dyn FileSystem>, options: VfsOptions) -> Result<Arc<Vfs>, Errno> {
         let supers = Arc::new(Supers {
             list: (0..SUPERBLOCKS_MAX).map(|_| OnceLock::new()).collect(),
@@ -132,9 +166,13 @@ impl Vfs {
             supers,
             mounts: Mounts::new(),
             moves: Moves::new(),
+            crossings: Crossings::new(),
+            fallbacks: ShardedCounter::new(),
+            changers: Claims::new(),
             security: OnceLock::new(),
         };
-        let root = vfs.add_superblock(fs)?;
+        let attr = root_of(&*fs)?;
+        let root = vfs.add_superblock(fs, &attr)?;
         vfs.mounts.set_root(root);
         Ok(Arc::new(vfs))
     }
@@ -156,34 +194,61 @@ impl Vfs {
     }
 
     /// Returns the root directory.
+    ///
+    /// # Panics
+    /// Panics if 2 to the 27th references on it are held.
     pub fn root(&self) -> InodeRef<'_> {
         let dentry = self.mounts.root();
         let inode = self.dcache.directory(dentry).expect("the root is a directory").inode;
         self.dcache.inodes.lockref(inode).get();
-        InodeRef { vfs: self, slot: inode }
+        let root = InodeRef { vfs: self, slot: inode };
+        assert!(!root.is_crowded(), "too many references to the root");
+        root
     }
 
     /// Returns the inode of the root's file system with this number, if it is in use: looked up
     /// before and not forgotten since.
     ///
     /// # Errors
-    /// `ESTALE` if it is not.
+    /// `ESTALE` if it is not; `ENFILE` if 2 to the 27th references on it are held.
     pub fn inode(&self, ino: u64) -> Result<InodeRef<'_>, Errno> {
+        let inode = self.in_use(ino).ok_or(Errno::STALE)?;
+        if inode.is_crowded() { Err(Errno::NFILE) } else { Ok(inode) }
+    }
+
+    fn in_use(&self, ino: u64) -> Option<InodeRef<'_>> {
         let slot = self.dcache.inodes.get(0, ino, |stray| self.dcache.put_inode(stray, 1));
-        slot.map(|slot| InodeRef { vfs: self, slot }).ok_or(Errno::STALE)
+        slot.map(|slot| InodeRef { vfs: self, slot })
     }
 
     /// Drops `n` lookups that [`InodeRef::into_lookups`] gave out on an inode of the root's file
     /// system. Returns false, and drops nothing, if the inode has fewer: a count that a client gets
-    /// wrong must not free what others use (trap P5).
+    /// wrong must not free what others use (trap P5). An inode that has been given out 2 to the 32nd
+    /// times stays whatever is forgotten.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
-        let Ok(inode) = self.inode(ino) else { return n == 0 };
+        let Some(inode) = self.in_use(ino) else { return n == 0 };
         let mut guard = self.dcache.inodes.lockref(inode.slot).lock();
-        if guard.count() / LOOKUP < n {
+        let lookups = guard.count() / LOOKUP;
+        if lookups < n {
             return false;
         }
-        guard.sub(n * LOOKUP);
+        if lookups < LOOKUPS_MAX {
+            guard.sub(n * LOOKUP);
+        }
+        drop(guard);
+        // A lookup itself leaves no mark but its count.
+        self.dcache.inodes.touch(inode.slot);
         true
+    }
+
+    /// Drops all lookups of an inode of the root's file system and returns how many there were: for a
+    /// server whose only client has gone.
+    pub fn forget_all(&self, ino: u64) -> u64 {
+        let Some(inode) = self.in_use(ino) else { return 0 };
+        let mut guard = self.dcache.inodes.lockref(inode.slot).lock();
+        let lookups = guard.count() / LOOKUP;
+        guard.sub(lookups * LOOKUP);
+        lookups
     }
 
     /// Returns the file system that an inode belongs to.
@@ -206,18 +271,34 @@ impl Vfs {
         self.security.get().map(|hook| &**hook)
     }
 
-    /// Takes in a file system and returns its root dentry, counted for whoever mounts it.
-    pub(crate) fn add_superblock(&self, fs: Arc<dyn FileSystem>) -> Result<u32, Errno> {
-        let attr = fs.root()?;
-        if !attr.is_dir() {
-            return Err(Errno::NOTDIR);
-        }
+    /// Takes in a file system whose root `attr` is, and returns its root dentry, counted for whoever
+    /// mounts it. The caller holds no lock.
+    ///
+    /// # Errors
+    /// `ENFILE` if there have been too many; `ENOMEM`.
+    pub(crate) fn add_superblock(
+        &self,
+        fs: Arc<dyn FileSystem>,
+        attr: &Attr,
+    ) -> Result<u32, Errno> {
         let superblock = self.supers.add(fs)?;
         let inodes = &self.dcache.inodes;
-        let entered = inodes
-            .get_or_insert(superblock, &attr, attr.has_acl, inodes.changes())
-            .ok_or(Errno::NOMEM)?;
-        self.dcache.publish_root(entered.slot)
+        let (dentries, place) = (&self.dcache.dentries, (superblock, 0));
+        let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, inodes.changes());
+        let entered = enter().or_else(|| {
+            self.dcache.prune();
+            enter()
+        });
+        let Some(entered) = entered else {
+            self.supers.get(superblock).fs.forget(attr.ino);
+            return Err(Errno::NOMEM);
+        };
+        let publish = || self.dcache.publish_root(entered.slot);
+        let published = publish().or_else(|_| {
+            self.dcache.prune();
+            publish()
+        });
+        published.inspect_err(|_| self.dcache.put_inode(entered.slot, 1))
     }
 
     /// Evicts everything that is not in use. Returns how many entries that were.
@@ -225,10 +306,62 @@ impl Vfs {
         self.dcache.prune()
     }
 
+    /// Makes room, also of what the fills that go along make none of: evicts entries that are not in
+    /// use, at first those that were not used lately, and reports to `pinned` those that only the use
+    /// of their inode outside keeps, until both together are `want` or each entry was looked at once.
+    /// Returns how many were evicted.
+    ///
+    /// It works as long as it takes, so it is for a thread that serves nobody. An entry that was
+    /// reported and has been let go of since goes with [`Vfs::evict`].
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use corewalk::{Cred, Make, Name, Vfs, VfsOptions, tmpfs::{Tmpfs, TmpfsOptions}};
+    ///
+    /// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root());
+    /// let make = |name| vfs.make(&cred, &root, Name::new(name)?, Make::new(0o644, 0, 0));
+    /// drop(make(b"unused")?);
+    /// let held = make(b"used")?.0.into_lookups();
+    /// let mut pinned = vec![];
+    /// // The first time an entry that was used lately gets a second chance.
+    /// let evicted: u64 = (0..2)
+    ///     .map(|_| vfs.reclaim(10, &mut |entry| pinned.push((entry.entry, entry.ino))))
+    ///     .sum();
+    /// assert_eq!((evicted, pinned.len(), pinned[0].1), (1, 1, held));
+    /// assert_eq!(vfs.evict(pinned[0].0), 0, "it is in use");
+    /// vfs.forget(held, 1);
+    /// assert_eq!(vfs.evict(pinned[0].0), 1);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn reclaim(&self, want: u64, pinned: &mut dyn FnMut(Pinned<'_>)) -> u64 {
+        let inodes = &self.dcache.inodes;
+        self.dcache.reclaim(want, &mut |slot, inode, parent, name| {
+            if inodes.superblock(inode) == 0 {
+                let (ino, kind) = (inodes.ino(inode), inodes.kind(inode));
+                pinned(Pinned {
+                    entry: EntryId(slot),
+                    ino,
+                    kind,
+                    parent: inodes.ino(parent),
+                    name,
+                });
+            }
+        })
+    }
+
+    /// Evicts an entry that [`Vfs::reclaim`] reported, unless it is in use; and the
+    /// parents that are left without children. Returns how many entries went.
+    pub fn evict(&self, entry: EntryId) -> u64 {
+        self.dcache.evict_entry(entry.0)
+    }
+
     /// Returns what the cache holds and has done.
     pub fn stats(&self) -> Stats {
         let counters = &self.dcache.counters;
-        let count = |counter: &corewalk_sync::ShardedCounter| counter.sum().max(0) as u64;
+        let count = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         let (negatives, removed) = (count(&counters.negatives), count(&counters.unhashed));
         Stats {
             entries: self.dcache.dentries.in_use().saturating_sub(negatives + removed),
@@ -242,6 +375,8 @@ impl Vfs {
             reclaimed: counters.reclaimed.sum() as u64,
             renames: counters.renames.sum() as u64,
             invalidations: counters.invalidations.sum() as u64,
+            retries: count(&counters.walk_retries),
+            fallbacks: count(&self.fallbacks),
         }
     }
 }
@@ -273,6 +408,10 @@ pub struct Stats {
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
+    /// Passes of walks that began again, since something on the way had changed.
+    pub retries: u64,
+    /// Walks that began again so often that they took references on the way.
+    pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,
     /// Invalidations.
@@ -280,6 +419,8 @@ pub struct Stats {
 }
 
 /// A counted inode. Cheap to take, write-free to keep.
+///
+/// A clone panics if 2 to the 27th references to the inode are held.
 #[doc(alias = "struct inode")]
 pub struct InodeRef<'v> {
     pub(crate) vfs: &'v Vfs,
@@ -307,10 +448,19 @@ impl<'v> InodeRef<'v> {
     /// replies (`nlookup`).
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
-        // The reference itself becomes part of the unit.
-        self.vfs.dcache.inodes.lockref(self.slot).get_many(LOOKUP - 1);
-        std::mem::forget(self);
+        let lockref = self.vfs.dcache.inodes.lockref(self.slot);
+        // As many threads as there are may pass this at once: there is room for as many again.
+        if lockref.count() < LOOKUPS_MAX * LOOKUP {
+            // The reference itself becomes part of the unit.
+            lockref.get_many(LOOKUP - 1);
+            std::mem::forget(self);
+        }
         ino
+    }
+
+    /// Returns true if so many references are held that no more should be.
+    fn is_crowded(&self) -> bool {
+        self.vfs.dcache.inodes.lockref(self.slot).count() % LOOKUP > REFS_MAX
     }
 
     /// Returns a path of the inode from the root of its file system, as it was at one instant.
@@ -327,7 +477,9 @@ impl<'v> InodeRef<'v> {
 impl Clone for InodeRef<'_> {
     fn clone(&self) -> Self {
         self.vfs.dcache.inodes.lockref(self.slot).get();
-        InodeRef { vfs: self.vfs, slot: self.slot }
+        let clone = InodeRef { vfs: self.vfs, slot: self.slot };
+        assert!(!clone.is_crowded(), "too many references to one inode");
+        clone
     }
 }
 
@@ -341,6 +493,14 @@ impl fmt::Debug for InodeRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InodeRef").field("ino", &self.ino()).field("kind", &self.kind()).finish()
     }
+}
+
+/// Returns the attributes of the root of `fs`, which is asked.
+///
+/// # Errors
+/// `ENOTDIR` if it is no directory; what `fs` says.
+pub(crate) fn root_of(fs: &dyn FileSystem) -> Result<Attr, Errno> {
+    fs.root().and_then(|attr| if attr.is_dir() { Ok(attr) } else { Err(Errno::NOTDIR) })
 }
 
 /// The path of an inode by whatever name it has, for a back end that works by path.
@@ -381,5 +541,51 @@ impl Host for Arc<Supers> {
         {
             pressure.please_forget(parent, name);
         }
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::tmpfs::{Tmpfs, TmpfsOptions};
+
+    fn new() -> Arc<Vfs> {
+        let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
+        Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
+    }
+
+    #[test]
+    fn references_at_their_limit_are_refused_and_counted_right() {
+        let vfs = new();
+        let root = vfs.root();
+        let lockref = vfs.dcache.inodes.lockref(root.slot);
+        let extra = REFS_MAX - lockref.count();
+        lockref.get_many(extra);
+        let ino = root.ino();
+        assert_eq!(vfs.inode(ino).map(drop), Err(Errno::NFILE));
+        let clone = std::panic::AssertUnwindSafe(|| root.clone());
+        assert!(std::panic::catch_unwind(clone).is_err());
+        assert!(!vfs.forget(ino, 1), "no lookup is held");
+        assert_eq!(vfs.forget_all(ino), 0);
+        assert_eq!(lockref.count(), REFS_MAX, "what failed took nothing");
+        lockref.put_many(extra);
+        assert_eq!(vfs.inode(ino).map(|inode| inode.ino()), Ok(ino));
+    }
+
+    #[test]
+    fn lookups_at_their_limit_keep_the_inode_until_all_are_forgotten() {
+        let vfs = new();
+        let root = vfs.root();
+        let (ino, lockref) = (root.ino(), vfs.dcache.inodes.lockref(root.slot));
+        let before = lockref.count();
+        lockref.get_many((LOOKUPS_MAX - 1) * LOOKUP);
+        root.clone().into_lookups();
+        assert_eq!(lockref.count(), before + LOOKUPS_MAX * LOOKUP);
+        root.clone().into_lookups();
+        assert_eq!(lockref.count(), before + LOOKUPS_MAX * LOOKUP, "no more are counted");
+        assert!(vfs.forget(ino, LOOKUPS_MAX));
+        assert_eq!(lockref.count(), before + LOOKUPS_MAX * LOOKUP, "none are taken away");
+        assert_eq!(vfs.forget_all(ino), LOOKUPS_MAX);
+        assert_eq!(lockref.count(), before);
     }
 }

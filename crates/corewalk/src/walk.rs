@@ -19,7 +19,9 @@
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
+mod glide;
 mod step;
+mod trail;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -29,10 +31,11 @@ use bitflags::bitflags;
 use crate::Errno;
 use crate::cred::Cred;
 use crate::dentry::Flags;
-use crate::mount::Mount;
-use crate::name::{Name, PATH_MAX};
+use crate::mount::{Mount, MountRef};
+use crate::name::{Name, PATH_MAX, find_slash};
 use crate::path::PathRef;
 use crate::vfs::{Place, Vfs};
+use trail::Trail;
 
 /// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
@@ -79,8 +82,9 @@ pub struct FsStruct<'v> {
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
-    /// The slot of the dentry and the generation of that slot.
-    pub dentry: (u32, u32),
+    /// The slot of the dentry and the sequence it was seen under: equal for two walks only if nothing
+    /// about the dentry has changed in between.
+    pub dentry: (u32, u64),
 }
 
 /// Why a pass ended without an answer.
@@ -122,7 +126,7 @@ pub(crate) struct Walk<'v, 'a> {
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<Place<'v>>,
     /// What has been passed since the last reference was taken.
-    pub(crate) trail: Vec<(u32, u64)>,
+    trail: Trail,
     pub(crate) links: u32,
 }
 
@@ -141,7 +145,7 @@ impl Vfs {
         path: &[u8],
         flags: WalkFlags,
     ) -> Result<PathRef<'v>, Errno> {
-        self.passes(cred, at, path, flags, |walk| walk.into_path())
+        self.passes(cred, at, path, flags, |walk| walk.end_in_path())
     }
 
     /// Returns what `path` leads to without taking a reference: nothing shared is written, if all
@@ -153,7 +157,7 @@ impl Vfs {
         path: &[u8],
         flags: WalkFlags,
     ) -> Result<Resolved, Errno> {
-        self.passes(cred, at, path, flags, |walk| walk.into_resolved())
+        self.passes(cred, at, path, flags, |walk| walk.end_resolved())
     }
 
     /// Returns the directory that the last component of `path` is to be looked up in, and that
@@ -189,7 +193,7 @@ impl Vfs {
         at: &FsStruct<'v>,
         path: &[u8],
         flags: WalkFlags,
-        finish: impl Fn(Walk<'v, '_>) -> Result<R, Stop>,
+        finish: impl Fn(&mut Walk<'v, '_>) -> Result<R, Stop>,
     ) -> Result<R, Errno> {
         check_length(path)?;
         let confined = flags.intersects(WalkFlags::BENEATH | WalkFlags::IN_ROOT);
@@ -204,8 +208,11 @@ impl Vfs {
             if pass > 0 {
                 self.dcache.counters.walk_retries.add(1);
             }
+            if pass == RCU_PASSES {
+                self.fallbacks.add(1);
+            }
             let mut walk = Walk::new(self, cred, flags, root, start, mode);
-            match walk.follow(path).and_then(|()| finish(walk)) {
+            match walk.follow(path).and_then(|()| finish(&mut walk)) {
                 Ok(found) => return Ok(found),
                 Err(Stop::Fail(error)) => return Err(error),
                 Err(Stop::Retry) => {}
@@ -239,7 +246,7 @@ impl<'v, 'a> Walk<'v, 'a> {
             dentry: start.dentry,
             seen,
             hold: None,
-            trail: Vec::new(),
+            trail: Trail::new(),
             links: 0,
         }
     }
@@ -253,6 +260,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         let mut path = path;
         let mut link: Vec<u8>;
         loop {
+            path = self.glide(path);
             let (component, tail) = split(path);
             if component.is_empty() {
                 let Some(outer) = rest.pop() else { break };
@@ -261,7 +269,7 @@ impl<'v, 'a> Walk<'v, 'a> {
                 continue;
             }
             path = tail;
-            let is_last = split(tail).0.is_empty() && rest.is_empty();
+            let is_last = rest.is_empty() && tail.iter().all(|&byte| byte == b'/');
             let follows = !is_last || must_be_directory || self.flags.contains(WalkFlags::FOLLOW);
             if let Some(target) = self.step(component, follows)? {
                 if !tail.is_empty() {
@@ -280,27 +288,37 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 
     /// Returns the place with a reference.
-    fn into_path(mut self) -> Result<PathRef<'v>, Stop> {
+    fn end_in_path(&mut self) -> Result<PathRef<'v>, Stop> {
         if self.seen.body.is_negative() {
             return Err(self.verdict(Errno::NOENT));
         }
         self.legitimize()?;
+        let mount = MountRef::get(&self.mount).ok_or(Stop::Retry)?;
         self.stay_below_root()?;
         let Place { dentry, inode } = self.hold.take().expect("legitimize takes references");
-        let mount = self.mount.into_owned();
         Ok(PathRef { vfs: self.vfs, mount, dentry: dentry.into_slot(), inode })
     }
 
     /// Returns the place without a reference.
-    fn into_resolved(mut self) -> Result<Resolved, Stop> {
+    fn end_resolved(&mut self) -> Result<Resolved, Stop> {
         if self.seen.body.is_negative() {
             return Err(self.verdict(Errno::NOENT));
         }
-        let ino = self.vfs.dcache.inodes.ino(self.seen.body.inode());
-        let generation = self.vfs.dcache.dentries.cold(self.dentry).generation();
+        let dcache = &self.vfs.dcache;
+        let ino = if self.seen.body.is_directory() {
+            dcache.dentries.directory_words(self.dentry).ino
+        } else {
+            dcache.inodes.ino(self.seen.body.inode())
+        };
+        let dentry = (self.dentry, self.seen.seq);
+        let _mount = match self.mode {
+            // What is in the trail says that nothing was unmounted.
+            Mode::Rcu => None,
+            Mode::Ref => Some(MountRef::get(&self.mount).ok_or(Stop::Retry)?),
+        };
         self.stay_below_root()?;
         self.validate()?;
-        Ok(Resolved { ino, dentry: (self.dentry, generation) })
+        Ok(Resolved { ino, dentry })
     }
 
     /// Returns `error`, if what it was concluded from still holds.
@@ -314,7 +332,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     /// Checks that all that has been passed is as it was.
     pub(crate) fn validate(&self) -> Result<(), Stop> {
         let dentries = &self.vfs.dcache.dentries;
-        match self.trail.iter().all(|&(slot, seq)| dentries.is_unchanged(slot, seq)) {
+        match self.trail.is_unchanged(dentries) {
             true => Ok(()),
             false => Err(Stop::Retry),
         }
@@ -324,7 +342,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     #[inline]
     pub(crate) fn note(&mut self) {
         if self.mode == Mode::Rcu {
-            self.trail.push((self.dentry, self.seen.seq));
+            self.trail.push(self.dentry, self.seen.seq);
         }
     }
 
@@ -361,7 +379,7 @@ impl<'v, 'a> Walk<'v, 'a> {
             }
             let seen = vfs.dcache.dentries.glimpse(at);
             if self.mode == Mode::Rcu {
-                self.trail.push((at, seen.seq));
+                self.trail.push(at, seen.seq);
             }
             let parent = seen.key.parent();
             if parent == at || parent == 0 || !seen.body.flags().intersects(Flags::HASHED) {
@@ -373,18 +391,19 @@ impl<'v, 'a> Walk<'v, 'a> {
 }
 
 /// Returns the first component of a path and what is behind it; an empty one at the end.
+#[inline]
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    let start = path.iter().position(|&b| b != b'/').unwrap_or(path.len());
-    let path = &path[start..];
-    let end = path.iter().position(|&b| b == b'/').unwrap_or(path.len());
-    path.split_at(end)
+    let mut path = path;
+    while let [b'/', rest @ ..] = path {
+        path = rest;
+    }
+    path.split_at(find_slash(path))
 }
 
 fn check_length(path: &[u8]) -> Result<(), Errno> {
     match path.len() {
         0 => Err(Errno::NOENT),
         PATH_MAX.. => Err(Errno::NAMETOOLONG),
-        _ if path.contains(&0) => Err(Errno::INVAL),
         _ => Ok(()),
     }
 }

@@ -21,12 +21,22 @@ use corewalk_sync::primitives::{
 use corewalk_testkit::rng::{ReportSeed, Seed};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Schedules of each scheduler.
 const SCHEDULES: usize = 1_500;
 /// Preemptions that PCT places.
 const DEPTH: usize = 3;
+/// A chmod that the programs make.
+const CHMOD: SetAttr = SetAttr {
+    mode: Some(0o4711),
+    uid: None,
+    gid: None,
+    size: None,
+    atime: None,
+    mtime: None,
+    ctime: None,
+};
 
 /// Runs `program` under both schedulers.
 fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
@@ -408,4 +418,249 @@ fn fill_beside_an_invalidation_of_the_directory_is_not_stale() {
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_that_nobody_tells_is_caught() {
     check(|| invalidate_against_fill(0, |_| ()));
+}
+
+/// A user writes to a set-user-ID file beside a chmod that is made with `chmod`. The change is not
+/// lost, and the bit is there in the end only if it came after the write. Returns the mode.
+fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
+    let vfs = Vfs::new(Arc::clone(&fs) as Arc<dyn FileSystem>, options).unwrap();
+    let what = Make::new(S_IFREG | 0o4755, 0, 0);
+    let ino = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap().0.ino();
+    let writer = |vfs: &Vfs| {
+        let f = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
+        assert_eq!(vfs.write(&Cred::user(1, 1, &[]), &f, 0, 0, b"x"), Ok(1));
+    };
+    run(&vfs, vec![Box::new(writer), Box::new(move |vfs| chmod(vfs, &fs, ino))]);
+    let f = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
+    let mode = vfs.getattr(&f).unwrap().mode & 0o7777;
+    assert!([0o4711, 0o711].contains(&mode), "the chmod was lost: {mode:o}");
+    mode
+}
+
+#[test]
+fn chmod_beside_a_write_that_clears_set_user_id_is_not_lost() {
+    static FIRST: AtomicUsize = AtomicUsize::new(0);
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    check(|| {
+        let mode = chmod_against_write(|vfs, _, _| {
+            let f = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
+            vfs.setattr(&Cred::root(), &f, &CHMOD).unwrap();
+        });
+        // ORDERING: Relaxed. Statistic.
+        (if mode == 0o711 { &FIRST } else { &LAST }).fetch_add(1, Ordering::Relaxed);
+    });
+    // ORDERING: Relaxed. As above.
+    let reached = [&FIRST, &LAST].map(|count| count.load(Ordering::Relaxed));
+    assert!(reached.iter().all(|&count| count > 0), "chmod first and last: {reached:?}");
+}
+
+/// The same with a chmod that claims nothing, since it goes past the namespace.
+#[test]
+#[should_panic(expected = "the chmod was lost")]
+fn control_chmod_without_a_claim_is_caught() {
+    check(|| {
+        chmod_against_write(|vfs, fs, ino| {
+            fs.setattr(Node::detached(ino, corewalk::FileKind::Regular), &CHMOD).unwrap();
+            let f = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
+            vfs.invalidate_attributes(&f);
+        });
+    });
+}
+
+/// Whether a walker keeps what it found.
+#[derive(Clone, Copy)]
+enum Hold {
+    Path,
+    Nothing,
+}
+
+/// Which of a walk into a mount and its umount came first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Met {
+    /// The walk found what is below.
+    Below,
+    /// The walk got in, and umount failed.
+    Busy,
+    /// The walk got in and left again before umount.
+    Left,
+}
+
+/// A mount is unmounted beside a walk that goes into it and keeps what `holds` says.
+fn umount_against_walk(holds: Hold) -> Met {
+    let vfs = new();
+    make(&vfs, None, "m", S_IFDIR);
+    fn place<'v>(vfs: &'v Vfs, path: &[u8]) -> Result<corewalk::PathRef<'v>, Errno> {
+        let at = FsStruct { root: vfs.root_path(), cwd: vfs.root_path() };
+        vfs.walk(&Cred::root(), &at, path, WalkFlags::FOLLOW)
+    }
+    let mounted = Tmpfs::new(TmpfsOptions::default());
+    let root = Node::detached(mounted.root().unwrap().ino, corewalk::FileKind::Directory);
+    mounted.make(root, name("f"), &Make::new(0o644, 0, 0)).unwrap();
+    vfs.mount(Arc::new(mounted), &place(&vfs, b"/m").unwrap()).unwrap();
+    let (met, unmounted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (got_in, gone) = (Arc::clone(&met), Arc::clone(&unmounted));
+    let walker = move |vfs: &Vfs| {
+        let held = match holds {
+            Hold::Path => place(vfs, b"/m/f").map(Some),
+            Hold::Nothing => walk(vfs, b"/m/f").map(|_| None),
+        };
+        if held.is_ok() {
+            // ORDERING: SeqCst. The program is about the order of whole calls.
+            assert_eq!(gone.load(Ordering::SeqCst), 0, "unmounted under a walker");
+            // ORDERING: SeqCst. As above.
+            got_in.store(1, Ordering::SeqCst);
+        }
+    };
+    let done = Arc::clone(&unmounted);
+    let unmounter = move |vfs: &Vfs| {
+        if vfs.umount(place(vfs, b"/m").unwrap()).is_ok() {
+            // ORDERING: SeqCst. As above.
+            done.store(1, Ordering::SeqCst);
+        }
+    };
+    run(&vfs, vec![Box::new(walker), Box::new(unmounter)]);
+    // ORDERING: SeqCst. As above.
+    match (met.load(Ordering::SeqCst), unmounted.load(Ordering::SeqCst)) {
+        (0, 0) => panic!("neither got through"),
+        (0, _) => Met::Below,
+        (_, 0) => Met::Busy,
+        _ => Met::Left,
+    }
+}
+
+#[test]
+fn path_into_a_mount_and_its_umount_exclude_each_other() {
+    static MET: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+    check(|| {
+        // ORDERING: Relaxed. Statistic.
+        MET[umount_against_walk(Hold::Path) as usize].fetch_add(1, Ordering::Relaxed);
+    });
+    // ORDERING: Relaxed. As above.
+    let reached = MET.each_ref().map(|count| count.load(Ordering::Relaxed));
+    assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
+}
+
+/// A walker that holds nothing does not keep the mount.
+#[test]
+#[should_panic(expected = "unmounted under a walker")]
+fn control_walk_that_holds_nothing_is_caught() {
+    check(|| {
+        umount_against_walk(Hold::Nothing);
+    });
+}
+
+/// Trap P5: a client looks a file up by number while another, which holds nothing, forgets it, and the
+/// name changes.
+#[test]
+fn wrong_forget_beside_lookup_by_number_takes_nothing() {
+    check(|| {
+        let vfs = new();
+        let f = make(&vfs, None, "f", S_IFREG);
+        let looker = {
+            let vfs = Arc::clone(&vfs);
+            thread::spawn(move || vfs.lookup_number(&Cred::root(), vfs.root().ino(), b"f"))
+        };
+        let forgetter = {
+            let vfs = Arc::clone(&vfs);
+            thread::spawn(move || vfs.forget(f, 1))
+        };
+        let root = vfs.root();
+        vfs.rename(&Cred::root(), (&root, name("f")), (&root, name("g")), RenameMode::Replace)
+            .unwrap();
+        let found = looker.join().unwrap();
+        let forgot = forgetter.join().unwrap();
+        let is_held = found == Ok(f);
+        assert!(!forgot || is_held, "a lookup that nobody had was forgotten");
+        assert_eq!(vfs.forget(f, 1), is_held && !forgot);
+    });
+}
+
+/// A tmpfs that hears, while it makes `d`, that the name has changed elsewhere.
+struct Meddled {
+    inner: Tmpfs,
+    vfs: OnceLock<Weak<Vfs>>,
+}
+
+impl FileSystem for Meddled {
+    fn root(&self) -> Result<Attr, Errno> {
+        self.inner.root()
+    }
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.inner.lookup(dir, name)
+    }
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        self.inner.getattr(node)
+    }
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.inner.setattr(node, set)
+    }
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        if name.as_bytes() == b"d" {
+            let vfs = self.vfs.get().unwrap().upgrade().unwrap();
+            vfs.invalidate(&vfs.root(), name).unwrap();
+        }
+        self.inner.make(dir, name, what)
+    }
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        self.inner.remove(dir, name, node)
+    }
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        self.inner.rename(from, to, mode)
+    }
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        self.inner.readdir(dir, cookie, sink)
+    }
+    fn read(&self, _: Node<'_>, _: u64, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
+        Ok(0)
+    }
+    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
+        Err(Errno::IO)
+    }
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        self.inner.statfs()
+    }
+    fn forget(&self, ino: u64) {
+        self.inner.forget(ino);
+    }
+}
+
+/// Trap T55: a directory that is looked in is removed, and another takes its dentry's slot.
+#[test]
+fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
+    check(|| {
+        let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
+        let inner = Tmpfs::new(TmpfsOptions::default());
+        let fs = Arc::new(Meddled { inner, vfs: OnceLock::new() });
+        let vfs = Vfs::new(Arc::clone(&fs) as Arc<dyn FileSystem>, options).unwrap();
+        fs.vfs.set(Arc::downgrade(&vfs)).ok().unwrap();
+        let cred = Cred::root();
+        let root = vfs.root();
+        // The dentry and the inode of d get different slots: see above.
+        assert_eq!(vfs.lookup(&cred, &root, name("d")).err(), Some(Errno::NOENT));
+        let d = make(&vfs, None, "d", S_IFDIR);
+        // Known again.
+        let held = vfs.lookup(&cred, &root, name("d")).unwrap();
+        let looker = {
+            let vfs = Arc::clone(&vfs);
+            thread::spawn(move || {
+                let d = vfs.inode(d).unwrap();
+                drop(
+                    vfs.lookup(&Cred::root(), &d, name("x")).map(|x| panic!("x of another: {x:?}")),
+                );
+            })
+        };
+        let removed = vfs.remove(&cred, &root, name("d"), Removal::Rmdir);
+        removed.unwrap();
+        let e = vfs.make(&cred, &root, name("e"), Make::new(S_IFDIR | 0o755, 0, 0)).unwrap().0;
+        vfs.make(&cred, &e, name("x"), Make::new(S_IFREG | 0o755, 0, 0)).unwrap();
+        looker.join().unwrap();
+        drop(held);
+    });
 }

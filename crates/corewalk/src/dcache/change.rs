@@ -5,7 +5,9 @@ use corewalk_sync::LockrefGuard;
 use super::{Dcache, full, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::dentry::{Body, Flags, Image, Key, NameCopy, Needle, kind_flags};
+use crate::dentry::{
+    Body, DirectoryWords, Flags, Glimpse, Image, Key, NameCopy, Needle, kind_flags,
+};
 
 /// The inode a name is to refer to.
 #[derive(Clone, Copy, Debug)]
@@ -18,10 +20,12 @@ impl Dcache {
     /// Makes `slot` a root: a directory without a name or a parent. The caller's reference on the
     /// inode goes to the dentry.
     pub(crate) fn publish_root(&self, inode: u32) -> Result<u32, Errno> {
-        let slot = full(self.dentries.alloc())?;
+        let slot = full(self.dentries.alloc(inode))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = Key::new(slot, 0);
-        let image = full(self.dentries.new_image(key, inode, b"", flags, 1))?;
+        let (place, words) = self.place_of(inode);
+        // Not more than a cell of memory: a root has no long name.
+        let image = full(self.dentries.new_image(key, place, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
         self.sync_searchable(inode);
@@ -41,16 +45,18 @@ impl Dcache {
         needle: &Needle<'_>,
         node: Option<Node>,
     ) -> Result<u32, Errno> {
-        if !key.is_stale()
+        // A dentry that changed between the look and the reference, as when it is mounted on, is
+        // looked for again: a name must not get a second one.
+        while !key.is_stale()
             && let Some((slot, seen)) = self.find_exact(key, needle)
         {
-            let is_positive = match node {
+            let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
                     self.turn_positive((slot, seen.seq), needle, node)?
                 }
                 _ => self.get(slot, seen.seq),
             };
-            if is_positive {
+            if is_counted {
                 return Ok(slot);
             }
         }
@@ -71,14 +77,20 @@ impl Dcache {
     }
 
     fn publish_new(&self, key: Key, needle: &Needle<'_>, node: Option<Node>) -> Result<u32, Errno> {
-        let slot = full(self.dentries.alloc().or_else(|| {
-            self.prune();
-            self.dentries.alloc()
-        }))?;
+        if let Some(slot) = self.take_back(key, needle, node) {
+            self.put(key.parent());
+            return Ok(slot);
+        }
         let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
         let inode = node.map_or(0, |node| node.inode);
+        let slot = full(self.dentries.alloc(inode).or_else(|| {
+            self.prune();
+            self.dentries.alloc(inode)
+        }))?;
+        let (place, words) = self.place_of(inode);
         let name = needle.name.as_bytes();
-        let Some(image) = self.dentries.new_image(key, inode, name, kind | Flags::HASHED, 1) else {
+        let flags = kind | Flags::HASHED;
+        let Some(image) = self.dentries.new_image(key, place, name, flags, words) else {
             self.dentries.free(slot);
             return Err(Errno::NOMEM);
         };
@@ -90,11 +102,80 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        self.table.insert(self.hash(key, needle.hash), slot);
+        self.table.insert(self.hash(key.parent(), needle.hash), slot);
         if slot.is_multiple_of(Self::RECLAIM_EVERY) {
             self.reclaim_over_budget();
         }
         Ok(slot)
+    }
+
+    /// Returns where an inode is (superblock and slot), and what its dentry has if it is a directory.
+    fn place_of(&self, inode: u32) -> ((u32, u32), DirectoryWords) {
+        if inode == 0 {
+            return ((0, 0), DirectoryWords::default());
+        }
+        let words = DirectoryWords { ino: self.inodes.ino(inode), child_generation: 1 };
+        ((self.inodes.superblock(inode), inode), words)
+    }
+
+    /// Looks for dentries that a name has from before it, or its directory, was invalidated. One of
+    /// the same inode is put back under `key` and returned, with a reference for the caller; others
+    /// that nobody needs go. So however often a name is invalidated, it has one dentry per inode in
+    /// use. The caller holds the name's claim.
+    fn take_back(&self, key: Key, needle: &Needle<'_>, node: Option<Node>) -> Option<u32> {
+        let hash = self.hash(key.parent(), needle.hash);
+        'look: loop {
+            for (slot, seen) in self.collect_stale(hash, key, needle) {
+                let inode = seen.body.inode();
+                if inode != 0 && node.is_some_and(|node| node.inode == inode) {
+                    if self.set_key(slot, seen.seq, key) {
+                        return Some(slot);
+                    }
+                    // It changed otherwise, as when it is mounted on, and still is the one.
+                    continue 'look;
+                }
+                if !key.is_stale()
+                    && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash)
+                {
+                    self.let_go(parent, inode);
+                }
+            }
+            return None;
+        }
+    }
+
+    /// Returns the dentries that a name has under keys other than `key`, or under stale ones.
+    fn collect_stale(&self, hash: u32, key: Key, needle: &Needle<'_>) -> Vec<(u32, Glimpse)> {
+        let mut stale = Vec::new();
+        let _: Option<()> = self.table.lock(hash).find(|slot| {
+            // A dentry that changes meanwhile is read again: one that is missed here would stay
+            // beside the one that is made in its place.
+            let (seen, is_named) = loop {
+                let seen = self.dentries.glimpse(slot);
+                let is_named = self.dentries.line(slot).is_named(seen, needle, &self.dentries);
+                if self.dentries.is_unchanged(slot, seen.seq) {
+                    break (seen, is_named);
+                }
+            };
+            let is_older = seen.key.parent() == key.parent() && (seen.key != key || key.is_stale());
+            if is_named && is_older {
+                stale.push((slot, seen));
+            }
+            None
+        });
+        stale
+    }
+
+    /// Enters a dentry under another key and takes a reference on it for the caller. False if it has
+    /// changed since it was seen.
+    fn set_key(&self, slot: u32, seq: u64, key: Key) -> bool {
+        let mut guard = self.dentries.lockref(slot).lock();
+        if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
+            return false;
+        }
+        guard.add(1);
+        self.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, key));
+        true
     }
 
     /// Makes a negative dentry positive in place and takes a reference on it for the caller. False
@@ -114,7 +195,8 @@ impl Dcache {
         let before = self.dentries.image(slot);
         let flags = kind_flags(node.kind) | Flags::HASHED;
         let name = needle.name.as_bytes();
-        let image = full(self.dentries.new_image(before.key, node.inode, name, flags, 1))?;
+        let (place, words) = self.place_of(node.inode);
+        let image = full(self.dentries.new_image(before.key, place, name, flags, words))?;
         self.adopt(slot, node);
         guard.add(1);
         self.write(slot, &guard, |dcache| {
@@ -195,42 +277,25 @@ impl Dcache {
         }
     }
 
-    /// Makes a name unknown: its dentry is entered under a generation that no directory has, so a
+    /// Makes a name unknown: its dentry gets a generation that no directory has, so a
     /// lookup misses it, but whoever uses its inode still knows its last name and, for a directory,
     /// what is below. The caller holds a reference on the dentry, which this drops.
     pub(crate) fn make_stale(&self, slot: u32) {
-        loop {
-            let guard = self.dentries.lockref(slot).lock();
-            let before = self.dentries.image(slot);
-            let seq = self.dentries.seq(slot).raw_begin();
-            if !before.body.is_hashed() || before.key.is_stale() {
-                drop(guard);
-                return self.put(slot);
-            }
-            if before.body.is_negative() {
-                // Nobody uses an inode through it.
-                drop(guard);
-                return self.unhash(slot);
-            }
-            let hash = self.hash_of(slot, &before);
-            let stale = before.with_key(Key::stale(before.key.parent()));
-            let stale_hash = self.hash_of(slot, &stale);
+        let guard = self.dentries.lockref(slot).lock();
+        let before = self.dentries.image(slot);
+        if !before.body.is_hashed() || before.key.is_stale() {
             drop(guard);
-            // The entry comes first: no stripe is locked inside a dentry's lock.
-            self.table.insert(stale_hash, slot);
-            let guard = self.dentries.lockref(slot).lock();
-            let is_same = self.dentries.is_unchanged(slot, seq);
-            if is_same {
-                self.write(slot, &guard, |dcache| {
-                    dcache.dentries.store(slot, &stale);
-                });
-            }
-            drop(guard);
-            self.table.remove(if is_same { hash } else { stale_hash }, slot);
-            if is_same {
-                return self.put(slot);
-            }
+            return self.put(slot);
         }
+        if before.body.is_negative() {
+            // Nobody uses an inode through it.
+            drop(guard);
+            return self.unhash(slot);
+        }
+        let stale = Key::stale(before.key.parent());
+        self.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, stale));
+        drop(guard);
+        self.put(slot);
     }
 
     /// Moves a dentry to `to`, replacing `target`. The caller holds the claims of both names, a
@@ -248,7 +313,7 @@ impl Dcache {
         needle: &Needle<'_>,
         target: Option<u32>,
     ) -> Result<u32, Errno> {
-        let hash = self.hash(to, needle.hash);
+        let hash = self.hash(to.parent(), needle.hash);
         self.table.insert(hash, moved);
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
@@ -258,10 +323,9 @@ impl Dcache {
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
         }
-        let generation = if before.body.is_directory() { before.child_generation() } else { 0 };
-        let flags = before.body.flags();
-        let (inode, name) = (before.body.inode(), needle.name.as_bytes());
-        let Some(image) = self.dentries.new_image(to, inode, name, flags, generation) else {
+        let (body, words) = (before.body, before.directory_words());
+        let (place, name) = ((body.superblock(), body.inode()), needle.name.as_bytes());
+        let Some(image) = self.dentries.new_image(to, place, name, body.flags(), words) else {
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::NOMEM);
@@ -353,9 +417,9 @@ impl Dcache {
     fn renamed_as(&self, this: &Image, slot: u32, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
-        let generation = if this.body.is_directory() { this.child_generation() } else { 0 };
-        let (inode, flags) = (this.body.inode(), this.body.flags());
-        self.dentries.new_image(other.key, inode, name.as_bytes(), flags, generation)
+        let (body, words) = (this.body, this.directory_words());
+        let place = (body.superblock(), body.inode());
+        self.dentries.new_image(other.key, place, name.as_bytes(), body.flags(), words)
     }
 
     fn hash_now(&self, slot: u32) -> u32 {
@@ -521,3 +585,6 @@ pub(crate) enum Mounted {
 pub(crate) fn is_attached(flags: Flags) -> bool {
     flags.intersects(Flags::HASHED | Flags::ROOT)
 }
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;

@@ -4,18 +4,20 @@
 //! change in other steps. The reader is the spawned thread: see `tally` in the sync crate. Schedules
 //! are bounded to [`PREEMPTIONS`], which every control here is caught within.
 
+mod count;
+
 use corewalk_sync::primitives::{Arc, thread};
 use corewalk_sync::tally::{Tally, assert_all_reached};
 
 use super::*;
 use crate::attr::{Attr, FileKind, mode};
-use crate::dentry::kind_flags;
+use crate::dentry::{DirectoryWords, kind_flags};
 
 /// How often a thread loses its processor, apart from where it waits.
-const PREEMPTIONS: usize = 3;
+pub(super) const PREEMPTIONS: usize = 3;
 /// Names of two words, so that they can be torn.
-const A: &[u8] = b"aaaaaaaaaaaa";
-const B: &[u8] = b"bbbbbbbbbbbbbb";
+pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
+pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
 /// A host that nothing is told to.
 struct Nobody;
@@ -59,7 +61,7 @@ pub(super) fn cache() -> (Dcache, Key) {
 /// Enters an inode, with one reference for the caller.
 pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> Node {
     let attr = attr(ino, mode);
-    let entered = dcache.inodes.get_or_insert(0, &attr, false, 0).unwrap();
+    let entered = dcache.inodes.get_or_insert(&dcache.dentries, (0, 0), &attr, false, 0).unwrap();
     Node { inode: entered.slot, kind: attr.kind() }
 }
 
@@ -73,10 +75,10 @@ pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, No
 }
 
 /// Looks a name up without a lock and returns the number of its inode, if both are there.
-fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
+pub(super) fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.needle(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
-    if seen.body.is_negative() || !dcache.get_inode(slot, seen.seq, inode) {
+    if seen.body.is_negative() || !dcache.get_inode(slot, seen.seq, inode, 1) {
         return None;
     }
     let ino = dcache.inodes.ino(inode);
@@ -103,7 +105,7 @@ fn publish_against_find(prepare: fn(&Dcache, Key), publish: fn(&Dcache, Key)) ->
     })
 }
 
-fn needle_a(dcache: &Dcache) -> Needle<'static> {
+pub(super) fn needle_a(dcache: &Dcache) -> Needle<'static> {
     dcache.needle(Name::new(A).unwrap())
 }
 
@@ -135,9 +137,9 @@ fn control_inode_before_its_number_is_caught() {
     publish_against_find(publish_negative_a, |dcache, key| {
         let (slot, seen) = dcache.find_exact(key, &needle_a(dcache)).unwrap();
         // The first free inode, which is living but has no number yet.
-        dcache.dentries.store_body(slot, seen.body.with_inode(2));
+        dcache.dentries.store_body(slot, seen.body.with_inode(3));
         let node = enter(dcache, 7, mode::S_IFREG | 0o600);
-        assert_eq!(node.inode, 2);
+        assert_eq!(node.inode, 3);
         dcache.inodes.lockref(node.inode).get();
     });
 }
@@ -171,8 +173,8 @@ fn rename_to_b(dcache: &Dcache, slot: u32, key: Key) {
 
 /// Returns the image of the dentry under the name `B`.
 fn image_b(dcache: &Dcache, slot: u32, key: Key) -> Image {
-    let body = dcache.dentries.image(slot).body;
-    dcache.dentries.new_image(key, body.inode(), B, body.flags(), 0).unwrap()
+    let (body, words) = (dcache.dentries.image(slot).body, DirectoryWords::default());
+    dcache.dentries.new_image(key, (0, body.inode()), B, body.flags(), words).unwrap()
 }
 
 /// Traps T1, T4: length and bytes of a name belong together.
@@ -225,14 +227,14 @@ fn file_that_is_renamed_has_one_name_or_the_other() {
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {
     rename_against_lookups(|dcache, slot, key| {
-        let old_hash = dcache.hash(key, needle_a(dcache).hash);
+        let old_hash = dcache.hash(key.parent(), needle_a(dcache).hash);
         dcache.table.remove(old_hash, slot);
         let guard = dcache.dentries.lockref(slot).lock();
         let image = image_b(dcache, slot, key);
         dcache.write(slot, &guard, |dcache| dcache.dentries.store(slot, &image));
         drop(guard);
         let needle = dcache.needle(Name::new(B).unwrap());
-        dcache.table.insert(dcache.hash(key, needle.hash), slot);
+        dcache.table.insert(dcache.hash(key.parent(), needle.hash), slot);
     });
 }
 
@@ -318,7 +320,7 @@ fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
         let guard = dcache.dentries.lockref(slot).lock();
-        let body = Body::new(inode, A.len(), Flags::HASHED | kind_flags(FileKind::Directory));
+        let body = Body::new((0, inode), A.len(), Flags::HASHED | kind_flags(FileKind::Directory));
         dcache.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, body));
     }));
 }

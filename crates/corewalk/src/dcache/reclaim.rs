@@ -9,6 +9,11 @@
 //! this is its only name: a back end that works by path needs that name. When only such entries are
 //! left, the host is asked to let go of some (a FUSE server asks the kernel to forget).
 //!
+//! Who fills the cache makes room as it goes, a few slots at a time. That does not always suffice: what
+//! is pinned stays, and nothing is filled any more once the load ends. A host with a thread to spare
+//! calls [`Dcache::reclaim`] then, which reports what is pinned, and [`Dcache::evict_entry`] for what
+//! has been let go of.
+//!
 //! What the walk hits is not recorded, since a walk writes nothing; taking a reference and filling
 //! are. An entry that is only ever walked through is therefore filled again once per pass at worst.
 //!
@@ -22,6 +27,8 @@ use crate::name::Name;
 
 /// Slots looked at, at most, each time the cache is found over its budget.
 const SCAN_MAX: u32 = 512;
+/// Slots looked at between two looks at whether there is room enough.
+const SCAN_STEP: u32 = 64;
 /// Entries a host is asked to let go of, at most, each time.
 const ASK_MAX: u32 = 16;
 /// One in so many bytes of the budget may be taken by negative entries.
@@ -55,7 +62,7 @@ enum Chance {
 }
 
 /// What became of one slot.
-enum Outcome {
+pub(super) enum Outcome {
     /// The dentry is gone; its parent's slot.
     Evicted(u32),
     /// Only its inode's users keep it.
@@ -82,25 +89,73 @@ impl Dcache {
 
     /// Returns true if a negative entry may be cached, after making room if there are many.
     pub(crate) fn has_room_for_negative(&self) -> bool {
-        let most = (self.budget() / NEGATIVE_SHARE / ENTRY_BYTES).max(1) as i64;
-        if self.counters.negatives.sum() < most {
+        if self.counters.negatives.sum() < self.negatives_max() {
             return true;
         }
-        self.sweep(SCAN_MAX / 4, Chance::NegativesOnly) > 0
+        self.sweep(SCAN_MAX / 4, Chance::NegativesOnly, &mut |_| {}) > 0
     }
 
     /// Makes some room if the cache is over its budget.
     pub(super) fn reclaim_over_budget(&self) {
         if self.bytes() > self.budget() {
-            self.sweep(SCAN_MAX, Chance::Second);
+            let mut asked = 0;
+            self.sweep(SCAN_MAX, Chance::Second, &mut |slot| {
+                if asked < ASK_MAX {
+                    asked += 1;
+                    self.ask_to_forget(slot);
+                }
+            });
         }
+    }
+
+    /// Brings the negative entries down to their share; then evicts what is not in use, and reports
+    /// what only its inode's users keep, until both together are `want` or each slot was looked at
+    /// once. Returns how many were evicted. `pinned` gets slot, inode, the parent's inode, and name.
+    pub(crate) fn reclaim(
+        &self,
+        want: u64,
+        pinned: &mut dyn FnMut(u32, u32, u32, Name<'_>),
+    ) -> u64 {
+        let mut left = self.dentries.slots_touched();
+        let mut evicted = 0;
+        while left > 0 && self.counters.negatives.sum() > self.negatives_max() {
+            let scan = left.min(SCAN_MAX);
+            left -= scan;
+            evicted += self.sweep(scan, Chance::NegativesOnly, &mut |_| {});
+        }
+        let (mut found, mut left) = (0, self.dentries.slots_touched());
+        while left > 0 && evicted + found < want {
+            let scan = left.min(SCAN_STEP);
+            left -= scan;
+            evicted += self.sweep(scan, Chance::Second, &mut |slot| {
+                self.describe(slot, &mut |inode, parent, name| {
+                    found += 1;
+                    pinned(slot, inode, parent, name);
+                });
+            });
+        }
+        evicted
+    }
+
+    /// Evicts what is in `slot` now, unless it is in use; and the parents that are left without
+    /// children. Returns how many entries that were. That it was used lately is no reason to keep it:
+    /// whoever used it has let it go because it was asked to.
+    pub(crate) fn evict_entry(&self, slot: u32) -> u64 {
+        let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
+        self.counters.reclaimed.add(evicted as i64);
+        evicted
+    }
+
+    /// Returns how many negative entries there may be.
+    fn negatives_max(&self) -> i64 {
+        (self.budget() / NEGATIVE_SHARE / ENTRY_BYTES).max(1) as i64
     }
 
     /// Evicts everything that is not in use and returns how much that was.
     pub(crate) fn prune(&self) -> u64 {
         let mut evicted = 0;
         loop {
-            let now = self.sweep(self.dentries.slots_touched(), Chance::None);
+            let now = self.sweep(self.dentries.slots_touched(), Chance::None, &mut |_| {});
             evicted += now;
             if now == 0 {
                 return evicted;
@@ -110,36 +165,41 @@ impl Dcache {
 
     /// Evicts every unused entry of an earlier life of its directory.
     pub(super) fn prune_stale(&self) {
-        self.sweep(self.dentries.slots_touched(), Chance::StaleOnly);
+        self.sweep(self.dentries.slots_touched(), Chance::StaleOnly, &mut |_| {});
     }
 
-    /// Looks at `scan` slots and returns how many dentries were evicted.
-    fn sweep(&self, scan: u32, chance: Chance) -> u64 {
+    /// Looks at `scan` slots and returns how many dentries were evicted; `pinned` gets the slots of
+    /// those that only their inode's users keep.
+    fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
         let mut evicted = 0;
-        let mut asked = 0;
         for _ in 0..scan {
             let end = self.dentries.slots_touched().max(2);
             // ORDERING: Relaxed. Each value is handed to one reclaimer; nothing else is implied.
-            let mut slot = self.hand.at.fetch_add(1, Ordering::Relaxed) % end;
-            // Upwards as long as the parent is free now.
-            while slot != 0 {
-                match self.evict(slot, chance) {
-                    Outcome::Evicted(parent) => {
-                        evicted += 1;
-                        let is_free = parent != 0 && self.dentries.lockref(parent).count() == 1;
-                        self.put(parent);
-                        slot = if is_free { parent } else { 0 };
-                    }
-                    Outcome::Pinned if asked < ASK_MAX && chance == Chance::Second => {
-                        asked += 1;
-                        self.ask_to_forget(slot);
-                        break;
-                    }
-                    _ => break,
-                }
-            }
+            let slot = self.hand.at.fetch_add(1, Ordering::Relaxed) % end;
+            evicted += self.evict_upwards(slot, chance, pinned);
         }
         self.counters.reclaimed.add(evicted as i64);
+        evicted
+    }
+
+    /// Evicts the dentry in `slot`, and goes upwards as long as the parent is free then.
+    fn evict_upwards(&self, slot: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
+        let (mut slot, mut evicted) = (slot, 0);
+        while slot != 0 {
+            match self.evict(slot, chance) {
+                Outcome::Evicted(parent) => {
+                    evicted += 1;
+                    let is_free = parent != 0 && self.dentries.lockref(parent).count() == 1;
+                    self.put(parent);
+                    slot = if is_free { parent } else { 0 };
+                }
+                Outcome::Pinned => {
+                    pinned(slot);
+                    break;
+                }
+                Outcome::Kept => break,
+            }
+        }
         evicted
     }
 
@@ -165,12 +225,18 @@ impl Dcache {
             return Outcome::Kept;
         }
         let Ok(name) = Name::new(copy.as_bytes()) else { return Outcome::Kept };
+        if !body.is_negative() && self.is_only_name_in_use(body.inode(), slot) {
+            // Looked at again below; but most entries are pinned where a kernel caches, and a name
+            // that is out of sight for a moment costs those who look it up.
+            return Outcome::Pinned;
+        }
         let needle = self.needle(name);
         // With the claim, a lookup that misses waits until it is decided whether the name stays.
         let Some(claim) = self.claims.try_claim(self.claim_key(seen.key.parent(), &needle)) else {
             return Outcome::Kept;
         };
-        let outcome = self.evict_claimed(slot, seen, self.hash(seen.key, needle.hash));
+        let hash = self.hash(seen.key.parent(), needle.hash);
+        let outcome = self.evict_claimed(slot, seen, hash);
         if claim.is_doomed() && matches!(outcome, Err(Outcome::Pinned)) {
             // An invalidation looked while the name was out of sight.
             self.make_name_stale(seen.key, &needle);
@@ -187,8 +253,14 @@ impl Dcache {
         }
     }
 
-    /// Returns the parent and the inode whose references have to be dropped.
-    fn evict_claimed(&self, slot: u32, seen: Glimpse, hash: u32) -> Result<(u32, u32), Outcome> {
+    /// Evicts a dentry whose name the caller has claimed. Returns the parent and the inode whose
+    /// references have to be dropped.
+    pub(super) fn evict_claimed(
+        &self,
+        slot: u32,
+        seen: Glimpse,
+        hash: u32,
+    ) -> Result<(u32, u32), Outcome> {
         let guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || guard.count() > 0 || !self.dentries.is_unchanged(slot, seen.seq) {
             return Err(Outcome::Kept);
@@ -213,6 +285,14 @@ impl Dcache {
         Ok((dead.parent, inode))
     }
 
+    /// Drops the references that an evicted dentry had.
+    pub(super) fn let_go(&self, parent: u32, inode: u32) {
+        if inode != 0 {
+            self.put_inode(inode, 1);
+        }
+        self.put(parent);
+    }
+
     fn is_only_name_in_use(&self, inode: u32, slot: u32) -> bool {
         let guard = self.inodes.lockref(inode).lock();
         guard.count() > 1
@@ -222,17 +302,25 @@ impl Dcache {
 
     /// Asks the host to drop its references on the inode of a dentry.
     fn ask_to_forget(&self, slot: u32) {
+        self.describe(slot, &mut |_, parent, name| {
+            let superblock = self.inodes.superblock(parent);
+            self.host.ask_to_forget(superblock, self.inodes.ino(parent), name);
+        });
+    }
+
+    /// Tells `then` the inode of a dentry, its parent's inode and its name, if it can be told what
+    /// they were at one instant.
+    fn describe(&self, slot: u32, then: &mut dyn FnMut(u32, u32, Name<'_>)) {
         let seen = self.dentries.glimpse(slot);
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, seen.body, &mut copy);
         let Some(parent) = self.directory(seen.key.parent()) else { return };
-        let superblock = self.inodes.superblock(parent.inode);
-        let ino = self.inodes.ino(parent.inode);
         if self.dentries.is_unchanged(slot, seen.seq)
             && self.dentries.is_unchanged(parent.slot, parent.seq)
+            && !seen.body.is_negative()
             && let Ok(name) = Name::new(copy.as_bytes())
         {
-            self.host.ask_to_forget(superblock, ino, name);
+            then(seen.body.inode(), parent.inode, name);
         }
     }
 }

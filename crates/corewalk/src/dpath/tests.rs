@@ -51,7 +51,7 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
 fn said(trail: &Trail) -> (Vec<u8>, PathKind, u32, usize) {
     let mut path = Vec::new();
     trail.append_to(&mut path);
-    (path, trail.kind, trail.top, trail.seen.len())
+    (path, trail.kind, trail.top, trail.steps.len())
 }
 
 /// Trap T8: a pass is refused whichever name on the way changed, and the next says what a fresh

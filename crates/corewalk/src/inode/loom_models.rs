@@ -13,9 +13,7 @@ const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: t
 /// Returns the inodes with one, in slot 1, whose permissions are known to be [`OLD`].
 fn one_inode() -> Arc<Inodes> {
     let inodes = Inodes::new(2, Keys::new(Some(1))).unwrap();
-    let slot = inodes.refs.alloc().unwrap();
-    assert_eq!(slot, 1);
-    inodes.store_perm(slot, OLD, true);
+    inodes.store_perm(1, OLD, true);
     Arc::new(inodes)
 }
 
@@ -151,25 +149,29 @@ fn control_change_that_ends_last_is_caught() {
 
 /// Gives the slot of a dead inode to another and looks the first up by number with `get`; returns
 /// how often the look-up (missed, found) it.
-fn reuse_against_get(get: fn(&Inodes) -> Option<u32>) -> [usize; 2] {
+fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<u32>) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
-        let inodes = Arc::new(Inodes::new(2, Keys::new(Some(1))).unwrap());
-        let first = inodes.get_or_insert(0, &attr(7), false, 0).unwrap();
+        let inodes = Inodes::new(2, Keys::new(Some(1))).unwrap();
+        let shared = Arc::new((inodes, Dentries::new(2).unwrap()));
+        let (inodes, dentries) = &*shared;
+        let first = inodes.get_or_insert(dentries, (0, 0), &attr(7), false, 0).unwrap();
         let reader = thread::spawn({
-            let inodes = Arc::clone(&inodes);
+            let shared = Arc::clone(&shared);
             move || {
-                let found = get(&inodes);
+                let (inodes, dentries) = &*shared;
+                let found = get(inodes, dentries);
                 if let Some(slot) = found {
                     assert_eq!(inodes.ino(slot), 7, "T55: a reference on another inode");
-                    put(&inodes, slot);
+                    put(inodes, dentries, slot);
                 }
                 tally.hit(usize::from(found.is_some()));
             }
         });
         if inodes.put(first.slot, 1) {
-            inodes.free(first.slot);
-            let second = inodes.get_or_insert(0, &attr(8), false, 0).unwrap();
-            put(&inodes, second.slot);
+            inodes.free(first.slot, dentries);
+            let second = inodes.get_or_insert(dentries, (0, 0), &attr(8), false, 0).unwrap();
+            assert_eq!(second.slot, first.slot, "the slot is used again");
+            put(inodes, dentries, second.slot);
         }
         reader.join().unwrap();
     })
@@ -197,23 +199,25 @@ fn attr(ino: u64) -> Attr {
 }
 
 /// Drops a reference, and the inode with the last one.
-fn put(inodes: &Inodes, slot: u32) {
+fn put(inodes: &Inodes, dentries: &Dentries, slot: u32) {
     if inodes.put(slot, 1) {
-        inodes.free(slot);
+        inodes.free(slot, dentries);
     }
 }
 
 /// Trap T55: the number is looked at again under the reference.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
-    assert_all_reached(&reuse_against_get(|inodes| inodes.get(0, 7, |stray| put(inodes, stray))));
+    assert_all_reached(&reuse_against_get(|inodes, dentries| {
+        inodes.get(0, 7, |stray| put(inodes, dentries, stray))
+    }));
 }
 
 /// Trap T55: the number is looked at before the reference is taken, and not again.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {
-    reuse_against_get(|inodes| {
+    reuse_against_get(|inodes, _| {
         let hash = inodes.keys.inode(0, 7) as u32;
         inodes.table.find(hash, |slot| {
             (inodes.is(slot, 0, 7) && inodes.lockref(slot).get_not_dead()).then_some(slot)

@@ -7,22 +7,26 @@ use corewalk_sync::tally::{Tally, assert_all_reached};
 
 use super::*;
 
+/// Hashes of one bucket with different tags, of which the first is that of a place without an entry.
+const BARE: u32 = 7;
+const TAGGED: u32 = 0x0005_0007;
+
 /// A table of one bucket, and a word that stands for what a slot holds.
 struct Filled {
     table: Table,
     content: AtomicU64,
 }
 
-/// Fills slot 1 and enters it with `insert`, beside a reader; returns how often the reader (missed
-/// it, found it filled).
-fn insert_against_find(insert: fn(&Table)) -> [usize; 2] {
+/// Fills slot 1 and enters it under `hash` with `insert`, beside a reader; returns how often the
+/// reader (missed it, found it filled).
+fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 4).unwrap();
         let shared = Arc::new(Filled { table, content: AtomicU64::new(0) });
         let reader = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
-                let found = shared.table.find(7, |slot| {
+                let found = shared.table.find(hash, |slot| {
                     assert_eq!(slot, 1);
                     // ORDERING: Relaxed. The entry has to order it.
                     Some(shared.content.load(Ordering::Relaxed))
@@ -33,7 +37,7 @@ fn insert_against_find(insert: fn(&Table)) -> [usize; 2] {
         });
         // ORDERING: Relaxed. As above.
         shared.content.store(1, Ordering::Relaxed);
-        insert(&shared.table);
+        insert(&shared.table, hash);
         reader.join().unwrap();
     })
 }
@@ -41,82 +45,141 @@ fn insert_against_find(insert: fn(&Table)) -> [usize; 2] {
 /// Traps T3, T23: an entry that is seen leads to a slot that was filled.
 #[test]
 fn entry_that_is_found_was_filled_before() {
-    assert_all_reached(&insert_against_find(|table| table.insert(7, 1)));
+    assert_all_reached(&insert_against_find(TAGGED, |table, hash| table.insert(hash, 1)));
 }
 
+/// Traps T3, T23: the same where the tag says nothing, and the slot alone is what is published.
+#[test]
+fn entry_without_a_tag_that_is_found_was_filled_before() {
+    assert_all_reached(&insert_against_find(BARE, |table, hash| table.insert(hash, 1)));
+}
+
+/// Trap T3: nothing of the entry is published.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
-    insert_against_find(|table| {
+    insert_against_find(TAGGED, |table, hash| {
+        let line = table.buckets.get(0);
         // ORDERING: Relaxed. Wrong on purpose.
-        table.buckets.get(0)[0].store(pack(7, 1), Ordering::Relaxed);
+        line[SLOTS].store(1, Ordering::Relaxed);
+        // ORDERING: Relaxed. Wrong on purpose.
+        line[0].store(u64::from(hash >> 16), Ordering::Relaxed);
     });
 }
 
-/// Enters one more slot into a full line with `insert`, beside a reader of the entry that has to
-/// move for it; returns how often the reader found it (before, after) the insertion was over.
-fn overflow_against_find(insert: fn(&Table)) -> [usize; 2] {
+/// Trap T3: the tag is published and the slot is not, which a reader may see first.
+#[test]
+#[should_panic(expected = "T3: found before it was filled")]
+fn control_relaxed_slot_is_caught() {
+    insert_against_find(BARE, |table, hash| {
+        let line = table.buckets.get(0);
+        // ORDERING: Relaxed. Wrong on purpose.
+        line[SLOTS].store(1, Ordering::Relaxed);
+        // ORDERING: Release. Strong enough; it is the slot that is not ordered.
+        line[0].store(u64::from(hash >> 16), Ordering::Release);
+    });
+}
+
+/// Slots of a bucket: the last of a full first line, the only one left in the line behind it, and
+/// the one in the line behind that.
+const FIRST: u32 = ENTRIES as u32;
+const MIDDLE: u32 = 2 * ENTRIES as u32;
+const LAST: u32 = MIDDLE + 1;
+
+/// Returns a table whose first bucket is a chain of three lines, with one entry in the middle.
+fn chain(buckets: u32) -> Table {
+    let table = Table::new("model", 64).unwrap();
+    for _ in 1..buckets {
+        assert!(table.split());
+    }
+    for slot in 1..=LAST {
+        table.lock(0).insert(slot);
+    }
+    for slot in FIRST + 1..MIDDLE {
+        table.remove(0, slot);
+    }
+    table
+}
+
+/// Takes the middle line out of a chain with `change`, beside a reader of the entries before and
+/// behind it, who looks for the second without the lock and then with it; returns how often the first
+/// look (missed, found) that.
+fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
-        let table = Table::new("model", 8).unwrap();
-        for slot in 1..=WORDS as u32 {
-            table.lock(0).insert(slot);
-        }
-        let shared = Arc::new(table);
+        let shared = Arc::new(chain(buckets));
         let reader = thread::spawn({
             let table = Arc::clone(&shared);
             move || {
-                let last = WORDS as u32;
-                let found = table.find(0, |slot| (slot == last).then_some(slot));
-                assert_eq!(found, Some(last), "T.1: a stable entry was missed");
-                let is_over = table.find(0, |slot| (slot == last + 1).then_some(slot)).is_some();
-                tally.hit(usize::from(is_over));
+                let is_there =
+                    |wanted| table.find(0, |slot| (slot == wanted).then_some(())).is_some();
+                assert!(is_there(FIRST), "T.1: a stable entry was missed");
+                tally.hit(usize::from(is_there(LAST)));
+                let exact = table.lock(0).find(|slot| (slot == LAST).then_some(()));
+                assert!(exact.is_some(), "T.2: an entry was invisible under its lock");
             }
         });
-        insert(&shared);
+        change(&shared);
         reader.join().unwrap();
     })
 }
 
-/// Trap T12: the entry that an overflow moves to another line is found all the time.
+/// Trap T12: a line that is given back leads on to where it led, for readers who are still in it.
 #[test]
-fn entry_that_an_overflow_moves_is_always_found() {
-    assert_all_reached(&overflow_against_find(|table| table.lock(0).insert(WORDS as u32 + 1)));
+fn entry_behind_a_line_that_is_unlinked_is_always_found() {
+    let outcomes = unlink_against_find(1, |table| table.remove(0, MIDDLE));
+    println!("outcomes {outcomes:?}");
+    assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: the line is linked first and filled then.
+/// Trap T12: the line is emptied altogether when it is given back.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
-fn control_link_before_the_line_is_filled_is_caught() {
-    overflow_against_find(|table| {
-        let line = table.buckets.get(0);
-        let index = table.overflow.alloc().unwrap();
-        // ORDERING: Relaxed. One writer.
-        let moved = line[WORDS - 1].load(Ordering::Relaxed);
-        // ORDERING: Release. Strong enough; it is the order of the steps that is wrong.
-        line[WORDS - 1].store(u64::from(LINK | index), Ordering::Release);
-        // ORDERING: Release. As above.
-        table.overflow.get(index)[0].store(moved, Ordering::Release);
-        // ORDERING: Release. As above.
-        table.overflow.get(index)[1].store(pack(0, WORDS as u32 + 1), Ordering::Release);
+fn control_line_that_loses_its_link_is_caught() {
+    let outcomes = unlink_against_find(1, |table| {
+        let stripe = table.lock(0);
+        let first = table.buckets.get(0);
+        let middle = table.overflow.get(stripe.link_of(first).unwrap());
+        store_slot(middle, ENTRIES - 1, 0);
+        stripe.unlink_if_empty(first, middle);
+        // ORDERING: Release. Strong enough; it is the step that is wrong.
+        middle[LINK].store(0, Ordering::Release);
     });
+    assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
 }
+
+/// Trap T12: a reader who is still in the line when it serves another bucket misses what was behind
+/// it, as T.1 cannot help; under the lock nothing is missed.
+#[test]
+fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
+    assert_all_reached(&unlink_against_find(2, |table| {
+        for slot in 1..=ENTRIES as u32 {
+            table.lock(1).insert(LAST + slot);
+        }
+        table.remove(0, MIDDLE);
+        table.lock(1).insert(2 * LAST);
+    }));
+}
+
+/// Hashes that the first split of a table sets apart.
+const STAYS: u32 = 0x0001_0000;
+const MOVES: u32 = 0x0002_0001;
 
 /// Splits the one bucket of a table with `split`, beside a reader of the entry that moves, who looks
 /// without the lock and then with it; returns how often the first look (missed, found) it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 8).unwrap();
-        table.lock(0).insert(1);
-        table.lock(1).insert(2);
+        table.lock(STAYS).insert(1);
+        table.lock(MOVES).insert(2);
         let shared = Arc::new(table);
         let reader = thread::spawn({
             let table = Arc::clone(&shared);
             move || {
-                let is_found = table.find(1, Some).is_some_and(|slot| {
+                let is_found = table.find(MOVES, Some).is_some_and(|slot| {
                     assert_eq!(slot, 2, "another's entry");
                     true
                 });
-                let exact = table.lock(1).find(Some);
+                let exact = table.lock(MOVES).find(Some);
                 assert_eq!(exact, Some(2), "T.2: an entry was invisible under its lock");
                 tally.hit(usize::from(is_found));
             }
@@ -137,13 +200,53 @@ fn entry_that_a_split_moves_is_found_under_the_lock() {
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {
     split_against_find(|table| {
-        let moving = pack(1, 2);
-        let line = table.buckets.get(0);
+        store_slot(table.buckets.get(0), 1, 0);
+        store_entry(table.buckets.get(1), 0, MOVES, 2);
         // ORDERING: Release. Strong enough; it is the lock that is missing.
-        line[1].store(0, Ordering::Release);
-        // ORDERING: Release. As above.
-        table.buckets.get(1)[0].store(moving, Ordering::Release);
-        // ORDERING: Release. As above.
         table.buckets_in_use.store(2, Ordering::Release);
+    });
+}
+
+/// Moves an entry from the line behind a bucket into it with `change`, beside one who looks for it
+/// with the lock; returns how often it was found in the (second, first) line.
+fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let table = Table::new("model", 64).unwrap();
+        let moving = ENTRIES as u32 + 1;
+        for slot in 1..=moving {
+            table.lock(0).insert(slot);
+        }
+        table.remove(0, 1);
+        let shared = Arc::new(table);
+        let reader = thread::spawn({
+            let table = Arc::clone(&shared);
+            move || {
+                let stripe = table.lock(0);
+                let exact = stripe.find(|slot| (slot == moving).then_some(()));
+                assert!(exact.is_some(), "T.2: an entry was invisible under its lock");
+                tally.hit(usize::from(slot_of(table.buckets.get(0), 0) == moving));
+            }
+        });
+        change(&shared);
+        reader.join().unwrap();
+    })
+}
+
+/// Trap T12: what a split moves forward is seen at one place or the other under the lock.
+#[test]
+fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
+    assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
+}
+
+/// Trap T12: the entry leaves its place before it has another, and without the lock.
+#[test]
+#[should_panic(expected = "T.2: an entry was invisible under its lock")]
+fn control_move_that_takes_out_first_is_caught() {
+    ranks_against_find(|table| {
+        let first = table.buckets.get(0);
+        // ORDERING: Relaxed. One writer.
+        let line = table.overflow.get(first[LINK].load(Ordering::Relaxed) as u32);
+        store_slot(line, 0, 0);
+        store_entry(first, 0, 0, ENTRIES as u32 + 1);
     });
 }

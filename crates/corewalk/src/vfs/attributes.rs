@@ -3,14 +3,41 @@
 //! A permission check reads the permission record of an inode; it asks the back end only while the
 //! record is unknown, or for an ACL. Changes follow chmod(2), chown(2), utimensat(2), truncate(2)
 //! and acl(5).
+//!
+//! # Changes
+//! A change reads the permissions, decides what it is to be, and has the back end make it. Two that
+//! did so side by side would lose one of them: a chmod between the look of a write at the set-user-ID
+//! bit and its removal, or the bit kept on what has been written to since. So whoever changes an
+//! inode, or writes to it without the right to keep these bits, first claims its attributes (a claim
+//! as for names: no lock of ours is held while the back end works, and nothing is left behind by a
+//! panic). Linux holds the inode's lock there, also for a whole write.
+//!
+//! # Invariants
+//! - P.1: the attributes of an inode have one changer at a time, from its look to its change. Readers
+//!   take no part in it.
+//! - P.2: a decision over mode and ACL is that of one state. The two are read apart, so a change that
+//!   came in between is looked for, and after a few the check takes the claim itself.
+//!
+//! # Locks
+//! A claim of attributes is taken after those of names and before every lock. Nobody holds two, and
+//! no name is claimed under one.
+//!
+//! Source: chmod(2), write(2), acl(5); Linux `notify_change`, `file_remove_privs`, `inode_lock`.
 
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
 use crate::attr::{Attr, FileKind, SetAttr, SetTime, mode};
+use crate::claim::Claim;
 use crate::cred::{Blocking, Caps, Cred, May, Subject, Verdict};
 use crate::fs::{AclKind, XattrMode};
 use crate::inode::Perm;
+
+/// What an inode's slot number is multiplied by to be the key of a claim: any odd number gives no
+/// two slots the same key, this one (2 to the 64th over the golden ratio) spreads them well.
+const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Looks at mode and ACL before a check keeps changers away.
+const ACL_TRIES: u32 = 4;
 
 /// How far a check got without blocking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +74,25 @@ impl Vfs {
     /// `EPERM`, `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) have them; `EISDIR` and
     /// `EINVAL` for the size of what is no regular file; what the back end says.
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        let claim = self.claim_attributes(inode.slot);
+        self.setattr_claimed(cred, inode, set, &claim)
+    }
+
+    /// Returns the right to change the attributes of an inode, after waiting until nobody else has
+    /// it (P.1). The caller holds no lock, and no other such claim.
+    fn claim_attributes(&self, slot: u32) -> Claim<'_> {
+        self.changers.claim(u64::from(slot).wrapping_mul(SLOT_SPREAD))
+    }
+
+    fn setattr_claimed(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        set: &SetAttr,
+        claim: &Claim<'_>,
+    ) -> Result<Attr, Errno> {
         let perm = self.perm(inode.slot)?;
-        let set = self.prepare(cred, inode, &perm, set)?;
+        let set = self.prepare(cred, inode, &perm, set, claim)?;
         let source = self.source(inode.slot);
         let (fs, node) = (self.fs(inode.slot), self.node(&source));
         if set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
@@ -79,6 +123,7 @@ impl Vfs {
         inode: &InodeRef<'_>,
         perm: &Perm,
         set: &SetAttr,
+        claim: &Claim<'_>,
     ) -> Result<SetAttr, Errno> {
         let mut set = *set;
         let is_owner = cred.uid == perm.uid || cred.has(Caps::FOWNER);
@@ -95,11 +140,13 @@ impl Vfs {
             return Err(Errno::PERM);
         }
         if (set.atime.is_some() || set.mtime.is_some()) && !is_owner {
-            self.permission(cred, inode.slot, May::WRITE)?;
+            self.permission_claimed(cred, inode.slot, May::WRITE, claim)?;
         }
         if set.size.is_some() {
             match inode.kind() {
-                FileKind::Regular => self.permission(cred, inode.slot, May::WRITE)?,
+                FileKind::Regular => {
+                    self.permission_claimed(cred, inode.slot, May::WRITE, claim)?;
+                }
                 FileKind::Directory => return Err(Errno::ISDIR),
                 _ => return Err(Errno::INVAL),
             }
@@ -119,22 +166,29 @@ impl Vfs {
         Ok(set)
     }
 
-    /// Takes the set-user-ID and set-group-ID bits from a file that somebody without the right to
-    /// keep them has written to.
-    pub(super) fn clear_set_id(&self, cred: &Cred, inode: &InodeRef<'_>) -> Result<(), Errno> {
+    /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to by
+    /// somebody without the right to keep them. The bits stay away as long as the claim that is
+    /// returned is held: until the content has changed.
+    pub(super) fn clear_set_id(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+    ) -> Result<Option<Claim<'_>>, Errno> {
         if cred.has(Caps::FSETID) {
-            return Ok(());
+            return Ok(None);
         }
+        let claim = self.claim_attributes(inode.slot);
         let perm = self.perm(inode.slot)?;
         let cleared = without_set_id(perm.mode);
         if cleared != perm.mode {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
-            self.setattr(&Cred::root(), inode, &set)?;
+            self.setattr_claimed(&Cred::root(), inode, &set, &claim)?;
         }
-        Ok(())
+        Ok(Some(claim))
     }
 
-    /// Checks a permission; the back end and the security hook may be asked.
+    /// Checks a permission; the back end and the security hook may be asked. The caller has no claim
+    /// of attributes.
     ///
     /// # Errors
     /// `EACCES`, and what those say who are asked.
@@ -144,14 +198,65 @@ impl Vfs {
             Checked::No(error) => return Err(error),
             Checked::Unknown => {}
         }
+        for _ in 0..ACL_TRIES {
+            let (perm, acl, read) = self.perm_and_acl(slot)?;
+            if read == Read::Together {
+                return self.decide(cred, slot, what, &perm, acl.as_ref());
+            }
+        }
+        let claim = self.claim_attributes(slot);
+        let (perm, acl, _) = self.perm_and_acl(slot)?;
+        drop(claim);
+        self.decide(cred, slot, what, &perm, acl.as_ref())
+    }
+
+    /// As [`Vfs::permission`], for whoever has claimed the attributes.
+    fn permission_claimed(
+        &self,
+        cred: &Cred,
+        slot: u32,
+        what: May,
+        _claim: &Claim<'_>,
+    ) -> Result<(), Errno> {
+        match self.permission_now(cred, slot, what) {
+            Checked::Yes => Ok(()),
+            Checked::No(error) => Err(error),
+            Checked::Unknown => {
+                let (perm, acl, _) = self.perm_and_acl(slot)?;
+                self.decide(cred, slot, what, &perm, acl.as_ref())
+            }
+        }
+    }
+
+    /// Returns the permission record and the access ACL that goes with it, and whether they are of
+    /// one state for sure.
+    fn perm_and_acl(&self, slot: u32) -> Result<(Perm, Option<Acl>, Read), Errno> {
+        let inodes = &self.dcache.inodes;
+        let changes = inodes.changes();
         let perm = self.perm(slot)?;
-        let acl = if perm.has_acl {
-            let source = self.source(slot);
-            self.fs(slot).get_acl(self.node(&source), AclKind::Access)?
-        } else {
-            None
-        };
-        if !may(cred, &perm, acl.as_ref(), what) {
+        if !perm.has_acl {
+            return Ok((perm, None, Read::Together));
+        }
+        let source = self.source(slot);
+        let acl = self.fs(slot).get_acl(self.node(&source), AclKind::Access)?;
+        // A change counts itself, then makes the record unknown, and then calls the back end; it
+        // counts itself again before the record is known. So one that the ACL has seen and the first
+        // line has not shows in the record while it runs, and in the count, which is looked at last,
+        // after that. The count is that of all inodes: this may be a false alarm.
+        let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
+        Ok((perm, acl, if is_same { Read::Together } else { Read::Apart }))
+    }
+
+    /// Returns whether what has been read allows `what`, and the security hook too.
+    fn decide(
+        &self,
+        cred: &Cred,
+        slot: u32,
+        what: May,
+        perm: &Perm,
+        acl: Option<&Acl>,
+    ) -> Result<(), Errno> {
+        if !may(cred, perm, acl, what) {
             return Err(Errno::ACCESS);
         }
         match self.security() {
@@ -206,14 +311,18 @@ impl Vfs {
         Subject { ino: self.dcache.inodes.ino(slot), kind: self.dcache.inodes.kind(slot) }
     }
 
-    /// Sets an ACL given in the form of its extended attribute; an empty one removes it.
+    /// Sets an ACL given in the form of its extended attribute, as setxattr(2) with `how` does; an
+    /// empty one removes it.
     pub(super) fn set_acl_xattr(
         &self,
         cred: &Cred,
         inode: &InodeRef<'_>,
         kind: AclKind,
         value: &[u8],
+        how: XattrMode,
     ) -> Result<(), Errno> {
+        let _claim = self.claim_attributes(inode.slot);
+        self.check_acl_mode(inode, kind, how)?;
         let perm = self.perm(inode.slot)?;
         if cred.uid != perm.uid && !cred.has(Caps::FOWNER) {
             return Err(Errno::PERM);
@@ -255,8 +364,8 @@ impl Vfs {
         acl.map(|acl| acl.to_xattr()).ok_or(Errno::NODATA)
     }
 
-    /// Removes or replaces an ACL as setxattr(2) asked with `mode`.
-    pub(super) fn check_acl_mode(
+    /// Checks that an ACL is there, or is not, as setxattr(2) asked with `mode`.
+    fn check_acl_mode(
         &self,
         inode: &InodeRef<'_>,
         kind: AclKind,
@@ -272,6 +381,15 @@ impl Vfs {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a permission record and an ACL were read with no change in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Read {
+    /// They are of one state.
+    Together,
+    /// They may be of two.
+    Apart,
 }
 
 /// Ends an attribute change, also when the back end fails or panics.

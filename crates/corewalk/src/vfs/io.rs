@@ -58,7 +58,8 @@ impl Vfs {
     }
 
     /// Writes `bytes` at `offset` and returns the count. The caller has opened the file for
-    /// writing; set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`.
+    /// writing; set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`, and nobody can set
+    /// them before the bytes are written.
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL` for what is no regular file; `ENOSPC`, `EFBIG`; what the back end says.
@@ -71,7 +72,7 @@ impl Vfs {
         bytes: &[u8],
     ) -> Result<usize, Errno> {
         is_regular(inode)?;
-        self.clear_set_id(cred, inode)?;
+        let _claim = self.clear_set_id(cred, inode)?;
         let source = self.source(inode.slot);
         self.fs(inode.slot).write(self.node(&source), handle, offset, bytes)
     }
@@ -139,13 +140,15 @@ impl Vfs {
         self.fs(inode.slot).statfs()
     }
 
-    /// Changes the allocation of a file that the caller has opened for writing.
+    /// Changes the allocation of a file that the caller has opened for writing. As for a write,
+    /// set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`.
     ///
     /// # Errors
     /// `EINVAL` for a length of 0; `ENODEV`, `EISDIR` for what is no regular file; `EOPNOTSUPP` for
     /// flags that do not go together; `EFBIG`, `ENOSPC`; what the back end says.
     pub fn fallocate(
         &self,
+        cred: &Cred,
         inode: &InodeRef<'_>,
         handle: u64,
         offset: u64,
@@ -163,6 +166,7 @@ impl Vfs {
             FileKind::Directory => return Err(Errno::ISDIR),
             _ => return Err(Errno::NODEV),
         }
+        let _claim = self.clear_set_id(cred, inode)?;
         let source = self.source(inode.slot);
         self.fs(inode.slot).fallocate(self.node(&source), handle, offset, len, how)
     }
@@ -219,8 +223,7 @@ impl Vfs {
             return Err(Errno::TOOBIG);
         }
         if let Some(kind) = acl_kind(name) {
-            self.check_acl_mode(inode, kind, mode)?;
-            return self.set_acl_xattr(cred, inode, kind, value);
+            return self.set_acl_xattr(cred, inode, kind, value, mode);
         }
         self.xattr_permission(cred, inode, name, May::WRITE)?;
         let source = self.source(inode.slot);
@@ -258,8 +261,7 @@ impl Vfs {
     /// `ENODATA`; `EPERM`, `EACCES`; `EOPNOTSUPP`.
     pub fn removexattr(&self, cred: &Cred, inode: &InodeRef<'_>, name: &[u8]) -> Result<(), Errno> {
         if let Some(kind) = acl_kind(name) {
-            self.get_acl_xattr(inode, kind)?;
-            return self.set_acl_xattr(cred, inode, kind, b"");
+            return self.set_acl_xattr(cred, inode, kind, b"", XattrMode::Replace);
         }
         self.xattr_permission(cred, inode, name, May::WRITE)?;
         let source = self.source(inode.slot);

@@ -9,7 +9,7 @@ use crate::dentry::{Flags, Glimpse, Key, Needle};
 use crate::fs::{AclKind, Make};
 use crate::name::Name;
 
-use super::{InodeRef, Vfs};
+use super::{InodeRef, LOOKUP, Vfs};
 
 /// What kind of file a removal expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,25 +85,40 @@ impl Vfs {
         self.permission(cred, dir, May::EXEC)
     }
 
-    /// Looks a name up as a FUSE server does: `parent` is the number of an inode in use, and the
-    /// inode found is given to somebody outside, who returns it by [`Vfs::forget`]. If the name is
+    /// Looks a name up as a FUSE server does: `parent` is the number of an inode in use, `name` what
+    /// the client sent (it is checked only if it is not in the cache), and the inode found is given to somebody outside, who returns it by [`Vfs::forget`]. If the name is
     /// cached the only thing written is that count: the parent needs no reference.
     ///
     /// # Errors
-    /// As [`Vfs::lookup`]; `ESTALE` if `parent` is not in use.
-    pub fn lookup_number(&self, cred: &Cred, parent: u64, name: Name<'_>) -> Result<u64, Errno> {
-        if cred.has(Caps::DAC_READ_SEARCH) && self.security().is_none() {
-            let needle = self.dcache.needle(name);
-            if let Some(dir) = self.dcache.inodes.peek(0, parent)
-                && let Some(found) = self.lookup_cached(dir, &needle)
-                // The slot may have begun another life before the name was found.
-                && self.dcache.inodes.is(dir, 0, parent)
-            {
-                return Ok(found?.into_lookups());
-            }
+    /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
+    pub fn lookup_number(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
+        if cred.has(Caps::DAC_READ_SEARCH)
+            && self.security().is_none()
+            && let Some(ino) = self.dcache.count_by_number(parent, name, LOOKUP)
+        {
+            return Ok(ino);
         }
+        self.lookup_number_slow(cred, parent, name)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lookup_number_slow(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
         let dir = self.inode(parent)?;
-        Ok(self.lookup(cred, &dir, name)?.into_lookups())
+        Ok(self.lookup(cred, &dir, Name::new(name)?)?.into_lookups())
+    }
+
+    /// Returns a path of the inode with this number from the root of its file system, as it was at
+    /// one instant. Nothing is written, if no name on the way is changed meanwhile.
+    ///
+    /// # Errors
+    /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name left.
+    pub fn path_of_number(&self, ino: u64) -> Result<Vec<u8>, Errno> {
+        let mut out = Vec::new();
+        match crate::dpath::append_path_of_number(&self.dcache, ino, &mut out) {
+            true => Ok(out),
+            false => self.inode(ino)?.path(),
+        }
     }
 
     /// Returns what the cache says of a name. Nothing is written but the reference that is taken.
@@ -113,14 +128,22 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, needle)?;
+        // The slot of a directory that was removed meanwhile may serve another by now.
+        let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
-            return Some(Err(Errno::NOENT));
+            return is_still_parent().then_some(Err(Errno::NOENT));
         }
         let inode = seen.body.inode();
-        self.dcache
-            .get_inode(slot, seen.seq, inode)
-            .then(|| Ok(InodeRef { vfs: self, slot: inode }))
+        if !self.dcache.get_inode(slot, seen.seq, inode) {
+            return None;
+        }
+        if !is_still_parent() {
+            self.dcache.put_inode(inode, 1);
+            return None;
+        }
+        self.dcache.inodes.touch(inode);
+        Some(Ok(InodeRef { vfs: self, slot: inode }))
     }
 
     #[cold]
@@ -170,9 +193,11 @@ impl Vfs {
         }
         let dentry = DentryHold { vfs: self, slot };
         let inode = seen.body.inode();
-        self.dcache
-            .get_inode(slot, seen.seq, inode)
-            .then(|| Place { dentry, inode: InodeRef { vfs: self, slot: inode } })
+        if !self.dcache.get_inode(slot, seen.seq, inode) {
+            return None;
+        }
+        self.dcache.inodes.touch(inode);
+        Some(Place { dentry, inode: InodeRef { vfs: self, slot: inode } })
     }
 
     /// Returns a dentry that the caller counted with its inode. The caller holds the claim of the
@@ -204,7 +229,7 @@ impl Vfs {
         }
         match answer {
             Ok(attr) => {
-                let inode = self.enter(dir.now.inode, &attr, changes)?;
+                let inode = self.enter(dir.now.inode, &attr, changes, None)?;
                 let key = if is_current { key } else { Key::stale(key.parent()) };
                 let dentry = self.attach(dir, key, needle, &inode);
                 if is_current && claim.is_doomed() {
@@ -229,16 +254,18 @@ impl Vfs {
         }
     }
 
-    /// Returns the inode that `attr` describes, in the file system of `near`, counted.
-    pub(super) fn enter(
+    /// Returns the inode that `attr` describes, in the file system of `near`, counted; `beside` is
+    /// the negative dentry that its name has so far.
+    fn enter(
         &self,
         near: u32,
         attr: &Attr,
         changes: i64,
+        beside: Option<&DentryHold<'_>>,
     ) -> Result<InodeRef<'_>, Errno> {
-        let superblock = self.dcache.inodes.superblock(near);
-        let inodes = &self.dcache.inodes;
-        let enter = || inodes.get_or_insert(superblock, attr, attr.has_acl, changes);
+        let (dentries, inodes) = (&self.dcache.dentries, &self.dcache.inodes);
+        let place = (inodes.superblock(near), beside.map_or(0, |dentry| dentry.slot));
+        let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, changes);
         let entered = enter().or_else(|| {
             self.dcache.prune();
             enter()
@@ -248,6 +275,11 @@ impl Vfs {
             return Err(Errno::NOMEM);
         };
         if let Some(displaced) = entered.displaced {
+            // A directory of that number must not be taken for the new one (`count_by_number`).
+            if let Some(old) = self.dcache.get_directory(displaced) {
+                self.dcache.invalidate_directory(old.slot);
+                self.dcache.put(old.slot);
+            }
             self.dcache.put_inode(displaced, 1);
         }
         Ok(InodeRef { vfs: self, slot: entered.slot })
@@ -314,11 +346,21 @@ impl Vfs {
         self.move_dentry(hold.slot, key, needle, target).map_err(|_| Unattached::NoRoom)
     }
 
-    /// Waits until nobody works on the name that a directory is cached under: that is what keeps its
-    /// dentry from following it to another name (trap T28). The caller holds no claim.
-    pub(crate) fn wait_for_name_of(&self, directory: &InodeRef<'_>) {
-        let Some(now) = self.dcache.get_directory(directory.slot) else { return };
-        let hold = DentryHold { vfs: self, slot: now.slot };
+    /// Returns `error`, which a back end gave an operation with `inodes`. If it says that one of them is
+    /// gone, and that is because it is just being removed, the cache has yet to be told: nobody must
+    /// hear of it before that says so too. The caller holds no claim.
+    pub(super) fn settled(&self, inodes: &[u32], error: Errno) -> Errno {
+        if matches!(error, Errno::NOENT | Errno::STALE) {
+            inodes.iter().for_each(|&inode| self.wait_for_name_of(inode));
+        }
+        error
+    }
+
+    /// Waits until nobody works on the name that an inode is cached under; for a directory, that is
+    /// what keeps its dentry from following it to another name (trap T28). The caller holds no claim.
+    pub(crate) fn wait_for_name_of(&self, inode: u32) {
+        let Some(slot) = self.dcache.get_alias(inode) else { return };
+        let hold = DentryHold { vfs: self, slot };
         let (parent, name) = self.dcache.name_of(hold.slot);
         if let Ok(name) = Name::new(name.as_bytes()) {
             let key = self.dcache.claim_key(parent, &self.dcache.needle(name));
@@ -326,12 +368,13 @@ impl Vfs {
         }
     }
 
-    /// Makes a file of any kind and returns it with its attributes. The caller has masked
-    /// `what.mode` with the umask, unless the directory has a default ACL, which stands in for it.
+    /// Makes a file of any kind and returns it with its attributes. Its permission bits are those of
+    /// `what.mode` without `what.umask`; a default ACL of the directory stands in for the umask.
     ///
     /// # Errors
-    /// `EEXIST`, `EACCES`, `EPERM` for a device node without `CAP_MKNOD`, `ENOENT` if `dir` has been
-    /// removed, and what the back end says.
+    /// In this order: `ENOTDIR`; `ENOENT` if `dir` has been removed; `EACCES` without search
+    /// permission; `EEXIST`; `EACCES` without write permission; `EPERM` for a device node without
+    /// `CAP_MKNOD`; what the back end says.
     pub fn make(
         &self,
         cred: &Cred,
@@ -339,16 +382,26 @@ impl Vfs {
         name: Name<'_>,
         what: Make<'_>,
     ) -> Result<(InodeRef<'_>, Attr), Errno> {
-        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
-        let what = self.inherit(cred, dir.slot, what)?;
+        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
+        self.permission(cred, parent, May::EXEC)?;
         let needle = self.dcache.needle(name);
-        let dir = self.dir(dir.slot)?;
         let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        self.is_free(&dir, &needle)?;
+        let negative = self.free_name(&dir, &needle)?;
+        let what = self
+            .permission(cred, parent, May::WRITE | May::EXEC)
+            .and_then(|()| self.inherit(cred, parent, what))
+            .or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
         let (key, changes) = (dir.key(), self.dcache.inodes.changes());
         let source = self.source(dir.now.inode);
-        let attr = self.fs(dir.now.inode).make(self.node(&source), name, &what)?;
-        let inode = self.enter(dir.now.inode, &attr, changes).inspect_err(|_| {
+        let attr = match self.fs(dir.now.inode).make(self.node(&source), name, &what) {
+            Ok(attr) => attr,
+            Err(error) => {
+                drop(claim);
+                return Err(self.settled(&[parent], error));
+            }
+        };
+        let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
+        let inode = entered.inspect_err(|_| {
             // It exists, so what is cached of the name is wrong.
             self.make_unknown(&dir, &needle);
         })?;
@@ -366,18 +419,24 @@ impl Vfs {
         dir: &InodeRef<'_>,
         what: Make<'_>,
     ) -> Result<(InodeRef<'_>, Attr), Errno> {
+        if dir.kind() != FileKind::Directory {
+            return Err(Errno::NOTDIR);
+        }
         self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
         let what = self.inherit(cred, dir.slot, what)?;
         let changes = self.dcache.inodes.changes();
         let source = self.source(dir.slot);
-        let attr = self.fs(dir.slot).tmpfile(self.node(&source), &what)?;
-        Ok((self.enter(dir.slot, &attr, changes)?, attr))
+        let made = self.fs(dir.slot).tmpfile(self.node(&source), &what);
+        let attr = made.map_err(|error| self.settled(&[dir.slot], error))?;
+        Ok((self.enter(dir.slot, &attr, changes, None)?, attr))
     }
 
     /// Gives `inode` another name and returns its attributes.
     ///
     /// # Errors
-    /// `EPERM` for a directory, `EXDEV` across file systems, `EEXIST`, `EACCES`, `EMLINK`.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `EEXIST`; `EXDEV`
+    /// across file systems; `EACCES` without write permission; `EPERM` for a directory; `EMLINK` and
+    /// whatever else the back end says.
     pub fn link(
         &self,
         cred: &Cred,
@@ -385,22 +444,33 @@ impl Vfs {
         dir: &InodeRef<'_>,
         name: Name<'_>,
     ) -> Result<Attr, Errno> {
-        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
-        let inodes = &self.dcache.inodes;
-        if inodes.superblock(inode.slot) != inodes.superblock(dir.slot) {
-            return Err(Errno::XDEV);
-        }
-        if inode.kind() == FileKind::Directory {
-            return Err(Errno::PERM);
-        }
+        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
+        self.permission(cred, parent, May::EXEC)?;
         let needle = self.dcache.needle(name);
-        let dir = self.dir(dir.slot)?;
         let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        self.is_free(&dir, &needle)?;
+        self.free_name(&dir, &needle)?;
+        let inodes = &self.dcache.inodes;
+        let allowed = if inodes.superblock(inode.slot) != inodes.superblock(parent) {
+            Err(Errno::XDEV)
+        } else {
+            self.permission(cred, parent, May::WRITE | May::EXEC).and_then(|()| {
+                match inode.kind() {
+                    FileKind::Directory => Err(Errno::PERM),
+                    _ => Ok(()),
+                }
+            })
+        };
+        allowed.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
         let key = dir.key();
         let (file, parent) = (self.source(inode.slot), self.source(dir.now.inode));
         let fs = self.fs(dir.now.inode);
-        let attr = fs.link(self.node(&file), self.node(&parent), name)?;
+        let attr = match fs.link(self.node(&file), self.node(&parent), name) {
+            Ok(attr) => attr,
+            Err(error) => {
+                drop(claim);
+                return Err(self.settled(&[dir.now.inode, inode.slot], error));
+            }
+        };
         self.publish_change(&dir, key, &needle, inode, &claim);
         Ok(attr)
     }
@@ -417,9 +487,9 @@ impl Vfs {
         name: Name<'_>,
         removal: Removal,
     ) -> Result<(), Errno> {
-        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
+        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
+        self.permission(cred, parent, May::WRITE | May::EXEC)?;
         let needle = self.dcache.needle(name);
-        let dir = self.dir(dir.slot)?;
         let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
         let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
         self.may_delete(cred, dir.now.inode, &found)?;
@@ -429,7 +499,9 @@ impl Vfs {
             _ => {}
         }
         let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
-        self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim))?;
+        let removed = self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
+        self.wait_for_crossings(Some(&found));
+        removed?;
         if let Ok(dentry) = found.dentry {
             self.dcache.remove(dentry.into_slot());
         }
@@ -464,11 +536,35 @@ impl Vfs {
         Ok(())
     }
 
-    /// Returns `EEXIST` if the name is known to be taken. The caller holds its claim.
-    fn is_free(&self, dir: &Dir<'_>, needle: &Needle<'_>) -> Result<(), Errno> {
+    /// Returns the negative dentry of a name, if it has one, or `EEXIST` if the name is known to be
+    /// taken. The caller holds its claim.
+    fn free_name(
+        &self,
+        dir: &Dir<'_>,
+        needle: &Needle<'_>,
+    ) -> Result<Option<DentryHold<'_>>, Errno> {
         match self.dcache.find_exact(dir.key(), needle) {
             Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
-            _ => Ok(()),
+            Some((slot, seen)) if self.dcache.get(slot, seen.seq) => {
+                Ok(Some(DentryHold { vfs: self, slot }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns the error that says why a name cannot be given: `EEXIST` if it is taken, which Linux
+    /// finds out first, else `error`. The caller holds the claim of the name.
+    #[cold]
+    fn refuse<T>(
+        &self,
+        dir: &Dir<'_>,
+        needle: &Needle<'_>,
+        claim: &Claim<'_>,
+        error: Errno,
+    ) -> Result<T, Errno> {
+        match self.resolve(dir, needle, claim)? {
+            Some(_) => Err(Errno::EXIST),
+            None => Err(error),
         }
     }
 
@@ -521,9 +617,7 @@ impl Vfs {
 
     /// Returns the negative dentry of a name, counted, if there is one.
     pub(super) fn negative(&self, dir: &Dir<'_>, needle: &Needle<'_>) -> Option<DentryHold<'_>> {
-        let (slot, seen) = self.dcache.find_exact(dir.key(), needle)?;
-        (seen.body.is_negative() && self.dcache.get(slot, seen.seq))
-            .then(|| DentryHold { vfs: self, slot })
+        self.free_name(dir, needle).ok().flatten()
     }
 
     /// Gives a new file what it inherits from its directory: group and set-group-ID bit, ACLs.
@@ -559,6 +653,8 @@ impl Vfs {
             if kind == FileKind::Directory {
                 what.default_acl = Some(default);
             }
+        } else {
+            what.mode &= !(what.umask & 0o777);
         }
         Ok(what)
     }

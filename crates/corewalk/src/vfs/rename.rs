@@ -13,7 +13,7 @@
 
 use std::collections::HashSet;
 
-use corewalk_sync::{Condvar, Mutex};
+use corewalk_sync::{CachePadded, Condvar, Mutex};
 
 use super::names::{DentryHold, Dir, Found};
 use super::{InodeRef, Vfs};
@@ -25,6 +25,9 @@ use crate::dcache::Dcache;
 use crate::dentry::{Key, Needle};
 use crate::fs::RenameMode;
 use crate::name::Name;
+
+/// Shards of the crossings: so many renames enter directories without meeting.
+const CROSSING_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
     /// Renames `from` to `to`. With [`RenameMode::Replace`] an existing target goes in the same
@@ -62,12 +65,34 @@ impl Vfs {
         let announced = op.announce(&source, target.as_ref())?;
         op.check(&source, target.as_ref())?;
         let key = op.new_dir.key();
+        let slots = [op.old_dir.now.slot, op.new_dir.now.slot];
+        let crossing = op.changes_parent().then(|| self.crossings.enter(slots));
         let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
         let fs = self.fs(op.old_dir.now.inode);
-        fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode)?;
+        if let Err(error) = fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode) {
+            drop((crossing, announced, claim));
+            self.wait_for_crossings(target.as_ref());
+            return Err(self.settled(&[from.0.slot, to.0.slot], error));
+        }
+        if mode != RenameMode::Exchange {
+            self.wait_for_crossings(target.as_ref());
+        }
         op.commit(source, target, key, &claim);
-        drop(announced);
+        drop((crossing, announced));
         Ok(())
+    }
+
+    /// Waits until no rename is on its way out of, or into, a directory that the back end has just
+    /// removed, or has found not to be empty: what such a rename has done there, the cache must say
+    /// before anybody hears of its consequences. The caller waits for no claim and, if its own
+    /// operation has failed, has left what it was crossing.
+    pub(super) fn wait_for_crossings(&self, victim: Option<&Found<'_>>) {
+        if let Some(victim) = victim
+            && victim.inode.kind() == FileKind::Directory
+            && let Ok(dentry) = &victim.dentry
+        {
+            self.crossings.wait(dentry.slot());
+        }
     }
 
     /// Moves a dentry that the caller holds, with its claims, to a name under `key`. With a
@@ -218,6 +243,67 @@ impl<'v> Rename<'v, '_> {
             // The next lookup of either name asks the back end.
             vfs.make_unknown(&self.old_dir, &self.old);
             vfs.make_unknown(&self.new_dir, &self.new);
+        }
+    }
+}
+
+/// Directories that a rename is just taking a name out of, or into: from before the back end is asked
+/// until the cache says what came of it.
+///
+/// Whoever waits for one after its own success waits for renames that the back end made before, or
+/// refuses; so nobody waits in a circle.
+pub(super) struct Crossings {
+    shards: Box<[CachePadded<CrossingShard>]>,
+}
+
+struct CrossingShard {
+    busy: Mutex<Vec<u32>>,
+    left: Condvar,
+}
+
+/// A rename between two directories that runs.
+#[must_use]
+pub(super) struct Crossing<'a> {
+    crossings: &'a Crossings,
+    slots: [u32; 2],
+}
+
+impl Crossings {
+    pub(super) fn new() -> Crossings {
+        let shard = || {
+            let busy = Mutex::new(Vec::new());
+            CachePadded::new(CrossingShard { busy, left: Condvar::new() })
+        };
+        Crossings { shards: (0..CROSSING_SHARDS).map(|_| shard()).collect() }
+    }
+
+    fn enter(&self, slots: [u32; 2]) -> Crossing<'_> {
+        slots.iter().for_each(|&slot| self.shard(slot).busy.lock().push(slot));
+        Crossing { crossings: self, slots }
+    }
+
+    fn wait(&self, slot: u32) {
+        let shard = self.shard(slot);
+        let mut busy = shard.busy.lock();
+        while busy.contains(&slot) {
+            shard.left.wait(&mut busy);
+        }
+    }
+
+    fn shard(&self, slot: u32) -> &CrossingShard {
+        &self.shards[slot as usize % CROSSING_SHARDS]
+    }
+}
+
+impl Drop for Crossing<'_> {
+    fn drop(&mut self) {
+        for slot in self.slots {
+            let shard = self.crossings.shard(slot);
+            let mut busy = shard.busy.lock();
+            let at = busy.iter().position(|&other| other == slot).expect("entered once");
+            busy.swap_remove(at);
+            drop(busy);
+            shard.left.notify_all();
         }
     }
 }

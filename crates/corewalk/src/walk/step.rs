@@ -7,7 +7,7 @@ use super::{Mode, SYMLINKS_MAX, Stop, Walk, WalkFlags};
 use crate::Errno;
 use crate::cred::May;
 use crate::dentry::{Flags, Glimpse, Key};
-use crate::name::{NAME_MAX, Name};
+use crate::name::Name;
 use crate::vfs::{Checked, InodeRef, Place, Unattached};
 
 impl<'v> Walk<'v, '_> {
@@ -22,10 +22,9 @@ impl<'v> Walk<'v, '_> {
         match component {
             b"." => return Ok(None),
             b".." => return self.step_up().map(|()| None),
-            _ if component.len() > NAME_MAX => return Err(self.verdict(Errno::NAMETOOLONG)),
             _ => {}
         }
-        let name = Name::new(component)?;
+        let name = Name::new(component).map_err(|error| self.verdict(error))?;
         let parent = (self.dentry, self.seen, self.hold.take());
         let hold = self.child(name, parent.2.as_ref())?;
         let flags = self.seen.body.flags();
@@ -136,7 +135,7 @@ impl<'v> Walk<'v, '_> {
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
-                self.vfs.wait_for_name_of(inode);
+                self.vfs.wait_for_name_of(inode.slot);
                 Stop::Retry
             }
             Unattached::Loop => Stop::Fail(Errno::LOOP),
@@ -160,8 +159,12 @@ impl<'v> Walk<'v, '_> {
             if self.flags.contains(WalkFlags::NO_XDEV) {
                 return Err(self.verdict(Errno::XDEV));
             }
-            self.mount = Cow::Owned(mount);
+            let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
             self.stand_on(point)?;
+            if left.is_dead() {
+                // It no longer kept `point`, which may be another dentry by now (M.1).
+                return Err(Stop::Retry);
+            }
         }
         let parent = self.seen.key.parent();
         self.validate()?;

@@ -9,6 +9,8 @@ use corewalk::{
 /// Which call a [`Meddled`] back end is about to pass on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
+    /// Before `root`.
+    Root,
     /// Before `lookup`.
     Lookup(&'a [u8]),
     /// After `lookup`, with the answer in hand.
@@ -23,6 +25,14 @@ pub(crate) enum Call<'a> {
     RenameDone(&'a [u8]),
     /// Before `getattr`.
     Getattr(u64),
+    /// Before `setattr`.
+    Setattr(u64),
+    /// Before `write`.
+    Write(u64),
+    /// Before `get_acl`.
+    GetAcl(u64),
+    /// Before `set_acl`.
+    SetAcl(u64),
     /// Before `forget`.
     Forget(u64),
 }
@@ -49,6 +59,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
     for Meddled<F>
 {
     fn root(&self) -> Result<Attr, Errno> {
+        self.at(Call::Root)?;
         self.inner.root()
     }
 
@@ -65,6 +76,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.at(Call::Setattr(node.ino()))?;
         self.inner.setattr(node, set)
     }
 
@@ -111,6 +123,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
+        self.at(Call::Write(node.ino()))?;
         self.inner.write(node, handle, offset, bytes)
     }
 
@@ -141,6 +154,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
     }
 
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
+        self.at(Call::GetAcl(node.ino()))?;
         self.inner.get_acl(node, kind)
     }
 
@@ -151,6 +165,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
         acl: Option<&Acl>,
         mode: Option<u32>,
     ) -> Result<(), Errno> {
+        self.at(Call::SetAcl(node.ino()))?;
         self.inner.set_acl(node, kind, acl, mode)
     }
 

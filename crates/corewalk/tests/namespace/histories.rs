@@ -15,6 +15,8 @@ use crate::model::{Answer, DIRS, Model, NAMES, Op, World};
 
 const THREADS: usize = 3;
 const OPS_EACH: usize = 14;
+/// Histories over a slow back end.
+const HISTORIES: u32 = 700;
 
 fn random_op(rng: &mut Rng, tag: u32) -> Op {
     let mut place = || (*rng.pick(&DIRS), rng.index(NAMES.len()));
@@ -66,7 +68,8 @@ fn histories_over_tmpfs_are_linearizable() {
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));
     let mut rng = Rng::new(Seed::choose());
-    for _ in 0..700 {
+    let mut unchecked = 0;
+    for _ in 0..HISTORIES {
         let seed = Seed(rng.next_u64());
         let vfs = over(Meddled::new(|_, _| {
             thread::yield_now();
@@ -81,13 +84,25 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
                 while !done.load(Ordering::Relaxed) {
                     vfs.prune();
                     vfs.invalidate_dir(&vfs.root()).unwrap();
-                    thread::yield_now();
+                    // Not so often that no walk gets through between two: see below.
+                    let asked = vfs.stats().misses;
+                    // ORDERING: Relaxed. As above.
+                    while vfs.stats().misses < asked + 4 && !done.load(Ordering::Relaxed) {
+                        thread::yield_now();
+                    }
                 }
             });
             record(&world, seed)
         });
-        assert_linearizable(&Model::new(), &history, seed);
+        // A walk that was disturbed so often that it became a ref-walk is put together from several
+        // instants, and says so: there is nothing to check then.
+        if vfs.stats().fallbacks > 0 {
+            unchecked += 1;
+        } else {
+            assert_linearizable(&Model::new(), &history, seed);
+        }
     }
+    assert!(unchecked < HISTORIES / 4, "{unchecked} histories had a ref-walk");
 }
 
 /// Ends what goes on in the background, also when the test fails.

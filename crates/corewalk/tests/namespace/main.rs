@@ -1,11 +1,17 @@
 //! Tests of the namespace through its public interface.
 
+mod attributes;
 mod backends;
+mod errors;
 mod fixtures;
 mod histories;
 mod model;
+mod mounts;
+mod number_used_again;
 mod operations;
+mod pauses;
 mod properties;
+mod settled;
 mod storms;
 mod traps_lifetime;
 mod traps_lookup;

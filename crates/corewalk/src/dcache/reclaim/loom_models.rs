@@ -11,6 +11,11 @@ use crate::dentry::Body;
 
 const PREEMPTIONS: usize = 3;
 
+/// Evicts a dentry, if nobody needs it.
+fn evict(dcache: &Dcache, slot: u32) -> bool {
+    matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
+}
+
 /// Evicts a dentry, and gives its slot to another if that succeeded, beside one who has seen it and
 /// takes a reference with `get`; returns how often the reader (failed, got) it.
 fn evict_against_get(get: fn(&Dcache, u32, u64) -> bool) -> [usize; 2] {
@@ -30,7 +35,7 @@ fn evict_against_get(get: fn(&Dcache, u32, u64) -> bool) -> [usize; 2] {
                 has_got
             }
         });
-        let is_evicted = matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_));
+        let is_evicted = evict(&dcache, slot);
         if is_evicted {
             let (reused, _) = file(&dcache, key, b"new", 8);
             assert_eq!(reused, slot, "the slot is used again");
@@ -66,7 +71,7 @@ fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
         let dcache = Arc::new(dcache);
         let finder = thread::spawn({
             let dcache = Arc::clone(&dcache);
-            move || dcache.get_inode(slot, seq, node.inode)
+            move || dcache.get_inode(slot, seq, node.inode, 1)
         });
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
@@ -79,9 +84,7 @@ fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
 /// Store and load on two words, in opposite order: the inode's lock is what orders them.
 #[test]
 fn eviction_beside_a_finder_spares_the_name_in_use() {
-    assert_all_reached(&evict_against_get_inode(|dcache, slot| {
-        matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
-    }));
+    assert_all_reached(&evict_against_get_inode(evict));
 }
 
 /// The count is read without the inode's lock.

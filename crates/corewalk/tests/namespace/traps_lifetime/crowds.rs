@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFREG;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Cred, InodeRef, Make, PathKind, Vfs, VfsOptions, WalkFlags};
+use corewalk::{Cred, Errno, InodeRef, Make, PathKind, Removal, Vfs, VfsOptions, WalkFlags};
 use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::reexec::{self, Reexec};
 use corewalk_testkit::rng::Seed;
 
 use super::cpu_time;
-use crate::fixtures::{at, name, new, tree, walk};
+use crate::fixtures::{at, name, new, remove, tree, walk};
 
 /// Makes `count` files in `dir`, called `f0` and so on.
 fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
@@ -175,6 +175,42 @@ fn forget_of_more_than_was_looked_up_takes_nothing() {
     assert!(!vfs.forget(ino, 1));
     drop(f);
     assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
+}
+
+/// Trap T51: more references held at once than the count of them once had room for are no lookups,
+/// and `forget` takes none of them away.
+#[test]
+fn references_in_great_numbers_are_no_lookups() {
+    let vfs = new();
+    tree(&vfs, &["f"]);
+    let f = walk(&vfs, "f").unwrap();
+    let many: Vec<_> = (0..(1 << 20) + 5).map(|_| f.clone()).collect();
+    assert!(!vfs.forget(f.ino(), 1), "nobody outside has looked it up");
+    assert_eq!(vfs.forget_all(f.ino()), 0);
+    drop(many);
+    remove(&vfs, "f", Removal::Unlink).unwrap();
+    assert_eq!(vfs.getattr(&f).map(|attr| attr.nlink), Ok(0), "it is held once");
+}
+
+/// All lookups of an inode end at once, and no other references.
+#[test]
+fn forget_all_drops_lookups_alone() {
+    let vfs = new();
+    tree(&vfs, &["f", "g"]);
+    let f = walk(&vfs, "f").unwrap();
+    for _ in 0..3 {
+        f.clone().into_lookups();
+    }
+    let ino = f.ino();
+    assert_eq!(vfs.forget_all(ino), 3);
+    assert_eq!(vfs.forget_all(ino), 0);
+    assert!(!vfs.forget(ino, 1));
+    assert_eq!(vfs.getattr(&f).map(|attr| attr.ino), Ok(ino));
+    let g = walk(&vfs, "g").unwrap().into_lookups();
+    remove(&vfs, "g", Removal::Unlink).unwrap();
+    assert_eq!(vfs.forget_all(g), 1);
+    assert_eq!(vfs.inode(g).map(drop), Err(Errno::STALE), "it was the last use");
+    assert_eq!(vfs.forget_all(g), 0);
 }
 
 /// The budget of DESIGN.md 4.6: a cache of 4 MiB over 200,000 files stays within it and a tenth,

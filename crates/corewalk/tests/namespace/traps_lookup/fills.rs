@@ -1,7 +1,7 @@
 //! What happens while a back end is asked: traps T21, T24, T25, T28, P12.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -9,42 +9,12 @@ use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::Tmpfs;
 use corewalk::{Cred, Errno, FileKind, FileSystem, Make, Node, RenameMode, Vfs};
 use corewalk_sync::primitives::thread;
-use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::reexec::{self, Reexec};
 
 use crate::backends::{Call, Meddled};
 use crate::fixtures::{name, over, rename, tree, walk};
-
-/// A back end that stops once at a call, says so, and goes on when it is told to.
-struct Stop {
-    arrived: Receiver<()>,
-    go_on: Sender<Result<(), Errno>>,
-}
-
-/// Returns a namespace whose back end stops at the first call that `matches`.
-fn stopping(matches: fn(Call<'_>) -> bool) -> (Arc<Vfs>, Stop) {
-    let (said, arrived) = channel();
-    let (go_on, told) = channel();
-    let once = Mutex::new(Some((said, told)));
-    let vfs = over(Meddled::new(move |_, call| {
-        if !matches(call) {
-            return Ok(());
-        }
-        let first = once.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some((said, told)) = first else { return Ok(()) };
-        said.send(()).expect("the test waits for it");
-        told.recv().expect("the test answers")
-    }));
-    (vfs, Stop { arrived, go_on })
-}
-
-/// Waits until `thread`, which is called `name`, sleeps or has ended.
-fn until_asleep<T>(name: &str, thread: &thread::ScopedJoinHandle<'_, T>) {
-    let is_asleep = |line: &str| line.contains(name) && line.contains(" S (sleeping)");
-    while !thread.is_finished() && !race::threads_text().lines().any(is_asleep) {
-        thread::yield_now();
-    }
-}
+use crate::pauses::{Stop, stopping, until_asleep};
 
 fn is_lookup_of_f(call: Call<'_>) -> bool {
     call == Call::Lookup(b"f")

@@ -232,6 +232,8 @@ fn path_results_have_their_kinds_and_spellings() {
     for (place, from, path, kind, cwd) in table {
         assert_eq!(place.path_from(from), (path.to_vec(), kind));
         assert_eq!(place.getcwd(from).as_deref(), cwd.as_deref());
+        let end: &[u8] = if kind == Unlinked { b" (deleted)" } else { b"" };
+        assert_eq!(place.d_path(from), [path, end].concat());
     }
     // The text of d_path is ambiguous, the typed result is not.
     let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());

@@ -1,0 +1,98 @@
+//! The cold word of a slot: how often it was reused, which halves are in use, and what reclaim and the
+//! chain of an inode's dentries need.
+//!
+//! Source: `dentry`.
+
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+
+const GENERATION_SHIFT: u32 = 33;
+const REFERENCED: u64 = 1 << 31;
+const NEXT_MASK: u64 = (1 << 30) - 1;
+
+/// The word of a cold record that is not its lockref: `generation << 33 | dentry half << 32 |
+/// referenced << 31 | inode half << 30 | next alias`.
+///
+/// The generation counts how often the dentry half was reused and so tells a handle from an earlier
+/// life; it changes only while that half belongs to nobody. The halves say what of the slot is in
+/// use. `next alias` chains the dentries of an inode and is protected by that inode's lock. The
+/// referenced bit is set by anybody and cleared by reclaim.
+pub(crate) struct Cold<'a>(&'a AtomicU64);
+
+/// A half of a slot, as its bit in the cold word.
+#[derive(Clone, Copy, Debug)]
+#[repr(u64)]
+pub(super) enum Half {
+    Dentry = 1 << 32,
+    Inode = 1 << 30,
+}
+
+impl<'a> Cold<'a> {
+    /// Returns a view of the word.
+    #[inline]
+    pub(super) fn of(word: &'a AtomicU64) -> Cold<'a> {
+        Cold(word)
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        // ORDERING: Relaxed. Compared by whoever holds a reference or validates a sequence.
+        (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
+    }
+
+    /// Starts the next life of the dentry half. Returns false if all generations are used up: the
+    /// half must then not be used again.
+    pub(crate) fn next_generation(&self) -> bool {
+        let next = |word: u64| {
+            let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
+            generation | (word & (Half::Dentry as u64 | Half::Inode as u64))
+        };
+        // ORDERING: Relaxed. The half belongs to the caller alone; the update keeps the other's bit.
+        let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(next(w)));
+        let before = before.unwrap_or_else(|word| word);
+        next(before) >> GENERATION_SHIFT != u64::MAX >> GENERATION_SHIFT
+    }
+
+    /// Takes a half; false if it is in use.
+    pub(super) fn take(&self, half: Half) -> bool {
+        // ORDERING(half): Acquire. What the last user of the half stored happens before this one's.
+        self.0.fetch_or(half as u64, Ordering::Acquire) & half as u64 == 0
+    }
+
+    /// Gives a half back. Returns true if the slot is free then.
+    pub(super) fn release(&self, half: Half) -> bool {
+        // ORDERING(half): AcqRel. See `take`; the last of the two also sees what the other stored.
+        let before = self.0.fetch_and(!(half as u64), Ordering::AcqRel);
+        debug_assert!(before & half as u64 != 0, "a half is given back once");
+        before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64
+    }
+
+    pub(crate) fn next_alias(&self) -> u32 {
+        // ORDERING: Relaxed. Protected by the inode's lock.
+        (self.0.load(Ordering::Relaxed) & NEXT_MASK) as u32
+    }
+
+    pub(crate) fn set_next_alias(&self, next: u32) {
+        // ORDERING: Relaxed. Protected by the inode's lock; the update keeps bits that are set
+        // meanwhile.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            Some((word & !NEXT_MASK) | u64::from(next))
+        });
+    }
+
+    /// Marks the dentry as used, unless it is marked.
+    #[inline]
+    pub(crate) fn touch(&self) {
+        // ORDERING: Relaxed. A hint for reclaim.
+        if self.0.load(Ordering::Relaxed) & REFERENCED == 0 {
+            // ORDERING: Relaxed. As above.
+            self.0.fetch_or(REFERENCED, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears the mark and returns whether it was set.
+    pub(crate) fn clear_referenced(&self) -> bool {
+        // ORDERING: Relaxed. A hint for reclaim.
+        self.0.load(Ordering::Relaxed) & REFERENCED != 0
+            // ORDERING: Relaxed. As above.
+            && self.0.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
+    }
+}

@@ -1,0 +1,192 @@
+//! Changes of attributes side by side, and permission checks beside them.
+//!
+//! Each test stops one thread inside the back end, where its decision has been made and its change
+//! has not, lets another run as far as it gets, and looks at what is left.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
+use corewalk::attr::mode::S_IFREG;
+use corewalk::{Cred, Errno, InodeRef, Make, May, SetAttr, Vfs, XattrMode};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::Watchdog;
+
+use crate::backends::{Call, Meddled};
+use crate::fixtures::{name, over, tree, walk};
+use crate::pauses::{Stop, stopping, until_asleep};
+
+/// An ordinary user, who may not keep set-user-ID bits.
+fn user() -> Cred {
+    Cred::user(1000, 1000, &[])
+}
+
+fn chmod(vfs: &Vfs, file: &InodeRef<'_>, mode: u32) -> Result<(), Errno> {
+    let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+    vfs.setattr(&Cred::root(), file, &set).map(drop)
+}
+
+fn mode_of(vfs: &Vfs, file: &InodeRef<'_>) -> u32 {
+    vfs.getattr(file).unwrap().mode & 0o7777
+}
+
+/// Returns the stored form of an ACL that names user 3 and gives the owner what `owner` says.
+fn acl(owner: u8) -> Vec<u8> {
+    let acl = Acl::new([
+        Entry::new(Tag::UserObj, owner, Entry::NO_ID),
+        Entry::new(Tag::User, 4, 3),
+        Entry::new(Tag::GroupObj, 0, Entry::NO_ID),
+        Entry::new(Tag::Mask, 4, Entry::NO_ID),
+        Entry::new(Tag::Other, 0, Entry::NO_ID),
+    ]);
+    acl.unwrap().to_xattr()
+}
+
+fn set_acl(vfs: &Vfs, file: &InodeRef<'_>, value: &[u8]) -> Result<(), Errno> {
+    vfs.setxattr(&Cred::root(), file, XATTR_ACCESS, value, XattrMode::Set)
+}
+
+/// Runs `first` until its back end stops, then a thread called `second_name` with `second` until it sleeps
+/// or has ended, then `look`, and then both to their ends. Returns what `look` saw.
+fn overlap<R>(
+    stop: &Stop,
+    second_name: &str,
+    first: impl FnOnce() + Send,
+    second: impl FnOnce() + Send,
+    look: impl FnOnce() -> R,
+) -> R {
+    thread::scope(|scope| {
+        let first = scope.spawn(first);
+        stop.arrived.recv().expect("the first reaches the back end");
+        let builder = thread::Builder::new().name(second_name.to_owned());
+        let second = builder.spawn_scoped(scope, second).expect("the system gives a thread");
+        until_asleep(second_name, &second);
+        let seen = look();
+        stop.go_on.send(Ok(())).expect("the back end waits");
+        first.join().unwrap();
+        second.join().unwrap();
+        seen
+    })
+}
+
+#[test]
+fn chmod_beside_a_write_that_clears_set_user_id_is_not_lost() {
+    let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
+    let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
+    // The file is made with the bit, so that the first `setattr` is the one that clears it.
+    let what = Make::new(S_IFREG | 0o4755, 0, 0);
+    let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
+    let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
+    overlap(&stop, "chmod-1", write, || chmod(&vfs, &f, 0o4711).unwrap(), || ());
+    assert_eq!(mode_of(&vfs, &f), 0o4711, "the chmod came last");
+}
+
+#[test]
+fn write_never_lands_in_a_file_that_has_its_set_user_id_bit() {
+    let _watchdog = Watchdog::start("a write beside a chmod", Duration::from_secs(60));
+    let (vfs, stop) = stopping(|call| matches!(call, Call::Write(_)));
+    tree(&vfs, &["f"]);
+    let f = walk(&vfs, "f").unwrap();
+    let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
+    let set = || chmod(&vfs, &f, 0o4755).unwrap();
+    let meanwhile = overlap(&stop, "chmod-2", write, set, || mode_of(&vfs, &f));
+    assert_eq!(meanwhile & 0o4000, 0, "the bytes were still to be written");
+    assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod came last");
+}
+
+#[test]
+fn chmod_beside_an_acl_that_is_set_is_not_lost() {
+    let _watchdog = Watchdog::start("a chmod beside setfacl", Duration::from_secs(60));
+    let (vfs, stop) = stopping(|call| matches!(call, Call::SetAcl(_)));
+    tree(&vfs, &["f"]);
+    let f = walk(&vfs, "f").unwrap();
+    let set = || set_acl(&vfs, &f, &acl(6)).unwrap();
+    overlap(&stop, "chmod-3", set, || chmod(&vfs, &f, 0o4750).unwrap(), || ());
+    assert_eq!(mode_of(&vfs, &f), 0o4750, "the chmod came last");
+}
+
+#[test]
+fn change_after_one_that_panicked_goes_on() {
+    let _watchdog = Watchdog::start("a change after a panic", Duration::from_secs(60));
+    let is_first = Mutex::new(true);
+    let vfs = over(Meddled::new(move |_, call| {
+        let is_setattr = matches!(call, Call::Setattr(_));
+        let is_now = is_setattr && std::mem::take(&mut *is_first.lock().unwrap());
+        if is_now { Err(Errno::IO) } else { Ok(()) }
+    }));
+    tree(&vfs, &["f"]);
+    let f = walk(&vfs, "f").unwrap();
+    assert_eq!(chmod(&vfs, &f, 0o600), Err(Errno::IO));
+    let vfs = over(Meddled::new(|_, call| {
+        assert!(!matches!(call, Call::Write(_)), "on purpose");
+        Ok(())
+    }));
+    tree(&vfs, &["f"]);
+    let f = walk(&vfs, "f").unwrap();
+    let write = AssertUnwindSafe(|| vfs.write(&user(), &f, 0, 0, b"x"));
+    assert!(catch_unwind(write).is_err());
+    chmod(&vfs, &f, 0o600).unwrap();
+    assert_eq!(mode_of(&vfs, &f), 0o600);
+}
+
+/// Makes a file that user 2 owns and its ACL lets nobody but user 3 read.
+fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
+    tree(vfs, &["f"]);
+    let f = walk(vfs, "f").unwrap();
+    let set = SetAttr { uid: Some(2), ..SetAttr::default() };
+    vfs.setattr(&Cred::root(), &f, &set).unwrap();
+    set_acl(vfs, &f, &acl(0)).unwrap();
+    f
+}
+
+/// User 2 owns a file whose ACL denies the owner; the file goes to root, and then its ACL lets the
+/// owner read. User 2 may read it at no time, but with the old owner and the new ACL.
+#[test]
+fn check_beside_a_change_of_owner_and_acl_takes_no_part_of_each() {
+    let _watchdog = Watchdog::start("a check beside a change", Duration::from_secs(60));
+    let is_armed = Arc::new(Mutex::new(false));
+    let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
+    let (seen, armed) = (Arc::clone(&place), Arc::clone(&is_armed));
+    let vfs = over(Meddled::new(move |_, call| {
+        if matches!(call, Call::GetAcl(_)) && std::mem::take(&mut *armed.lock().unwrap()) {
+            let vfs = seen.get().and_then(Weak::upgrade).unwrap();
+            let f = walk(&vfs, "f").unwrap();
+            let set = SetAttr { uid: Some(0), ..SetAttr::default() };
+            vfs.setattr(&Cred::root(), &f, &set).unwrap();
+            set_acl(&vfs, &f, &acl(6)).unwrap();
+        }
+        Ok(())
+    }));
+    place.set(Arc::downgrade(&vfs)).unwrap();
+    let f = shut_to_its_owner(&vfs);
+    let may_read = || vfs.access(&Cred::user(2, 2, &[]), &f, May::READ);
+    assert_eq!(may_read(), Err(Errno::ACCESS), "before");
+    *is_armed.lock().unwrap() = true;
+    assert_eq!(may_read(), Err(Errno::ACCESS), "meanwhile");
+    assert!(!*is_armed.lock().unwrap(), "the change was made");
+    assert_eq!(may_read(), Err(Errno::ACCESS), "after");
+}
+
+/// Something changes whenever the check looks, and the check ends all the same.
+#[test]
+fn check_under_a_storm_of_changes_ends() {
+    let _watchdog = Watchdog::start("a check under a storm", Duration::from_secs(60));
+    let looks = Arc::new(Mutex::new(0));
+    let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
+    let (seen, counted) = (Arc::clone(&place), Arc::clone(&looks));
+    let vfs = over(Meddled::new(move |_, call| {
+        if let (Call::GetAcl(_), Some(vfs)) = (call, seen.get().and_then(Weak::upgrade)) {
+            *counted.lock().unwrap() += 1;
+            chmod(&vfs, &walk(&vfs, "other").unwrap(), 0o600)?;
+        }
+        Ok(())
+    }));
+    tree(&vfs, &["other"]);
+    let f = shut_to_its_owner(&vfs);
+    place.set(Arc::downgrade(&vfs)).unwrap();
+    assert_eq!(vfs.access(&Cred::user(2, 2, &[]), &f, May::READ), Err(Errno::ACCESS));
+    assert_eq!(vfs.access(&Cred::user(3, 3, &[]), &f, May::READ), Ok(()));
+    // Four looks that something came between, and one that counts, for each.
+    assert_eq!(*looks.lock().unwrap(), 10);
+}

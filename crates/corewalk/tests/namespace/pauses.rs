@@ -1,0 +1,42 @@
+//! Threads that stop where a test wants them, and tests that wait until one sleeps.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use corewalk::{Errno, Vfs};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race;
+
+use crate::backends::{Call, Meddled};
+use crate::fixtures::over;
+
+/// A back end that stops once at a call, says so, and goes on when it is told to.
+pub(crate) struct Stop {
+    pub(crate) arrived: Receiver<()>,
+    pub(crate) go_on: Sender<Result<(), Errno>>,
+}
+
+/// Returns a namespace whose back end stops at the first call that `matches`.
+pub(crate) fn stopping(matches: fn(Call<'_>) -> bool) -> (Arc<Vfs>, Stop) {
+    let (said, arrived) = channel();
+    let (go_on, told) = channel();
+    let once = Mutex::new(Some((said, told)));
+    let vfs = over(Meddled::new(move |_, call| {
+        if !matches(call) {
+            return Ok(());
+        }
+        let first = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((said, told)) = first else { return Ok(()) };
+        said.send(()).expect("the test waits for it");
+        told.recv().expect("the test answers")
+    }));
+    (vfs, Stop { arrived, go_on })
+}
+
+/// Waits until `thread`, which is called `name`, sleeps or has ended.
+pub(crate) fn until_asleep<T>(name: &str, thread: &thread::ScopedJoinHandle<'_, T>) {
+    let is_asleep = |line: &str| line.contains(name) && line.contains(" S (sleeping)");
+    while !thread.is_finished() && !race::threads_text().lines().any(is_asleep) {
+        thread::yield_now();
+    }
+}
