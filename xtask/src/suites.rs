@@ -47,12 +47,16 @@ use std::{
 pub(crate) const INSIDE: &str = "--inside";
 
 /// The suites that continuous integration runs, shortest first.
-pub(crate) const CI: [&str; 12] = [
+pub(crate) const CI: [&str; 16] = [
     "kill9",
     "hang",
     "fakeroot",
     "pjdfstest",
+    "pjdfstest-server",
+    "pjdfstest-writeback",
     "fsx",
+    "fsx-server",
+    "fsx-writeback",
     "sqlite",
     "git",
     "rsync",
@@ -65,6 +69,10 @@ pub(crate) const CI: [&str; 12] = [
 /// The exit status inside that means skipped, as automake has it.
 const SKIPPED_STATUS: i32 = 77;
 
+/// What it takes to build and run pjdfstest.
+const PJDFSTEST_NEEDS: &[(&str, &str)] =
+    &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
+
 /// What a suite needs and does.
 struct Suite {
     name: &'static str,
@@ -75,14 +83,23 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 12] = [
+const SUITES: [Suite; 16] = [
+    Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
-        name: "pjdfstest",
-        needs: &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")],
+        name: "pjdfstest-server",
+        needs: PJDFSTEST_NEEDS,
         limit: minutes(15),
-        run: posix::pjdfstest,
+        run: posix::pjdfstest_server,
+    },
+    Suite {
+        name: "pjdfstest-writeback",
+        needs: PJDFSTEST_NEEDS,
+        limit: minutes(15),
+        run: posix::pjdfstest_writeback,
     },
     Suite { name: "fsx", needs: &[], limit: minutes(15), run: posix::fsx },
+    Suite { name: "fsx-server", needs: &[], limit: minutes(15), run: posix::fsx_server },
+    Suite { name: "fsx-writeback", needs: &[], limit: minutes(15), run: posix::fsx_writeback },
     Suite {
         name: "stress-ng",
         needs: &[("stress-ng", "stress-ng")],

@@ -1,9 +1,9 @@
 //! The corewalk program.
 //!
 //! `corewalk mount SOURCE MOUNTPOINT` serves a file system through FUSE, `corewalk stat MOUNTPOINT`
-//! shows the counters of one, `corewalk lab` measures. Each subcommand is a module; this file parses the command line, and
-//! turns what went wrong into one line on the standard error and an exit status: 1 for a failure, 2
-//! for a command line that cannot be meant.
+//! shows the counters of one, `corewalk lab` measures. Each subcommand is a module; this file parses
+//! the command line, and turns what went wrong into one line on the standard error and an exit
+//! status: 1 for a failure, 2 for a command line that cannot be meant.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,10 @@ mod stat;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+
+use failure::Failure;
 
 /// File systems on scalable metadata caches, in user space.
 #[derive(Parser, Debug)]
@@ -37,16 +40,53 @@ enum Command {
 
 fn main() -> ExitCode {
     logging::start();
-    let done = match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
+    let done = match arguments.command {
         Command::Mount(arguments) => mount::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
         Command::Lab(arguments) => {
             let done = corewalk_lab::run(arguments, &["lab"]);
-            done.map_err(|error| failure::Failure::of("lab", format!("{error:#}")))
+            done.map_err(|error| Failure::of("lab", format!("{error:#}")))
         }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
+    }
+}
+
+/// Prints help where that is what was asked for or is missing, else what is wrong in one line.
+fn refuse(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // Nobody reads it if it cannot be written.
+            let _ = error.print();
+            ExitCode::from(error.exit_code() as u8)
+        }
+        _ => Failure::Usage(format!("{}; see --help", complaint(&error.to_string()))).report(),
+    }
+}
+
+/// Returns the first paragraph of a message of clap, which says what is wrong, as one line.
+fn complaint(message: &str) -> String {
+    let paragraph = message.split("\n\n").next().unwrap_or_default();
+    let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);
+    words.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaint_is_the_first_paragraph() {
+        let message = "error: the following was not provided:\n  <A>\n  <B>\n\nUsage: x\n";
+        assert_eq!(complaint(message), "the following was not provided: <A> <B>");
+        assert_eq!(complaint(""), "");
     }
 }

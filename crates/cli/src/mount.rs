@@ -81,6 +81,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(failure);
         }
     };
+    if made.is_some() {
+        // Not before: a command that fails says one line.
+        let path = path.display();
+        eprintln!("corewalk: made the directory {path} for as long as it is mounted");
+    }
     let point = mount.point().clone();
     thread::spawn(move || {
         // Nobody listens any more if the process is about to end.
@@ -141,10 +146,6 @@ fn make_directory(path: &Path) -> Result<Option<PathBuf>, Failure> {
     match std::fs::create_dir(path) {
         Ok(()) => {
             let made = path.canonicalize().map_err(|error| Failure::of(path.display(), error))?;
-            eprintln!(
-                "corewalk: made the directory {} for as long as it is mounted",
-                path.display()
-            );
             Ok(Some(made))
         }
         // Whether it can be used is found out by mounting.

@@ -24,6 +24,7 @@
 //! Source: fuser 0.18; Linux `fs/fuse/inode.c` (`process_init_reply`).
 
 mod convert;
+mod full;
 mod requests;
 
 use std::cell::RefCell;
@@ -96,14 +97,7 @@ impl Adapter {
         &self,
         request: impl FnOnce(&Server) -> Result<T, Errno>,
     ) -> Result<T, fuser::Errno> {
-        match catch_unwind(AssertUnwindSafe(|| request(&self.server))) {
-            Ok(result) => result.map_err(convert::errno),
-            Err(_) => {
-                // The panic hook has said what and where.
-                self.server.count_panic();
-                Err(fuser::Errno::EIO)
-            }
-        }
+        guarded(&self.server, request)
     }
 
     /// Asks the kernel for the features that the options need.
@@ -150,6 +144,21 @@ impl Adapter {
             config.set_max_background(options.background_max.max(1)).map(drop).map_err(drop),
         ] {
             debug_assert!(result.is_ok(), "the options have been checked");
+        }
+    }
+}
+
+/// Runs a request; one that panics fails with `EIO`.
+fn guarded<T>(
+    server: &Server,
+    request: impl FnOnce(&Server) -> Result<T, Errno>,
+) -> Result<T, fuser::Errno> {
+    match catch_unwind(AssertUnwindSafe(|| request(server))) {
+        Ok(result) => result.map_err(convert::errno),
+        Err(_) => {
+            // The panic hook has said what and where.
+            server.count_panic();
+            Err(fuser::Errno::EIO)
         }
     }
 }

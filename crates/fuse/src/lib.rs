@@ -52,6 +52,7 @@ mod credentials;
 mod mount;
 mod notify;
 mod options;
+mod room;
 mod server;
 
 pub use adapter::Adapter;

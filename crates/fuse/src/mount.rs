@@ -17,8 +17,8 @@
 //! `ENOTCONN`.
 //!
 //! # Lifetimes
-//! The threads of fuser own the adapter and end when the connection does; the thread that asks the
-//! kernel to forget is joined after them.
+//! The threads of fuser own the adapter and end when the connection does; the thread that keeps the
+//! budget is joined after them.
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 
@@ -27,6 +27,7 @@ mod error;
 mod options;
 mod table;
 
+pub(crate) use device::Device;
 pub use error::MountError;
 pub use options::{Access, MountFlags, MountOptions};
 
@@ -38,8 +39,9 @@ use corewalk_sync::primitives::thread::JoinHandle;
 use fuser::{Session, SessionACL};
 
 use crate::adapter::Adapter;
-use crate::notify::{Asking, KernelCache};
+use crate::notify::KernelCache;
 use crate::options::Options;
+use crate::room::Room;
 use crate::server::Server;
 
 /// A mounted file system. Dropping it unmounts; see [`Mountpoint::unmount`].
@@ -49,7 +51,7 @@ pub struct Mount {
     point: Mountpoint,
     kernel: KernelCache,
     session: Option<JoinHandle<std::io::Result<()>>>,
-    asking: Option<Asking>,
+    room: Option<Room>,
 }
 
 /// Where something is mounted.
@@ -60,7 +62,7 @@ pub struct Mountpoint {
     /// as the mount exists; then it may be given to another.
     number: table::Number,
     /// Tells whether the connection still exists.
-    device: Arc<device::Device>,
+    device: Arc<Device>,
 }
 
 /// What became of a mount that was to be unmounted.
@@ -108,8 +110,9 @@ impl Mount {
         let adapter = Adapter::with_server(Arc::clone(&server));
         match start(adapter, &point.device, mount) {
             Ok((kernel, session)) => {
-                let asking = Some(Asking::start(kernel.clone()));
-                Ok(Mount { server, point, kernel, session: Some(session), asking })
+                let notifier = kernel.notifier().clone();
+                let room = Room::start(Arc::clone(&server), notifier, Arc::clone(&point.device));
+                Ok(Mount { server, point, kernel, session: Some(session), room: Some(room) })
             }
             Err(error) => {
                 let _ = point.unmount();
@@ -139,7 +142,13 @@ impl Mount {
     /// If a thread that serves it has failed.
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only this and drop take it");
-        let ended = end(session);
+        let mut ended = end(session);
+        // The last unmount of a detached mount reads as ENODEV by one thread and, now and then, as
+        // ECONNABORTED by another. Where it is still mounted somebody has aborted it.
+        let is_aborted = ended == Err(MountError::System("serving", Errno::CONNABORTED));
+        if is_aborted && self.point.is_mounted() == Ok(false) {
+            ended = Ok(());
+        }
         // A connection that was aborted leaves a mount without a server.
         if let Err(error) = self.point.unmount() {
             log::error!("{} stays mounted: {error}", self.point.path.display());
@@ -188,11 +197,7 @@ impl Mountpoint {
 type Running = (KernelCache, JoinHandle<std::io::Result<()>>);
 
 /// Greets the kernel and starts the threads that serve requests.
-fn start(
-    adapter: Adapter,
-    device: &device::Device,
-    mount: &MountOptions,
-) -> Result<Running, MountError> {
+fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Running, MountError> {
     let system = |what, error: &std::io::Error| {
         MountError::System(what, Errno::from_io_error(error).unwrap_or(Errno::IO))
     };
@@ -229,7 +234,7 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl Drop for Mount {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // It has ended; the thread that asks ends with its field.
+            // It has ended; the thread that keeps the budget ends with its field.
             return;
         };
         match self.point.unmount() {
@@ -243,6 +248,6 @@ impl Drop for Mount {
             }
             Err(error) => log::error!("{} stays mounted: {error}", self.point.path.display()),
         }
-        drop(self.asking.take());
+        drop(self.room.take());
     }
 }

@@ -40,7 +40,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use corewalk::attr::{SetTime, mode};
-use corewalk::{Attr, Caps, Cred, Errno, FileSystem, InodeRef, May, SetAttr, Vfs};
+use corewalk::{Attr, Caps, Cred, Errno, FileSystem, InodeRef, May, Name, SetAttr, Vfs};
 
 use crate::credentials::{Caller, UserNamespace};
 use crate::options::{Options, Ownership, Permissions};
@@ -226,10 +226,11 @@ impl Server {
         }
     }
 
-    /// Returns a checked name, and counts it.
-    fn name<'a>(&self, name: &'a [u8]) -> Result<corewalk::Name<'a>, Errno> {
+    /// Returns a checked name that is to be resolved, and counts it.
+    fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
+        let name = Name::new(name)?;
         self.tallies.names.add(1);
-        corewalk::Name::new(name)
+        Ok(name)
     }
 
     /// Turns a reference into one lookup that the kernel holds.

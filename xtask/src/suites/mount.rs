@@ -30,8 +30,15 @@ use std::{
     time::Duration,
 };
 
-/// What suites need that a plain mount does not give: other users, device nodes, set-user-ID.
-pub(super) const OPTIONS: &str = "allow_other,dev,suid";
+/// What suites need that a plain mount does not give: other users, device nodes, set-user-ID. More
+/// threads than it would take, so that requests meet.
+pub(super) const OPTIONS: &str = "allow_other,dev,suid,threads=4";
+
+/// The same where the server checks permissions, and not the kernel.
+pub(super) const SERVER_PERMISSIONS: &str = "allow_other,dev,suid,no_default_permissions";
+
+/// The same where the kernel collects writes and times.
+pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache";
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
 const LEAVE_LIMIT: Duration = Duration::from_secs(20);

@@ -8,7 +8,7 @@
 
 use super::{
     minutes,
-    mount::{Mount, OPTIONS, Site},
+    mount::{Mount, OPTIONS, SERVER_PERMISSIONS, Site, WRITEBACK},
 };
 use crate::{
     Outcome,
@@ -19,6 +19,8 @@ use std::{fs, path::PathBuf, process::Command};
 const PJDFSTEST_VERSION: &str = "0.2.2";
 const FSX_VERSION: &str = "0.3.2";
 const FSX_OPERATIONS: &str = "100000";
+/// Who checks permissions does not matter to data that much.
+const FSX_OPERATIONS_MODE: &str = "20000";
 
 /// The user that pjdfstest switches to besides `nobody`.
 const TESTS_USER: &str = "tests";
@@ -68,10 +70,20 @@ const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binder
 
 /// Runs pjdfstest.
 pub(super) fn pjdfstest(site: &Site) -> Outcome {
-    check_pjdfstest(site).unwrap_or_else(|outcome| outcome)
+    check_pjdfstest(site, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-fn check_pjdfstest(site: &Site) -> Result<Outcome, Outcome> {
+/// Runs pjdfstest where the server checks permissions.
+pub(super) fn pjdfstest_server(site: &Site) -> Outcome {
+    check_pjdfstest(site, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
+}
+
+/// Runs pjdfstest where the kernel collects writes and times.
+pub(super) fn pjdfstest_writeback(site: &Site) -> Outcome {
+    check_pjdfstest(site, WRITEBACK).unwrap_or_else(|outcome| outcome)
+}
+
+fn check_pjdfstest(site: &Site, options: &str) -> Result<Outcome, Outcome> {
     let program = installed(site, "pjdfstest", PJDFSTEST_VERSION)?;
     if process::run(Command::new("id").args(["-u", TESTS_USER]), minutes(1)) != Ended::Well {
         let mut command = Command::new("useradd");
@@ -80,10 +92,11 @@ fn check_pjdfstest(site: &Site) -> Result<Outcome, Outcome> {
     }
     let config = site.folder.join("pjdfstest.toml");
     write(&config, PJDFSTEST_CONFIG)?;
-    let mut mount = Mount::start(site, OPTIONS)?;
-    mount.shell("pjdfstest-folder", "mkdir -m 0755 tests")?;
+    let mut mount = Mount::start(site, options)?;
+    // A short name: the path of a socket has at most 107 bytes.
+    mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
     let mut command = Command::new(program);
-    command.arg("-c").arg(config).arg("-p").arg(mount.path.join("tests"));
+    command.arg("-c").arg(config).arg("-p").arg(mount.path.join("t"));
     let (ended, output) = mount.run_to_end("pjdfstest", &mut command, minutes(12));
     let Some((failed, passed)) = pjdfstest_summary(&output) else {
         println!("{}", crate::checks::tail(&output, 40));
@@ -119,14 +132,24 @@ fn without_colours(text: &str) -> String {
 
 /// Runs fsx with and without mappings.
 pub(super) fn fsx(site: &Site) -> Outcome {
-    check_fsx(site).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, OPTIONS, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
-fn check_fsx(site: &Site) -> Result<Outcome, Outcome> {
+/// Runs fsx, shorter, where the server checks permissions.
+pub(super) fn fsx_server(site: &Site) -> Outcome {
+    check_fsx(site, SERVER_PERMISSIONS, FSX_OPERATIONS_MODE).unwrap_or_else(|outcome| outcome)
+}
+
+/// Runs fsx where the kernel collects writes and times.
+pub(super) fn fsx_writeback(site: &Site) -> Outcome {
+    check_fsx(site, WRITEBACK, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+}
+
+fn check_fsx(site: &Site, options: &str, operations: &str) -> Result<Outcome, Outcome> {
     let program = installed(site, "fsx", FSX_VERSION)?;
     let seed = format!("{}", std::process::id() ^ seconds_now());
     println!("fsx: seed {seed}");
-    let mut mount = Mount::start(site, OPTIONS)?;
+    let mut mount = Mount::start(site, options)?;
     let unmapped = FSX_MAPPED
         .replace("mapread = 10.0", "mapread = 0.0")
         .replace("mapwrite = 10.0", "mapwrite = 0.0");
@@ -134,7 +157,7 @@ fn check_fsx(site: &Site) -> Result<Outcome, Outcome> {
         let path = site.folder.join(format!("{name}.toml"));
         write(&path, config)?;
         let mut command = Command::new(&program);
-        command.args(["-q", "-N", FSX_OPERATIONS, "-S", &seed, "-P"]).arg(site.work());
+        command.args(["-q", "-N", operations, "-S", &seed, "-P"]).arg(site.work());
         command.arg("-f").arg(path).arg(mount.path.join(name));
         let output = mount.run(name, &mut command, minutes(6))?;
         if !output.contains("All operations completed") {

@@ -64,7 +64,7 @@ impl Plan {
         let is_root = rustix::process::geteuid().is_root();
         let processors = corewalk_sync::primitives::thread::available_parallelism();
         let mut mount = MountOptions {
-            source: "tmpfs".into(),
+            source: source.name(),
             threads: source.threads(processors.map_or(1, usize::from)),
             ..MountOptions::default()
         };
@@ -205,6 +205,8 @@ fn seconds(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn plan(list: &str) -> Result<Plan, Failure> {
@@ -265,6 +267,17 @@ mod tests {
         assert_eq!(bytes("size=0"), None);
         assert_eq!(bytes("size=100%"), Some(memory_bytes() / 100 * 100));
         assert_eq!(plan("cache=64m").expect("it is an option").server.vfs.cache_bytes, 64 << 20);
+    }
+
+    #[test]
+    fn mount_is_called_after_its_source() {
+        let source = |source, list: &str| {
+            Plan::parse(source, &[list.into()]).expect("it is an option").mount.source
+        };
+        let host = Source::Host(Path::new("/srv/a b"));
+        assert_eq!(source(Source::Tmpfs, ""), "tmpfs");
+        assert_eq!(source(host, ""), "/srv/a b");
+        assert_eq!(source(host, "fsname=mine"), "mine");
     }
 
     #[test]

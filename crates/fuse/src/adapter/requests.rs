@@ -5,7 +5,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use corewalk::attr::mode;
 use corewalk::{Fsync, Removal, SetAttr};
@@ -16,22 +16,26 @@ use fuser::{
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
+use super::full::Again;
 use super::{Adapter, Opening, READ_BUFFER, convert};
 use crate::credentials::Caller;
-use crate::server::{Change, Entry, New, WriteOrigin, XattrAnswer};
+use crate::server::{Change, Entry, New, Server, WriteOrigin, XattrAnswer};
 
 impl Adapter {
-    fn entry(&self, result: Result<Entry, Errno>, reply: ReplyEntry) {
-        let options = self.server.options();
-        match result {
-            Ok(entry) => reply.entry_with_ttls(
-                &options.attr_timeout,
-                &options.entry_timeout,
-                &convert::attr(&entry.attr),
-                Generation(entry.generation),
-            ),
-            Err(error) => reply.error(error),
-        }
+    /// Makes a file and replies with it.
+    fn make(&self, caller: Caller, parent: u64, name: &OsStr, new: &New<'_>, reply: ReplyEntry) {
+        let name = name.as_bytes();
+        let result = self.guarded(|server| server.make(caller, parent, name, new));
+        let timeouts = Timeouts::of(&self.server);
+        let again = || -> Again<Entry> {
+            let (name, target, new) =
+                (name.to_vec(), new.target.to_vec(), (new.mode, new.umask, new.rdev));
+            Box::new(move |server| {
+                let (mode, umask, rdev) = new;
+                server.make(caller, parent, &name, &New { mode, umask, rdev, target: &target })
+            })
+        };
+        self.answer_with_room(result, again, move |result| entry(timeouts, result, reply));
     }
 
     fn attributes(&self, result: Result<corewalk::Attr, Errno>, reply: ReplyAttr) {
@@ -47,6 +51,51 @@ impl Adapter {
             Ok(XattrAnswer::Value(value)) => reply.data(&value),
             Err(error) => reply.error(error),
         }
+    }
+}
+
+/// How long the kernel may use an entry and its attributes.
+#[derive(Clone, Copy)]
+struct Timeouts {
+    entry: Duration,
+    attr: Duration,
+}
+
+impl Timeouts {
+    fn of(server: &Server) -> Timeouts {
+        let options = server.options();
+        Timeouts { entry: options.entry_timeout, attr: options.attr_timeout }
+    }
+}
+
+fn entry(timeouts: Timeouts, result: Result<Entry, Errno>, reply: ReplyEntry) {
+    match result {
+        Ok(entry) => reply.entry_with_ttls(
+            &timeouts.attr,
+            &timeouts.entry,
+            &convert::attr(&entry.attr),
+            Generation(entry.generation),
+        ),
+        Err(error) => reply.error(error),
+    }
+}
+
+fn created(
+    timeouts: Timeouts,
+    kept: FopenFlags,
+    result: Result<(Entry, u64), Errno>,
+    reply: ReplyCreate,
+) {
+    match result {
+        Ok((entry, handle)) => reply.created(
+            // fuser has one timeout for both here; the shorter is safe.
+            &timeouts.entry.min(timeouts.attr),
+            &convert::attr(&entry.attr),
+            Generation(entry.generation),
+            FileHandle(handle),
+            kept,
+        ),
+        Err(error) => reply.error(error),
     }
 }
 
@@ -88,7 +137,7 @@ impl Filesystem for Adapter {
                     Generation(0),
                 );
             }
-            found => self.entry(found, reply),
+            found => entry(Timeouts::of(&self.server), found, reply),
         }
     }
 
@@ -154,8 +203,7 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let new = New { mode, umask, rdev: u64::from(rdev), target: b"" };
-        let (caller, name) = (caller(request), name.as_bytes());
-        self.entry(self.guarded(|server| server.make(caller, parent.0, name, &new)), reply);
+        self.make(caller(request), parent.0, name, &new, reply);
     }
 
     fn mkdir(
@@ -168,8 +216,7 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let new = New { mode: mode::S_IFDIR | mode & 0o7777, umask, ..New::default() };
-        let (caller, name) = (caller(request), name.as_bytes());
-        self.entry(self.guarded(|server| server.make(caller, parent.0, name, &new)), reply);
+        self.make(caller(request), parent.0, name, &new, reply);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -194,8 +241,7 @@ impl Filesystem for Adapter {
     ) {
         let target = target.as_os_str().as_bytes();
         let new = New { mode: mode::S_IFLNK | 0o777, target, ..New::default() };
-        let (caller, name) = (caller(request), link_name.as_bytes());
-        self.entry(self.guarded(|server| server.make(caller, parent.0, name, &new)), reply);
+        self.make(caller(request), parent.0, link_name, &new, reply);
     }
 
     fn rename(
@@ -222,7 +268,8 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let (caller, name) = (caller(request), newname.as_bytes());
-        self.entry(self.guarded(|server| server.link(caller, ino.0, newparent.0, name)), reply);
+        let linked = self.guarded(|server| server.link(caller, ino.0, newparent.0, name));
+        entry(Timeouts::of(&self.server), linked, reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -275,7 +322,11 @@ impl Filesystem for Adapter {
         };
         let caller = caller(request);
         let count = self.guarded(|server| server.write(caller, ino.0, fh.0, offset, data, origin));
-        written(count.map(|count| count as u64), reply);
+        let again = || -> Again<usize> {
+            let data = data.to_vec();
+            Box::new(move |server| server.write(caller, ino.0, fh.0, offset, &data, origin))
+        };
+        self.answer_with_room(count, again, |count| written(count.map(|n| n as u64), reply));
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
@@ -450,17 +501,14 @@ impl Filesystem for Adapter {
             Opening::Asked(kept) => kept,
             Opening::Free => FopenFlags::FOPEN_KEEP_CACHE,
         };
-        match self.guarded(|server| server.create(caller, parent.0, name, &new, flags)) {
-            Ok((entry, handle)) => reply.created(
-                // fuser has one timeout for both here; the shorter is safe.
-                &self.server.options().entry_timeout.min(self.server.options().attr_timeout),
-                &convert::attr(&entry.attr),
-                Generation(entry.generation),
-                FileHandle(handle),
-                kept,
-            ),
-            Err(error) => reply.error(error),
-        }
+        let result = self.guarded(|server| server.create(caller, parent.0, name, &new, flags));
+        let again = || -> Again<(Entry, u64)> {
+            let name = name.to_vec();
+            let new = New { mode, umask, ..New::default() };
+            Box::new(move |server| server.create(caller, parent.0, &name, &new, flags))
+        };
+        let timeouts = Timeouts::of(&self.server);
+        self.answer_with_room(result, again, move |result| created(timeouts, kept, result, reply));
     }
 
     fn ioctl(
@@ -488,7 +536,11 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let (caller, range, flags) = (caller(request), (offset, length), mode as u32);
-        empty(self.guarded(|server| server.fallocate(caller, ino.0, fh.0, range, flags)), reply);
+        let result = self.guarded(|server| server.fallocate(caller, ino.0, fh.0, range, flags));
+        let again = || -> Again<()> {
+            Box::new(move |server| server.fallocate(caller, ino.0, fh.0, range, flags))
+        };
+        self.answer_with_room(result, again, move |result| empty(result, reply));
     }
 
     fn lseek(

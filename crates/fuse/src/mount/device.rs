@@ -30,6 +30,11 @@ const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
 const SUBTYPE: &str = "corewalk";
 
+/// The number of `FUSE_NOTIFY_PRUNE` (protocol 7.45), which fuser 0.18 does not have.
+const NOTIFY_PRUNE: u32 = 9;
+/// Nodes that one notification names, at most. The kernel takes them in such portions anyway.
+const PRUNE_MAX: usize = 512;
+
 /// The options of mount(8) with their flags for mount(2).
 const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 7] = [
     (MountFlags::RDONLY, "ro", rustix::mount::MountFlags::RDONLY),
@@ -43,7 +48,7 @@ const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 7] = [
 
 /// The device of a mount.
 #[derive(Debug)]
-pub(super) struct Device(File);
+pub(crate) struct Device(File);
 
 /// How hard to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +70,26 @@ impl Device {
         let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
         let count = rustix::event::poll(&mut polled, Some(&Timespec::default()));
         count.is_ok() && polled[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// Asks the kernel to drop what it has cached of these nodes, as far as they are not in use. Must
+    /// not be called on a thread that serves requests: the kernel may have pages to write first.
+    ///
+    /// # Errors
+    /// `EINVAL` from a kernel that does not know how; `ENODEV`, `ENOTCONN` if the mount has ended.
+    pub(crate) fn notify_prune(&self, nodes: &[u64]) -> Result<(), Errno> {
+        for nodes in nodes.chunks(PRUNE_MAX) {
+            let count = nodes.len() as u32;
+            // `fuse_out_header`: length, code, and no request that is answered.
+            let header = [32 + 8 * count, NOTIFY_PRUNE, 0, 0];
+            // `fuse_notify_prune_out`: the count, and room for more.
+            let prune = [count, 0, 0, 0];
+            let mut message = Vec::with_capacity(header[0] as usize);
+            message.extend(header.iter().chain(&prune).flat_map(|word| word.to_ne_bytes()));
+            message.extend(nodes.iter().flat_map(|node| node.to_ne_bytes()));
+            rustix::io::write(&self.0, &message)?;
+        }
+        Ok(())
     }
 
     /// Returns whether each thread can have a device of its own: fusermount3(1) opens the device

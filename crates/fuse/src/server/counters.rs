@@ -1,8 +1,8 @@
 //! What a server counts, and how it shows it.
 //!
 //! Each count is spread over the threads, so that counting moves no cache line between them. A hit
-//! is a name that was resolved without the back end: the difference of two counts, exact while
-//! nothing runs.
+//! is a name that a request had to resolve and that the back end was not asked for: the difference
+//! of two counts, exact while nothing runs. Names that are made anew are neither hits nor misses.
 
 use std::fmt::Write as _;
 
@@ -13,6 +13,7 @@ use corewalk_sync::ShardedCounter;
 #[derive(Debug, Default)]
 pub(crate) struct Tallies {
     pub(crate) requests: ShardedCounter,
+    /// Names that requests had to resolve.
     pub(crate) names: ShardedCounter,
     pub(crate) lookups: ShardedCounter,
     pub(crate) refused_forgets: ShardedCounter,
@@ -38,6 +39,10 @@ pub struct Counters {
     pub hits: u64,
     /// Names that the back end was asked for.
     pub misses: u64,
+    /// Passes of a walk that a change made begin again.
+    pub retries: u64,
+    /// Walks that became a ref-walk, since too many passes failed.
+    pub fallbacks: u64,
     /// Answers of the back end that were not cached, since an invalidation came in between.
     pub refused_fills: u64,
     /// Entries evicted.
@@ -69,6 +74,8 @@ impl Tallies {
             budget_bytes: stats.budget_bytes,
             hits: count(&self.names).saturating_sub(stats.misses),
             misses: stats.misses,
+            retries: stats.retries,
+            fallbacks: stats.fallbacks,
             refused_fills: stats.refused_fills,
             reclaimed: stats.reclaimed,
             renames: stats.renames,
@@ -83,7 +90,7 @@ impl Tallies {
 
 impl Counters {
     /// Returns each count with its name, in a fixed order.
-    pub fn fields(&self) -> [(&'static str, u64); 16] {
+    pub fn fields(&self) -> [(&'static str, u64); 18] {
         [
             ("entries", self.entries),
             ("negatives", self.negatives),
@@ -93,6 +100,8 @@ impl Counters {
             ("budget_bytes", self.budget_bytes),
             ("hits", self.hits),
             ("misses", self.misses),
+            ("retries", self.retries),
+            ("fallbacks", self.fallbacks),
             ("refused_fills", self.refused_fills),
             ("reclaimed", self.reclaimed),
             ("renames", self.renames),

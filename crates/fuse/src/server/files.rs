@@ -144,8 +144,7 @@ impl Server {
     ) -> Result<(), Errno> {
         let inode = self.inode(node)?;
         let how = Fallocate::from_bits(flags).ok_or(Errno::OPNOTSUPP)?;
-        self.kill_set_id(caller, &inode)?;
-        self.vfs.fallocate(&inode, handle, range.0, range.1, how)
+        self.vfs.fallocate(&self.cred(caller), &inode, handle, range.0, range.1, how)
     }
 
     /// Returns the offset of the next data or hole.

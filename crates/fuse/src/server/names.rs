@@ -1,8 +1,7 @@
 //! Requests that make, remove and move names.
 
-use corewalk::acl::XATTR_DEFAULT;
 use corewalk::attr::mode;
-use corewalk::{Cred, Errno, InodeRef, Make, May, Removal, RenameMode};
+use corewalk::{Cred, Errno, InodeRef, Make, May, Name, Removal, RenameMode};
 use rustix::fs::OFlags;
 
 use super::{Entry, Server};
@@ -92,7 +91,7 @@ impl Server {
     pub fn tmpfile(&self, caller: Caller, parent: u64, new: &New<'_>) -> Result<Entry, Errno> {
         let dir = self.inode(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
-        let make = Make::new(self.masked(&dir, &new), caller.uid, caller.gid);
+        let make = Make { umask: new.umask, ..Make::new(new.mode, caller.uid, caller.gid) };
         let (inode, attr) = self.vfs.tmpfile(&self.cred(caller), &dir, make)?;
         self.hand_out(inode, attr)
     }
@@ -110,7 +109,7 @@ impl Server {
     ) -> Result<Entry, Errno> {
         let inode = self.inode(node)?;
         let dir = self.vfs.inode(self.translate(parent))?;
-        let attr = self.vfs.link(&self.cred(caller), &inode, &dir, self.name(name)?)?;
+        let attr = self.vfs.link(&self.cred(caller), &inode, &dir, Name::new(name)?)?;
         self.hand_out(inode, attr)
     }
 
@@ -161,24 +160,13 @@ impl Server {
         name: &[u8],
         new: &New<'_>,
     ) -> Result<(InodeRef<'_>, corewalk::Attr), Errno> {
-        let name = self.name(name)?;
+        let name = Name::new(name)?;
         let make = Make {
             rdev: new.rdev,
             target: new.target,
-            ..Make::new(self.masked(dir, new), cred.uid, cred.gid)
+            umask: new.umask,
+            ..Make::new(new.mode, cred.uid, cred.gid)
         };
         self.vfs.make(cred, dir, name, make)
-    }
-
-    /// Returns the mode without what the umask takes; a default ACL stands in for the umask.
-    fn masked(&self, dir: &InodeRef<'_>, new: &New<'_>) -> u32 {
-        let is_symlink = new.mode & mode::S_IFMT == mode::S_IFLNK;
-        if is_symlink || new.mode & new.umask & 0o777 == 0 {
-            return new.mode;
-        }
-        match self.vfs.getxattr(&Cred::root(), dir, XATTR_DEFAULT) {
-            Ok(_) => new.mode,
-            Err(_) => new.mode & !(new.umask & 0o777),
-        }
     }
 }

@@ -375,3 +375,20 @@ fn write_of_another_clears_set_user_id() {
     assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
 }
+
+#[test]
+fn hits_are_names_resolved_without_the_back_end() {
+    let server = server();
+    let hits = |server: &Server| (server.counters().hits, server.counters().misses);
+    let _ = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
+    assert_eq!(hits(&server), (0, 0), "a new name is neither");
+    let _ = server.lookup(CALLER, ROOT_NODE, b"a").expect("it was made");
+    assert_eq!(hits(&server), (1, 0));
+    for expected in [(1, 1), (2, 1)] {
+        assert_eq!(server.lookup(CALLER, ROOT_NODE, b"none"), Err(Errno::NOENT));
+        assert_eq!(hits(&server), expected, "the second time it is known to be missing");
+    }
+    server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("it exists");
+    assert_eq!(server.lookup(CALLER, ROOT_NODE, &[b'x'; 256]), Err(Errno::NAMETOOLONG));
+    assert_eq!(hits(&server), (3, 1), "a name that cannot be is not counted");
+}

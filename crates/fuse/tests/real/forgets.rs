@@ -102,22 +102,3 @@ fn removal_of_everything_returns_every_lookup() {
     assert_eq!((counters.refused_forgets, counters.panics), (0, 0));
     assert_eq!(counters.inodes, 1, "only the root is in use: {counters:?}");
 }
-
-/// Trap P10. The cache is bounded: the kernel is asked to forget what it holds.
-#[test]
-fn cache_over_its_budget_has_the_kernel_forget() {
-    let mut options = Options::exclusive();
-    options.vfs.cache_bytes = 1 << 20;
-    let Some(site) = Site::tmpfs(options) else { return };
-    let count = 30_000;
-    for at in 0..count {
-        fs::write(site.path(&format!("f{at}")), "").expect("a file");
-    }
-    let counters = site.counters();
-    assert!(counters.lookups < count, "nothing was forgotten: {counters:?}");
-    assert!(counters.reclaimed > 0, "nothing was reclaimed: {counters:?}");
-    for at in (0..count).step_by(997) {
-        assert!(site.path(&format!("f{at}")).exists(), "f{at} is still there");
-    }
-    assert_eq!(fs::read_dir(site.root()).expect("a folder").count() as u64, count);
-}

@@ -11,5 +11,6 @@ mod hooked;
 mod listing;
 mod mounting;
 mod names;
+mod room;
 mod site;
 mod slow;

@@ -52,7 +52,7 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     vfs.release(&f, reader);
     vfs.release(&f, handle);
     assert_eq!(fs::read(dir.join("f")).unwrap(), b"abcwithoutwith");
-    vfs.fallocate(&f, 0, 0, 8192, Fallocate::empty()).unwrap();
+    vfs.fallocate(&Cred::root(), &f, 0, 0, 8192, Fallocate::empty()).unwrap();
     assert_eq!(vfs.getattr(&f).unwrap().size, 8192);
     assert_eq!(vfs.seek(&f, 0, 8192, Seek::Data), Err(Errno::NXIO));
     assert_eq!(vfs.seek(&f, 0, 5, Seek::Data), Ok(5));

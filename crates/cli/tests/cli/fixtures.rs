@@ -1,0 +1,176 @@
+//! Starting the program as a user does, and what goes away with a test.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use corewalk_sync::primitives::{
+    thread,
+    unmodelled::{AtomicU64, Ordering},
+};
+
+/// The program under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_corewalk");
+
+/// How long anything may take before it is given up.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// A folder that goes away with its test, whatever is mounted in it.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Folder {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // ORDERING: Relaxed. Only the numbers must differ.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("corewalk-cli-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).expect("a folder for the test");
+        Folder(path)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Returns the mount points in the folder.
+    pub(crate) fn mounts(&self) -> Vec<PathBuf> {
+        let table = mount_table();
+        let paths = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+        paths.filter(|path| path.starts_with(&self.0)).collect()
+    }
+
+    /// Asserts that the command fails with `status` and one line that holds `words`, and that it
+    /// mounts nothing here.
+    pub(crate) fn assert_refused(&self, command: Command, status: i32, words: &str) {
+        let before = self.mounts();
+        let shown = format!("{command:?}");
+        let output = run(command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{shown} said: {said}");
+        assert!(said.contains(words), "{shown} said: {said}");
+        assert_eq!(said.lines().count(), 1, "{shown} said: {said}");
+        assert!(said.starts_with("corewalk: "), "{shown} said: {said}");
+        assert!(output.stdout.is_empty(), "{shown} has an output");
+        assert_eq!(self.mounts(), before, "{shown} left a mount");
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        for path in self.mounts() {
+            let _ = Command::new("umount").arg("-l").arg(path).status();
+        }
+        if self.mounts().is_empty() {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// A server in the foreground, killed if the test ends before it.
+pub(crate) struct Server {
+    child: Child,
+    /// The line that it said.
+    pub(crate) line: String,
+}
+
+impl Server {
+    pub(crate) fn start(arguments: &[&str], path: &Path) -> Server {
+        Server::of("tmpfs", arguments, path)
+    }
+
+    pub(crate) fn of(source: &str, arguments: &[&str], path: &Path) -> Server {
+        let mut command = corewalk(&["mount", source]);
+        command.arg(path).args(arguments).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("the program");
+        let mut line = String::new();
+        let output = child.stdout.take().expect("it is piped");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        Server { child, line }
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("it runs");
+    }
+
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        wait(&mut self.child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn corewalk(arguments: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Returns how a child ends, which must be soon.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status;
+        }
+        assert!(begin.elapsed() < LIMIT, "it does not end");
+        thread::yield_now();
+    }
+}
+
+/// Runs to the end and returns what was said.
+pub(crate) fn run(mut command: Command) -> Output {
+    let (done, ended) = channel();
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program");
+    let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+    thread::spawn(move || {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let _ = out.as_mut().map(|out| out.read_to_end(&mut stdout));
+        let _ = err.as_mut().map(|err| err.read_to_end(&mut stderr));
+        let _ = done.send((stdout, stderr));
+    });
+    let status = wait(&mut child);
+    let (stdout, stderr) = ended.recv_timeout(LIMIT).expect("its output ends with it");
+    Output { status, stdout, stderr }
+}
+
+pub(crate) fn mount_table() -> String {
+    fs::read_to_string("/proc/self/mountinfo").expect("the mount table")
+}
+
+pub(crate) fn is_mounted(path: &Path) -> bool {
+    let path = path.to_str().expect("a plain path");
+    mount_table().lines().any(|line| line.split(' ').nth(4) == Some(path))
+}
+
+pub(crate) fn can_mount() -> bool {
+    if !Path::new("/dev/fuse").exists() {
+        println!("skipped: no /dev/fuse");
+        return false;
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: not root");
+    }
+    is_root
+}
+
+/// Returns whether `program` can be found in the path; says so if not.
+pub(crate) fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    if !is_there {
+        println!("skipped: {program} is not installed");
+    }
+    is_there
+}

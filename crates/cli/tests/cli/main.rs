@@ -1,0 +1,11 @@
+//! The program as a user meets it.
+//!
+//! Each test starts the program. Tests that mount print that they are skipped where that is not
+//! possible.
+
+#![forbid(unsafe_code)]
+
+mod fixtures;
+mod mistakes;
+mod mounting;
+mod user;

@@ -1,0 +1,237 @@
+//! The life of a mount, from the line that says that it works to its end.
+
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+use corewalk_sync::primitives::thread;
+
+use crate::fixtures::{Folder, LIMIT, Server, can_mount, corewalk, is_mounted, mount_table, run};
+
+#[test]
+fn mount_says_one_line_and_leaves_on_a_signal() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("made");
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mut server = Server::start(&["-o", "size=1m"], &path);
+        assert_eq!(server.line, format!("mounted tmpfs on {}\n", path.display()));
+        fs::write(path.join("file"), "x").expect("a file");
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(0));
+        assert!(!is_mounted(&path) && !path.exists(), "it leaves nothing");
+    }
+}
+
+#[test]
+fn outside_umount_ends_the_program() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    fs::create_dir(&path).expect("a folder");
+    let mut server = Server::start(&[], &path);
+    let umount = Command::new("umount").arg(&path).status().expect("umount");
+    assert!(umount.success());
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(path.exists(), "it was there before");
+}
+
+#[test]
+fn busy_mount_is_detached_on_a_signal() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    let mut server = Server::start(&[], &path);
+    let file = fs::File::create(path.join("file")).expect("a file");
+    server.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(!is_mounted(&path) && !path.exists());
+    assert!(file.sync_all().is_err(), "nobody serves it any more");
+}
+
+#[test]
+fn killed_server_leaves_room_for_the_next() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    fs::create_dir(&path).expect("a folder");
+    let mut server = Server::start(&[], &path);
+    let _file = fs::File::create(path.join("file")).expect("a file");
+    server.signal(rustix::process::Signal::KILL);
+    server.wait();
+    assert!(fs::metadata(path.join("file")).is_err());
+    let mut again = corewalk(&["mount", "tmpfs"]);
+    again.arg(&path);
+    folder.assert_refused(again, 1, "umount -l");
+    let mut stat = corewalk(&["stat"]);
+    stat.arg(&path);
+    folder.assert_refused(stat, 1, "lost its server");
+    assert!(Command::new("umount").arg("-l").arg(&path).status().expect("umount").success());
+    let mut server = Server::start(&[], &path);
+    fs::write(path.join("file"), "x").expect("the next mount works");
+    server.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn daemon_returns_when_the_mount_works() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    let mut command = corewalk(&["mount", "tmpfs", "--daemon", "-o", "ro,fsname=mine"]);
+    // A relative path, which the process in the background has to know too.
+    command.arg("m").current_dir(&folder.0);
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "mounted tmpfs on m\n");
+    assert!(is_mounted(&path));
+    assert!(mount_table().lines().any(|line| line.ends_with("default_permissions,allow_other")
+        && line.contains("fuse.corewalk mine ro")));
+    assert!(fs::write(path.join("file"), "x").is_err(), "it is read-only");
+    assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+    let begin = Instant::now();
+    while path.exists() {
+        assert!(begin.elapsed() < LIMIT, "the daemon does not remove what it made");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn stat_shows_the_counters() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    let _server = Server::start(&["-o", "cache=64m"], &path);
+    fs::write(path.join("file"), "x").expect("a file");
+    let stat = |arguments: &[&str]| {
+        let mut command = corewalk(&["stat"]);
+        command.arg(&path).args(arguments);
+        let output = run(command);
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let json: serde_json::Value = serde_json::from_str(&stat(&["--json"])).expect("JSON");
+    for name in
+        ["entries", "negatives", "bytes", "hits", "misses", "retries", "fallbacks", "reclaimed"]
+    {
+        assert!(json[name].is_u64(), "{name} in {json}");
+    }
+    assert_eq!((&json["entries"], &json["budget_bytes"]), (&2.into(), &(64_u64 << 20).into()));
+    let table = stat(&[]);
+    assert!(table.lines().any(|line| line.starts_with("entries ") && line.ends_with(" 2")));
+    for name in json.as_object().expect("an object").keys() {
+        let is_shown = |line: &str| line.split(' ').next() == Some(name.as_str());
+        assert!(table.lines().any(is_shown), "{name} in {table}");
+    }
+    fs::create_dir(path.join("dir")).expect("a folder");
+    let mut below = corewalk(&["stat"]);
+    below.arg(path.join("dir"));
+    folder.assert_refused(below, 1, "not the root of a mount of corewalk");
+}
+
+/// Returns the type and the source that the mount table shows.
+fn shown(path: &std::path::Path) -> (String, String) {
+    let table = mount_table();
+    let path = path.to_str().expect("a plain path");
+    let line = table.lines().find(|line| line.split(' ').nth(4) == Some(path)).expect("a mount");
+    let mut words = line.split(" - ").nth(1).expect("a line of mountinfo").split(' ');
+    let mut next = || words.next().expect("a word").to_owned();
+    (next(), next())
+}
+
+#[test]
+fn mount_table_names_the_source() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let (path, host) = (folder.path("m"), folder.path("a,b"));
+    fs::create_dir(&path).expect("a folder");
+    fs::create_dir(&host).expect("a folder");
+    let kind = String::from("fuse.corewalk");
+    let host = host.to_str().expect("a plain path");
+    for (source, expected) in [("tmpfs", "tmpfs"), (host, host)] {
+        let mut server = Server::of(source, &[], &path);
+        assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
+        assert_eq!(shown(&path), (kind.clone(), expected.to_owned()));
+        let df = Command::new("df").args(["--output=source,fstype"]).arg(&path).output();
+        let df = String::from_utf8(df.expect("df").stdout).expect("text");
+        let row: Vec<&str> = df.lines().nth(1).expect("a row").split_whitespace().collect();
+        assert_eq!(row, [expected, kind.as_str()]);
+        server.signal(rustix::process::Signal::TERM);
+        assert_eq!(server.wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn full_store_says_so_and_has_room_again_after_removal() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    let mut server = Server::start(&["-o", "size=1m,nr_inodes=10"], &path);
+    let error = fs::write(path.join("large"), vec![1; 2 << 20]).expect_err("it does not fit");
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    fs::remove_file(path.join("large")).expect("what fitted");
+    fs::write(path.join("small"), vec![1; 1 << 19]).expect("there is room");
+    let errors: Vec<_> =
+        (0..12).filter_map(|at| fs::write(path.join(format!("f{at}")), "").err()).collect();
+    assert!(errors.iter().all(|error| error.kind() == std::io::ErrorKind::StorageFull));
+    assert_eq!(errors.len(), 4, "the root and a file are two of ten inodes");
+    fs::remove_file(path.join("f0")).expect("it is there");
+    fs::write(path.join("f0"), "").expect("there is room");
+    server.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+/// The limits of pathname lookup are those of the kernel, whatever is mounted.
+#[test]
+fn limits_of_names_paths_and_links_hold_for_each_source() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let (path, host) = (folder.path("m"), folder.path("host"));
+    fs::create_dir(&path).expect("a folder");
+    fs::create_dir(&host).expect("a folder");
+    let errno = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
+    let (name_too_long, too_many_links) = (
+        Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()),
+        Some(rustix::io::Errno::LOOP.raw_os_error()),
+    );
+    for source in ["tmpfs", host.to_str().expect("a plain path")] {
+        let mut server = Server::of(source, &[], &path);
+        fs::write(path.join("n".repeat(255)), "x").expect("255 bytes fit");
+        assert_eq!(errno(fs::write(path.join("n".repeat(256)), "x")), name_too_long, "{source}");
+        std::os::unix::fs::symlink("n".repeat(255), path.join("l1")).expect("a link");
+        for at in 2..=41 {
+            let target = format!("l{}", at - 1);
+            std::os::unix::fs::symlink(target, path.join(format!("l{at}"))).expect("a link");
+        }
+        assert_eq!(fs::read(path.join("l40")).expect("40 links"), b"x", "{source}");
+        assert_eq!(errno(fs::read(path.join("l41")).map(drop)), too_many_links, "{source}");
+        let mut deep = path.to_str().expect("a plain path").to_owned();
+        while deep.len() < 4095 - 202 {
+            deep = format!("{deep}/{}", "d".repeat(200));
+            fs::create_dir(&deep).expect("a folder");
+        }
+        let fits = format!("{deep}/{}", "f".repeat(4095 - deep.len() - 1));
+        fs::write(&fits, "x").expect("4095 bytes fit");
+        assert_eq!(errno(fs::write(format!("{fits}f"), "x")), name_too_long, "{source}");
+        server.signal(rustix::process::Signal::TERM);
+        assert_eq!(server.wait().code(), Some(0));
+    }
+}
