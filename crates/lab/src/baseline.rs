@@ -12,7 +12,8 @@
 //! | `libfuse-node` | one mutex over a chained node table |
 //! | `linux` | the host kernel, through system calls |
 //!
-//! Source: the designs that the notes found in 25 code bases.
+//! Source: the inode tables of libfuse (`lib/fuse.c`), SeaweedFS (`weed/mount/inode_to_path.go`),
+//! mountpoint-s3 (`superblock.rs`) and fuse_mt (`inode_table.rs`), and the crates they could use.
 
 mod dashmap_path;
 mod libfuse_node;
@@ -57,8 +58,8 @@ pub(crate) trait Namespace: Send + Sync {
         0
     }
 
-    /// Returns the bytes that the design itself says it takes, if it says so.
-    fn claimed_bytes(&self) -> u64 {
+    /// Returns the bytes of type-stable memory that the design counts as its own, if it has any.
+    fn arena_bytes(&self) -> u64 {
         0
     }
 
@@ -162,7 +163,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Viro's objection to document 001, and trap T1. A directory is moved away, renamed there,
+    /// Trap T1. A directory is moved away, renamed there,
     /// renamed back and moved home, again and again; its other name at home never exists, so a
     /// translation that mixes two instants is caught.
     #[test]

@@ -12,7 +12,7 @@
 //! Every call must succeed, every file must be what was made, a listing must have all files and no
 //! other, and at the end the directory is empty. The first wrong answer ends the client.
 //!
-//! Source: section 2 of the notes on FUSE, for what is done in a phase.
+//! Source: mdtest (<https://github.com/hpc/ior>), for what is done in a phase; renames are added.
 
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::path::{Path, PathBuf};

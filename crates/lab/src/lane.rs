@@ -10,7 +10,8 @@
 //! length on every operation and by content on every sixteenth. While a directory is moved there
 //! and back, a path below it has two right answers.
 //!
-//! Source: the notes on how benchmarks went wrong.
+//! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2014,
+//! for the random numbers.
 
 use corewalk_sync::CachePadded;
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};

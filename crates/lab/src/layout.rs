@@ -1,7 +1,8 @@
 //! Two ways to keep a name that readers cannot see torn, with everything else alike.
 //!
-//! Viro's objection to document 001 was that a reader without a lock may take one name's length with
-//! another's bytes. Both layouts here make that impossible; they differ in what a reader pays.
+//! A reader without a lock may take one name's length with another's bytes: that was Viro's objection
+//! to translating dentries into paths without `rename_lock`. Both layouts here make it impossible;
+//! they differ in what a reader pays.
 //!
 //! | layout | a name lives in | a reader pays | a rename |
 //! |---|---|---|---|
@@ -15,7 +16,8 @@
 //! # What they leave out
 //! Reference counts, negative entries, permissions, reclaim: all that does not depend on the choice.
 //!
-//! Source: DESIGN 4.1; section 4 of the notes on limits.
+//! Source: Long, "dcache: Translating dentry into pathname without taking rename_lock", and Viro's
+//! answer, September 2013.
 
 mod buckets;
 mod links;

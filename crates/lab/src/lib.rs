@@ -12,12 +12,13 @@
 //!
 //! # Output
 //! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one
-//! table as an object, several as a list. `schema.json` beside this crate is its schema.
+//! table as an object, several as a list. `schema.json` beside this crate is its schema. `record`
+//! writes both kinds into a folder, for keeping.
 //!
 //! # What it refuses
 //! Numbers from fewer than five rounds, and figures of machines other than the one it runs on.
 //!
-//! Source: DESIGN 5 and 6 (the contract of `corewalk lab`, and how numbers are made).
+//! Source: each table names its own.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,7 @@ pub mod machine;
 mod memory;
 mod ours;
 mod peer;
+mod record;
 pub mod samples;
 mod slice;
 pub mod table;
@@ -39,7 +41,7 @@ mod text;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
 use corewalk_sync::primitives::Arc;
 use serde::Serialize;
@@ -76,6 +78,8 @@ enum Command {
     List,
     /// Runs tables and prints their rows.
     Run(RunArgs),
+    /// Runs tables and writes what came out into a folder, as JSON and as text.
+    Record(RecordArgs),
     /// Prints the bytes that a variant takes, measured in this process.
     #[command(hide = true)]
     Memory {
@@ -113,12 +117,31 @@ struct RunArgs {
     /// The tables to run, as `list` names them.
     #[arg(required = true, value_name = "TABLE")]
     tables: Vec<String>,
-    /// Small sizes and short slices: shows that it works, not how fast.
-    #[arg(long)]
-    quick: bool,
     /// Writes the rows to this file as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+#[derive(Args, Clone, Debug)]
+struct RecordArgs {
+    /// The tables to run, as `list` names them; all if there is none.
+    #[arg(value_name = "TABLE")]
+    tables: Vec<String>,
+    /// The folder that TABLE.json and TABLE.txt are written to.
+    #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
+    out: PathBuf,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+/// How thoroughly is measured.
+#[derive(Args, Clone, Debug)]
+struct Pace {
+    /// Small sizes and short slices: shows that it works, not how fast.
+    #[arg(long)]
+    quick: bool,
     /// Thread counts (process counts in tables of mounts), such as 1,2,4.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     threads: Vec<usize>,
@@ -156,6 +179,10 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Run(args) => run_tables(&args, prefix),
+        Command::Record(args) => {
+            let settings = settings(&args.pace, prefix)?;
+            record::record(&named(&args.tables)?, &settings, &args.out)
+        }
         Command::Memory { variant, entries } => {
             println!("{}", memory::measure(&variant, entries)?);
             Ok(())
@@ -193,16 +220,9 @@ pub fn to_json(reports: &[Report]) -> anyhow::Result<String> {
 }
 
 fn run_tables(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<()> {
-    let settings = settings(args, prefix)?;
-    let mut tables = vec![];
-    for name in &args.tables {
-        match table::find(name) {
-            Some(table) => tables.push(table),
-            None => bail!("there is no table `{name}`; `list` names them"),
-        }
-    }
+    let settings = settings(&args.pace, prefix)?;
     let mut reports = vec![];
-    for table in tables {
+    for table in named(&args.tables)? {
         let report = run_table(table, &settings)?;
         print!("{}", text::render(&report));
         reports.push(report);
@@ -212,6 +232,17 @@ fn run_tables(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<()> {
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
+}
+
+/// Returns the tables with these names, all of them for none.
+fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Table>> {
+    if names.is_empty() {
+        return Ok(table::all().to_vec());
+    }
+    let find = |name: &String| {
+        table::find(name).with_context(|| format!("there is no table `{name}`; `list` names them"))
+    };
+    names.iter().map(find).collect()
 }
 
 /// Asks `count` questions and nothing else: the difference between two counts, under callgrind, is
@@ -226,7 +257,7 @@ fn ask(variant: &str, op: &str, count: usize, entries: usize) -> anyhow::Result<
     Ok(())
 }
 
-fn settings(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<Settings> {
+fn settings(args: &Pace, prefix: &[&str]) -> anyhow::Result<Settings> {
     let (size, rounds, seconds) = if args.quick {
         (Size::Quick, ROUNDS_QUICK, SECONDS_QUICK)
     } else {

@@ -26,7 +26,8 @@ pub struct Machine {
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
-    /// The commit that was built, `unknown` outside of a repository.
+    /// The commit that was built, with `-dirty` behind it if files were changed since; `unknown`
+    /// outside of a repository.
     pub commit: String,
 }
 
@@ -104,7 +105,8 @@ fn clock_ns(clock: ClockId) -> u64 {
 
 fn commit() -> String {
     let output = Command::new("git")
-        .args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "--short=12", "HEAD"])
+        .args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--abbrev=12"])
+        .args(["--exclude=*", "--dirty"])
         .output();
     match output {
         Ok(output) if output.status.success() => {

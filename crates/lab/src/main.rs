@@ -2,8 +2,6 @@
 //!
 //! `corewalk lab` is the same; this one is what the tests start. Exit status 0 is success, 1 a
 //! failure, 2 a mistake on the command line.
-//!
-//! Source: DESIGN 5.
 
 #![forbid(unsafe_code)]
 

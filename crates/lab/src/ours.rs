@@ -64,12 +64,12 @@ impl Namespace for Ours {
 
     #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        self.vfs.lookup_number(&self.cred, parent, Name::new(name).ok()?).ok()
+        self.vfs.lookup_number(&self.cred, parent, name).ok()
     }
 
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
-        self.vfs.inode(ino).ok()?.path().ok()
+        self.vfs.path_of_number(ino).ok()
     }
 
     fn walk(&self, path: &[u8]) -> Option<u64> {
@@ -94,7 +94,7 @@ impl Namespace for Ours {
         self.vfs.stats().misses
     }
 
-    fn claimed_bytes(&self) -> u64 {
+    fn arena_bytes(&self) -> u64 {
         self.vfs.stats().bytes
     }
 

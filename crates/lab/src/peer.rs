@@ -15,7 +15,9 @@
 
 mod programs;
 
-pub(crate) use programs::{Program, bindfs, ours, passthrough_hp, passthrough_ll};
+pub(crate) use programs::{
+    Program, Threads, bindfs, ours, ours_passthrough, passthrough_hp, passthrough_ll,
+};
 
 use std::fs;
 use std::io;
@@ -48,6 +50,14 @@ pub(crate) struct Mounted {
     variant: &'static str,
     directory: PathBuf,
     server: Option<Child>,
+}
+
+/// What a mount has that could make a comparison unfair.
+pub(crate) struct Terms {
+    /// The options that the kernel knows, as in proc_pid_mounts(5).
+    pub(crate) options: String,
+    /// All threads of the server, those that serve and the others.
+    pub(crate) threads: usize,
 }
 
 /// Notices SIGINT and SIGTERM for as long as it lives.
@@ -142,6 +152,21 @@ impl Mounted {
             text.ok()?.split_whitespace().next()?.parse::<u64>().ok()
         };
         self.threads().into_iter().filter_map(of).sum()
+    }
+
+    /// Returns what the kernel was told about the mount, and how many threads the server has.
+    ///
+    /// # Errors
+    /// If it is not mounted.
+    pub(crate) fn terms(&self) -> anyhow::Result<Terms> {
+        let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+        let options = mounts.lines().find_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let is_here = fields.next().map(Path::new) == Some(&self.directory);
+            fields.nth(1).filter(|_| is_here)
+        });
+        let options = options.context("there is no such mount")?.to_owned();
+        Ok(Terms { options, threads: self.threads().len() })
     }
 
     fn threads(&self) -> Vec<Pid> {

@@ -8,7 +8,7 @@
 //! - A row's `ratio` only uses rounds in which both the variant and its baseline were measured with
 //!   the same parameters.
 //!
-//! Source: DESIGN 5 and 6; `schema.json` beside this crate.
+//! Source: `schema.json` beside this crate.
 
 use std::collections::BTreeMap;
 

@@ -12,7 +12,12 @@
 //! of the time, so that it is the design that is slow and not the renamer that was starved: a
 //! renamer that does not run flatters every design. It puts the directory back at the end.
 //!
-//! Source: section 3b of the notes on limits, with two versions of this benchmark that were wrong.
+//! # What went wrong before
+//! Two earlier versions of this benchmark printed nonsense: in one other jobs kept the renamer from
+//! running, and everything looked undisturbed; in the other the threads' counters shared cache lines,
+//! and good designs looked slow.
+//!
+//! Source: clock_gettime(2), for a thread's processor time.
 
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,6 @@
 //! A table runs its variants interleaved in one process, round by round, and rotates who goes first,
 //! so that neither drift of the machine nor the order favours anybody. Five rounds are the least. It
 //! gives samples; what becomes of them is the same for all (`samples`).
-//!
-//! Source: DESIGN 5 and 6.
 
 mod fuse_metadata;
 mod lookup;
@@ -21,7 +19,7 @@ pub trait Table: Sync {
     /// Returns the name it is run by.
     fn name(&self) -> &'static str;
 
-    /// Returns the document or study whose table it re-runs.
+    /// Returns whose question it asks, for those who read only the result.
     fn source(&self) -> &'static str;
 
     /// Returns what it measures, in one line.

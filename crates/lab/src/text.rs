@@ -1,6 +1,4 @@
 //! A report as text for people: rows with the same parameters stand together.
-//!
-//! Source: DESIGN 5.
 
 use std::fmt::Write as _;
 

@@ -23,7 +23,7 @@
 //! - `unsafe` is allowed here because the allocators and the sealed region need it; nothing of this
 //!   crate is ever shipped.
 //!
-//! Source: research on crossbeam (`ci/`), mountpoint-s3 (`tests/reftests`) and `TigerBeetle`
+//! Source: crossbeam (`ci/`), mountpoint-s3 (`tests/reftests`) and `TigerBeetle`
 //! (controls that must fail).
 
 pub mod alloc;

@@ -13,7 +13,7 @@
 //! # Locks
 //! One mutex. A rename sleeps on a condition while a hold is in its way.
 //!
-//! Source: section 1.1 of the notes on peers; libfuse's documentation of its locking.
+//! Source: libfuse, `lib/fuse.c`, for which tables there are and when its lock is taken.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

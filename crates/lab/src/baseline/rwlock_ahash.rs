@@ -8,13 +8,13 @@
 //! # How it works
 //! The name is shared by the two maps. The client's references are counted in the first map, where
 //! a lookup has just been, so that it touches one entry. The lock is that of the standard library,
-//! the faster one by the notes on limits: a read of it costs 19 ns alone and 52 ns shared, one of
+//! the faster one on two cores of a Xeon: a read of it costs 19 ns alone and 52 ns shared, one of
 //! `parking_lot`'s 22 and 54 ns.
 //!
 //! # What it refuses
 //! Negative entries, eviction, hard links, permissions: all that the others are charged for.
 //!
-//! Source: `rwlock-flat-ah` in the notes.
+//! Source: `std::sync::RwLock`, and the crates `hashbrown` and `ahash`.
 
 use std::hash::Hash;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};

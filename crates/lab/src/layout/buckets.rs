@@ -3,7 +3,7 @@
 //! It is as small as the comparison allows: fixed in size, with a lock for writers and none for
 //! readers, who take what they find for a hint. A full bucket goes on in the next one.
 //!
-//! Source: DESIGN 4.7.
+//! Source: DLHT (HPDC 2024) for the bucket of one line.
 
 use std::io;
 
@@ -28,11 +28,18 @@ impl Buckets {
     /// Returns an empty table for `entries` entries.
     pub(super) fn new(entries: usize) -> io::Result<Buckets> {
         let lines = (entries / LOAD + 1).next_power_of_two() as u32;
-        Ok(Buckets {
+        let buckets = Buckets {
             lines: SlotArena::new("lab-names", lines)?,
             mask: lines - 1,
             writers: Mutex::new(()),
-        })
+        };
+        buckets.lines.extend_to(buckets.mask);
+        Ok(buckets)
+    }
+
+    /// Returns the bytes of all lines.
+    pub(super) fn bytes_committed(&self) -> u64 {
+        self.lines.bytes_committed()
     }
 
     /// Calls `probe` with each index that may be stored under `hash`, until it returns something.

@@ -12,7 +12,7 @@
 //! # Locks
 //! Renames take one lock, then the table's.
 //!
-//! Source: DESIGN 4.1 (b); McKenney, Sarma, Soni, "Scaling dcache with RCU", 2004.
+//! Source: McKenney, Sarma, Soni, "Scaling dcache with RCU", 2004.
 
 use std::io;
 
@@ -210,6 +210,10 @@ impl Namespace for Links {
     #[inline]
     fn walk(&self, path: &[u8]) -> Option<u64> {
         self.find_path(&rcu::read_lock(), path)
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.table.bytes_committed()
     }
 
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> bool {

@@ -218,6 +218,11 @@ impl Namespace for Slots {
         }
     }
 
+    fn arena_bytes(&self) -> u64 {
+        let names = self.dentries.bytes_committed() + self.long.bytes_committed();
+        names + self.table.bytes_committed()
+    }
+
     #[inline]
     fn walk(&self, path: &[u8]) -> Option<u64> {
         components(path)

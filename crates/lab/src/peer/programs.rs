@@ -1,19 +1,46 @@
 //! The programs that serve a mount, as they are found on the machine.
 //!
 //! All timeouts are 0, so that the kernel asks the server each time: with timeouts a table of
-//! metadata measures the kernel's cache. Each peer passes a directory on a tmpfs through; corewalk
-//! is its own file system in memory.
+//! metadata measures the kernel's cache. In all mounts the kernel checks permissions
+//! (`default_permissions`), which with these timeouts asks for the attributes of directories once
+//! more; a mount without it would be spared those requests.
 //!
-//! Source: bindfs(1); passthrough_ll.c of libfuse's examples; `corewalk mount --help`.
+//! # Threads
+//! A server of one client has one thread: on one processor each further one makes every program
+//! slower, by a fifth to a half, since the kernel wakes another thread for each request. A server of
+//! several clients has several, each with a descriptor of its own (`clone_fd`). corewalk has two, or
+//! as many as there are processors. The peers make them as requests come, up to ten, and keep them:
+//! to keep no more than two, as libfuse can be told, halves their speed, since they then end and
+//! start threads all the time. bindfs of Debian 12 is built on libfuse 2, which has no `clone_fd`.
+//!
+//! # Where the peers come from
+//! bindfs is a package. passthrough_ll is built from the examples in libfuse3-dev. passthrough_hp is
+//! in no package of Debian 12: the examples leave C++ out, and that of the source package fuse3 3.14
+//! is not accepted with the cxxopts 3.1 that Debian has. Whoever has built it (cxxopts 2.2 will do)
+//! puts it in the path.
+//!
+//! Source: bindfs(1); mount.fuse3(8); passthrough_ll.c and passthrough_hp.cc of libfuse's examples;
+//! `corewalk mount --help`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
+use crate::machine::cores;
+
 /// Where Debian puts the examples of libfuse.
 const EXAMPLES: &str = "/usr/share/doc/libfuse3-dev/examples";
+/// What the kernel may not keep.
+const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
+
+/// How many threads a server is to have; see above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Threads {
+    One,
+    Several,
+}
 
 /// A program with its arguments.
 pub(crate) struct Program {
@@ -27,7 +54,7 @@ impl Program {
         Program { file: file.into(), args: vec![] }
     }
 
-    fn with(mut self, args: &[&dyn AsRef<std::ffi::OsStr>]) -> Program {
+    fn with(mut self, args: &[&dyn AsRef<OsStr>]) -> Program {
         self.args.extend(args.iter().map(|&arg| arg.as_ref().to_owned()));
         self
     }
@@ -47,32 +74,64 @@ impl Program {
 ///
 /// # Errors
 /// If there is none.
-pub(crate) fn ours(_source: &Path, mount_point: &Path) -> anyhow::Result<Program> {
+pub(crate) fn ours(threads: Threads, _source: &Path, point: &Path) -> anyhow::Result<Program> {
+    ours_passthrough(threads, Path::new("tmpfs"), point)
+}
+
+/// Returns corewalk's mount of a directory of the host, as the peers mount it.
+///
+/// # Errors
+/// As [`ours`].
+pub(crate) fn ours_passthrough(
+    threads: Threads,
+    source: &Path,
+    point: &Path,
+) -> anyhow::Result<Program> {
     let me = std::env::current_exe().context("the program does not know its file")?;
     let file = match std::env::var_os("COREWALK_BIN") {
         Some(file) => PathBuf::from(file),
         None => me.with_file_name("corewalk"),
     };
     ensure!(file.is_file(), "there is no {}: set COREWALK_BIN", file.display());
-    let options = &"entry_timeout=0,attr_timeout=0,negative_timeout=0";
-    Ok(Program::new(file).with(&[&"mount", &"tmpfs", &mount_point, &"-o", options]))
+    let threads = match threads {
+        Threads::One => 1,
+        Threads::Several => cores().max(2),
+    };
+    let options = format!("{NO_TIMEOUTS},default_permissions,threads={threads}");
+    Ok(Program::new(file).with(&[&"mount", &source, &point, &"-o", &options]))
 }
 
-/// Returns bindfs, which passes through by libfuse's high-level interface.
+/// Returns bindfs, which passes through by libfuse's high-level interface, and asks for
+/// `default_permissions` by itself.
 ///
 /// # Errors
 /// If it is not installed.
-pub(crate) fn bindfs(source: &Path, mount_point: &Path) -> anyhow::Result<Program> {
-    let options = &"entry_timeout=0,attr_timeout=0,negative_timeout=0";
-    Ok(find("bindfs")?.with(&[&"-f", &"-o", options, &source, &mount_point]))
+pub(crate) fn bindfs(threads: Threads, source: &Path, point: &Path) -> anyhow::Result<Program> {
+    let program = find("bindfs")?.with(&[&"-f", &"-o", &NO_TIMEOUTS]);
+    let program = match threads {
+        Threads::One => program,
+        Threads::Several => program.with(&[&"--multithreaded"]),
+    };
+    Ok(program.with(&[&source, &point]))
 }
 
 /// Returns libfuse's high-performance example, as `passthrough_hp` in the path.
 ///
+/// Without `--foreground` it would go to the background, and be taken for one that has ended.
+///
 /// # Errors
 /// If it is not there: it is an example that somebody has to build.
-pub(crate) fn passthrough_hp(source: &Path, mount_point: &Path) -> anyhow::Result<Program> {
-    Ok(find("passthrough_hp")?.with(&[&"--nocache", &source, &mount_point]))
+pub(crate) fn passthrough_hp(
+    threads: Threads,
+    source: &Path,
+    point: &Path,
+) -> anyhow::Result<Program> {
+    let threads = match threads {
+        Threads::One => "--single",
+        Threads::Several => "--clone-fd=true",
+    };
+    let program = find("passthrough_hp")?;
+    Ok(program.with(&[&"--nocache", &"--foreground", &threads, &source, &point]))
 }
 
 /// Returns libfuse's low-level example, as `passthrough_ll` in the path or built in `build` from
@@ -81,22 +140,31 @@ pub(crate) fn passthrough_hp(source: &Path, mount_point: &Path) -> anyhow::Resul
 /// # Errors
 /// If it is neither there nor can it be built.
 pub(crate) fn passthrough_ll(
+    threads: Threads,
     source: &Path,
-    mount_point: &Path,
+    point: &Path,
     build: &Path,
 ) -> anyhow::Result<Program> {
     let program = match find("passthrough_ll") {
         Ok(program) => program,
         Err(_) => Program::new(build_passthrough_ll(build)?),
     };
-    let source = format!("source={},cache=never,timeout=0", source.display());
-    Ok(program.with(&[&"-f", &"-o", &source, &mount_point]))
+    let threads: [&dyn AsRef<OsStr>; 2] = match threads {
+        Threads::One => [&"-s", &"-f"],
+        Threads::Several => [&"-oclone_fd", &"-f"],
+    };
+    let options = "cache=never,timeout=0,default_permissions,allow_other";
+    let options = format!("{options},source={}", source.display());
+    Ok(program.with(&threads).with(&[&"-o", &options, &point]))
 }
 
 fn build_passthrough_ll(build: &Path) -> anyhow::Result<PathBuf> {
     let example = Path::new(EXAMPLES).join("passthrough_ll.c");
     ensure!(example.is_file(), "passthrough_ll is not in the path, and {EXAMPLES} has no source");
     let file = build.join("passthrough_ll");
+    if file.is_file() {
+        return Ok(file);
+    }
     let status = Command::new("cc")
         .args(["-O2", "-D_FILE_OFFSET_BITS=64", "-I/usr/include/fuse3", "-o"])
         .args([file.as_os_str(), example.as_os_str()])

@@ -1,14 +1,37 @@
 //! Table `fuse-metadata`: what a mount costs, beside other mounts on the same machine.
 //!
-//! Source: section 2 of the study of FUSE servers. Machine of the study: 2 virtual processors; here:
-//! whatever this is run on. Units: operations per second of wall time (all processes together), and
-//! nanoseconds of processor time per operation, of the clients and the server.
-//!
 //! Each process makes, stats, lists with stat, renames and removes empty files in a directory of its
-//! own. All timeouts are 0, so that the kernel asks the server each time. `corewalk` serves its
-//! tmpfs; the peers pass a directory on the host's tmpfs through; `linux` is that tmpfs without a
-//! server, for the distance that remains. With one process client and server share one processor,
-//! since waking an idle one costs more than the request and makes the result bimodal.
+//! own. Units: operations per second of wall time (all processes together), and nanoseconds of
+//! processor time per operation, of the clients and the server.
+//!
+//! | variant | server | files are in |
+//! |---|---|---|
+//! | `corewalk` | `corewalk mount tmpfs` | its own memory |
+//! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
+//! | `bindfs` | bindfs | the host's tmpfs |
+//! | `bindfs-1` | bindfs with one thread, as it comes, for several clients | the host's tmpfs |
+//! | `passthrough_hp`, `passthrough_ll` | libfuse's examples | the host's tmpfs |
+//! | `linux` | none, for the distance that remains | the host's tmpfs |
+//!
+//! The best peer of a row is whichever is fastest in it. Ratios are to `bindfs`, which is a package,
+//! so that runs can be compared.
+//!
+//! # Alike for all
+//! - All timeouts are 0, so that the kernel asks the server each time.
+//! - The kernel checks permissions (`default_permissions`); a mount without it is not measured.
+//! - With one process the server has one thread, with several it has several (`peer/programs` says
+//!   how many, and why); so every server is mounted twice.
+//! - The clients, their files and the tmpfs below the servers are the same; with one process client
+//!   and server share one processor, since waking an idle one costs more than the request and makes
+//!   the result bimodal.
+//!
+//! # Not alike
+//! - `corewalk` keeps files itself, where a peer makes system calls to the host. `corewalk-hostfs`
+//!   is the row to hold against the peers; `corewalk` shows what is left without a file system below.
+//! - `corewalk-hostfs` and bindfs give a new file to the client, with a system call more;
+//!   passthrough_ll leaves it to the server's user.
+//! - bindfs resolves a path for each request and lists without attributes (no READDIRPLUS), which is
+//!   what libfuse's version 2 does for it.
 //!
 //! What cannot be reproduced: a FUSE request costs 5 to 50 microseconds and a lookup in memory 0.05
 //! to 0.3, so this table cannot show what lookups gain; it shows that nothing is lost.
@@ -16,8 +39,12 @@
 //! # Checks
 //! Each client checks what it gets (`client`). All mounts are up at once and go at the end, also
 //! after an error or a signal.
+//!
+//! Source: the phases are those of mdtest (<https://github.com/hpc/ior>), with renames. The run
+//! prints the options of each mount and the threads of each server.
 
-use std::path::{Path, PathBuf};
+use std::ops::RangeInclusive;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -26,11 +53,15 @@ use corewalk_sync::primitives::thread;
 use super::{Settings, Size, Table, progress, rotated};
 use crate::client::{Client, Lap, Phase};
 use crate::machine::Disturbance;
-use crate::peer::{self, Interrupt, Mounted, Program, Scratch};
+use crate::peer::{self, Interrupt, Mounted, Program, Scratch, Terms, Threads};
 use crate::samples::{Metric, Params, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "bindfs";
+/// The variant that must work.
+const OURS: &str = "corewalk";
+/// The variant without a server.
+const LINUX: &str = "linux";
 /// Where the host has a tmpfs.
 const TMPFS: &str = "/dev/shm";
 /// Operations per second that a mount is expected to reach, to choose how many files there are.
@@ -43,8 +74,14 @@ const WATCH: Duration = Duration::from_millis(300);
 /// The table.
 pub(super) struct FuseMetadata;
 
-/// How a peer is found.
-type Find = dyn Fn(&Path, &Path) -> anyhow::Result<Program>;
+/// For how many clients a mount is.
+type Serves = RangeInclusive<usize>;
+
+/// How a server is mounted for so many clients.
+type Shape = (Serves, Threads);
+
+/// How a server is found.
+type Find = dyn Fn(Threads, &Path, &Path) -> anyhow::Result<Program>;
 
 impl Table for FuseMetadata {
     fn name(&self) -> &'static str {
@@ -52,7 +89,7 @@ impl Table for FuseMetadata {
     }
 
     fn source(&self) -> &'static str {
-        "study of FUSE servers, section 2: metadata operations on mounts, timeouts 0"
+        "mdtest-like metadata operations on FUSE mounts with timeouts 0, after IOR's mdtest"
     }
 
     fn about(&self) -> &'static str {
@@ -77,14 +114,23 @@ impl Table for FuseMetadata {
             for &processes in &settings.threads {
                 for at in rotated(mounts.len(), round) {
                     interrupt.check()?;
-                    bar.set_message(format!("{} x{processes}", mounts[at].variant()));
-                    let session = Session { again, mount: &mounts[at], processes, round };
-                    session.run(files(settings), &interrupt, &mut samples)?;
                     bar.inc(1);
+                    let (serves, mount) = &mounts[at];
+                    if !serves.contains(&processes) {
+                        continue;
+                    }
+                    bar.set_message(format!("{} x{processes}", mount.variant()));
+                    let session = Session { again, mount, processes, round };
+                    session.run(files(settings), &interrupt, &mut samples)?;
                 }
             }
         }
         bar.finish_and_clear();
+        for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.variant() != LINUX) {
+            let (name, Terms { options, threads }) = (mount.variant(), mount.terms()?);
+            let from = serves.start();
+            eprintln!("fuse-metadata: {name} from {from} clients: {options}; {threads} threads");
+        }
         Ok(samples)
     }
 }
@@ -147,31 +193,48 @@ impl Session<'_> {
 }
 
 /// Returns everything that is measured, mounted; a peer that is not there is named.
-fn mounts(scratch: &Scratch, source: &Scratch) -> anyhow::Result<Vec<Mounted>> {
+fn mounts(scratch: &Scratch, source: &Scratch) -> anyhow::Result<Vec<(Serves, Mounted)>> {
     let build = scratch.folder("build")?;
-    let ll = move |source: &Path, mount: &Path| peer::passthrough_ll(source, mount, &build);
-    let peers: [(&'static str, &Find); 4] = [
-        ("corewalk", &peer::ours),
-        ("bindfs", &peer::bindfs),
-        ("passthrough_hp", &peer::passthrough_hp),
-        ("passthrough_ll", &ll),
+    let ll = move |threads, source: &Path, point: &Path| {
+        peer::passthrough_ll(threads, source, point, &build)
+    };
+    let both: [Shape; 2] = [(1..=1, Threads::One), (2..=usize::MAX, Threads::Several)];
+    let single: Shape = (2..=usize::MAX, Threads::One);
+    let servers: [(&'static str, &Find, &[Shape]); 6] = [
+        (OURS, &peer::ours, &both),
+        ("corewalk-hostfs", &peer::ours_passthrough, &both),
+        (BASELINE, &peer::bindfs, &both),
+        ("bindfs-1", &peer::bindfs, &[single]),
+        ("passthrough_hp", &peer::passthrough_hp, &both),
+        ("passthrough_ll", &ll, &both),
     ];
     let mut mounts = vec![];
-    for (variant, find) in peers {
-        let (below, point): (PathBuf, PathBuf) =
-            (source.folder(variant)?, scratch.folder(variant)?);
-        let mounted = find(&below, &point).and_then(|p| Mounted::start(variant, p, point.clone()));
-        match mounted {
-            Ok(mounted) => mounts.push(mounted),
-            Err(error) => eprintln!("fuse-metadata: skipped {variant}: {error:#}"),
+    for (variant, find, shapes) in servers {
+        for (serves, threads) in shapes {
+            let folder = format!("{variant}-{threads:?}");
+            let (below, point) = (source.folder(&folder)?, scratch.folder(&folder)?);
+            let program = find(*threads, &below, &point);
+            let mounted = program.and_then(|program| Mounted::start(variant, program, point));
+            match mounted.and_then(on_equal_terms) {
+                Ok(mounted) => mounts.push((serves.clone(), mounted)),
+                Err(error) => {
+                    ensure!(variant != OURS, "corewalk's own mount does not work here: {error:#}");
+                    eprintln!("fuse-metadata: skipped {variant}: {error:#}");
+                    break;
+                }
+            }
         }
     }
-    ensure!(
-        mounts.first().is_some_and(|first| first.variant() == "corewalk"),
-        "corewalk's own mount does not work here"
-    );
-    mounts.push(Mounted::plain("linux", source.folder("linux")?));
+    mounts.push((1..=usize::MAX, Mounted::plain(LINUX, source.folder(LINUX)?)));
     Ok(mounts)
+}
+
+/// Returns `mounted` if the kernel does the same work for it as for the others.
+fn on_equal_terms(mounted: Mounted) -> anyhow::Result<Mounted> {
+    let Terms { options, .. } = mounted.terms()?;
+    let is_checked = options.split(',').any(|option| option == "default_permissions");
+    ensure!(is_checked, "the kernel does not check permissions there: {options}");
+    Ok(mounted)
 }
 
 /// Returns how many files each process makes.

@@ -2,8 +2,6 @@
 //!
 //! Every run here is a quick one: it shows that the tables work and that their rows have the form
 //! that other tools rely on, not how fast anything is.
-//!
-//! Source: DESIGN 5.
 
 #![forbid(unsafe_code)]
 
@@ -69,7 +67,10 @@ fn quick_lookup_follows_the_schema_and_has_memory_rows() {
         let speed = rows(&table, variant, "ops_per_s");
         assert!(speed.iter().any(|row| row["params"]["op"] == "walk" && row["ratio"].is_f64()));
         let memory = rows(&table, variant, "bytes_per_entry");
+        let (memory, arenas): (Vec<&Value>, Vec<&Value>) =
+            memory.into_iter().partition(|row| row["params"]["of"].is_null());
         assert_eq!(memory.len(), 1, "{variant}");
+        assert_eq!(arenas.len(), usize::from(variant == "corewalk"), "{variant}");
         assert!(memory[0]["median"].as_f64().is_some_and(|bytes| bytes > 20.0), "{variant}");
         assert_eq!(memory[0]["baseline"], "rwlock-ahash");
     }
@@ -105,9 +106,29 @@ fn several_tables_are_written_as_a_list() {
 }
 
 #[test]
+fn record_writes_json_and_text_of_each_table() {
+    let folder = std::env::temp_dir().join(format!("corewalk-lab-{}-record", std::process::id()));
+    let out = folder.to_str().expect("a path in ASCII");
+    let output = lab(&["record", "names", "--quick", "--threads", "1", "--out", out]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("it was written");
+    let json: Value = serde_json::from_str(&read("names.json")).expect("it is JSON");
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    schema::check(&schema, &schema, &json, "").expect("the file follows the schema");
+    let written = read("names.txt");
+    let commit = json["machine"]["commit"].as_str().expect("there is a commit");
+    for part in ["names: ", "slots", commit, "\ncorewalk-lab record names --quick --threads 1 "] {
+        assert!(written.contains(part), "{part} is missing in {written}");
+    }
+    assert_eq!(text(&output.stdout).lines().count(), 2);
+    std::fs::remove_dir_all(&folder).expect("the folder is there");
+}
+
+#[test]
 fn mistakes_are_one_line_and_the_status_says_whose() {
-    let cases: [(&[&str], i32); 6] = [
+    let cases: [(&[&str], i32); 7] = [
         (&["run", "no-such-table"], 1),
+        (&["record", "no-such-table", "--out", "/no/such/folder"], 1),
         (&["run", "names", "--seconds", "0"], 1),
         (&["run", "names", "--threads", "0"], 1),
         (&["run"], 2),
