@@ -78,7 +78,7 @@ pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, No
 pub(super) fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.needle(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
-    if seen.body.is_negative() || !dcache.get_inode(slot, seen.seq, inode, 1) {
+    if seen.body.is_negative() || !dcache.get_inode(slot, seen.seq, inode) {
         return None;
     }
     let ino = dcache.inodes.ino(inode);

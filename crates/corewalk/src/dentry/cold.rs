@@ -5,7 +5,7 @@
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 
-const GENERATION_SHIFT: u32 = 33;
+pub(super) const GENERATION_SHIFT: u32 = 33;
 const REFERENCED: u64 = 1 << 31;
 const NEXT_MASK: u64 = (1 << 30) - 1;
 
@@ -16,7 +16,7 @@ const NEXT_MASK: u64 = (1 << 30) - 1;
 /// life; it changes only while that half belongs to nobody. The halves say what of the slot is in
 /// use. `next alias` chains the dentries of an inode and is protected by that inode's lock. The
 /// referenced bit is set by anybody and cleared by reclaim.
-pub(crate) struct Cold<'a>(&'a AtomicU64);
+pub(crate) struct Cold<'a>(pub(super) &'a AtomicU64);
 
 /// A half of a slot, as its bit in the cold word.
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,7 @@
 use corewalk_sync::primitives::{Arc, thread};
 use corewalk_sync::tally::{Tally, assert_all_reached};
 
+use super::cold::GENERATION_SHIFT;
 use super::*;
 
 /// Returns slots of which one has both halves in use, and that.

@@ -71,7 +71,7 @@ fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
         let dcache = Arc::new(dcache);
         let finder = thread::spawn({
             let dcache = Arc::clone(&dcache);
-            move || dcache.get_inode(slot, seq, node.inode, 1)
+            move || dcache.get_inode(slot, seq, node.inode)
         });
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
