@@ -42,10 +42,11 @@ naptime = 0.02
 entries = [["nobody", "nogroup"], ["tests", "tests"]]
 "#;
 
-/// Every kind of operation, also through a mapping.
+/// Every kind of operation, also through a mapping. None is empty: posix_fallocate(3) refuses that.
 const FSX_MAPPED: &str = "
 flen = 1048576
 [opsize]
+min = 1
 max = 65536
 [weights]
 close_open = 1.0
