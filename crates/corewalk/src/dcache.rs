@@ -298,14 +298,7 @@ impl Dcache {
     /// Returns a counted dentry of a directory inode, if it has one.
     pub(crate) fn get_directory(&self, inode: u32) -> Option<Directory> {
         loop {
-            let slot = self.inodes.alias(inode);
-            if slot == 0 || !self.dentries.lockref(slot).get_not_dead() {
-                // Without an alias for good, or between two.
-                if self.inodes.alias(inode) == slot {
-                    return None;
-                }
-                continue;
-            }
+            let slot = self.get_alias(inode)?;
             match self.directory(slot) {
                 Some(directory) if directory.inode == inode => return Some(directory),
                 _ => self.put(slot),

@@ -10,7 +10,7 @@
 //! The result says what kind of path it is; the spellings of d_path and getcwd are built on that
 //! (trap T11).
 //!
-//! Source: document 001 and its review; Linux `fs/d_path.c`; DESIGN 4.3.
+//! Source: document 001 and its review; Linux `fs/d_path.c`.
 
 use corewalk_sync::Pass;
 use smallvec::SmallVec;

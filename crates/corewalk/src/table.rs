@@ -18,7 +18,8 @@
 //!
 //! # Guarantees
 //! - T.1: a reader that starts after `insert` returned and ends before `remove` is called sees the
-//!   entry, unless its bucket was split meanwhile. A miss proves nothing; `Stripe` lookups do.
+//!   entry, unless its bucket was split, or a line of its chain was given back and reused,
+//!   meanwhile. A miss proves nothing; `Stripe` lookups do.
 //! - T.2: a split never makes an entry invisible under its stripe's lock.
 //!
 //! # Locks

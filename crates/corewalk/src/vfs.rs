@@ -352,8 +352,8 @@ impl Vfs {
         })
     }
 
-    /// Evicts an entry that [`Vfs::reclaim`] reported, unless it is in use; and the
-    /// parents that are left without children. Returns how many entries went.
+    /// Evicts an entry that [`Vfs::reclaim`] reported, unless it is in use; and the parents that are
+    /// left without children. Returns how many entries went.
     pub fn evict(&self, entry: EntryId) -> u64 {
         self.dcache.evict_entry(entry.0)
     }

@@ -2,7 +2,7 @@
 //!
 //! Statistics and byte budgets are bumped on every operation and read seldom. One atomic word for
 //! all threads would move its cache line from core to core at every bump (20 to 30 ns on the
-//! two-core machine of the notes, and worse with more cores); here each shard has its own line,
+//! virtual machine with two cores, and worse with more cores); here each shard has its own line,
 //! and the reader pays instead by visiting all of them.
 //!
 //! # Guarantees

@@ -24,7 +24,7 @@ impl Dcache {
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = Key::new(slot, 0);
         let (place, words) = self.place_of(inode);
-        // Not more than a cell of memory: a root has no long name.
+        // There is room: only long names take any, and a root has no name.
         let image = full(self.dentries.new_image(key, place, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);

@@ -86,8 +86,9 @@ impl Vfs {
     }
 
     /// Looks a name up as a FUSE server does: `parent` is the number of an inode in use, `name` what
-    /// the client sent (it is checked only if it is not in the cache), and the inode found is given to somebody outside, who returns it by [`Vfs::forget`]. If the name is
-    /// cached the only thing written is that count: the parent needs no reference.
+    /// the client sent (it is checked only if it is not in the cache), and the inode found is given
+    /// to somebody outside, who returns it by [`Vfs::forget`]. If the name is cached the only thing
+    /// written is that count: the parent needs no reference.
     ///
     /// # Errors
     /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.

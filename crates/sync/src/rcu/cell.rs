@@ -21,7 +21,7 @@
 //! Reads without a guard (an `Arc` per read costs a shared line) and mutation in place.
 //!
 //! Source: `rcu_assign_pointer` and `rcu_dereference` in Linux `include/linux/rcupdate.h`;
-//! `arc-swap`, which was rejected for its 15 to 27 ns per load on the machine of the notes.
+//! `arc-swap`, which was rejected for its 15 to 27 ns per load on a virtual machine with two cores.
 #![expect(unsafe_code, reason = "the value lives behind a pointer that is swapped")]
 
 use super::{ReadGuard, defer, read_lock};

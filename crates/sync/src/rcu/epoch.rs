@@ -19,7 +19,7 @@
 //! ten times cheaper; the hot path of the workspace needs no section at all (see `arena`), so it
 //! has not paid for its upkeep.
 //!
-//! Source: crossbeam-epoch 0.9 (`src/internal.rs`); limits measured in the notes: a pin costs
+//! Source: crossbeam-epoch 0.9 (`src/internal.rs`); on a virtual machine with two cores a pin costs
 //! about 10 ns.
 
 use super::{Stats, watch};

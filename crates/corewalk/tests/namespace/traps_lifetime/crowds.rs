@@ -213,7 +213,7 @@ fn forget_all_drops_lookups_alone() {
     assert_eq!(vfs.forget_all(g), 0);
 }
 
-/// The budget of DESIGN.md 4.6: a cache of 4 MiB over 200,000 files stays within it and a tenth,
+/// The budget: a cache of 4 MiB over 200,000 files stays within it and a tenth,
 /// and every file is found nevertheless.
 #[test]
 fn cache_of_four_mebibytes_holds_to_it_over_two_hundred_thousand_files() {
