@@ -9,6 +9,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use corewalk::acl::Acl;
 use corewalk::{
@@ -25,6 +26,8 @@ use crate::moves::Moves;
 
 /// How often the cache is asked for a path that leads to the inode.
 const ROUNDS: u32 = 32;
+/// How often while renames concern the path, which takes half a second.
+const ROUNDS_AMONG_RENAMES: u32 = ROUNDS + 500;
 
 /// How a host directory is served.
 #[derive(Clone, Copy, Debug)]
@@ -109,10 +112,16 @@ impl HostFs {
         if let Some(fd) = self.descriptors.get(ino) {
             return Ok(fd);
         }
-        for round in 0..ROUNDS {
-            if round > 0 {
-                thread::yield_now();
+        let mut rounds = ROUNDS;
+        let mut round = 0;
+        while round < rounds {
+            match round {
+                0 => {}
+                1..ROUNDS => thread::yield_now(),
+                // Whoever renames may have been interrupted before the cache knew.
+                _ => thread::sleep(Duration::from_millis(1)),
             }
+            round += 1;
             // Without a name only a descriptor could have reached it.
             let path = match node.path() {
                 Err(_) => return self.descriptors.get(ino).ok_or(Errno::STALE),
@@ -122,6 +131,7 @@ impl HostFs {
                 return Ok(fd);
             }
             for path in self.moves.collect_successors(&path) {
+                rounds = ROUNDS_AMONG_RENAMES;
                 if let Some(fd) = self.open_if(ino, &path)? {
                     return Ok(fd);
                 }

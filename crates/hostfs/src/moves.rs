@@ -3,18 +3,22 @@
 //! A rename is first made on the host and then in the cache, which readers are answered from all the
 //! while. In between the cache gives an old path for whatever was moved, and for all that lies
 //! below. Waiting for the cache would mean a lock across its work; instead the last renames are kept,
-//! and a path that leads nowhere is tried again as each of them would have it. Whatever is found is
-//! checked by its number, so that a rename that is long over costs a look and nothing else.
+//! and a path that leads nowhere is tried again as each of them would have it, and as two of them
+//! would. Whatever is found is checked by its number, so that a rename that is long over, or has not
+//! been made at all, costs a look and nothing else: that is why a rename is noted before it is made,
+//! and whoever no longer finds the old name knows the new one.
 //!
 //! Exchanges are two moves. The oldest are dropped: with more than [`MOVES_MAX`] renames under way at
 //! once the caller asks the cache again, which by then has some of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use corewalk_sync::Mutex;
 
 /// Renames that are remembered.
 const MOVES_MAX: usize = 128;
+/// Paths that one path may have become, at most.
+const SUCCESSORS_MAX: usize = 64;
 
 /// The last renames.
 #[derive(Default)]
@@ -23,7 +27,7 @@ pub(crate) struct Moves {
 }
 
 impl Moves {
-    /// Notes that `from` has become `to`.
+    /// Notes that `from` is about to become `to`.
     pub(crate) fn add(&self, from: Vec<u8>, to: Vec<u8>) {
         let mut list = self.list.lock();
         if list.len() == MOVES_MAX {
@@ -35,7 +39,19 @@ impl Moves {
     /// Returns the paths that `path` may have become, the latest first.
     pub(crate) fn collect_successors(&self, path: &[u8]) -> Vec<Vec<u8>> {
         let list = self.list.lock();
-        list.iter().rev().filter_map(|(from, to)| successor(path, from, to)).collect()
+        // The same few names moving to and fro fill the list with the same few paths.
+        let mut seen = HashSet::from([path.to_vec()]);
+        let mut step = |path: &[u8]| -> Vec<Vec<u8>> {
+            let all = list.iter().rev().filter_map(|(from, to)| successor(path, from, to));
+            all.filter(|next| seen.insert(next.clone())).collect()
+        };
+        let mut found = step(path);
+        for i in 0..found.len() {
+            let further = step(&found[i]);
+            found.extend(further);
+        }
+        found.truncate(SUCCESSORS_MAX);
+        found
     }
 }
 
@@ -54,6 +70,16 @@ mod tests {
         assert_eq!(successor(b"/a", b"/a", b"/b").as_deref(), Some(&b"/b"[..]));
         assert_eq!(successor(b"/a/c", b"/a", b"/b").as_deref(), Some(&b"/b/c"[..]));
         assert_eq!(successor(b"/ab", b"/a", b"/b"), None);
+    }
+
+    #[test]
+    fn two_renames_under_way_are_put_together() {
+        let moves = Moves::default();
+        moves.add(b"/a".to_vec(), b"/x".to_vec());
+        moves.add(b"/a/b".to_vec(), b"/a/c".to_vec());
+        moves.add(b"/x/b".to_vec(), b"/x/c".to_vec());
+        let found = moves.collect_successors(b"/a/b/f");
+        assert_eq!(found, [&b"/a/c/f"[..], b"/x/b/f", b"/x/c/f"]);
     }
 
     #[test]

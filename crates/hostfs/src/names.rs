@@ -141,15 +141,15 @@ impl HostFs {
             Some(status) => self.keep_victim(new_dir.as_fd(), to, status),
             None => Last::No,
         };
-        let done = renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
-        if let Some(status) = &victim {
-            self.settle_victim(status, last, &done);
-        }
-        if let (Ok(()), Some((old, new))) = (&done, paths) {
+        if let Some((old, new)) = paths {
             if mode == RenameMode::Exchange {
                 self.moves.add(new.clone(), old.clone());
             }
             self.moves.add(old, new);
+        }
+        let done = renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
+        if let Some(status) = &victim {
+            self.settle_victim(status, last, &done);
         }
         done
     }
