@@ -18,7 +18,7 @@ use corewalk_sync::{CachePadded, Condvar, Mutex};
 
 /// Shards: so many threads can claim different names without meeting.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
-const SHARDS: usize = 256;
+const SHARDS: usize = 64;
 #[cfg(any(corewalk_loom, corewalk_shuttle))]
 const SHARDS: usize = 2;
 

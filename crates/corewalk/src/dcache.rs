@@ -27,12 +27,16 @@
 mod change;
 mod reclaim;
 
+use std::ops::Range;
+
 use corewalk_sync::primitives::atomic::Ordering;
 use corewalk_sync::{SeqRwLock, ShardedCounter};
 
 use crate::Errno;
 use crate::claim::Claims;
-use crate::dentry::{Body, Dentries, Flags, Glimpse, Image, Key, NameCopy, Needle, directory_id};
+use crate::dentry::{
+    Body, Dentries, Flags, Glimpse, Image, Key, Line, NameCopy, Needle, directory_id,
+};
 use crate::hash::Keys;
 use crate::inode::{self, Inodes};
 use crate::name::Name;
@@ -88,6 +92,13 @@ pub(crate) struct Directory {
     pub(crate) flags: Flags,
 }
 
+/// A dentry as it was seen under a name.
+pub(crate) struct Child<'a> {
+    pub(crate) slot: u32,
+    pub(crate) seen: Glimpse,
+    pub(crate) line: Line<'a>,
+}
+
 impl Dcache {
     pub(crate) fn new(
         slots_max: u32,
@@ -98,7 +109,7 @@ impl Dcache {
         Ok(Dcache {
             dentries: Dentries::new(slots_max)?,
             inodes: Inodes::new(slots_max, keys.clone())?,
-            table: Table::new("corewalk-dentry-table", slots_max)?,
+            table: Table::new("corewalk-dentry-table", slots_max, 6)?,
             claims: Claims::new(),
             topology: SeqRwLock::new(),
             hand: Hand::new(),
@@ -114,6 +125,12 @@ impl Dcache {
     #[inline]
     pub(crate) fn needle<'a>(&self, name: Name<'a>) -> Needle<'a> {
         Needle::new(name, &self.keys)
+    }
+
+    /// Returns the component of a path that lies in `range`, with its hash.
+    #[inline(always)]
+    pub(crate) fn component<'a>(&self, path: &'a [u8], range: Range<usize>) -> Needle<'a> {
+        Needle::of_component(path, range, &self.keys)
     }
 
     /// Returns the directory in `slot`, or None if there is none.
@@ -141,19 +158,22 @@ impl Dcache {
 
     /// As [`Dcache::find`], of a directory whose superblock and number are known. The caller
     /// validates what it was seen under.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find_unchecked(
         &self,
         (superblock, ino): (u32, u64),
         key: Key,
         needle: &Needle<'_>,
-    ) -> Option<(u32, Glimpse)> {
+    ) -> Option<Child<'_>> {
         let hash = self.keys.child(directory_id(superblock, ino), needle.hash) as u32;
         self.table.find(hash, |slot| {
-            let dentry = self.dentries.line(slot);
-            let seen = dentry.glimpse_now();
-            (seen.key == key && dentry.is_named(seen, needle, &self.dentries))
-                .then_some((slot, seen))
+            let line = self.dentries.line(slot);
+            let seen = line.glimpse_now();
+            (seen.key == key && line.is_named(seen, needle, &self.dentries)).then_some(Child {
+                slot,
+                seen,
+                line,
+            })
         })
     }
 
@@ -171,6 +191,7 @@ impl Dcache {
     ///
     /// The instant of the answer is the look at the parent's generation: the dentry was the same
     /// before it and after the count went up.
+    #[inline]
     pub(crate) fn count_by_number(&self, ino: u64, name: &[u8], n: u64) -> Option<u64> {
         let needle = Needle::new(Name::unchecked(name), &self.keys);
         let hash = self.keys.child(directory_id(0, ino), needle.hash) as u32;
@@ -182,28 +203,33 @@ impl Dcache {
                 dentry.is_named(seen, &needle, &self.dentries) && self.is_parent(seen.key, ino);
             is_it.then_some((dentry, seen))
         })?;
-        if seen.body.superblock() != 0 || seen.body.is_negative() {
+        let inode = seen.body.inode();
+        if seen.body.superblock() != 0 || inode == 0 {
             return None;
         }
-        let (lockref, number) = self.inodes.counted(seen.body.inode());
-        // One at first: before the dentry is validated they are not the client's, who may forget more
-        // than it has.
-        if !lockref.get_not_dead() {
-            return None;
-        }
+        let (lockref, number) = self.inodes.counted(inode);
         // Counts that are as good as full are left to the slow path, which lets them be.
-        if !dentry.is_unchanged(seen.seq) || lockref.count() >= n << 32 {
-            return self.uncount(seen);
+        if !lockref.get_many_below(n, n << 32) {
+            return None;
         }
-        lockref.get_many(n - 1);
-        // ORDERING: Relaxed. Fixed while a reference is held.
-        Some(number.load(Ordering::Relaxed))
+        // ORDERING: Relaxed. Fixed while the dentry has the inode, which is looked at next.
+        let number = number.load(Ordering::Relaxed);
+        if dentry.is_unchanged(seen.seq) { Some(number) } else { self.uncount(inode, n) }
     }
 
+    /// Drops the references that [`Dcache::count_by_number`] took too early. They were as good as the
+    /// client's, so a client that forgets more than it has may have had them, and all that they kept
+    /// alive: then there are none to drop, or, if the client has been given others since, those are
+    /// what it has forgotten too much of.
     #[cold]
     #[inline(never)]
-    fn uncount(&self, seen: Glimpse) -> Option<u64> {
-        self.put_inode(seen.body.inode(), 1);
+    fn uncount(&self, inode: u32, n: u64) -> Option<u64> {
+        let mut guard = self.inodes.lockref(inode).lock();
+        if guard.count() >= n {
+            guard.sub(n - 1);
+            drop(guard);
+            self.put_inode(inode, 1);
+        }
         None
     }
 

@@ -9,9 +9,10 @@
 //! word 0  sequence: odd while the dentry changes; never repeats, also not when the slot is reused
 //! word 1  key: parent slot << 32 | the parent's child generation when it was entered
 //! word 2  body: inode slot << 32 | name length << 24 | superblock << 8 | flags
-//! 3 .. 7  name bytes; for a directory word 6 is its inode number, word 7 its child generation
+//! 3 .. 7  name words; for a directory word 6 is its inode number, word 7 its child generation
 //! ```
-//! A name that does not fit ends in a reference to a longer, equally stable slot (`long`).
+//! What the words of a name are: `needle`. A name that does not fit has a reference to a longer, equally
+//! stable slot (`long`) in its last word.
 //!
 //! A slot has room for an inode too (`inode`), and the inode of a name lies in the slot of that name
 //! whenever it can: a lookup that has found the slot knows where the count will be before it has read
@@ -30,31 +31,37 @@
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
 
 mod cold;
+mod needle;
 
 use bitflags::bitflags;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::{Lockref, SeqCount, ShardedCounter, SlotArena};
+use corewalk_sync::{Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
 
 use crate::attr::FileKind;
-use crate::hash::Keys;
-use crate::name::{NAME_MAX, Name, eight, padded};
+use crate::name::NAME_MAX;
 use cold::{Cold, Half};
+use needle::{LONG_NAMED, name_words, words_of};
+pub(crate) use needle::{Needle, name_word, name_word_at};
 
 /// Words of a name that lie in the dentry itself; 40 bytes, or 24 for a directory. Models take
 /// fewer, to have fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
 /// Words that a directory has instead of the last of a name.
 const DIRECTORY_WORDS: usize = 2;
+/// Words of a directory's name that do.
+pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
 /// Words of a dentry.
 pub(crate) const WORDS: usize = 3 + INLINE_WORDS;
+/// Pairs of words from the body on.
+const PAIRS: usize = (WORDS - 2) / 2;
 /// Words of a cold record.
 const COLD_WORDS: usize = 2;
-/// Words of the small and the large slot for what is left of a long name: of 100,000 names below /usr
-/// 14 % are long, and 98 % of those fit the small one.
-const LONG_SMALL_WORDS: usize = if cfg!(corewalk_loom) { 1 } else { 5 };
-const LONG_LARGE_WORDS: usize = if cfg!(corewalk_loom) { 2 } else { 32 };
-/// In the reference to a long name: it is in a large slot.
-const LONG_IS_LARGE: u64 = 1 << 32;
+/// Words of the slots for what is left of a long name, by size. Of 100,000 names below /usr 14 % are
+/// long; 91 % of those fit the smallest, which is half a cache line, and nearly all the others the
+/// second.
+const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
+/// In the reference to a long name: where the number of its size is, above that of its slot.
+const LONG_SIZE_SHIFT: u32 = 32;
 
 bitflags! {
     /// What a walk must know of a dentry besides its name.
@@ -160,44 +167,14 @@ impl Key {
     }
 }
 
-/// The parts of a body that a comparison of names looks at: length, [`Flags::HASHED`], [`Flags::LONG`].
-const NAMED_MASK: u64 = (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
-
-/// A name ready to be compared with the words of a dentry.
-#[derive(Clone, Copy)]
-pub(crate) struct Needle<'a> {
-    pub(crate) name: Name<'a>,
-    /// The keyed hash of the name alone.
-    pub(crate) hash: u64,
-    /// What the body of a file's dentry with this name has under [`NAMED_MASK`].
-    named: u64,
-    words: [u64; INLINE_WORDS],
-}
-
-impl<'a> Needle<'a> {
-    #[inline(always)]
-    pub(crate) fn new(name: Name<'a>, keys: &Keys) -> Needle<'a> {
-        let words = inline_words(name.as_bytes());
-        let bytes = name.as_bytes();
-        let is_long = bytes.len() > 8 * INLINE_WORDS;
-        let flags = Flags::HASHED | if is_long { Flags::LONG } else { Flags::empty() };
-        let named = ((bytes.len() as u64) << 24) | u64::from(flags.bits());
-        Needle { name, hash: keys.name(bytes, &words), named, words }
-    }
-
-    #[inline]
-    fn is_long(&self) -> bool {
-        self.named & u64::from(Flags::LONG.bits()) != 0
-    }
-}
-
 /// The slots of one namespace: dentries with their cold records and long names, and which halves of
 /// a slot are in use.
 pub(crate) struct Dentries {
     hot: SlotArena<WORDS>,
     cold: SlotArena<COLD_WORDS>,
-    small: SlotArena<LONG_SMALL_WORDS>,
-    large: SlotArena<LONG_LARGE_WORDS>,
+    small: SlotArena<{ LONG_WORDS[0] }>,
+    middle: SlotArena<{ LONG_WORDS[1] }>,
+    large: SlotArena<{ LONG_WORDS[2] }>,
     /// Dentries in use; the slots in use may be more.
     count: ShardedCounter,
 }
@@ -253,7 +230,8 @@ impl Dentries {
             hot: SlotArena::new("corewalk-dentries", slots_max)?,
             cold: SlotArena::new("corewalk-dentry-refs", slots_max)?,
             small: SlotArena::new("corewalk-names", slots_max)?,
-            large: SlotArena::new("corewalk-long-names", slots_max)?,
+            middle: SlotArena::new("corewalk-longer-names", slots_max)?,
+            large: SlotArena::new("corewalk-longest-names", slots_max)?,
             count: ShardedCounter::new(),
         })
     }
@@ -328,18 +306,35 @@ impl Dentries {
         }
     }
 
+    /// As [`Line::is_named`], of a name of which some words are elsewhere.
     #[inline(never)]
-    fn same_long_name(&self, line: &Line<'_>, body: Body, needle: &Needle<'_>) -> bool {
+    fn is_named_at_length(&self, line: &Line<'_>, body: Body, name: &[u8]) -> bool {
         let (words, inline) = (line.0, long_at(body));
         // ORDERING: Relaxed. Data of a sequence section.
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        if (0..inline).any(|i| load(&words[3 + i]) != needle.words[i]) {
+        if name.len() <= 8 * inline {
             return false;
         }
-        let Some(rest) = needle.name.as_bytes().get(8 * inline..) else { return false };
-        let stored = self.rest_of(load(&words[3 + inline]));
-        rest.len() <= 8 * stored.len()
-            && rest.chunks(8).zip(stored).all(|(bytes, word)| padded(bytes) == load(word))
+        let mut difference = 0;
+        for i in 0..INLINE_WORDS - 1 {
+            let word = load(&words[3 + i]) ^ name_word(name, 8 * i);
+            difference |= if i < inline { word } else { 0 };
+        }
+        let reference = load(&words[3 + inline]);
+        let wanted = words_of(name.len() - 8 * inline);
+        // In a small slot there are no words but those of a name, so all are compared.
+        let wanted = wanted.max(LONG_WORDS[0]);
+        let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
+        let mut compare = |stored: &[AtomicU64]| {
+            for (i, word) in stored.iter().enumerate() {
+                difference |= load(word) ^ name_word(name, 8 * (inline + i));
+            }
+        };
+        match stored.first_chunk::<{ LONG_WORDS[0] }>() {
+            Some(small) if wanted == LONG_WORDS[0] => compare(small),
+            _ => compare(stored),
+        }
+        difference == 0
     }
 
     /// Returns the words that a reference to the rest of a long name leads to. The reference may be
@@ -348,11 +343,12 @@ impl Dentries {
     fn rest_of(&self, reference: u64) -> &[AtomicU64] {
         let slot = reference as u32;
         if slot >= self.large.max_slots() {
-            &[]
-        } else if reference & LONG_IS_LARGE != 0 {
-            self.large.get(slot)
-        } else {
-            self.small.get(slot)
+            return &[];
+        }
+        match reference >> LONG_SIZE_SHIFT {
+            0 => self.small.get(slot),
+            1 => self.middle.get(slot),
+            _ => self.large.get(slot),
         }
     }
 
@@ -363,32 +359,24 @@ impl Dentries {
         let inline = if body.flags().contains(Flags::LONG) {
             long_at(body)
         } else {
-            INLINE_WORDS - if body.is_directory() { DIRECTORY_WORDS } else { 0 }
+            if body.is_directory() { DIRECTORY_ROOM } else { INLINE_WORDS }
         };
         let load = |word: &AtomicU64| {
             // ORDERING: Relaxed. Data of a sequence section.
             word.load(Ordering::Relaxed).to_le_bytes()
         };
-        for i in 0..inline {
-            out.bytes[8 * i..8 * i + 8].copy_from_slice(&load(&words[3 + i]));
-        }
+        let mut put = |i: usize, word: &AtomicU64| {
+            let at = name_word_at(8 * i, out.len);
+            out.bytes[at..at + 8].copy_from_slice(&load(word));
+        };
+        let wanted = words_of(out.len);
+        (0..inline.min(wanted)).for_each(|i| put(i, &words[3 + i]));
         if body.flags().contains(Flags::LONG) {
             // ORDERING: Relaxed. Data of a sequence section, and so perhaps no reference at all.
             let rest = self.rest_of(words[3 + inline].load(Ordering::Relaxed));
-            let wanted = out.len.saturating_sub(8 * inline).div_ceil(8).min(rest.len());
-            for (i, word) in rest.iter().take(wanted).enumerate() {
-                let at = 8 * (inline + i);
-                out.bytes[at..at + 8].copy_from_slice(&load(word));
-            }
+            let wanted = wanted.saturating_sub(inline).min(rest.len());
+            rest[..wanted].iter().enumerate().for_each(|(i, word)| put(inline + i, word));
         }
-    }
-
-    /// Returns the name words, part of the section that `seq` began.
-    #[inline]
-    pub(crate) fn name_words(&self, slot: u32) -> [u64; INLINE_WORDS] {
-        let words = self.hot.get(slot);
-        // ORDERING: Relaxed. Data of a sequence section.
-        std::array::from_fn(|i| words[3 + i].load(Ordering::Relaxed))
     }
 
     /// Returns the child generation of a directory, part of the section that `seq` began.
@@ -500,16 +488,16 @@ impl Dentries {
         flags: Flags,
         directory: DirectoryWords,
     ) -> Option<Image> {
-        let mut words = inline_words(name);
+        let mut words = name_words(name);
         let is_directory = flags.contains(Flags::DIRECTORY);
-        let room = INLINE_WORDS - if is_directory { DIRECTORY_WORDS } else { 0 };
+        let room = if is_directory { DIRECTORY_ROOM } else { INLINE_WORDS };
         let mut flags = flags - Flags::LONG;
         if is_directory {
             words[INLINE_WORDS - 2] = directory.ino;
             words[INLINE_WORDS - 1] = directory.child_generation;
         }
         if name.len() > 8 * room {
-            words[room - 1] = self.store_long(&name[8 * (room - 1)..])?;
+            words[room - 1] = self.store_long(name, 8 * (room - 1))?;
             flags |= Flags::LONG;
         }
         Some(Image { key, body: Body::new(place, name.len(), flags), words })
@@ -552,27 +540,33 @@ impl Dentries {
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
-            reference if reference & LONG_IS_LARGE != 0 => self.large.free(reference as u32),
-            reference => self.small.free(reference as u32),
+            reference => match (reference >> LONG_SIZE_SHIFT, reference as u32) {
+                (0, slot) => self.small.free(slot),
+                (1, slot) => self.middle.free(slot),
+                (_, slot) => self.large.free(slot),
+            },
         }
     }
 
-    fn store_long(&self, rest: &[u8]) -> Option<u64> {
-        let (reference, words): (u64, &[AtomicU64]) = if rest.len() <= 8 * LONG_SMALL_WORDS {
-            let slot = self.small.alloc()?;
-            (u64::from(slot), self.small.get(slot))
-        } else {
-            let slot = self.large.alloc()?;
-            (u64::from(slot) | LONG_IS_LARGE, self.large.get(slot))
-        };
+    /// Stores the words of `name` from byte `start` on in a slot of their own.
+    fn store_long(&self, name: &[u8], start: usize) -> Option<u64> {
+        let wanted = words_of(name.len() - start);
+        let size = LONG_WORDS.iter().position(|&words| wanted <= words)?;
+        let slot = match size {
+            0 => self.small.alloc(),
+            1 => self.middle.alloc(),
+            _ => self.large.alloc(),
+        }?;
+        let reference = ((size as u64) << LONG_SIZE_SHIFT) | u64::from(slot);
+        let words = self.rest_of(reference);
         // ORDERING: Release fence. The slot may have served another name: a reader who
         // sees a word stored below also sees that that dentry's sequence has moved on, since its
         // owner ended that section before it freed the slot. Pairs with the Acquire fence in
         // `SeqCount::read_retry`.
         fence(Ordering::Release);
-        for (word, bytes) in words.iter().zip(rest.chunks(8)) {
+        for (i, word) in words[..wanted.max(LONG_WORDS[0])].iter().enumerate() {
             // ORDERING: Relaxed. Published with the dentry that refers to it.
-            word.store(padded(bytes), Ordering::Relaxed);
+            word.store(name_word(name, start + 8 * i), Ordering::Relaxed);
         }
         Some(reference)
     }
@@ -581,8 +575,9 @@ impl Dentries {
     /// and of long names.
     pub(crate) fn bytes(&self, inode_words: usize) -> u64 {
         8 * (self.hot.in_use() * (WORDS + COLD_WORDS + inode_words) as u64
-            + self.small.in_use() * LONG_SMALL_WORDS as u64
-            + self.large.in_use() * LONG_LARGE_WORDS as u64)
+            + self.small.in_use() * LONG_WORDS[0] as u64
+            + self.middle.in_use() * LONG_WORDS[1] as u64
+            + self.large.in_use() * LONG_WORDS[2] as u64)
     }
 
     /// Returns how many dentries there are.
@@ -618,29 +613,33 @@ impl Line<'_> {
     }
 
     /// Returns true if it is hashed and its name is `needle`; as good as the sequence says afterwards.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_named(&self, seen: Glimpse, needle: &Needle<'_>, dentries: &Dentries) -> bool {
-        let body = seen.body;
-        let named = body.0 & NAMED_MASK;
-        if named != needle.named {
-            // A directory has less room: its name may be long where that of a file is not.
-            let is_long = named == needle.named | u64::from(Flags::LONG.bits());
-            return is_long && dentries.same_long_name(self, body, needle);
-        }
         // Whether the needle is long is known before anything of the dentry has arrived.
-        if needle.is_long() {
-            return dentries.same_long_name(self, body, needle);
-        }
-        // The last words of a directory are no name; those of the needle are zero then, as the
-        // lengths are equal.
-        let counts = if body.is_directory() { 0 } else { u64::MAX };
-        let mut difference = 0;
-        for i in 0..INLINE_WORDS {
+        if !needle.is_long() {
+            let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
-            let word = self.0[3 + i].load(Ordering::Relaxed) ^ needle.words[i];
-            difference |= if i < INLINE_WORDS - DIRECTORY_WORDS { word } else { word & counts };
+            let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(needle.pairs[i]);
+            let [first, last] = needle.counts;
+            let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(last));
+            for i in 1..PAIRS - 1 {
+                difference = difference.or(differ(i));
+            }
+            if difference.is_zero() {
+                return true;
+            }
         }
-        difference == 0
+        // A directory has less room: its name may be long where that of a file is not.
+        let len = needle.name.as_bytes().len();
+        let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
+        is_long && dentries.is_named_at_length(self, seen.body, needle.name.as_bytes())
+    }
+
+    /// Returns the name words; the last two of a directory are something else.
+    #[inline]
+    pub(crate) fn name_words(&self) -> [u64; INLINE_WORDS] {
+        // ORDERING: Relaxed. Data of a sequence section.
+        std::array::from_fn(|i| self.0[3 + i].load(Ordering::Relaxed))
     }
 
     /// Returns the words of a directory.
@@ -656,13 +655,13 @@ impl Line<'_> {
 
 /// Room for one copied name.
 pub(crate) struct NameCopy {
-    bytes: [u8; 8 * (INLINE_WORDS + LONG_LARGE_WORDS)],
+    bytes: [u8; 8 * (INLINE_WORDS + LONG_WORDS[2])],
     len: usize,
 }
 
 impl NameCopy {
     pub(crate) fn new() -> NameCopy {
-        NameCopy { bytes: [0; 8 * (INLINE_WORDS + LONG_LARGE_WORDS)], len: 0 }
+        NameCopy { bytes: [0; 8 * (INLINE_WORDS + LONG_WORDS[2])], len: 0 }
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
@@ -690,41 +689,47 @@ pub(crate) fn directory_id(superblock: u32, ino: u64) -> u64 {
     ino ^ (u64::from(superblock) << 48)
 }
 
-/// Returns the bytes as words, filled up with zeroes; what does not fit is left out.
-///
-/// Lengths of names are not to be foreseen, so there is no branch on them but the one for very short
-/// names: each word is read at its place or, where that would be past the end, from the last eight
-/// bytes, shifted.
-#[inline]
-fn inline_words(bytes: &[u8]) -> [u64; INLINE_WORDS] {
-    let mut words = [0; INLINE_WORDS];
-    let Some(last) = bytes.len().checked_sub(8) else {
-        words[0] = padded(bytes);
-        return words;
-    };
-    for (i, word) in words.iter_mut().enumerate() {
-        let at = (8 * i).min(last);
-        *word = eight(bytes, at).unbounded_shr(8 * (8 * i - at) as u32);
-    }
-    words
-}
-
 #[cfg(all(test, corewalk_loom))]
 mod loom_models;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hash::Keys;
+    use crate::name::Name;
 
+    /// Whatever its length, a name is what its words are put together to, and no other name has them.
     #[test]
-    fn words_of_a_name_are_its_bytes_and_zeroes() {
-        let bytes: Vec<u8> = (1..=60).collect();
-        for len in 0..bytes.len() {
-            let mut expected = [0_u8; 8 * INLINE_WORDS];
-            let shown = len.min(expected.len());
-            expected[..shown].copy_from_slice(&bytes[..shown]);
-            let words = inline_words(&bytes[..len]).map(u64::to_le_bytes);
-            assert_eq!(words.as_flattened(), expected, "{len}");
+    fn words_of_a_name_tell_it() {
+        let dentries = Dentries::new(4).unwrap();
+        let keys = Keys::new(Some(1));
+        let bytes: Vec<u8> = (1..=255).collect();
+        for (len, flags) in (1..=255).flat_map(|len| [(len, Flags::HASHED), (len, DIRECTORY)]) {
+            let name = &bytes[..len];
+            let (key, place) = (Key::new(1, 1), (0, 1));
+            let slot = dentries.alloc(0).unwrap();
+            let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
+            dentries.store(slot, &image.unwrap());
+            let seen = dentries.glimpse(slot);
+            let mut copy = NameCopy::new();
+            dentries.copy_name(slot, seen.body, &mut copy);
+            assert_eq!(copy.as_bytes(), name);
+            let is_named = |name: &[u8]| {
+                let needle = Needle::new(Name::unchecked(name), &keys);
+                dentries.line(slot).is_named(seen, &needle, &dentries)
+            };
+            assert!(is_named(name), "{len} {flags:?}");
+            let mut other = name.to_vec();
+            for i in 0..len {
+                other[i] = 0;
+                assert!(!is_named(&other), "{len} {flags:?}: byte {i}");
+                other[i] = name[i];
+            }
+            assert!(!is_named(&name[1..]) && !is_named(&[name, &b"x"[..]].concat()));
+            dentries.drop_image(&dentries.image(slot));
+            dentries.free(slot);
         }
     }
+
+    const DIRECTORY: Flags = Flags::HASHED.union(Flags::DIRECTORY);
 }

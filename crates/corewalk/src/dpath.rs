@@ -13,11 +13,11 @@
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 
 use corewalk_sync::Pass;
-use smallvec::SmallVec;
 
 use crate::Errno;
 use crate::dcache::Dcache;
-use crate::dentry::{Body, Flags, Glimpse, INLINE_WORDS, NameCopy};
+use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy, name_word_at};
+use crate::passed::Passed;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
@@ -34,41 +34,39 @@ pub enum PathKind {
     Unreachable,
 }
 
-/// Steps that a trail has room for without an allocation; most paths are shorter.
-const STEPS: usize = 16;
+/// Bytes that a trail has room for without an allocation.
+const BYTES: usize = 256;
 
-/// The parts of a path, from the leaf to the root.
+/// A path as it was read from the leaf to the root.
 pub(crate) struct Trail {
-    steps: SmallVec<[Step; STEPS]>,
-    /// How many steps, from the leaf on, have a name.
-    named: usize,
-    /// The names that are not in their steps.
-    long: Vec<u8>,
+    /// The dentries on the way.
+    steps: Passed,
+    /// The path, from `start` to the end: names come in front of what is there. It is in `more` as soon
+    /// as that is not empty.
+    first: [u8; BYTES],
+    more: Vec<u8>,
+    start: usize,
     pub(crate) kind: PathKind,
     /// The dentry at which the trail ended.
     pub(crate) top: u32,
 }
 
-/// A dentry on the way. A name that is not in its words is in `Trail::long`, at `words[0]`.
-#[derive(Clone, Copy)]
-struct Step {
-    seq: u64,
-    slot: u32,
-    len: u16,
-    is_long: bool,
-    words: [u64; INLINE_WORDS],
-}
-
 impl Trail {
     pub(crate) fn new() -> Trail {
-        Trail { steps: SmallVec::new(), named: 0, long: Vec::new(), kind: PathKind::Linked, top: 0 }
+        Trail {
+            steps: Passed::new(),
+            first: [0; BYTES],
+            more: Vec::new(),
+            start: BYTES,
+            kind: PathKind::Linked,
+            top: 0,
+        }
     }
 
     /// Forgets everything: a pass starts as if it were the first (trap T8).
     pub(crate) fn clear(&mut self) {
         self.steps.clear();
-        self.named = 0;
-        self.long.clear();
+        self.start = self.bytes().len();
         self.kind = PathKind::Linked;
         self.top = 0;
     }
@@ -79,20 +77,30 @@ impl Trail {
         let mut leaf = None;
         let mut at = slot;
         loop {
-            let seen = dcache.dentries.glimpse(at);
-            let step = self.step(dcache, at, seen);
-            if pass == Pass::Locked && !dcache.dentries.is_unchanged(at, seen.seq) {
-                // Names and parents stay, but a mark on a dentry may change.
-                continue;
+            let line = dcache.dentries.line(at);
+            let mut seen = line.glimpse_now();
+            if seen.seq & 1 != 0 {
+                seen = dcache.dentries.glimpse(at);
             }
-            self.steps.push(step);
             let flags = seen.body.flags();
             let leaf = *leaf.get_or_insert(seen.body);
             self.top = at;
+            self.steps.push(at, seen.seq);
             if at == root || flags.contains(Flags::ROOT) {
                 return leaf;
             }
-            self.named += 1;
+            let before = self.start;
+            if flags.contains(Flags::LONG) {
+                self.put_long_name(dcache, at, seen.body);
+            } else {
+                self.put_name(&line, seen.body);
+            }
+            if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
+                // Names and parents stay, but a mark on a dentry may change.
+                self.start = before;
+                self.steps.pop();
+                continue;
+            }
             if !flags.contains(Flags::HASHED) {
                 self.kind = PathKind::Unlinked;
             }
@@ -108,48 +116,85 @@ impl Trail {
         }
     }
 
+    /// Puts a `/` and a name in front of the path. A name that is in its dentry is put there by words,
+    /// as many as there can be; if it is shorter than one, what is too much lies before it, where the
+    /// next name comes.
     #[inline]
-    fn step(&mut self, dcache: &Dcache, slot: u32, seen: Glimpse) -> Step {
-        let len = seen.body.len() as u16;
-        let is_long = seen.body.flags().contains(Flags::LONG);
-        let mut words = dcache.dentries.name_words(slot);
-        if is_long {
-            let mut copy = NameCopy::new();
-            dcache.dentries.copy_name(slot, seen.body, &mut copy);
-            words[0] = self.long.len() as u64;
-            self.long.extend_from_slice(copy.as_bytes());
+    fn put_name(&mut self, line: &Line<'_>, body: Body) {
+        let len = body.len();
+        if self.start < len.max(8) + 1 {
+            self.grow(len.max(8) + 1);
         }
-        Step { seq: seen.seq, slot, len, is_long, words }
+        let excess = 8_usize.saturating_sub(len);
+        let from = self.start - len - excess;
+        self.start -= len + 1;
+        let start = self.start;
+        let bytes = &mut self.bytes()[..from + len + excess];
+        let words = line.name_words();
+        let mut put = |i: usize| {
+            let at = from + name_word_at(8 * i, len);
+            let word = words[i].wrapping_shl(8 * excess as u32);
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        };
+        (0..DIRECTORY_ROOM).for_each(&mut put);
+        if !body.is_directory() {
+            (DIRECTORY_ROOM..INLINE_WORDS).for_each(put);
+        }
+        bytes[start] = b'/';
+    }
+
+    #[cold]
+    fn put_long_name(&mut self, dcache: &Dcache, slot: u32, body: Body) {
+        let mut copy = NameCopy::new();
+        dcache.dentries.copy_name(slot, body, &mut copy);
+        let name = copy.as_bytes();
+        if self.start < name.len() + 1 {
+            self.grow(name.len() + 1);
+        }
+        let end = self.start;
+        self.start -= name.len() + 1;
+        let start = self.start;
+        let bytes = self.bytes();
+        bytes[start] = b'/';
+        bytes[start + 1..end].copy_from_slice(name);
+    }
+
+    /// Makes room for `wanted` bytes more.
+    #[cold]
+    fn grow(&mut self, wanted: usize) {
+        let path = self.path().to_vec();
+        let len = (2 * self.bytes().len()).max(path.len() + wanted);
+        self.more.resize(len, 0);
+        self.start = len - path.len();
+        self.more[len - path.len()..].copy_from_slice(&path);
+    }
+
+    #[inline]
+    fn bytes(&mut self) -> &mut [u8] {
+        if self.more.is_empty() { &mut self.first } else { &mut self.more }
+    }
+
+    /// Returns the collected names, each with a `/` before it.
+    fn path(&self) -> &[u8] {
+        if self.more.is_empty() { &self.first[self.start..] } else { &self.more[self.start..] }
+    }
+
+    /// Returns the path as one from the root of the file system.
+    fn whole(&self) -> &[u8] {
+        match self.path() {
+            [] => b"/",
+            path => path,
+        }
     }
 
     /// Returns true if nothing that was collected has changed since.
     pub(crate) fn is_unchanged(&self, dcache: &Dcache) -> bool {
-        self.steps.iter().all(|step| dcache.dentries.is_unchanged(step.slot, step.seq))
+        self.steps.is_unchanged(&dcache.dentries)
     }
 
-    /// Appends the collected names in order, each with a `/` before it.
+    /// Appends the collected names, each with a `/` before it.
     pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
-        let steps = &self.steps[..self.named];
-        let start = out.len();
-        let end = start + steps.iter().map(|step| usize::from(step.len) + 1).sum::<usize>();
-        // Short names are copied with all of their words; what is too much is overwritten by the
-        // next, or cut off.
-        out.resize(end + 8 * INLINE_WORDS, 0);
-        let mut at = start;
-        for step in steps.iter().rev() {
-            out[at] = b'/';
-            at += 1;
-            let len = usize::from(step.len);
-            if step.is_long {
-                let from = step.words[0] as usize;
-                out[at..at + len].copy_from_slice(&self.long[from..from + len]);
-            } else {
-                let bytes = step.words.map(u64::to_le_bytes);
-                out[at..at + 8 * INLINE_WORDS].copy_from_slice(bytes.as_flattened());
-            }
-            at += len;
-        }
-        out.truncate(end);
+        out.extend_from_slice(self.path());
     }
 
     /// Collects a trail that existed at one instant.
@@ -198,17 +243,17 @@ pub(crate) fn append_inode_path(
             return Err(Errno::NOENT);
         }
     }
-    append_whole(&trail, out);
+    out.extend_from_slice(trail.whole());
     Ok(())
 }
 
-/// Appends the path of the inode numbered `ino` in the first file system to `out`, without a
-/// reference on anything. Returns false, and appends nothing, if that needs more than one pass.
-pub(crate) fn append_path_of_number(dcache: &Dcache, ino: u64, out: &mut Vec<u8>) -> bool {
-    let Some(inode) = dcache.inodes.peek(0, ino) else { return false };
+/// Returns the path of the inode numbered `ino` in the first file system, without a reference on
+/// anything; None if that needs more than one pass.
+pub(crate) fn path_of_number(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
+    let inode = dcache.inodes.peek(0, ino)?;
     let alias = dcache.inodes.alias(inode);
     if alias == 0 {
-        return false;
+        return None;
     }
     let mut trail = Trail::new();
     let leaf = trail.climb(dcache, alias, 0, Pass::Optimistic);
@@ -216,17 +261,9 @@ pub(crate) fn append_path_of_number(dcache: &Dcache, ino: u64, out: &mut Vec<u8>
     // nothing had changed.
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
     if !is_it || trail.kind != PathKind::Linked || !trail.is_unchanged(dcache) {
-        return false;
+        return None;
     }
-    append_whole(&trail, out);
-    true
-}
-
-fn append_whole(trail: &Trail, out: &mut Vec<u8>) {
-    if trail.named == 0 {
-        out.push(b'/');
-    }
-    trail.append_to(out);
+    Some(trail.whole().to_vec())
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

@@ -12,12 +12,14 @@ use std::hash::{BuildHasher, Hasher};
 use foldhash::SharedSeed;
 use foldhash::fast::SeedableRandomState;
 
-use crate::dentry::INLINE_WORDS;
+use crate::dentry::{INLINE_WORDS, name_word};
 
 /// The secret of one namespace.
 #[derive(Clone)]
 pub(crate) struct Keys {
-    names: SeedableRandomState,
+    names: [u64; 6],
+    rests: [u64; 5],
+    long_rests: SeedableRandomState,
     directories: u64,
     inodes: u64,
 }
@@ -26,26 +28,47 @@ impl Keys {
     /// Returns keys made from `seed`, or from the system's randomness.
     pub(crate) fn new(seed: Option<u64>) -> Keys {
         let seed = seed.unwrap_or_else(|| std::hash::RandomState::new().hash_one(0_u64));
+        let start = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
+        let key =
+            |n: u64| fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f);
         Keys {
-            names: SeedableRandomState::with_seed(seed, SharedSeed::global_fixed()),
-            directories: fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93) | 1,
-            inodes: fold(seed ^ 0xc2b2_ae3d_27d4_eb4f, 0xa076_1d64_78bd_642f) | 1,
+            names: std::array::from_fn(|i| key(i as u64 + 1)),
+            rests: std::array::from_fn(|i| key(i as u64 + 11)),
+            long_rests: SeedableRandomState::with_seed(key(7), SharedSeed::global_fixed()),
+            directories: key(8) | 1,
+            inodes: key(9) | 1,
         }
     }
 
-    /// Returns the hash of the name alone: of `words`, if the name fits there, which has no branch
-    /// on its length.
-    #[inline]
+    /// Returns the hash of the name alone. Of a name that `words` tell, with its length, it is found
+    /// without a branch on the length.
+    #[inline(always)]
     pub(crate) fn name(&self, name: &[u8], words: &[u64; INLINE_WORDS]) -> u64 {
-        let mut hasher = self.names.build_hasher();
-        if name.len() <= 8 * INLINE_WORDS {
-            for &word in words {
-                hasher.write_u64(word);
-            }
-        } else {
-            hasher.write(name);
+        let [k0, k1, k2, k3, k4, k5] = self.names;
+        let first = fold(words[0] ^ k0, words[1] ^ k1);
+        // Models have three words.
+        let second = match words.get(3) {
+            Some(word) => fold(words[2] ^ k2, word ^ k3),
+            None => 0,
+        };
+        let last = words[INLINE_WORDS - 1];
+        let start = fold(first ^ last ^ k4, second ^ name.len() as u64 ^ k5);
+        if name.len() > 8 * INLINE_WORDS { self.rest(start, name) } else { start }
+    }
+
+    /// Returns the hash of a name whose first words and length have the hash `start`. Nearly all of
+    /// those that are long have no more than four words more, which takes no branch on the length.
+    #[inline(never)]
+    fn rest(&self, start: u64, name: &[u8]) -> u64 {
+        let [k0, k1, k2, k3, k4] = self.rests;
+        if name.len() > 8 * (INLINE_WORDS + 4) {
+            let mut hasher = self.long_rests.build_hasher();
+            hasher.write(&name[8 * INLINE_WORDS..]);
+            return fold(start ^ k0, hasher.finish() ^ k1);
         }
-        hasher.finish()
+        let word = |i| name_word(name, 8 * (INLINE_WORDS + i));
+        let (first, second) = (fold(word(0) ^ k0, word(1) ^ k1), fold(word(2) ^ k2, word(3) ^ k3));
+        fold(start ^ first, second ^ k4)
     }
 
     /// Returns the hash of a name in the directory that `id` stands for.
@@ -75,11 +98,28 @@ mod tests {
     #[test]
     fn seed_decides_the_hash() {
         let words = [1; INLINE_WORDS];
-        for name in [&b"passwd"[..], &[b'x'; 8 * INLINE_WORDS + 1]] {
+        let keys = Keys::new(Some(7));
+        assert_ne!(keys.name(b"aaaaaaaa", &words), keys.name(b"aaaaaaaaa", &words));
+        for name in [&b"passwd"[..], &[b'x'; 8 * INLINE_WORDS + 1], &[b'x'; 255]] {
             let hash = |seed| Keys::new(seed).name(name, &words);
             assert_eq!(hash(Some(7)), hash(Some(7)));
             assert_ne!(hash(Some(7)), hash(Some(8)));
             assert_ne!(hash(None), hash(None));
+        }
+    }
+
+    #[test]
+    fn every_byte_of_a_name_counts() {
+        let keys = Keys::new(Some(7));
+        for len in 8 * INLINE_WORDS..=255 {
+            let mut name = vec![b'x'; len];
+            let words = [1; INLINE_WORDS];
+            let hash = keys.name(&name, &words);
+            for at in 8 * INLINE_WORDS..len {
+                name[at] = b'y';
+                assert_ne!(keys.name(&name, &words), hash, "byte {at} of {len}");
+                name[at] = b'x';
+            }
         }
     }
 }

@@ -108,7 +108,7 @@ impl Inodes {
         Ok(Inodes {
             perm: SlotArena::new("corewalk-inodes", slots_max)?,
             refs: SlotArena::new("corewalk-inode-refs", slots_max)?,
-            table: Table::new("corewalk-inode-table", slots_max)?,
+            table: Table::new("corewalk-inode-table", slots_max, 7)?,
             keys,
             count: ShardedCounter::new(),
             changes: ShardedCounter::new(),
@@ -218,10 +218,10 @@ impl Inodes {
         self.table.find(hash, |slot| self.is(slot, superblock, ino).then_some(slot))
     }
 
-    /// Returns true if the slot is the inode with this number.
+    /// Returns true if the slot is the inode with this number; slot 0 is none.
     #[inline]
     pub(crate) fn is(&self, slot: u32, superblock: u32, ino: u64) -> bool {
-        self.ino(slot) == ino && self.superblock(slot) == superblock
+        slot != 0 && self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
     /// Returns a counted slot for the inode that `attr` describes, entering it if it is new: beside

@@ -28,6 +28,7 @@ mod inode;
 pub mod locks;
 mod mount;
 mod name;
+mod passed;
 mod path;
 mod table;
 pub mod tmpfs;

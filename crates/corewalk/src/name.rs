@@ -7,6 +7,8 @@
 
 use std::fmt;
 
+use corewalk_sync::WordPair;
+
 use crate::Errno;
 
 /// The longest component, in bytes (`NAME_MAX`).
@@ -115,20 +117,25 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// Returns where the first `/` is, or the length.
+/// Returns where the first `/` from `at` on is, or the length. Sixteen bytes are looked at at once, or
+/// the last sixteen of the path again.
 #[inline]
-pub(crate) fn find_slash(bytes: &[u8]) -> usize {
-    let mut at = 0;
+pub(crate) fn find_slash(path: &[u8], at: usize) -> usize {
+    let Some(last) = path.len().checked_sub(16) else {
+        return path[at..].iter().position(|&byte| byte == b'/').map_or(path.len(), |i| at + i);
+    };
+    let mut from = at;
     loop {
-        let rest = &bytes[at..];
-        let found = zeroes(padded(rest) ^ (u64::from(b'/') * LANES));
+        let start = from.min(last);
+        let bytes = WordPair::new(eight(path, start), eight(path, start + 8));
+        let found = bytes.bytes_equal(b'/') >> (from - start);
         if found != 0 {
-            return at + found.trailing_zeros() as usize / 8;
+            return from + found.trailing_zeros() as usize;
         }
-        if rest.len() <= 8 {
-            return bytes.len();
+        if start == last {
+            return path.len();
         }
-        at += 8;
+        from += 16;
     }
 }
 
@@ -141,13 +148,16 @@ mod tests {
         for len in 1..100 {
             let clean = vec![0xaf; len];
             assert!(!has_slash_or_nul(&clean), "{len}");
-            assert_eq!(find_slash(&clean), len);
+            assert!((0..=len).all(|from| find_slash(&clean, from) == len));
             for at in 0..len {
                 for bad in [b'/', 0] {
                     let mut bytes = clean.clone();
                     bytes[at] = bad;
                     assert!(has_slash_or_nul(&bytes), "{bad} at {at} of {len}");
-                    assert_eq!(find_slash(&bytes), if bad == 0 { len } else { at });
+                    for from in 0..=len {
+                        let is_ahead = bad == b'/' && at >= from;
+                        assert_eq!(find_slash(&bytes, from), if is_ahead { at } else { len });
+                    }
                 }
             }
         }

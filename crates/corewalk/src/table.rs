@@ -8,7 +8,7 @@
 //! ```text
 //! word 0, 1  tags: the upper 16 bits of the hash of entries 0 to 3 and 4 to 7
 //! word 2     the 8 bits of each hash that neither the tag nor the bucket's number tells
-//! 3 .. 6     slots, 32 bits each; 0 is no entry
+//! 3 .. 6     slots of two entries each, 32 bits each; 0 is no entry
 //! word 7     link: the overflow line that goes on; 0 is none
 //! ```
 //!
@@ -29,7 +29,7 @@
 //! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for the bucket of one line.
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{CachePadded, Mutex, MutexGuard, SlotArena};
+use corewalk_sync::{Mutex, MutexGuard, SlotArena, WordPair};
 
 /// Stripe locks; also the smallest table, in buckets. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
@@ -46,23 +46,30 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// Mean entries per bucket in the most crowded stripe at which the table grows; the mean of all is about
-/// one less.
-const LOAD: u32 = 7;
 /// Bits of a hash that the number of its bucket tells, in a table of any size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
-/// A 16-bit lane, four times.
-const LANES: u64 = 0x0001_0001_0001_0001;
 
 /// A multimap from hash to slot, with readers that write nothing.
 pub(crate) struct Table {
     /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
-    buckets_in_use: AtomicU64,
+    size: Size,
     buckets: SlotArena<WORDS>,
     overflow: SlotArena<WORDS>,
-    stripes: Box<[CachePadded<Mutex<StripeState>>]>,
+    /// Mean entries per bucket in the most crowded stripe at which the table grows; the mean of all is
+    /// about one less.
+    load: u32,
+    stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     grow: Mutex<()>,
 }
+
+/// A number of buckets in the lower half, and above it the mask of a table that is twice as large or
+/// less: what a reader needs to find the bucket of a hash, in one word.
+struct Size(AtomicU64);
+
+/// A value on a cache line of its own, so that stripes do not disturb each other. Their neighbours
+/// are fetched along by some processors, for which a stripe is held too seldom to matter.
+#[repr(align(64))]
+struct OwnLine<T>(T);
 
 /// What a stripe's lock protects, besides its buckets.
 struct StripeState {
@@ -77,37 +84,37 @@ pub(crate) struct Stripe<'a> {
 }
 
 impl Table {
-    /// Returns an empty table for at most `entries_max` entries.
-    pub(crate) fn new(name: &'static str, entries_max: u32) -> std::io::Result<Table> {
+    /// Returns an empty table for at most `entries_max` entries, with so many in a bucket before it
+    /// grows: at 7 it takes least memory, at 6 and less fewer buckets have overflowed.
+    pub(crate) fn new(name: &'static str, entries_max: u32, load: u32) -> std::io::Result<Table> {
         let buckets_max = (entries_max / 4).max(STRIPES).next_power_of_two();
         let buckets = SlotArena::new(name, buckets_max)?;
         buckets.extend_to(STRIPES - 1);
         Ok(Table {
-            buckets_in_use: AtomicU64::new(u64::from(STRIPES)),
+            size: Size(AtomicU64::new(Size::word(STRIPES))),
             buckets,
             overflow: SlotArena::new(name, buckets_max)?,
+            load,
             stripes: (0..STRIPES)
-                .map(|_| CachePadded::new(Mutex::new(StripeState { entries: 0 })))
+                .map(|_| OwnLine(Mutex::new(StripeState { entries: 0 })))
                 .collect(),
             grow: Mutex::new(()),
         })
     }
 
-    /// Calls `probe` with each slot that may be stored under `hash`, until it returns something.
+    /// Calls `probe` with each slot that may be stored under `hash`, until it returns something. It is
+    /// called with 0, too, which is no slot in use.
     #[inline]
     pub(crate) fn find<R>(&self, hash: u32, mut probe: impl FnMut(u32) -> Option<R>) -> Option<R> {
-        // ORDERING: Acquire. A reader that sees the larger table also sees the bucket filled by
-        // the split (see `split`).
-        let mut line =
-            self.buckets.get(bucket_of(hash, self.buckets_in_use.load(Ordering::Acquire)));
+        // ORDERING(table-size): Acquire. A reader that sees the larger table also sees the bucket
+        // filled by the split (see `split`).
+        let mut line = self.buckets.get(bucket_of(hash, self.size.0.load(Ordering::Acquire)));
         loop {
             let mut matches = matches(line, hash);
             while matches != 0 {
                 let slot = slot_of(line, entry_of(matches));
                 matches &= matches - 1;
-                if slot != 0
-                    && let Some(found) = probe(slot)
-                {
+                if let Some(found) = probe(slot) {
                     return Some(found);
                 }
             }
@@ -122,7 +129,7 @@ impl Table {
 
     /// Locks the stripe of `hash`.
     pub(crate) fn lock(&self, hash: u32) -> Stripe<'_> {
-        let state = self.stripes[(hash & (STRIPES - 1)) as usize].lock();
+        let state = self.stripes[(hash & (STRIPES - 1)) as usize].0.lock();
         Stripe { table: self, hash, state }
     }
 
@@ -157,23 +164,19 @@ impl Table {
 
     /// Returns the bytes of buckets in use.
     pub(crate) fn bytes(&self) -> u64 {
-        // ORDERING: Relaxed. Statistic.
-        let buckets = self.buckets_in_use.load(Ordering::Relaxed) + self.overflow.in_use();
-        buckets * (WORDS as u64) * 8
+        (u64::from(self.size.get()) + self.overflow.in_use()) * (WORDS as u64) * 8
     }
 
     /// Splits one bucket. The caller holds `grow`. Returns false if the table is at its capacity.
     fn split(&self) -> bool {
-        // ORDERING: Relaxed. Written only under `grow`, which the caller holds.
-        let n = self.buckets_in_use.load(Ordering::Relaxed);
-        if n >= u64::from(self.buckets.max_slots()) {
+        let new = self.size.get();
+        if new >= self.buckets.max_slots() {
             return false;
         }
-        let old = (n - (1 << n.ilog2())) as u32;
-        let new = n as u32;
+        let old = new - (1 << new.ilog2());
         self.buckets.extend_to(new);
         let stripe = self.lock(old);
-        let wide = n + 1;
+        let wide = Size::word(new + 1);
         // The moved entries are entered in their new bucket first, then the size is published, and
         // only then the old bucket loses them: a reader of either size finds them, and a reader
         // that took the old size too early misses at worst, which proves nothing (T.1).
@@ -183,8 +186,8 @@ impl Table {
                 stripe.push_into(new, hash, slot_of(line, entry));
             }
         });
-        // ORDERING: Release. Pairs with the Acquire load of the size in `find`.
-        self.buckets_in_use.store(wide, Ordering::Release);
+        // ORDERING(table-size): Release. See `find`.
+        self.size.0.store(wide, Ordering::Release);
         stripe.each_entry(old, |line, entry| {
             if bucket_of(hash_of(line, entry, old), wide) == new {
                 store_slot(line, entry, 0);
@@ -248,17 +251,16 @@ impl Stripe<'_> {
 
     /// Returns true when the stripe holds more than its share of a full table.
     pub(crate) fn is_crowded(&self) -> bool {
-        // ORDERING: Relaxed. A hint.
-        let buckets = self.table.buckets_in_use.load(Ordering::Relaxed) as u32;
+        let buckets = self.table.size.get();
         // A few more than the mean are no sign of anything, least of all in a small table.
-        self.state.entries > (buckets / STRIPES) * LOAD + ENTRIES as u32
+        self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
     /// Returns the bucket of the hash: stable while the stripe is locked.
     fn bucket(&self) -> u32 {
         // ORDERING: Relaxed. A split of this stripe's buckets needs its lock; a split of others
         // changes the number but not where this hash lives.
-        bucket_of(self.hash, self.table.buckets_in_use.load(Ordering::Relaxed))
+        bucket_of(self.hash, self.table.size.0.load(Ordering::Relaxed))
     }
 
     fn link_of(&self, line: &Line) -> Option<u32> {
@@ -327,32 +329,38 @@ impl Stripe<'_> {
 
 type Line = [AtomicU64; WORDS];
 
-/// Returns the bucket of `hash` in a table of `n` buckets.
-#[inline]
-fn bucket_of(hash: u32, n: u64) -> u32 {
-    let mask = u64::MAX.unbounded_shr((n - 1).leading_zeros());
-    let bucket = u64::from(hash) & mask;
-    (if bucket < n { bucket } else { bucket & (mask >> 1) }) as u32
+impl Size {
+    fn word(buckets: u32) -> u64 {
+        let mask = u32::MAX.unbounded_shr((buckets - 1).leading_zeros());
+        (u64::from(mask) << 32) | u64::from(buckets)
+    }
+
+    fn get(&self) -> u32 {
+        // ORDERING: Relaxed. Changed only under `grow`; for others a hint.
+        self.0.load(Ordering::Relaxed) as u32
+    }
 }
 
-/// Returns a bit for each entry whose tag is that of `hash`: entry i at bit 16 * (i % 4) + i / 4.
-#[inline]
-fn matches(line: &Line, hash: u32) -> u64 {
-    let wanted = u64::from(hash >> 16) * LANES;
-    let equal = |word: &AtomicU64| {
-        // ORDERING(table-entry): Acquire. What the entry says, and its slot, was stored before.
-        let different = word.load(Ordering::Acquire) ^ wanted;
-        // The upper bit of each lane that is zero.
-        !(((different & (0x7fff * LANES)) + 0x7fff * LANES) | different | (0x7fff * LANES))
-    };
-    (equal(&line[0]) >> 15) | (equal(&line[1]) >> 14)
+/// Returns the bucket of `hash` in a table whose size is `size`.
+#[inline(always)]
+fn bucket_of(hash: u32, size: u64) -> u32 {
+    let (buckets, mask) = (size as u32, (size >> 32) as u32);
+    let bucket = hash & mask;
+    if bucket < buckets { bucket } else { hash & (mask >> 1) }
+}
+
+/// Returns bit 2 * i for each entry i whose tag is that of `hash`.
+#[inline(always)]
+fn matches(line: &Line, hash: u32) -> u32 {
+    let tags = line.first_chunk().expect("a line has more than two words");
+    // ORDERING(table-entry): Acquire. What the entry says, and its slot, was stored before.
+    WordPair::load_acquire(tags).lanes_equal((hash >> 16) as u16)
 }
 
 /// Returns the entry of the lowest bit that [`matches`] has set.
 #[inline]
-fn entry_of(matches: u64) -> usize {
-    let bit = matches.trailing_zeros() as usize;
-    4 * (bit % 16) + bit / 16
+fn entry_of(matches: u32) -> usize {
+    matches.trailing_zeros() as usize / 2
 }
 
 #[inline]

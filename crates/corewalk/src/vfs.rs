@@ -554,6 +554,15 @@ mod tests {
         Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
     }
 
+    /// No inode has number 0, which entries of the index that are not in use look like.
+    #[test]
+    fn number_zero_is_no_inode() {
+        let vfs = new();
+        assert_eq!(vfs.inode(0).err(), Some(Errno::STALE));
+        assert_eq!(vfs.path_of_number(0), Err(Errno::STALE));
+        assert!(!vfs.forget(0, 1));
+    }
+
     #[test]
     fn references_at_their_limit_are_refused_and_counted_right() {
         let vfs = new();

@@ -21,7 +21,6 @@
 
 mod glide;
 mod step;
-mod trail;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -33,9 +32,9 @@ use crate::cred::Cred;
 use crate::dentry::Flags;
 use crate::mount::{Mount, MountRef};
 use crate::name::{Name, PATH_MAX, find_slash};
+use crate::passed::Passed;
 use crate::path::PathRef;
 use crate::vfs::{Place, Vfs};
-use trail::Trail;
 
 /// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
@@ -126,7 +125,7 @@ pub(crate) struct Walk<'v, 'a> {
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<Place<'v>>,
     /// What has been passed since the last reference was taken.
-    trail: Trail,
+    trail: Passed,
     pub(crate) links: u32,
 }
 
@@ -246,7 +245,7 @@ impl<'v, 'a> Walk<'v, 'a> {
             dentry: start.dentry,
             seen,
             hold: None,
-            trail: Trail::new(),
+            trail: Passed::new(),
             links: 0,
         }
     }
@@ -397,7 +396,7 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     while let [b'/', rest @ ..] = path {
         path = rest;
     }
-    path.split_at(find_slash(path))
+    path.split_at(find_slash(path, 0))
 }
 
 fn check_length(path: &[u8]) -> Result<(), Errno> {

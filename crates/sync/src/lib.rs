@@ -13,14 +13,15 @@
 //! | [`Lockref`] | a reference count that decides over life and death | one compare-exchange |
 //! | [`RcuCell`], [`rcu`] | whole values, replaced seldom | a section, once for many reads |
 //! | [`SlotArena`] | objects that lock-free readers may reach after they are freed | nothing |
+//! | [`WordPair`] | comparing shared words two at a time | half the steps |
 //! | [`ShardedCounter`] | statistics and budgets | a visit to every shard |
 //! | [`Mutex`], [`RwLock`], [`Condvar`] | everything else | a lock |
 //!
 //! # Unsafe code
 //!
-//! It is allowed in five files, each with its reason at the top: views over a word (`lockref`,
-//! `seqcount`), the mapping (`arena/memory`), the pointer that is swapped (`rcu/cell`), and the
-//! calls into the queue of sleepers (`park`). No function of the public interface is unsafe.
+//! It is allowed in six files, each with its reason at the top: views over a word (`lockref`,
+//! `seqcount`), the mapping (`arena/memory`), the pointer that is swapped (`rcu/cell`), the load of
+//! two words (`pair`), and the calls into the queue of sleepers (`park`). No function of the public interface is unsafe.
 //!
 //! # Lock order
 //!
@@ -71,6 +72,7 @@ mod arena;
 mod counter;
 mod lockref;
 mod locks;
+mod pair;
 pub mod park;
 #[doc(hidden)]
 pub mod primitives;
@@ -87,6 +89,7 @@ pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
 pub use lockref::{Lockref, LockrefGuard};
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use pair::WordPair;
 pub use rcu::RcuCell;
 pub use seqcount::{SeqCount, SeqWriteGuard};
 pub use seqlock::{Pass, SeqLock, SeqLockExclGuard, SeqLockWriteGuard};

@@ -180,6 +180,30 @@ impl Lockref {
         self.change(|word| if word & DEAD != 0 { None } else { add(word, 1) }).is_ok()
     }
 
+    /// Returns true and takes `n` references if the object lives and has fewer than `limit`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `n` and `limit` add up to more than [`Lockref::COUNT_MAX`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let lockref = corewalk_sync::Lockref::new(1);
+    /// assert!(lockref.get_many_below(10, 2) && lockref.count() == 11);
+    /// assert!(!lockref.get_many_below(10, 2));
+    /// ```
+    #[inline]
+    #[must_use]
+    pub fn get_many_below(&self, n: u64, limit: u64) -> bool {
+        assert!(n <= Self::COUNT_MAX && limit <= Self::COUNT_MAX - n, "lockref limit too large");
+        self.change(|word| {
+            let may = word & DEAD == 0 && word >> COUNT_SHIFT < limit;
+            may.then_some(word.wrapping_add(n << COUNT_SHIFT))
+        })
+        .is_ok()
+    }
+
     /// Drops one reference and returns how many are left.
     ///
     /// # Panics

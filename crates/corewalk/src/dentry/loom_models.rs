@@ -208,8 +208,8 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {
-        let reference = dentries.store_long(&[b'x'; 14]).unwrap();
-        assert_eq!(reference, 1 | LONG_IS_LARGE, "the slot is used again");
+        let reference = dentries.store_long(&[b'x'; 14], 0).unwrap();
+        assert_eq!(reference, 1 | (2 << LONG_SIZE_SHIFT), "the slot is used again");
     }));
 }
 

@@ -115,10 +115,9 @@ impl Vfs {
     /// # Errors
     /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name left.
     pub fn path_of_number(&self, ino: u64) -> Result<Vec<u8>, Errno> {
-        let mut out = Vec::new();
-        match crate::dpath::append_path_of_number(&self.dcache, ino, &mut out) {
-            true => Ok(out),
-            false => self.inode(ino)?.path(),
+        match crate::dpath::path_of_number(&self.dcache, ino) {
+            Some(path) => Ok(path),
+            None => self.inode(ino)?.path(),
         }
     }
 

@@ -5,44 +5,59 @@
 //! left to [`Walk::step`], which starts where this ends. Nothing is validated here but noted: the
 //! trail is checked where the walk ends, or where it does something else.
 
-use super::{Mode, Walk, split};
+use super::{Mode, Walk};
 use crate::cred::Caps;
 use crate::dentry::{Flags, Key};
-use crate::name::{NAME_MAX, Name};
+use crate::name::{NAME_MAX, find_slash};
 
 impl Walk<'_, '_> {
     /// Goes along `path` as far as it is plain and returns the rest.
-    #[inline]
+    #[inline(never)]
     pub(super) fn glide<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
         if self.mode != Mode::Rcu || self.hold.is_some() || self.vfs.security().is_some() {
             return path;
         }
         let dcache = &self.vfs.dcache;
         let is_privileged = self.cred.has(Caps::DAC_READ_SEARCH);
-        let mut rest = path;
+        let mut at = 0;
+        let (mut dentry, mut seen) = (self.dentry, self.seen);
+        let mut line = dcache.dentries.line(dentry);
         loop {
-            let flags = self.seen.body.flags();
+            let flags = seen.body.flags();
             if !flags.contains(Flags::DIRECTORY)
                 || !(is_privileged || flags.contains(Flags::SEARCHABLE))
             {
-                return rest;
+                break;
             }
-            let (component, tail) = split(rest);
-            if matches!(component, b"" | b"." | b"..") || component.len() > NAME_MAX {
-                return rest;
+            let mut start = at;
+            while path.get(start) == Some(&b'/') {
+                start += 1;
             }
-            let words = dcache.dentries.directory_words(self.dentry);
-            let key = Key::new(self.dentry, words.child_generation);
-            let needle = dcache.needle(Name::unchecked(component));
-            let id = (self.seen.body.superblock(), words.ino);
-            let Some((slot, seen)) = dcache.find_unchecked(id, key, &needle) else { return rest };
-            let is_special = seen.body.flags().intersects(Flags::SYMLINK | Flags::MOUNTED);
-            if seen.body.is_negative() || is_special {
-                return rest;
+            let end = find_slash(path, start);
+            let component = &path[start..end];
+            if component.len() > NAME_MAX || (component.len() <= 2 && is_special(component)) {
+                break;
             }
-            (self.dentry, self.seen) = (slot, seen);
-            self.trail.push(slot, seen.seq);
-            rest = tail;
+            let words = line.directory_words();
+            let key = Key::new(dentry, words.child_generation);
+            let needle = dcache.component(path, start..end);
+            let id = (seen.body.superblock(), words.ino);
+            let Some(child) = dcache.find_unchecked(id, key, &needle) else { break };
+            let child_flags = child.seen.body.flags();
+            if child.seen.body.is_negative()
+                || child_flags.intersects(Flags::SYMLINK | Flags::MOUNTED)
+            {
+                break;
+            }
+            (dentry, seen, line, at) = (child.slot, child.seen, child.line, end);
+            self.trail.push(dentry, seen.seq);
         }
+        (self.dentry, self.seen) = (dentry, seen);
+        &path[at..]
     }
+}
+
+/// Returns true if a component of two bytes at most is no name.
+fn is_special(component: &[u8]) -> bool {
+    matches!(component, b"" | b"." | b"..")
 }

@@ -6,6 +6,7 @@
 use corewalk_sync::primitives::atomic::AtomicU64;
 
 use super::*;
+use crate::dcache::change::Mounted;
 use crate::dentry::Line;
 
 /// The number of the root in [`cache`].
@@ -36,7 +37,7 @@ fn count_with(
         return None;
     }
     let ino = dcache.inodes.ino(inode);
-    if is_unchanged(&dentry, seen.seq) { Some(ino) } else { dcache.uncount(seen) }
+    if is_unchanged(&dentry, seen.seq) { Some(ino) } else { dcache.uncount(inode, 1) }
 }
 
 fn is_child_of_root(dcache: &Dcache, key: Key) -> bool {
@@ -129,4 +130,85 @@ fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
+}
+
+/// What a lookup counts, so that it can be told from other references.
+const LOOKUP: u64 = 8;
+
+/// Takes the steps of [`Dcache::count_by_number`] with another way to give back what was counted.
+fn count_lookup_with(dcache: &Dcache, uncount: fn(&Dcache, u32)) -> Option<u64> {
+    let needle = needle_a(dcache);
+    let hash = dcache.keys.child(directory_id(0, ROOT_INO), needle.hash) as u32;
+    let (dentry, seen) = dcache.table.find(hash, |slot| {
+        let dentry = dcache.dentries.line(slot);
+        let seen = dentry.glimpse_now();
+        let is_it = dentry.is_named(seen, &needle, &dcache.dentries)
+            && dcache.is_parent(seen.key, ROOT_INO);
+        is_it.then_some((dentry, seen))
+    })?;
+    let inode = seen.body.inode();
+    if inode == 0 || !dcache.inodes.lockref(inode).get_many_below(LOOKUP, LOOKUP << 32) {
+        return None;
+    }
+    let ino = dcache.inodes.ino(inode);
+    if dentry.is_unchanged(seen.seq) {
+        return Some(ino);
+    }
+    uncount(dcache, inode);
+    None
+}
+
+/// Drops a lookup of an inode if there is one, as a client does that has none.
+fn forget_too_much(dcache: &Dcache, inode: u32) -> bool {
+    let mut guard = dcache.inodes.lockref(inode).lock();
+    let is_there = guard.count() >= LOOKUP;
+    if is_there {
+        guard.sub(LOOKUP);
+    }
+    is_there
+}
+
+/// The dentry of `A` changes and its inode is forgotten once too often, beside one who looks it up with
+/// `count`; returns how often (the lookup missed, it was forgotten in vain, what it had counted too
+/// early was taken, what it gave out was taken).
+fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 4] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let (slot, first) = file(&dcache, key, A, 7);
+        let dcache = Arc::new(dcache);
+        let reader = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || count(&dcache).is_some()
+        });
+        dcache.set_mounted(slot, Mounted::Yes);
+        let is_taken = forget_too_much(&dcache, first.inode);
+        let is_counted = reader.join().unwrap();
+        let left = dcache.inodes.lockref(first.inode).count();
+        let expected = 1 + if is_counted && !is_taken { LOOKUP } else { 0 };
+        assert_eq!(left, expected, "P5: references of others were taken");
+        tally.hit(match (is_counted, is_taken) {
+            (false, false) => 0,
+            (true, false) => 1,
+            (false, true) => 2,
+            (true, true) => 3,
+        });
+    })
+}
+
+/// Trap P5: who forgets more than it has takes no references but lookups.
+#[test]
+fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
+    assert_all_reached(&forget_against_count(|dcache| dcache.count_by_number(ROOT_INO, A, LOOKUP)));
+    assert_all_reached(&forget_against_count(|dcache| {
+        count_lookup_with(dcache, |dcache, inode| _ = dcache.uncount(inode, LOOKUP))
+    }));
+}
+
+/// Trap P5: what was counted too early is given back without a look at whether it is still there.
+#[test]
+#[should_panic(expected = "lockref put without a reference")]
+fn control_count_that_is_given_back_unseen_is_caught() {
+    forget_against_count(|dcache| {
+        count_lookup_with(dcache, |dcache, inode| dcache.put_inode(inode, LOOKUP))
+    });
 }

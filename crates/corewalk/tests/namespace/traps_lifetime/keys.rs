@@ -4,14 +4,11 @@
 //! has as many as he wants that end up in one of 512 parts of the index. Who knows the key makes
 //! chains of hundreds of entries with them; who does not, makes a directory like any other.
 
-use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use corewalk::attr::mode::S_IFREG;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
-use foldhash::SharedSeed;
-use foldhash::fast::SeedableRandomState;
 
 use super::cpu_time;
 
@@ -34,17 +31,18 @@ fn nth(number: u64) -> [u8; 9] {
 /// Returns names that collide in the root directory under the key made from [`SEED`]. It repeats
 /// what `hash.rs` does: whoever reads it can do the same.
 fn crafted() -> Vec<[u8; 9]> {
-    let names = SeedableRandomState::with_seed(SEED, SharedSeed::global_fixed());
-    let directories = fold(SEED ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93) | 1;
+    let start = fold(SEED ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
+    let key = |n: u64| fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f);
+    let [k0, k1, k2, k3, k4, k5] = [1, 2, 3, 4, 5, 6].map(key);
     // What tells a directory of the first file system apart is its inode number.
-    let root = 1_u64;
+    let (root, directories) = (1_u64, key(8) | 1);
     let is_wanted = |name: &[u8; 9]| {
-        let mut words = [0; 5];
-        words[0] = u64::from_le_bytes(*name.first_chunk().expect("eight bytes"));
-        words[1] = u64::from(name[8]);
-        let mut hasher = names.build_hasher();
-        words.iter().for_each(|&word| hasher.write_u64(word));
-        let hash = fold(root.wrapping_add(hasher.finish()), directories);
+        // A name of nine bytes is its first eight and, four times, its last eight.
+        let first = u64::from_le_bytes(*name.first_chunk().expect("eight bytes"));
+        let last = u64::from_le_bytes(*name.last_chunk().expect("eight bytes"));
+        let (a, b) = (fold(first ^ k0, last ^ k1), fold(last ^ k2, last ^ k3));
+        let hash = fold(a ^ last ^ k4, b ^ name.len() as u64 ^ k5);
+        let hash = fold(root.wrapping_add(hash), directories);
         (hash as u32) & ((1 << SHARED_BITS) - 1) == 0
     };
     (0..).map(nth).filter(is_wanted).take(NAMES).collect()

@@ -1,0 +1,135 @@
+//! A name to look for, and the words that names are compared by.
+//!
+//! A name word is the eight bytes of the name at eight times its number or, where the name would end
+//! within them, the last eight of the name ([`name_word_at`]). So the words of a name are read from it
+//! without a shift or a mask, and equal words of equal lengths are equal names. All words of a name
+//! that is shorter than one are that one, filled up with zeroes.
+//!
+//! Lengths of names are not to be foreseen, so there is next to no branch on them. The words are
+//! compared two at a time, with the part of the body that tells the length: all of that waits for the
+//! dentry's line, and the less there is of it the more lookups a processor has under way.
+
+use std::ops::Range;
+
+use corewalk_sync::WordPair;
+
+use super::{DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
+use crate::hash::Keys;
+use crate::name::{Name, eight, padded};
+
+/// The parts of a body that a comparison of names looks at: length, [`Flags::HASHED`], [`Flags::LONG`].
+pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
+const NAMED_MASK: u64 = (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
+
+/// A name ready to be compared with the words of a dentry.
+#[derive(Clone, Copy)]
+pub(crate) struct Needle<'a> {
+    pub(crate) name: Name<'a>,
+    /// The keyed hash of the name alone.
+    pub(crate) hash: u64,
+    /// What the words of a file's dentry from the body on are, as far as they count.
+    pub(super) pairs: [WordPair; PAIRS],
+    /// Which bits of the first pair and of the last one count.
+    pub(super) counts: [WordPair; 2],
+}
+
+impl<'a> Needle<'a> {
+    #[inline(always)]
+    pub(crate) fn new(name: Name<'a>, keys: &Keys) -> Needle<'a> {
+        Needle::of_words(name, name_words(name.as_bytes()), keys)
+    }
+
+    /// Returns the component of a path that lies in `range`, with no branch on its length.
+    #[inline(always)]
+    pub(crate) fn of_component(path: &'a [u8], range: Range<usize>, keys: &Keys) -> Needle<'a> {
+        let words = component_words(path, &range);
+        Needle::of_words(Name::unchecked(&path[range]), words, keys)
+    }
+
+    #[inline(always)]
+    fn of_words(name: Name<'a>, words: [u64; INLINE_WORDS], keys: &Keys) -> Needle<'a> {
+        let len = name.as_bytes().len();
+        let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
+        let named = ((len as u64) << 24) | u64::from(flags.bits());
+        // A directory has something else in the last words; a name that gets so far is long there.
+        let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
+        Needle {
+            name,
+            hash: keys.name(name.as_bytes(), &words),
+            pairs: std::array::from_fn(|i| match i {
+                0 => WordPair::new(named, words[0]),
+                _ => WordPair::new(words[2 * i - 1], words[2 * i]),
+            }),
+            counts: [WordPair::new(NAMED_MASK, u64::MAX), WordPair::new(last, last)],
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_long(&self) -> bool {
+        self.name.as_bytes().len() > 8 * INLINE_WORDS
+    }
+}
+
+/// Returns how many words `len` bytes of a name take.
+#[inline]
+pub(super) fn words_of(len: usize) -> usize {
+    len.div_ceil(8)
+}
+
+/// Returns where in a name of `len` bytes the word begins that stands for the eight at `at`.
+#[inline(always)]
+pub(crate) fn name_word_at(at: usize, len: usize) -> usize {
+    at.min(len.saturating_sub(8))
+}
+
+/// Returns the word that stands for the eight bytes at `at` of a name that is no shorter than that.
+///
+/// # Panics
+/// If the name has less than eight bytes.
+#[inline]
+pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
+    eight(name, at.min(name.len() - 8))
+}
+
+/// Returns the first words of a name. Lengths of names are not to be foreseen, so there is no branch
+/// on them but the one for very short names, of which all words are the same.
+#[inline(always)]
+pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
+    let Some(last) = name.len().checked_sub(8) else { return [padded(name); INLINE_WORDS] };
+    std::array::from_fn(|i| eight(name, last.min(8 * i)))
+}
+
+/// As [`name_words`] of the component that lies in `range` of a path: what is read of a short one goes
+/// on into what is beside it, as far as there is a path, and is cut off.
+#[inline(always)]
+fn component_words(path: &[u8], range: &Range<usize>) -> [u64; INLINE_WORDS] {
+    let (start, len) = (range.start, range.len());
+    let Some(end) = path.len().checked_sub(8) else { return name_words(&path[range.clone()]) };
+    let at = start.min(end);
+    let beyond = 8_usize.saturating_sub(len);
+    let mask = u64::MAX.wrapping_shr(8 * beyond as u32);
+    let short = eight(path, at).wrapping_shr(8 * (start - at) as u32) & mask;
+    let last = len.saturating_sub(8);
+    std::array::from_fn(|i| {
+        let word = eight(path, (start + last.min(8 * i)).min(end));
+        if beyond > 0 { short } else { word }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn component_has_the_words_of_its_name() {
+        for len in 1..80 {
+            let path: Vec<u8> = (1..=len).collect();
+            for start in 0..path.len() {
+                for end in start + 1..=path.len() {
+                    let words = component_words(&path, &(start..end));
+                    assert_eq!(words, name_words(&path[start..end]), "{start}..{end} of {len}");
+                }
+            }
+        }
+    }
+}
