@@ -10,9 +10,10 @@
 //! An orphan that is dropped because there are too many can still be reached through an open file.
 //!
 //! # Locks
-//! One for each of the three, all leaves: descriptors are opened and closed outside of them.
+//! One for all three, since a miss has to look at each of them; a leaf: descriptors are opened and
+//! closed outside of it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -24,17 +25,16 @@ pub(crate) type SharedFd = Arc<OwnedFd>;
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
-    reusable: Mutex<Recent>,
-    orphans: Mutex<Recent>,
-    open: Mutex<HashMap<u64, Open>>,
+    kept: Mutex<Kept>,
     next_handle: AtomicU64,
 }
 
-/// An open file.
-#[derive(Clone)]
-pub(crate) struct Open {
-    pub(crate) ino: u64,
-    pub(crate) fd: SharedFd,
+/// What is kept.
+struct Kept {
+    reusable: Recent,
+    orphans: Recent,
+    /// Open files by inode number and handle.
+    open: BTreeMap<(u64, u64), SharedFd>,
 }
 
 /// At most so many descriptors by inode number, of which the one used longest ago goes first.
@@ -46,53 +46,52 @@ struct Recent {
 
 impl Descriptors {
     pub(crate) fn new(reusable: usize, orphans: usize) -> Descriptors {
-        Descriptors {
-            reusable: Mutex::new(Recent::new(reusable)),
-            orphans: Mutex::new(Recent::new(orphans)),
-            open: Mutex::new(HashMap::new()),
-            next_handle: AtomicU64::new(1),
-        }
+        let (reusable, orphans) = (Recent::new(reusable), Recent::new(orphans));
+        let kept = Kept { reusable, orphans, open: BTreeMap::new() };
+        Descriptors { kept: Mutex::new(kept), next_handle: AtomicU64::new(1) }
     }
 
     /// Returns a descriptor of an inode, if one is kept.
     pub(crate) fn get(&self, ino: u64) -> Option<SharedFd> {
-        let reusable = self.reusable.lock().get(ino);
-        let kept = reusable.or_else(|| self.orphans.lock().get(ino));
-        kept.or_else(|| {
-            let open = self.open.lock();
-            open.values().find(|open| open.ino == ino).map(|open| Arc::clone(&open.fd))
+        let mut kept = self.kept.lock();
+        let found = kept.reusable.get(ino).or_else(|| kept.orphans.get(ino));
+        found.or_else(|| {
+            let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX));
+            open.next().map(|(_, fd)| Arc::clone(fd))
         })
     }
 
     /// Keeps a descriptor for reuse.
     pub(crate) fn keep(&self, ino: u64, fd: SharedFd) {
-        let evicted = self.reusable.lock().insert(ino, fd);
+        let evicted = self.kept.lock().reusable.insert(ino, fd);
         drop(evicted);
     }
 
     /// Keeps a descriptor of an inode that is about to lose its last name.
     pub(crate) fn keep_orphan(&self, ino: u64, fd: SharedFd) {
-        let reusable = self.reusable.lock().remove(ino);
-        let evicted = self.orphans.lock().insert(ino, fd);
-        drop((reusable, evicted));
+        let mut kept = self.kept.lock();
+        let gone = (kept.reusable.remove(ino), kept.orphans.insert(ino, fd));
+        drop(kept);
+        drop(gone);
     }
 
     /// Undoes [`Descriptors::keep_orphan`].
     pub(crate) fn adopt_orphan(&self, ino: u64) {
-        let orphan = self.orphans.lock().remove(ino);
+        let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
     }
 
     /// Closes what is kept of an inode that nobody uses any more.
     pub(crate) fn forget(&self, ino: u64) {
-        let reusable = self.reusable.lock().remove(ino);
-        let orphan = self.orphans.lock().remove(ino);
-        drop((reusable, orphan));
+        let mut kept = self.kept.lock();
+        let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino));
+        drop(kept);
+        drop(gone);
     }
 
     /// Closes what is kept for reuse: the process has run out of descriptors.
     pub(crate) fn drop_reusable(&self) {
-        let all = std::mem::take(&mut self.reusable.lock().by_ino);
+        let all = std::mem::take(&mut self.kept.lock().reusable.by_ino);
         drop(all);
     }
 
@@ -100,19 +99,19 @@ impl Descriptors {
     pub(crate) fn add_open(&self, ino: u64, fd: OwnedFd) -> u64 {
         // ORDERING: Relaxed. Only hands out different numbers.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
-        self.open.lock().insert(handle, Open { ino, fd: Arc::new(fd) });
+        let fd = Arc::new(fd);
+        self.kept.lock().open.insert((ino, handle), fd);
         handle
     }
 
     /// Returns an open file; None for a handle that is not one of this inode.
     pub(crate) fn get_open(&self, ino: u64, handle: u64) -> Option<SharedFd> {
-        let open = self.open.lock();
-        open.get(&handle).filter(|open| open.ino == ino).map(|open| Arc::clone(&open.fd))
+        self.kept.lock().open.get(&(ino, handle)).map(Arc::clone)
     }
 
     /// Closes an open file.
-    pub(crate) fn close(&self, handle: u64) {
-        let open = self.open.lock().remove(&handle);
+    pub(crate) fn close(&self, ino: u64, handle: u64) {
+        let open = self.kept.lock().open.remove(&(ino, handle));
         drop(open);
     }
 }
@@ -175,7 +174,9 @@ mod tests {
         let handle = descriptors.add_open(5, fd().try_clone().unwrap());
         assert!(descriptors.get_open(5, handle).is_some());
         assert!(descriptors.get_open(6, handle).is_none());
-        descriptors.close(handle);
-        assert!(descriptors.get_open(5, handle).is_none());
+        descriptors.close(6, handle);
+        assert!(descriptors.get(5).is_some() && descriptors.get(6).is_none());
+        descriptors.close(5, handle);
+        assert!(descriptors.get_open(5, handle).is_none() && descriptors.get(5).is_none());
     }
 }
