@@ -2,8 +2,8 @@
 //!
 //! | kept | for | until | how many |
 //! |---|---|---|---|
-//! | reusable | an inode that was used lately (`O_PATH`) | it is the one used longest ago | `reusable` |
-//! | orphans | an inode that lost its last name (`O_PATH`) | `forget`, or it is the oldest | `orphans` |
+//! | reusable | an inode that was used lately | it was not used for a round | `reusable` |
+//! | orphans | an inode that lost its last name | `forget`, or as above | `orphans` |
 //! | open files | a handle that the client has | `release` | what the client opens |
 //!
 //! A descriptor keeps its inode, so the number it is filed under cannot come to mean another file.
@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use corewalk_sync::Mutex;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use foldhash::fast::RandomState;
 
 /// A descriptor that several calls may use at once; it is closed after the last one.
 pub(crate) type SharedFd = Arc<OwnedFd>;
@@ -37,11 +38,21 @@ struct Kept {
     open: BTreeMap<(u64, u64), SharedFd>,
 }
 
-/// At most so many descriptors by inode number, of which the one used longest ago goes first.
+/// At most so many descriptors by inode number. A hand goes round them when there are too many: one
+/// that was used since it passed stays for another round, the first that was not goes.
 struct Recent {
     max: usize,
-    now: u64,
-    by_ino: HashMap<u64, (SharedFd, u64)>,
+    hand: usize,
+    slots: Vec<Slot>,
+    /// Where the descriptor of an inode is in `slots`.
+    by_ino: HashMap<u64, usize, RandomState>,
+}
+
+/// A descriptor that is kept.
+struct Slot {
+    ino: u64,
+    fd: SharedFd,
+    is_used: bool,
 }
 
 impl Descriptors {
@@ -55,10 +66,11 @@ impl Descriptors {
     pub(crate) fn get(&self, ino: u64) -> Option<SharedFd> {
         let mut kept = self.kept.lock();
         let found = kept.reusable.get(ino).or_else(|| kept.orphans.get(ino));
-        found.or_else(|| {
-            let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX));
-            open.next().map(|(_, fd)| Arc::clone(fd))
-        })
+        if found.is_some() || kept.open.is_empty() {
+            return found;
+        }
+        let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX));
+        open.next().map(|(_, fd)| Arc::clone(fd))
     }
 
     /// Keeps a descriptor for reuse.
@@ -91,7 +103,7 @@ impl Descriptors {
 
     /// Closes what is kept for reuse: the process has run out of descriptors.
     pub(crate) fn drop_reusable(&self) {
-        let all = std::mem::take(&mut self.kept.lock().reusable.by_ino);
+        let all = self.kept.lock().reusable.take();
         drop(all);
     }
 
@@ -118,14 +130,13 @@ impl Descriptors {
 
 impl Recent {
     fn new(max: usize) -> Recent {
-        Recent { max, now: 0, by_ino: HashMap::new() }
+        Recent { max, hand: 0, slots: Vec::new(), by_ino: HashMap::default() }
     }
 
     fn get(&mut self, ino: u64) -> Option<SharedFd> {
-        self.now += 1;
-        let (fd, used) = self.by_ino.get_mut(&ino)?;
-        *used = self.now;
-        Some(Arc::clone(fd))
+        let slot = &mut self.slots[*self.by_ino.get(&ino)?];
+        slot.is_used = true;
+        Some(Arc::clone(&slot.fd))
     }
 
     /// Returns what had to go; the caller drops it outside of the lock.
@@ -133,19 +144,46 @@ impl Recent {
         if self.max == 0 {
             return Some(fd);
         }
-        let oldest = if self.by_ino.len() < self.max || self.by_ino.contains_key(&ino) {
-            None
-        } else {
-            self.by_ino.iter().min_by_key(|(_, (_, used))| *used).map(|(ino, _)| *ino)
-        };
-        let evicted = oldest.and_then(|oldest| self.remove(oldest));
-        self.now += 1;
-        let replaced = self.by_ino.insert(ino, (fd, self.now));
-        evicted.or(replaced.map(|(fd, _)| fd))
+        if let Some(&at) = self.by_ino.get(&ino) {
+            return Some(std::mem::replace(&mut self.slots[at].fd, fd));
+        }
+        let new = Slot { ino, fd, is_used: false };
+        if self.slots.len() < self.max {
+            self.by_ino.insert(ino, self.slots.len());
+            self.slots.push(new);
+            return None;
+        }
+        let at = self.next_unused();
+        let evicted = std::mem::replace(&mut self.slots[at], new);
+        self.by_ino.remove(&evicted.ino);
+        self.by_ino.insert(ino, at);
+        Some(evicted.fd)
+    }
+
+    /// Returns the place of the first descriptor that was not used for a round.
+    fn next_unused(&mut self) -> usize {
+        loop {
+            let at = self.hand % self.slots.len();
+            self.hand = at + 1;
+            if !std::mem::take(&mut self.slots[at].is_used) {
+                return at;
+            }
+        }
     }
 
     fn remove(&mut self, ino: u64) -> Option<SharedFd> {
-        self.by_ino.remove(&ino).map(|(fd, _)| fd)
+        let at = self.by_ino.remove(&ino)?;
+        let removed = self.slots.swap_remove(at);
+        if let Some(moved) = self.slots.get(at) {
+            self.by_ino.insert(moved.ino, at);
+        }
+        Some(removed.fd)
+    }
+
+    /// Takes all of them.
+    fn take(&mut self) -> Vec<Slot> {
+        self.by_ino.clear();
+        std::mem::take(&mut self.slots)
     }
 }
 
@@ -158,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_used_longest_ago_goes_first() {
+    fn descriptor_that_was_used_stays_for_another_round() {
         let descriptors = Descriptors::new(2, 1);
         descriptors.keep(1, fd());
         descriptors.keep(2, fd());
@@ -166,6 +204,32 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
+        // Used both of them, so that the hand passes each once.
+        descriptors.keep(4, fd());
+        let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
+        assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);
+        assert!(kept[2]);
+    }
+
+    #[test]
+    fn any_order_of_calls_keeps_at_most_the_bound_and_finds_what_is_kept() {
+        let mut recent = Recent::new(5);
+        let mut seed = 7_u64;
+        for _ in 0..10_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let ino = (seed >> 33) % 12;
+            match seed >> 60 {
+                0..8 => drop(recent.insert(ino, fd())),
+                8..12 => assert_eq!(recent.get(ino).is_some(), recent.by_ino.contains_key(&ino)),
+                12..15 => drop(recent.remove(ino)),
+                _ if seed.is_multiple_of(97) => drop(recent.take()),
+                _ => {}
+            }
+            assert!(recent.slots.len() <= 5 && recent.slots.len() == recent.by_ino.len());
+            for (at, slot) in recent.slots.iter().enumerate() {
+                assert_eq!(recent.by_ino.get(&slot.ino), Some(&at), "seed 7");
+            }
+        }
     }
 
     #[test]

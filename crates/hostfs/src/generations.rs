@@ -17,6 +17,7 @@ use std::collections::HashMap;
 
 use corewalk::Timespec;
 use corewalk_sync::Mutex;
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 
 /// Low bits of a generation, which count inodes of one number and one time of birth.
 const COUNT_BITS: u32 = 12;
@@ -29,6 +30,8 @@ const YOUNG_US: u64 = 1_000_000;
 #[derive(Default)]
 pub(crate) struct Generations {
     known: Mutex<Known>,
+    /// Whether `counts` has something: without it nobody need look there.
+    has_counts: AtomicBool,
 }
 
 #[derive(Default)]
@@ -43,9 +46,14 @@ impl Generations {
     /// Returns the generation of inode `ino`, born at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        let known = self.known.lock();
-        let count = if known.counts.is_empty() { None } else { known.counts.get(&(ino, birth)) };
-        (birth << COUNT_BITS) | count.copied().unwrap_or(0)
+        // ORDERING: Relaxed. The count of an inode is noted before anybody hears of the inode, by way
+        // of whatever tells them; of the others' counts nothing is asked.
+        let count = if self.has_counts.load(Ordering::Relaxed) {
+            self.known.lock().counts.get(&(ino, birth)).copied()
+        } else {
+            None
+        };
+        (birth << COUNT_BITS) | count.unwrap_or(0)
     }
 
     /// Notes that inode `ino` has lost its last name at `now`.
@@ -73,6 +81,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
+            // ORDERING: Relaxed. See `of`.
+            self.has_counts.store(true, Ordering::Relaxed);
         }
     }
 }

@@ -452,3 +452,48 @@ impl std::fmt::Debug for HostFs {
         text.field("acls", &self.acls).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use corewalk::{Cred, Vfs, VfsOptions};
+
+    use super::*;
+
+    #[test]
+    fn attributes_of_files_need_a_descriptor_of_their_directory_alone() {
+        let root = std::env::temp_dir().join(format!("corewalk-attributes-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("d/e")).unwrap();
+        let ino = |path: &str| std::fs::metadata(root.join(path)).unwrap().ino();
+        for path in ["d/a", "d/e/b"] {
+            std::fs::write(root.join(path), b"12345").unwrap();
+        }
+        let fs = Arc::new(HostFs::new(&root, HostFsOptions::default()).unwrap());
+        let shared: Arc<dyn FileSystem> = Arc::<HostFs>::clone(&fs);
+        let vfs = Vfs::new(shared, VfsOptions::default()).unwrap();
+        let lookup = |dir: &_, name: &[u8]| {
+            vfs.lookup(&Cred::root(), dir, Name::new(name).unwrap()).unwrap()
+        };
+        let d = lookup(&vfs.root(), b"d");
+        let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
+        let b = lookup(&e, b"b");
+        // Where they are is found out once more by each path.
+        fs.descriptors.drop_reusable();
+        for _ in 0..2 {
+            assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));
+        }
+        let has = |path| fs.descriptors.get(ino(path)).is_some();
+        assert_eq!(["d", "d/e", "d/a", "d/e/b"].map(has), [true, true, false, false]);
+        // Another directory behind the same path.
+        std::fs::rename(root.join("d/e"), root.join("old")).unwrap();
+        std::fs::create_dir(root.join("d/e")).unwrap();
+        std::fs::rename(root.join("old/b"), root.join("d/e/b")).unwrap();
+        assert_eq!(vfs.getattr(&b).unwrap().ino, ino("d/e/b"));
+        // Another file under the same name.
+        std::fs::write(root.join("new"), b"1").unwrap();
+        std::fs::rename(root.join("new"), root.join("d/a")).unwrap();
+        assert_eq!(vfs.getattr(&a), Err(Errno::STALE));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

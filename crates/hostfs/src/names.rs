@@ -160,8 +160,7 @@ impl HostFs {
             RenameMode::Exchange => RenameFlags::EXCHANGE,
         };
         // Found out before the rename, since afterwards the cache is behind.
-        let paths = path_below(from_dir, from).zip(path_below(to_dir, to));
-        if let Some((old, new)) = paths {
+        if let Some((old, new)) = paths_below((from_dir, from), (to_dir, to)) {
             if mode == RenameMode::Exchange {
                 self.moves.add(new.clone(), old.clone());
             }
@@ -228,14 +227,21 @@ enum Last {
     No,
 }
 
-/// Returns the path of a name in a directory, if the directory has one.
-fn path_below(dir: Node<'_>, name: Name<'_>) -> Option<Vec<u8>> {
-    let mut path = dir.path().ok()?;
-    if path.last() != Some(&b'/') {
-        path.push(b'/');
-    }
-    path.extend_from_slice(name.as_bytes());
-    Some(path)
+/// Returns the paths of two names in directories, if the directories have some.
+fn paths_below(a: (Node<'_>, Name<'_>), b: (Node<'_>, Name<'_>)) -> Option<(Vec<u8>, Vec<u8>)> {
+    let above = a.0.path().ok()?;
+    let old = below(&above, a.1);
+    let new = match a.0.ino() == b.0.ino() {
+        true => below(&above, b.1),
+        false => below(&b.0.path().ok()?, b.1),
+    };
+    Some((old, new))
+}
+
+/// Returns the path of a name in the directory `above`.
+fn below(above: &[u8], name: Name<'_>) -> Vec<u8> {
+    let above = above.strip_suffix(b"/").unwrap_or(above);
+    [above, b"/", name.as_bytes()].concat()
 }
 
 fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {

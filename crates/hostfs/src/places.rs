@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 
 use corewalk_sync::Mutex;
+use foldhash::fast::RandomState;
 
 /// Directories that are remembered: the map is emptied beyond.
 const PLACES_MAX: usize = 256;
@@ -21,7 +22,7 @@ const PLACES_MAX: usize = 256;
 /// The numbers of directories, by the paths that have led to them.
 #[derive(Default)]
 pub(crate) struct Places {
-    by_path: Mutex<HashMap<Vec<u8>, u64>>,
+    by_path: Mutex<HashMap<Vec<u8>, u64, RandomState>>,
 }
 
 impl Places {
