@@ -23,9 +23,10 @@ use rustix::fs::{
 use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 
 impl HostFs {
-    /// Returns the attributes of an inode, which may have an ACL.
-    pub(crate) fn attr_now(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        let status = self.status_of(node)?;
+    /// Returns the attributes of `name` in a directory, or of the directory itself for an empty name;
+    /// it may have an ACL.
+    pub(crate) fn attr_at(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Attr, Errno> {
+        let status = self.status(dir, name)?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
         Ok(self.attr(&status, may_have_acl))
     }
@@ -52,6 +53,7 @@ impl HostFs {
         }
     }
 
+    #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
         let btime = time(&status.stx_btime);
         Attr {

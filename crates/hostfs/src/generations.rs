@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use corewalk::Timespec;
 use corewalk_sync::Mutex;
 use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use foldhash::fast::RandomState;
 
 /// Low bits of a generation, which count inodes of one number and one time of birth.
 const COUNT_BITS: u32 = 12;
@@ -37,9 +38,9 @@ pub(crate) struct Generations {
 #[derive(Default)]
 struct Known {
     /// By number: birth and count of one that died young.
-    young_dead: HashMap<u64, (u64, u64)>,
+    young_dead: HashMap<u64, (u64, u64), RandomState>,
     /// The counts, where they are not 0, by number and birth.
-    counts: HashMap<(u64, u64), u64>,
+    counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
 impl Generations {

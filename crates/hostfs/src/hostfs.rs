@@ -30,6 +30,8 @@ use crate::places::Places;
 const ROUNDS: u32 = 32;
 /// How often while renames concern the path, which takes half a second.
 const ROUNDS_AMONG_RENAMES: u32 = ROUNDS + 500;
+/// What statx(2) is asked for.
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
 /// How a host directory is served.
 #[derive(Clone, Copy, Debug)]
@@ -203,26 +205,26 @@ impl HostFs {
         }
     }
 
-    /// Returns the status of an inode. One that has no descriptor gets none for this, unless it is a
-    /// directory, which others are reached by.
+    /// Returns the attributes of an inode, which may have an ACL. One that has no descriptor gets none
+    /// for this, unless it is a directory, which others are reached by.
     ///
     /// # Errors
     /// As [`HostFs::at`] and [`HostFs::status`].
-    pub(crate) fn status_of(&self, node: Node<'_>) -> Result<Statx, Errno> {
+    pub(crate) fn attr_now(&self, node: Node<'_>) -> Result<Attr, Errno> {
         if let Some(fd) = self.kept(node.ino()) {
-            return self.status(fd.as_fd(), b"");
+            return self.attr_at(fd.as_fd(), b"");
         }
         if node.kind() != FileKind::Directory
-            && let Some(status) = self.status_by_name(node)
+            && let Some(attr) = self.attr_by_name(node)
         {
-            return Ok(status);
+            return Ok(attr);
         }
-        self.status(self.at(node)?.as_fd(), b"")
+        self.attr_at(self.at(node)?.as_fd(), b"")
     }
 
-    /// Returns the status of an inode as its directory has it, if the first path that the cache gives
-    /// leads there.
-    fn status_by_name(&self, node: Node<'_>) -> Option<Statx> {
+    /// Returns the attributes of an inode as its directory has it, if the first path that the cache
+    /// gives leads there.
+    fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
         let path = node.path().ok()?;
         let slash = path.iter().rposition(|&b| b == b'/')?;
         let (above, name) = (&path[..slash], &path[slash + 1..]);
@@ -230,12 +232,13 @@ impl HostFs {
             b"" => Arc::clone(&self.root),
             above => self.directory(above)?,
         };
-        let status = self.status(dir.as_fd(), name).ok();
-        let found = status.filter(|status| status.stx_ino == node.ino());
-        if found.is_none() {
-            self.places.forget(above);
+        match self.attr_at(dir.as_fd(), name) {
+            Ok(attr) if attr.ino == node.ino() => Some(attr),
+            _ => {
+                self.places.forget(above);
+                None
+            }
         }
-        found
     }
 
     /// Returns a descriptor of the directory that `path` leads to, or has led to a while ago: what is
@@ -257,10 +260,12 @@ impl HostFs {
     ///
     /// # Errors
     /// `EXDEV` if it is on another file system, or the root of a mount.
+    #[inline]
     pub(crate) fn status(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Statx, Errno> {
-        let flags = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
-        let flags = flags | AtFlags::NO_AUTOMOUNT;
-        let status = statx(dir, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let status = match name {
+            b"" => stat_fd(dir)?,
+            name => statx(dir, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, WANTED)?,
+        };
         let is_root = status.stx_ino == self.root_ino;
         let is_mount = status.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT);
         if (status.stx_dev_major, status.stx_dev_minor) != self.device || (is_mount && !is_root) {
@@ -271,8 +276,9 @@ impl HostFs {
 }
 
 /// Returns the status of what a descriptor refers to.
+#[inline]
 pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
-    statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+    statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, WANTED)
 }
 
 /// Returns the path under which the kernel shows what a descriptor refers to: for calls that take no
