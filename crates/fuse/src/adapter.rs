@@ -110,11 +110,15 @@ impl Adapter {
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_HAS_IOCTL_DIR,
         ];
-        if options.readdirplus != ReaddirPlus::Never {
-            wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
-        }
-        if options.readdirplus == ReaddirPlus::Auto {
-            wanted.push(InitFlags::FUSE_READDIRPLUS_AUTO);
+        match options.readdirplus {
+            ReaddirPlus::Never => {}
+            // The kernel would ask for each name once more before it uses what it was told.
+            ReaddirPlus::Auto if options.entry_timeout.is_zero() => {}
+            ReaddirPlus::Auto => {
+                wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
+                wanted.push(InitFlags::FUSE_READDIRPLUS_AUTO);
+            }
+            ReaddirPlus::Always => wanted.push(InitFlags::FUSE_DO_READDIRPLUS),
         }
         if options.write_cache == WriteCache::Back {
             wanted.push(InitFlags::FUSE_WRITEBACK_CACHE);

@@ -84,7 +84,7 @@ pub enum WriteCache {
 pub enum ReaddirPlus {
     /// Never: names and types only.
     Never,
-    /// When the kernel sees that attributes are asked for anyway.
+    /// When the kernel sees that attributes are asked for anyway, and may use a name for a while.
     Auto,
     /// Always.
     Always,

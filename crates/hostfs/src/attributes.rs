@@ -3,6 +3,13 @@
 //! A change of several attributes is made one after the other. If one fails, the owner and the mode
 //! are put back as they were; the size is changed last but for the times, since it cannot be put
 //! back.
+//!
+//! # Who asks for ACLs
+//! Neither statx(2) nor the mode says whether a file has an ACL, and asking takes longer than all
+//! else about attributes. What the cache checks permissions by is asked for: what a name turns out
+//! to be, what was made, and what was changed. Whoever only wants to know the attributes hears that
+//! there may be an ACL. If the cache uses that, it asks for the ACL itself, and is told that there
+//! is none: the answer is right, and takes longer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -10,12 +17,20 @@ use corewalk::attr::mode::S_IFMT;
 use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, SetTime, Timespec};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-    chmodat, chownat, ftruncate, makedev, utimensat,
+    chmodat, chownat, fchmod, ftruncate, makedev, utimensat,
 };
 
 use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 
 impl HostFs {
+    /// Returns the attributes of `name` in a directory, or of the directory itself for an empty name;
+    /// it may have an ACL.
+    pub(crate) fn attr_at(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Attr, Errno> {
+        let status = self.status(dir, name)?;
+        let may_have_acl = self.has_acl(&status, || Ok(true))?;
+        Ok(self.attr(&status, may_have_acl))
+    }
+
     /// Returns the attributes of what a descriptor refers to.
     pub(crate) fn attr_of(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
@@ -38,6 +53,7 @@ impl HostFs {
         }
     }
 
+    #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
         let btime = time(&status.stx_btime);
         Attr {
@@ -112,7 +128,12 @@ pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> R
 
 /// Changes the mode of what a descriptor refers to, which is no symbolic link.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
-    chmodat(CWD, magic(fd), Mode::from_raw_mode(mode & !S_IFMT), AtFlags::empty())
+    let mode = Mode::from_raw_mode(mode & !S_IFMT);
+    match fchmod(fd, mode) {
+        // It has been opened with `O_PATH`.
+        Err(Errno::BADF) => chmodat(CWD, magic(fd), mode, AtFlags::empty()),
+        done => done,
+    }
 }
 
 pub(crate) fn time(from: &StatxTimestamp) -> Timespec {

@@ -2,7 +2,7 @@
 //!
 //! The paths come from the cache: names of directories, none of them `.`, `..` or a symbolic link.
 //! So nothing on the way may be a link, nothing may lead up or to another file system, and the last
-//! component is opened itself, with `O_PATH`, whatever it is. Where the host has openat2(2) it says
+//! component is opened itself: with `O_PATH`, whatever it is, or as a directory. Where the host has openat2(2) it says
 //! so to the kernel; where not (before Linux 5.6, or under a filter of system calls), each component
 //! is opened from the directory before it with `O_NOFOLLOW`, which allows the same paths.
 //!
@@ -34,17 +34,24 @@ pub(crate) enum Resolver {
 impl Resolver {
     /// Returns the best way that works on this host.
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
-        match beneath(root, b".", OFlags::DIRECTORY) {
+        match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {
             Ok(_) => Resolver::Openat2,
             Err(_) => Resolver::Components,
         }
     }
 
-    /// Returns an `O_PATH` descriptor of what `path`, `/` or `/a/b`, leads to from `root`.
+    /// Returns a descriptor of what `path`, `/` or `/a/b`, leads to from `root`, opened with `how`:
+    /// `O_PATH`, or `O_DIRECTORY` to read it.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`; `ELOOP` for a symbolic link on the way; `EXDEV` for another file system.
-    pub(crate) fn open(self, root: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
+    /// `ENOENT`, `ENOTDIR`; `ELOOP` for a symbolic link on the way; `EXDEV` for another file system;
+    /// `EACCES`.
+    pub(crate) fn open(
+        self,
+        root: BorrowedFd<'_>,
+        path: &[u8],
+        how: OFlags,
+    ) -> Result<OwnedFd, Errno> {
         let piece_max = if self == Resolver::Openat2 { PIECE_MAX } else { 0 };
         let mut at: Option<OwnedFd> = None;
         let mut rest = path.strip_prefix(b"/").unwrap_or(path);
@@ -52,14 +59,13 @@ impl Resolver {
             let dir = at.as_ref().map_or(root, |fd| fd.as_fd());
             let (piece, tail) = split_piece(rest, piece_max);
             let piece = if piece.is_empty() { b"." } else { piece };
-            let flags = if tail.is_empty() { OFlags::empty() } else { OFlags::DIRECTORY };
+            let is_last = tail.is_empty();
+            let flags = if is_last { how } else { OFlags::PATH | OFlags::DIRECTORY };
             let next = match self {
                 Resolver::Openat2 => beneath(dir, piece, flags)?,
-                Resolver::Components => {
-                    openat(dir, piece, flags | OFlags::PATH | no_follow(), Mode::empty())?
-                }
+                Resolver::Components => openat(dir, piece, flags | no_follow(), Mode::empty())?,
             };
-            if tail.is_empty() {
+            if is_last {
                 return Ok(next);
             }
             (at, rest) = (Some(next), tail);
@@ -77,7 +83,7 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_XDEV;
-    let flags = flags | OFlags::PATH | no_follow();
+    let flags = flags | no_follow();
     let mut result = openat2(dir, path, flags, Mode::empty(), how);
     for _ in 0..AGAIN_MAX {
         if result.as_ref().err() != Some(&Errno::AGAIN) {
@@ -122,8 +128,11 @@ mod tests {
         let _ = std::os::unix::fs::symlink("/etc", root.join("a/out"));
         let fd = std::fs::File::open(&root).unwrap();
         for resolver in [Resolver::Openat2, Resolver::Components] {
-            let open = |path: &[u8]| resolver.open(fd.as_fd(), path);
+            let open = |path: &[u8]| resolver.open(fd.as_fd(), path, OFlags::PATH);
+            let open_directory = |path: &[u8]| resolver.open(fd.as_fd(), path, OFlags::DIRECTORY);
             assert!(open(b"/").is_ok() && open(b"/a/b").is_ok());
+            assert!(open_directory(b"/").is_ok() && open_directory(b"/a/b").is_ok());
+            assert_eq!(open_directory(b"/a/out").err(), Some(Errno::NOTDIR));
             assert!(open(b"/a/out").is_ok(), "the link itself");
             let through = open(b"/a/out/passwd").err();
             assert!([Some(Errno::LOOP), Some(Errno::NOTDIR)].contains(&through), "{through:?}");

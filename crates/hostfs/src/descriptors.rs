@@ -2,97 +2,108 @@
 //!
 //! | kept | for | until | how many |
 //! |---|---|---|---|
-//! | reusable | an inode that was used lately (`O_PATH`) | it is the one used longest ago | `reusable` |
-//! | orphans | an inode that lost its last name (`O_PATH`) | `forget`, or it is the oldest | `orphans` |
+//! | reusable | an inode that was used lately | it was not used for a round | `reusable` |
+//! | orphans | an inode that lost its last name | `forget`, or as above | `orphans` |
 //! | open files | a handle that the client has | `release` | what the client opens |
 //!
 //! A descriptor keeps its inode, so the number it is filed under cannot come to mean another file.
 //! An orphan that is dropped because there are too many can still be reached through an open file.
 //!
 //! # Locks
-//! One for each of the three, all leaves: descriptors are opened and closed outside of them.
+//! One for all three, since a miss has to look at each of them; a leaf: descriptors are opened and
+//! closed outside of it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use corewalk_sync::Mutex;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use foldhash::fast::RandomState;
 
 /// A descriptor that several calls may use at once; it is closed after the last one.
 pub(crate) type SharedFd = Arc<OwnedFd>;
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
-    reusable: Mutex<Recent>,
-    orphans: Mutex<Recent>,
-    open: Mutex<HashMap<u64, Open>>,
+    kept: Mutex<Kept>,
     next_handle: AtomicU64,
 }
 
-/// An open file.
-#[derive(Clone)]
-pub(crate) struct Open {
-    pub(crate) ino: u64,
-    pub(crate) fd: SharedFd,
+/// What is kept.
+struct Kept {
+    reusable: Recent,
+    orphans: Recent,
+    /// Open files by inode number and handle.
+    open: BTreeMap<(u64, u64), SharedFd>,
 }
 
-/// At most so many descriptors by inode number, of which the one used longest ago goes first.
+/// At most so many descriptors by inode number. A hand goes round them when there are too many: one
+/// that was used since it passed stays for another round, the first that was not goes.
 struct Recent {
     max: usize,
-    now: u64,
-    by_ino: HashMap<u64, (SharedFd, u64)>,
+    hand: usize,
+    slots: Vec<Slot>,
+    /// Where the descriptor of an inode is in `slots`.
+    by_ino: HashMap<u64, usize, RandomState>,
+}
+
+/// A descriptor that is kept.
+struct Slot {
+    ino: u64,
+    fd: SharedFd,
+    is_used: bool,
 }
 
 impl Descriptors {
     pub(crate) fn new(reusable: usize, orphans: usize) -> Descriptors {
-        Descriptors {
-            reusable: Mutex::new(Recent::new(reusable)),
-            orphans: Mutex::new(Recent::new(orphans)),
-            open: Mutex::new(HashMap::new()),
-            next_handle: AtomicU64::new(1),
-        }
+        let (reusable, orphans) = (Recent::new(reusable), Recent::new(orphans));
+        let kept = Kept { reusable, orphans, open: BTreeMap::new() };
+        Descriptors { kept: Mutex::new(kept), next_handle: AtomicU64::new(1) }
     }
 
     /// Returns a descriptor of an inode, if one is kept.
     pub(crate) fn get(&self, ino: u64) -> Option<SharedFd> {
-        let reusable = self.reusable.lock().get(ino);
-        let kept = reusable.or_else(|| self.orphans.lock().get(ino));
-        kept.or_else(|| {
-            let open = self.open.lock();
-            open.values().find(|open| open.ino == ino).map(|open| Arc::clone(&open.fd))
-        })
+        let mut kept = self.kept.lock();
+        let found = kept.reusable.get(ino).or_else(|| kept.orphans.get(ino));
+        if found.is_some() || kept.open.is_empty() {
+            return found;
+        }
+        let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX));
+        open.next().map(|(_, fd)| Arc::clone(fd))
     }
 
     /// Keeps a descriptor for reuse.
     pub(crate) fn keep(&self, ino: u64, fd: SharedFd) {
-        let evicted = self.reusable.lock().insert(ino, fd);
+        let evicted = self.kept.lock().reusable.insert(ino, fd);
         drop(evicted);
     }
 
     /// Keeps a descriptor of an inode that is about to lose its last name.
     pub(crate) fn keep_orphan(&self, ino: u64, fd: SharedFd) {
-        let reusable = self.reusable.lock().remove(ino);
-        let evicted = self.orphans.lock().insert(ino, fd);
-        drop((reusable, evicted));
+        let mut kept = self.kept.lock();
+        let gone = (kept.reusable.remove(ino), kept.orphans.insert(ino, fd));
+        drop(kept);
+        drop(gone);
     }
 
     /// Undoes [`Descriptors::keep_orphan`].
     pub(crate) fn adopt_orphan(&self, ino: u64) {
-        let orphan = self.orphans.lock().remove(ino);
+        let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
     }
 
     /// Closes what is kept of an inode that nobody uses any more.
     pub(crate) fn forget(&self, ino: u64) {
-        let reusable = self.reusable.lock().remove(ino);
-        let orphan = self.orphans.lock().remove(ino);
-        drop((reusable, orphan));
+        let mut kept = self.kept.lock();
+        let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino));
+        drop(kept);
+        drop(gone);
     }
 
     /// Closes what is kept for reuse: the process has run out of descriptors.
     pub(crate) fn drop_reusable(&self) {
-        let all = std::mem::take(&mut self.reusable.lock().by_ino);
+        let all = self.kept.lock().reusable.take();
         drop(all);
     }
 
@@ -100,33 +111,32 @@ impl Descriptors {
     pub(crate) fn add_open(&self, ino: u64, fd: OwnedFd) -> u64 {
         // ORDERING: Relaxed. Only hands out different numbers.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
-        self.open.lock().insert(handle, Open { ino, fd: Arc::new(fd) });
+        let fd = Arc::new(fd);
+        self.kept.lock().open.insert((ino, handle), fd);
         handle
     }
 
     /// Returns an open file; None for a handle that is not one of this inode.
     pub(crate) fn get_open(&self, ino: u64, handle: u64) -> Option<SharedFd> {
-        let open = self.open.lock();
-        open.get(&handle).filter(|open| open.ino == ino).map(|open| Arc::clone(&open.fd))
+        self.kept.lock().open.get(&(ino, handle)).map(Arc::clone)
     }
 
     /// Closes an open file.
-    pub(crate) fn close(&self, handle: u64) {
-        let open = self.open.lock().remove(&handle);
+    pub(crate) fn close(&self, ino: u64, handle: u64) {
+        let open = self.kept.lock().open.remove(&(ino, handle));
         drop(open);
     }
 }
 
 impl Recent {
     fn new(max: usize) -> Recent {
-        Recent { max, now: 0, by_ino: HashMap::new() }
+        Recent { max, hand: 0, slots: Vec::new(), by_ino: HashMap::default() }
     }
 
     fn get(&mut self, ino: u64) -> Option<SharedFd> {
-        self.now += 1;
-        let (fd, used) = self.by_ino.get_mut(&ino)?;
-        *used = self.now;
-        Some(Arc::clone(fd))
+        let slot = &mut self.slots[*self.by_ino.get(&ino)?];
+        slot.is_used = true;
+        Some(Arc::clone(&slot.fd))
     }
 
     /// Returns what had to go; the caller drops it outside of the lock.
@@ -134,19 +144,46 @@ impl Recent {
         if self.max == 0 {
             return Some(fd);
         }
-        let oldest = if self.by_ino.len() < self.max || self.by_ino.contains_key(&ino) {
-            None
-        } else {
-            self.by_ino.iter().min_by_key(|(_, (_, used))| *used).map(|(ino, _)| *ino)
-        };
-        let evicted = oldest.and_then(|oldest| self.remove(oldest));
-        self.now += 1;
-        let replaced = self.by_ino.insert(ino, (fd, self.now));
-        evicted.or(replaced.map(|(fd, _)| fd))
+        if let Some(&at) = self.by_ino.get(&ino) {
+            return Some(std::mem::replace(&mut self.slots[at].fd, fd));
+        }
+        let new = Slot { ino, fd, is_used: false };
+        if self.slots.len() < self.max {
+            self.by_ino.insert(ino, self.slots.len());
+            self.slots.push(new);
+            return None;
+        }
+        let at = self.next_unused();
+        let evicted = std::mem::replace(&mut self.slots[at], new);
+        self.by_ino.remove(&evicted.ino);
+        self.by_ino.insert(ino, at);
+        Some(evicted.fd)
+    }
+
+    /// Returns the place of the first descriptor that was not used for a round.
+    fn next_unused(&mut self) -> usize {
+        loop {
+            let at = self.hand % self.slots.len();
+            self.hand = at + 1;
+            if !std::mem::take(&mut self.slots[at].is_used) {
+                return at;
+            }
+        }
     }
 
     fn remove(&mut self, ino: u64) -> Option<SharedFd> {
-        self.by_ino.remove(&ino).map(|(fd, _)| fd)
+        let at = self.by_ino.remove(&ino)?;
+        let removed = self.slots.swap_remove(at);
+        if let Some(moved) = self.slots.get(at) {
+            self.by_ino.insert(moved.ino, at);
+        }
+        Some(removed.fd)
+    }
+
+    /// Takes all of them.
+    fn take(&mut self) -> Vec<Slot> {
+        self.by_ino.clear();
+        std::mem::take(&mut self.slots)
     }
 }
 
@@ -159,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_used_longest_ago_goes_first() {
+    fn descriptor_that_was_used_stays_for_another_round() {
         let descriptors = Descriptors::new(2, 1);
         descriptors.keep(1, fd());
         descriptors.keep(2, fd());
@@ -167,6 +204,32 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
+        // Used both of them, so that the hand passes each once.
+        descriptors.keep(4, fd());
+        let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
+        assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);
+        assert!(kept[2]);
+    }
+
+    #[test]
+    fn any_order_of_calls_keeps_at_most_the_bound_and_finds_what_is_kept() {
+        let mut recent = Recent::new(5);
+        let mut seed = 7_u64;
+        for _ in 0..10_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let ino = (seed >> 33) % 12;
+            match seed >> 60 {
+                0..8 => drop(recent.insert(ino, fd())),
+                8..12 => assert_eq!(recent.get(ino).is_some(), recent.by_ino.contains_key(&ino)),
+                12..15 => drop(recent.remove(ino)),
+                _ if seed.is_multiple_of(97) => drop(recent.take()),
+                _ => {}
+            }
+            assert!(recent.slots.len() <= 5 && recent.slots.len() == recent.by_ino.len());
+            for (at, slot) in recent.slots.iter().enumerate() {
+                assert_eq!(recent.by_ino.get(&slot.ino), Some(&at), "seed 7");
+            }
+        }
     }
 
     #[test]
@@ -175,7 +238,9 @@ mod tests {
         let handle = descriptors.add_open(5, fd().try_clone().unwrap());
         assert!(descriptors.get_open(5, handle).is_some());
         assert!(descriptors.get_open(6, handle).is_none());
-        descriptors.close(handle);
-        assert!(descriptors.get_open(5, handle).is_none());
+        descriptors.close(6, handle);
+        assert!(descriptors.get(5).is_some() && descriptors.get(6).is_none());
+        descriptors.close(5, handle);
+        assert!(descriptors.get_open(5, handle).is_none() && descriptors.get(5).is_none());
     }
 }

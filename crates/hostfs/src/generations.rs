@@ -17,6 +17,8 @@ use std::collections::HashMap;
 
 use corewalk::Timespec;
 use corewalk_sync::Mutex;
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use foldhash::fast::RandomState;
 
 /// Low bits of a generation, which count inodes of one number and one time of birth.
 const COUNT_BITS: u32 = 12;
@@ -29,23 +31,30 @@ const YOUNG_US: u64 = 1_000_000;
 #[derive(Default)]
 pub(crate) struct Generations {
     known: Mutex<Known>,
+    /// Whether `counts` has something: without it nobody need look there.
+    has_counts: AtomicBool,
 }
 
 #[derive(Default)]
 struct Known {
     /// By number: birth and count of one that died young.
-    young_dead: HashMap<u64, (u64, u64)>,
+    young_dead: HashMap<u64, (u64, u64), RandomState>,
     /// The counts, where they are not 0, by number and birth.
-    counts: HashMap<(u64, u64), u64>,
+    counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
 impl Generations {
     /// Returns the generation of inode `ino`, born at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        let known = self.known.lock();
-        let count = if known.counts.is_empty() { None } else { known.counts.get(&(ino, birth)) };
-        (birth << COUNT_BITS) | count.copied().unwrap_or(0)
+        // ORDERING: Relaxed. The count of an inode is noted before anybody hears of the inode, by way
+        // of whatever tells them; of the others' counts nothing is asked.
+        let count = if self.has_counts.load(Ordering::Relaxed) {
+            self.known.lock().counts.get(&(ino, birth)).copied()
+        } else {
+            None
+        };
+        (birth << COUNT_BITS) | count.unwrap_or(0)
     }
 
     /// Notes that inode `ino` has lost its last name at `now`.
@@ -73,6 +82,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
+            // ORDERING: Relaxed. See `of`.
+            self.has_counts.store(true, Ordering::Relaxed);
         }
     }
 }

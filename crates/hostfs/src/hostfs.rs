@@ -18,16 +18,20 @@ use corewalk::{
 };
 use corewalk_sync::primitives::thread;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatvfs, open, statx};
+use rustix::process::{getegid, geteuid};
 
 use crate::beneath::Resolver;
 use crate::descriptors::{Descriptors, SharedFd};
 use crate::generations::Generations;
 use crate::moves::Moves;
+use crate::places::Places;
 
 /// How often the cache is asked for a path that leads to the inode.
 const ROUNDS: u32 = 32;
 /// How often while renames concern the path, which takes half a second.
 const ROUNDS_AMONG_RENAMES: u32 = ROUNDS + 500;
+/// What statx(2) is asked for.
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
 /// How a host directory is served.
 #[derive(Clone, Copy, Debug)]
@@ -55,9 +59,12 @@ pub struct HostFs {
     resolver: Resolver,
     pub(crate) descriptors: Descriptors,
     pub(crate) moves: Moves,
+    places: Places,
     pub(crate) generations: Generations,
     /// Whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
+    /// The user and the group that new files belong to.
+    pub(crate) owner: (u32, u32),
 }
 
 /// Whether a host file system has POSIX ACLs.
@@ -76,8 +83,12 @@ impl HostFs {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES` for the directory; `ENOSYS` without `/proc`.
     pub fn new(root: &Path, options: HostFsOptions) -> Result<HostFs, Errno> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = open(root, flags, Mode::empty())?;
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = match open(root, flags, Mode::empty()) {
+            // It may be searched and not read.
+            Err(Errno::ACCESS) => open(root, flags | OFlags::PATH, Mode::empty())?,
+            opened => opened?,
+        };
         let status = stat_fd(root.as_fd())?;
         let through_proc =
             statx(rustix::fs::CWD, magic(root.as_fd()), AtFlags::empty(), StatxFlags::BASIC_STATS);
@@ -91,8 +102,10 @@ impl HostFs {
             root: Arc::new(root),
             descriptors: Descriptors::new(options.reusable, options.orphans),
             moves: Moves::default(),
+            places: Places::default(),
             generations: Generations::default(),
             acls: AclSupport::Yes,
+            owner: (geteuid().as_raw(), getegid().as_raw()),
         };
         if fs.acl_of(fs.root.as_fd(), AclKind::Access).err() == Some(Errno::OPNOTSUPP) {
             fs.acls = AclSupport::No;
@@ -100,16 +113,14 @@ impl HostFs {
         Ok(fs)
     }
 
-    /// Returns an `O_PATH` descriptor of the inode.
+    /// Returns a descriptor of the inode: of a directory one to read it with, if that is allowed, of
+    /// anything else one that is good for what `O_PATH` is good for.
     ///
     /// # Errors
     /// `ESTALE` if no path of the cache leads to it any more (H.1); `EMFILE`, `ENFILE`.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
-        if ino == self.root_ino {
-            return Ok(Arc::clone(&self.root));
-        }
-        if let Some(fd) = self.descriptors.get(ino) {
+        if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
         let mut rounds = ROUNDS;
@@ -127,12 +138,12 @@ impl HostFs {
                 Err(_) => return self.descriptors.get(ino).ok_or(Errno::STALE),
                 Ok(path) => path,
             };
-            if let Some(fd) = self.open_if(ino, &path)? {
+            if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
             }
             for path in self.moves.collect_successors(&path) {
                 rounds = ROUNDS_AMONG_RENAMES;
-                if let Some(fd) = self.open_if(ino, &path)? {
+                if let Some(fd) = self.open_if(node, &path)? {
                     return Ok(fd);
                 }
             }
@@ -144,9 +155,17 @@ impl HostFs {
         Err(Errno::STALE)
     }
 
+    fn kept(&self, ino: u64) -> Option<SharedFd> {
+        if ino == self.root_ino {
+            return Some(Arc::clone(&self.root));
+        }
+        self.descriptors.get(ino)
+    }
+
     /// Returns a descriptor of what `path` leads to if that is inode `ino`, and keeps it for reuse.
-    fn open_if(&self, ino: u64, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
-        let fd = match self.retry_full(|| self.resolver.open(self.root.as_fd(), path)) {
+    fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
+        let (ino, kind) = (node.ino(), node.kind());
+        let fd = match self.open_beneath(path, kind) {
             Ok(fd) => fd,
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ACCESS)) => {
                 return Err(error);
@@ -162,6 +181,19 @@ impl HostFs {
         Ok(Some(fd))
     }
 
+    /// Returns a descriptor of what `path` leads to, which should be of `kind`.
+    fn open_beneath(&self, path: &[u8], kind: FileKind) -> Result<OwnedFd, Errno> {
+        let open = |how| self.retry_full(|| self.resolver.open(self.root.as_fd(), path, how));
+        if kind == FileKind::Directory {
+            match open(OFlags::DIRECTORY) {
+                // It may be searched and not read, or something would be mounted on it first.
+                Err(Errno::ACCESS | Errno::XDEV) => {}
+                opened => return opened,
+            }
+        }
+        open(OFlags::PATH)
+    }
+
     /// Runs `open`, and once more without the descriptors kept for reuse if there are too many.
     pub(crate) fn retry_full<R>(&self, open: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         match open() {
@@ -173,14 +205,67 @@ impl HostFs {
         }
     }
 
+    /// Returns the attributes of an inode, which may have an ACL. One that has no descriptor gets none
+    /// for this, unless it is a directory, which others are reached by.
+    ///
+    /// # Errors
+    /// As [`HostFs::at`] and [`HostFs::status`].
+    pub(crate) fn attr_now(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        if let Some(fd) = self.kept(node.ino()) {
+            return self.attr_at(fd.as_fd(), b"");
+        }
+        if node.kind() != FileKind::Directory
+            && let Some(attr) = self.attr_by_name(node)
+        {
+            return Ok(attr);
+        }
+        self.attr_at(self.at(node)?.as_fd(), b"")
+    }
+
+    /// Returns the attributes of an inode as its directory has it, if the first path that the cache
+    /// gives leads there.
+    fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
+        let path = node.path().ok()?;
+        let slash = path.iter().rposition(|&b| b == b'/')?;
+        let (above, name) = (&path[..slash], &path[slash + 1..]);
+        let dir = match above {
+            b"" => Arc::clone(&self.root),
+            above => self.directory(above)?,
+        };
+        match self.attr_at(dir.as_fd(), name) {
+            Ok(attr) if attr.ino == node.ino() => Some(attr),
+            _ => {
+                self.places.forget(above);
+                None
+            }
+        }
+    }
+
+    /// Returns a descriptor of the directory that `path` leads to, or has led to a while ago: what is
+    /// found in it must be checked by its number.
+    fn directory(&self, path: &[u8]) -> Option<SharedFd> {
+        if let Some(ino) = self.places.get(path)
+            && let Some(fd) = self.descriptors.get(ino)
+        {
+            return Some(fd);
+        }
+        let fd = self.open_beneath(path, FileKind::Directory).ok()?;
+        let (ino, fd) = (stat_fd(fd.as_fd()).ok()?.stx_ino, Arc::new(fd));
+        self.descriptors.keep(ino, Arc::clone(&fd));
+        self.places.note(path, ino);
+        Some(fd)
+    }
+
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
     /// # Errors
     /// `EXDEV` if it is on another file system, or the root of a mount.
+    #[inline]
     pub(crate) fn status(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Statx, Errno> {
-        let flags = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
-        let flags = flags | AtFlags::NO_AUTOMOUNT;
-        let status = statx(dir, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let status = match name {
+            b"" => stat_fd(dir)?,
+            name => statx(dir, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, WANTED)?,
+        };
         let is_root = status.stx_ino == self.root_ino;
         let is_mount = status.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT);
         if (status.stx_dev_major, status.stx_dev_minor) != self.device || (is_mount && !is_root) {
@@ -191,8 +276,9 @@ impl HostFs {
 }
 
 /// Returns the status of what a descriptor refers to.
+#[inline]
 pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
-    statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+    statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, WANTED)
 }
 
 /// Returns the path under which the kernel shows what a descriptor refers to: for calls that take no
@@ -216,7 +302,7 @@ impl FileSystem for HostFs {
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        self.attr_of(self.at(node)?.as_fd())
+        self.attr_now(node)
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
@@ -285,8 +371,8 @@ impl FileSystem for HostFs {
         true
     }
 
-    fn release(&self, _node: Node<'_>, handle: u64) {
-        self.descriptors.close(handle);
+    fn release(&self, node: Node<'_>, handle: u64) {
+        self.descriptors.close(node.ino(), handle);
     }
 
     fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
@@ -370,5 +456,50 @@ impl std::fmt::Debug for HostFs {
         let mut text = f.debug_struct("HostFs");
         text.field("root", &self.root).field("resolver", &self.resolver);
         text.field("acls", &self.acls).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use corewalk::{Cred, Vfs, VfsOptions};
+
+    use super::*;
+
+    #[test]
+    fn attributes_of_files_need_a_descriptor_of_their_directory_alone() {
+        let root = std::env::temp_dir().join(format!("corewalk-attributes-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("d/e")).unwrap();
+        let ino = |path: &str| std::fs::metadata(root.join(path)).unwrap().ino();
+        for path in ["d/a", "d/e/b"] {
+            std::fs::write(root.join(path), b"12345").unwrap();
+        }
+        let fs = Arc::new(HostFs::new(&root, HostFsOptions::default()).unwrap());
+        let shared: Arc<dyn FileSystem> = Arc::<HostFs>::clone(&fs);
+        let vfs = Vfs::new(shared, VfsOptions::default()).unwrap();
+        let lookup = |dir: &_, name: &[u8]| {
+            vfs.lookup(&Cred::root(), dir, Name::new(name).unwrap()).unwrap()
+        };
+        let d = lookup(&vfs.root(), b"d");
+        let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
+        let b = lookup(&e, b"b");
+        // Where they are is found out once more by each path.
+        fs.descriptors.drop_reusable();
+        for _ in 0..2 {
+            assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));
+        }
+        let has = |path| fs.descriptors.get(ino(path)).is_some();
+        assert_eq!(["d", "d/e", "d/a", "d/e/b"].map(has), [true, true, false, false]);
+        // Another directory behind the same path.
+        std::fs::rename(root.join("d/e"), root.join("old")).unwrap();
+        std::fs::create_dir(root.join("d/e")).unwrap();
+        std::fs::rename(root.join("old/b"), root.join("d/e/b")).unwrap();
+        assert_eq!(vfs.getattr(&b).unwrap().ino, ino("d/e/b"));
+        // Another file under the same name.
+        std::fs::write(root.join("new"), b"1").unwrap();
+        std::fs::rename(root.join("new"), root.join("d/a")).unwrap();
+        assert_eq!(vfs.getattr(&a), Err(Errno::STALE));
+        std::fs::remove_dir_all(&root).unwrap();
     }
 }

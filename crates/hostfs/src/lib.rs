@@ -12,6 +12,8 @@
 //!   unlinked while in use (bounded), of open files (one each, as the client opened them).
 //! - `moves` remembers the last renames: between the host's rename and that of the cache the path
 //!   that the cache gives is the old one.
+//! - `places` remembers directories by path: attributes are asked for by name where no descriptor is
+//!   kept, and none is opened for them.
 //! - `generations` keeps (inode number, generation) from meaning two files (trap P11).
 //! - `names`, `files`, `attributes`, `xattrs` and `listing` are the operations. The errors are the
 //!   host's.
@@ -59,6 +61,7 @@ mod hostfs;
 mod listing;
 mod moves;
 mod names;
+mod places;
 mod xattrs;
 
 pub use hostfs::{HostFs, HostFsOptions};

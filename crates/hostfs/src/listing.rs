@@ -12,11 +12,12 @@
 //! Source: getdents64(2), traps T48 and P13.
 
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use corewalk::{DirEntry, DirSink, Errno, FileKind, Name, Node};
-use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, seek};
+use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom, openat, seek};
 
+use crate::beneath::no_follow;
 use crate::hostfs::{HostFs, reopen};
 
 /// Bytes of entries that are read at once.
@@ -37,7 +38,7 @@ impl HostFs {
         sink: &mut DirSink<'_>,
     ) -> Result<(), Errno> {
         let path_fd = self.at(dir)?;
-        let file = self.retry_full(|| reopen(path_fd.as_fd(), OFlags::DIRECTORY))?;
+        let file = self.retry_full(|| open_to_list(path_fd.as_fd()))?;
         if cookie != 0 {
             seek(&file, SeekFrom::Start(offset_of(cookie)))?;
         }
@@ -61,6 +62,15 @@ impl HostFs {
             }
         }
         Ok(())
+    }
+}
+
+/// Opens a directory once more, with an offset of its own.
+fn open_to_list(dir: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    match openat(dir, c".", OFlags::DIRECTORY | no_follow(), Mode::empty()) {
+        // It may be read and not searched.
+        Err(Errno::ACCESS) => reopen(dir, OFlags::DIRECTORY),
+        opened => opened,
     }
 }
 

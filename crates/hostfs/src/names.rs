@@ -2,11 +2,14 @@
 //!
 //! A new file is made with the rights of its owner alone, then gets its owner, its ACLs and its mode,
 //! and is removed again if one of these fails; whoever looks at the host directly can see it in
-//! between. Through the cache nobody can, since its name is claimed.
+//! between. Through the cache nobody can, since its name is claimed. A file of the server's own user
+//! and group without an ACL is made with its mode at once: what the host makes of that is looked at,
+//! and is most often right.
 //!
 //! Before the last name of an inode goes, a descriptor of it is kept: whoever uses it still has it
 //! until the cache forgets it. What a name refers to is looked at just before, so that a file that
-//! others put there is not taken for the one that was meant.
+//! others put there is not taken for the one that was meant. A rename first asks the host to replace
+//! nothing, and looks at what is in the way only if something is.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,7 +23,8 @@ use rustix::fs::{
 
 use crate::attributes::{chmod, chown, time};
 use crate::beneath::no_follow;
-use crate::hostfs::{HostFs, magic, stat_fd};
+use crate::descriptors::SharedFd;
+use crate::hostfs::{HostFs, magic};
 
 impl HostFs {
     pub(crate) fn lookup_name(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -38,8 +42,13 @@ impl HostFs {
     ) -> Result<Attr, Errno> {
         let dir = self.at(dir)?;
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
-        self.retry_full(|| create(dir.as_fd(), name, kind, what))?;
-        let made = self.retry_full(|| open_path(dir.as_fd(), name)).and_then(|fd| {
+        let mode = self.first_mode(what);
+        let opened = self.retry_full(|| create(dir.as_fd(), name, kind, mode, what))?;
+        let opened = match opened {
+            Some(fd) => Ok(fd),
+            None => self.retry_full(|| open_made(dir.as_fd(), name, kind)),
+        };
+        let made = opened.and_then(|fd| {
             let attr = self.dress(fd.as_fd(), kind, what)?;
             Ok((fd, attr))
         });
@@ -68,12 +77,23 @@ impl HostFs {
         Ok(attr)
     }
 
-    /// Gives a file that has just been made its owner, its ACLs and its mode.
+    /// Returns the permission bits that a file is made with.
+    fn first_mode(&self, what: &Make<'_>) -> Mode {
+        let has_acl = what.access_acl.is_some() || what.default_acl.is_some();
+        let is_ours = (what.uid, what.gid) == self.owner && !has_acl;
+        Mode::from_raw_mode(what.mode & if is_ours { 0o7777 } else { 0o700 })
+    }
+
+    /// Gives a file that has just been made its owner, its ACLs and its mode, as far as it has not
+    /// got them already.
     fn dress(&self, fd: BorrowedFd<'_>, kind: FileKind, what: &Make<'_>) -> Result<Attr, Errno> {
-        let status = stat_fd(fd)?;
-        if (status.stx_uid, status.stx_gid) != (what.uid, what.gid) {
+        let mut status = self.status(fd, b"")?;
+        self.generations.note_birth(status.stx_ino, time(&status.stx_btime));
+        let is_owned = (status.stx_uid, status.stx_gid) == (what.uid, what.gid);
+        if !is_owned {
             chown(fd, Some(what.uid), Some(what.gid))?;
         }
+        let mut is_done = is_owned;
         if kind != FileKind::Symlink {
             if let Some(acl) = &what.default_acl {
                 self.set_acl_of(fd, AclKind::Default, Some(acl), None)?;
@@ -81,10 +101,16 @@ impl HostFs {
             if let Some(acl) = &what.access_acl {
                 self.set_acl_of(fd, AclKind::Access, Some(acl), None)?;
             }
-            chmod(fd, what.mode & !S_IFMT)?;
+            is_done &= what.default_acl.is_none() && what.access_acl.is_none();
+            is_done &= (u32::from(status.stx_mode) ^ what.mode) & !S_IFMT == 0;
+            if !is_done {
+                chmod(fd, what.mode & !S_IFMT)?;
+            }
         }
-        self.generations.note_birth(status.stx_ino, time(&status.stx_btime));
-        self.attr_of(fd)
+        if !is_done {
+            status = self.status(fd, b"")?;
+        }
+        Ok(self.attr(&status, what.access_acl.is_some()))
     }
 
     pub(crate) fn link_name(
@@ -107,13 +133,16 @@ impl HostFs {
         node: Node<'_>,
     ) -> Result<(), Errno> {
         let dir = self.at(dir)?;
-        let status = self.status(dir.as_fd(), name.as_bytes())?;
+        let (status, fd) = match self.descriptors.get(node.ino()) {
+            Some(fd) => (self.status(dir.as_fd(), name.as_bytes())?, Some(fd)),
+            None => self.open_victim(dir.as_fd(), name)?,
+        };
         if status.stx_ino != node.ino() {
             return Err(Errno::STALE);
         }
         let is_dir = node.kind() == FileKind::Directory;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let last = self.keep_victim(dir.as_fd(), name, &status);
+        let last = self.keep_victim(&status, fd);
         let done = unlinkat(&dir, name.as_bytes(), flags);
         self.settle_victim(&status, last, &done);
         done
@@ -127,45 +156,52 @@ impl HostFs {
     ) -> Result<(), Errno> {
         let (old_dir, new_dir) = (self.at(from_dir)?, self.at(to_dir)?);
         let flags = match mode {
-            RenameMode::Replace => RenameFlags::empty(),
-            RenameMode::NoReplace => RenameFlags::NOREPLACE,
+            RenameMode::Replace | RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
         };
         // Found out before the rename, since afterwards the cache is behind.
-        let paths = path_below(from_dir, from).zip(path_below(to_dir, to));
-        let victim = match mode {
-            RenameMode::Replace => self.status(new_dir.as_fd(), to.as_bytes()).ok(),
-            _ => None,
-        };
-        let last = match &victim {
-            Some(status) => self.keep_victim(new_dir.as_fd(), to, status),
-            None => Last::No,
-        };
-        if let Some((old, new)) = paths {
+        if let Some((old, new)) = paths_below((from_dir, from), (to_dir, to)) {
             if mode == RenameMode::Exchange {
                 self.moves.add(new.clone(), old.clone());
             }
             self.moves.add(old, new);
         }
-        let done = renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
-        if let Some(status) = &victim {
-            self.settle_victim(status, last, &done);
+        let rename =
+            |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
+        match rename(flags) {
+            // The last two from a file system, or a host, that knows no flags.
+            Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
+            done => return done,
+        }
+        let victim = self.open_victim(new_dir.as_fd(), to).ok();
+        let victim = victim.map(|(status, fd)| (self.keep_victim(&status, fd), status));
+        let done = rename(RenameFlags::empty());
+        if let Some((last, status)) = victim {
+            self.settle_victim(&status, last, &done);
         }
         done
     }
 
+    /// Returns the status of what is about to lose a name, and a descriptor of it; none if there are
+    /// too many descriptors.
+    fn open_victim(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: Name<'_>,
+    ) -> Result<(Statx, Option<SharedFd>), Errno> {
+        match self.retry_full(|| open_path(dir, name)) {
+            Ok(fd) => Ok((self.status(fd.as_fd(), b"")?, Some(Arc::new(fd)))),
+            Err(Errno::MFILE | Errno::NFILE) => Ok((self.status(dir, name.as_bytes())?, None)),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Keeps a descriptor of what is about to lose a name, if that is its last one.
-    fn keep_victim(&self, dir: BorrowedFd<'_>, name: Name<'_>, status: &Statx) -> Last {
+    fn keep_victim(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {
             return Last::No;
         }
-        let kept = self.descriptors.get(status.stx_ino);
-        let fd = kept.or_else(|| {
-            let fd = self.retry_full(|| open_path(dir, name)).ok()?;
-            let is_same = stat_fd(fd.as_fd()).is_ok_and(|now| now.stx_ino == status.stx_ino);
-            is_same.then(|| Arc::new(fd))
-        });
         if let Some(fd) = fd {
             self.descriptors.keep_orphan(status.stx_ino, fd);
         }
@@ -191,31 +227,55 @@ enum Last {
     No,
 }
 
-/// Returns the path of a name in a directory, if the directory has one.
-fn path_below(dir: Node<'_>, name: Name<'_>) -> Option<Vec<u8>> {
-    let mut path = dir.path().ok()?;
-    if path.last() != Some(&b'/') {
-        path.push(b'/');
-    }
-    path.extend_from_slice(name.as_bytes());
-    Some(path)
+/// Returns the paths of two names in directories, if the directories have some.
+fn paths_below(a: (Node<'_>, Name<'_>), b: (Node<'_>, Name<'_>)) -> Option<(Vec<u8>, Vec<u8>)> {
+    let above = a.0.path().ok()?;
+    let old = below(&above, a.1);
+    let new = match a.0.ino() == b.0.ino() {
+        true => below(&above, b.1),
+        false => below(&b.0.path().ok()?, b.1),
+    };
+    Some((old, new))
+}
+
+/// Returns the path of a name in the directory `above`.
+fn below(above: &[u8], name: Name<'_>) -> Vec<u8> {
+    let above = above.strip_suffix(b"/").unwrap_or(above);
+    [above, b"/", name.as_bytes()].concat()
 }
 
 fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
     openat(dir, name.as_bytes(), OFlags::PATH | no_follow(), Mode::empty())
 }
 
-/// Makes a file of the kind that is wanted, which only its owner can use.
+/// Opens what has just been made: a directory to be read, if its mode allows that.
+fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<OwnedFd, Errno> {
+    if kind == FileKind::Directory {
+        let flags = OFlags::DIRECTORY | no_follow();
+        match openat(dir, name.as_bytes(), flags, Mode::empty()) {
+            Err(Errno::ACCESS) => {}
+            opened => return opened,
+        }
+    }
+    open_path(dir, name)
+}
+
+/// Makes a file of the kind that is wanted, with the permission bits `mode`, and returns a descriptor
+/// of it if that comes with it.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,
     kind: FileKind,
+    mode: Mode,
     what: &Make<'_>,
-) -> Result<(), Errno> {
-    let (name, mode) = (name.as_bytes(), Mode::from_raw_mode(what.mode & 0o700));
+) -> Result<Option<OwnedFd>, Errno> {
+    let name = name.as_bytes();
     let node = |kind, device| mknodat(dir, name, kind, mode, device);
     match kind {
-        FileKind::Regular => node(FileType::RegularFile, 0),
+        FileKind::Regular => {
+            let flags = OFlags::CREATE | OFlags::EXCL | no_follow();
+            return openat(dir, name, flags, mode).map(Some);
+        }
         FileKind::Directory => mkdirat(dir, name, mode),
         FileKind::Symlink => symlinkat(what.target, dir, name),
         FileKind::Fifo => node(FileType::Fifo, 0),
@@ -223,4 +283,5 @@ fn create(
         FileKind::CharDevice => node(FileType::CharacterDevice, what.rdev),
         FileKind::BlockDevice => node(FileType::BlockDevice, what.rdev),
     }
+    .map(|()| None)
 }

@@ -90,11 +90,14 @@ pub(super) fn timespec(time: SystemTime) -> Timespec {
 }
 
 fn system_time(time: Timespec) -> SystemTime {
-    let nanos = Duration::from_nanos(u64::from(time.nanos));
-    let whole = Duration::from_secs(time.secs.unsigned_abs());
-    let base =
-        if time.secs >= 0 { UNIX_EPOCH.checked_add(whole) } else { UNIX_EPOCH.checked_sub(whole) };
-    base.and_then(|base| base.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
+    let since_second = Duration::from_nanos(u64::from(time.nanos));
+    let time = match u64::try_from(time.secs) {
+        Ok(secs) => UNIX_EPOCH.checked_add(Duration::from_secs(secs) + since_second),
+        Err(_) => UNIX_EPOCH
+            .checked_sub(Duration::from_secs(time.secs.unsigned_abs()))
+            .and_then(|second| second.checked_add(since_second)),
+    };
+    time.unwrap_or(UNIX_EPOCH)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 
 use corewalk_fuse::{Options, ReaddirPlus};
 use corewalk_sync::primitives::thread;
@@ -32,6 +33,23 @@ fn large_directory_is_listed_once_in_each_mode() {
             }
             assert_eq!(seen, expected, "{readdirplus:?}");
         }
+    }
+}
+
+/// Attributes of names that the kernel will ask for again are not sent along.
+#[test]
+fn listing_looks_names_up_only_where_they_may_be_kept() {
+    let kept = Options::exclusive();
+    let asked = Options { entry_timeout: Duration::ZERO, ..Options::exclusive() };
+    for (options, looks_up) in [(kept, true), (asked, false)] {
+        let Some(site) = Site::tmpfs(options) else { return };
+        for at in 0..20 {
+            fs::write(site.path(&at.to_string()), "").expect("a file");
+        }
+        let names = || site.counters().hits + site.counters().misses;
+        let before = names();
+        assert_eq!(fs::read_dir(site.root()).expect("a folder").count(), 20);
+        assert_eq!(names() - before >= 20, looks_up, "{} names", names() - before);
     }
 }
 

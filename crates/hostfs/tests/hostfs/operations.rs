@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::sync::Arc;
 
-use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
-use corewalk::attr::mode::{S_IFIFO, S_IFREG};
+use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS, XATTR_DEFAULT};
+use corewalk::attr::mode::{S_IFDIR, S_IFIFO, S_IFREG};
 use corewalk::{
     Cred, Errno, Fallocate, Fsync, Make, May, Removal, RenameMode, Seek, SetAttr, SetTime,
-    Timespec, XattrMode,
+    Timespec, Vfs, VfsOptions, XattrMode,
 };
 
 use crate::fixtures::{TempDir, link, list, make, name, over, remove, rename, symlink, walk};
@@ -30,6 +31,105 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(fs::read_link(dir.join("d/l")).unwrap().to_str(), Some("../nowhere"));
     assert_eq!(vfs.readlink(&walk(&vfs, "d/l").unwrap()).unwrap(), b"../nowhere");
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
+}
+
+/// The host has a say in the mode of what is made: its umask, and the group of the directory.
+#[test]
+fn made_files_have_the_mode_that_was_asked_for() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    make(&vfs, "plain/").unwrap();
+    make(&vfs, "group/").unwrap();
+    let group = walk(&vfs, "group").unwrap();
+    let set = SetAttr { gid: Some(4321), mode: Some(0o2755), ..SetAttr::default() };
+    vfs.setattr(&Cred::root(), &group, &set).unwrap();
+    for (sub, gid) in [("plain", gid), ("group", 4321)] {
+        let parent = walk(&vfs, sub).unwrap();
+        for kind in [S_IFREG, S_IFDIR, S_IFIFO] {
+            for bits in [0, 0o200, 0o644, 0o666, 0o777, 0o1777, 0o2775, 0o4711, 0o6777] {
+                let entry = format!("{kind:o}-{bits:o}");
+                let what = Make::new(kind | bits, uid, gid);
+                let made = vfs.make(&Cred::root(), &parent, name(&entry), what);
+                let (_, attr) = made.unwrap();
+                // A directory takes the bit from the one it is in.
+                let inherits = sub == "group" && kind == S_IFDIR;
+                let expected = kind | bits | if inherits { 0o2000 } else { 0 };
+                let host = fs::symlink_metadata(dir.join(&format!("{sub}/{entry}"))).unwrap();
+                assert_eq!((host.mode(), attr.mode), (expected, expected), "{sub}/{entry}");
+                assert_eq!((host.uid(), host.gid(), attr.gid), (uid, gid, gid), "{sub}/{entry}");
+            }
+        }
+    }
+}
+
+/// What is made in a directory with a default ACL gets what it would get in corewalk's own tmpfs.
+#[test]
+fn made_files_inherit_the_default_acl() {
+    let dir = TempDir::new();
+    let tmpfs = corewalk::tmpfs::Tmpfs::new(corewalk::tmpfs::TmpfsOptions::default());
+    let spaces = [over(dir.path()), Vfs::new(Arc::new(tmpfs), VfsOptions::default()).unwrap()];
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let entry = |tag, bits| Entry::new(tag, bits, Entry::NO_ID);
+    let minimal =
+        Acl::new([entry(Tag::UserObj, 7), entry(Tag::GroupObj, 5), entry(Tag::Other, 1)]).unwrap();
+    let extended = Acl::new([
+        entry(Tag::UserObj, 7),
+        Entry::new(Tag::User, 6, 1000),
+        entry(Tag::GroupObj, 5),
+        entry(Tag::Mask, 7),
+        entry(Tag::Other, 0),
+    ])
+    .unwrap();
+    for (number, default) in [minimal, extended].iter().enumerate() {
+        let seen = spaces.each_ref().map(|vfs| {
+            let parent = make(vfs, &format!("d{number}/")).unwrap();
+            let (cred, value) = (Cred::root(), default.to_xattr());
+            vfs.setxattr(&cred, &parent, XATTR_DEFAULT, &value, XattrMode::Set).unwrap();
+            [(S_IFREG, 0o666), (S_IFREG, 0o640), (S_IFDIR, 0o777)].map(|(kind, bits)| {
+                let what = Make { umask: 0o27, ..Make::new(kind | bits, uid, gid) };
+                let entry = format!("{kind:o}-{bits:o}");
+                let (inode, attr) = vfs.make(&cred, &parent, name(&entry), what).unwrap();
+                let of = |acl| vfs.getxattr(&cred, &inode, acl);
+                let reads = vfs.access(&Cred::user(1000, 1000, &[]), &inode, May::READ);
+                (attr.mode, attr.has_acl, of(XATTR_ACCESS), of(XATTR_DEFAULT), reads)
+            })
+        });
+        assert_eq!(seen[0], seen[1], "ACL {number}");
+    }
+}
+
+#[test]
+fn permission_follows_an_acl_that_comes_and_goes() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    let (f, cred) = (make(&vfs, "f").unwrap(), Cred::root());
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let acl = Acl::new([
+        Entry::new(Tag::UserObj, 6, Entry::NO_ID),
+        Entry::new(Tag::User, 4, 1000),
+        Entry::new(Tag::GroupObj, 0, Entry::NO_ID),
+        Entry::new(Tag::Mask, 4, Entry::NO_ID),
+        Entry::new(Tag::Other, 0, Entry::NO_ID),
+    ])
+    .unwrap();
+    let user = Cred::user(1000, 1000, &[]);
+    for _ in 0..3 {
+        vfs.setattr(&cred, &f, &set).unwrap();
+        assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
+        vfs.setxattr(&cred, &f, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
+        assert_eq!(vfs.access(&user, &f, May::READ), Ok(()));
+        assert_eq!(vfs.access(&user, &f, May::WRITE), Err(Errno::ACCESS));
+        vfs.removexattr(&cred, &f, XATTR_ACCESS).unwrap();
+        assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
+        assert_eq!(vfs.getxattr(&cred, &f, XATTR_ACCESS), Err(Errno::NODATA));
+    }
+    // One that comes without this namespace's doing, as it is told.
+    let again = over(dir.path());
+    let same = walk(&again, "f").unwrap();
+    again.setxattr(&cred, &same, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
+    vfs.invalidate_attributes(&f);
+    assert_eq!(vfs.access(&user, &f, May::READ), Ok(()));
 }
 
 #[test]
