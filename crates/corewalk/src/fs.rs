@@ -109,6 +109,10 @@ pub struct Make<'a> {
     pub access_acl: Option<Acl>,
     /// The default ACL a new directory inherits.
     pub default_acl: Option<Acl>,
+    /// The flags of open(2) that the maker opens the file with as soon as it is made, if it does. A
+    /// back end for which making and opening is one call may do both, and keep what it has open for
+    /// the call of `open` that follows.
+    pub open: Option<u32>,
 }
 
 impl Make<'_> {
@@ -116,7 +120,8 @@ impl Make<'_> {
     /// a umask of 0.
     pub fn new(mode: u32, uid: u32, gid: u32) -> Make<'static> {
         let (access_acl, default_acl) = (None, None);
-        Make { mode, umask: 0, uid, gid, rdev: 0, target: b"", access_acl, default_acl }
+        let (umask, rdev, target, open) = (0, 0, b"", None);
+        Make { mode, umask, uid, gid, rdev, target, access_acl, default_acl, open }
     }
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | reusable | an inode that was used lately | it was not used for a round | `reusable` |
 //! | orphans | an inode that lost its last name | `forget`, or as above | `orphans` |
+//! | fresh | a file that was made to be opened | the `open` that follows | makers at work |
 //! | open files | a handle that the client has | `release` | what the client opens |
 //!
 //! A descriptor keeps its inode, so the number it is filed under cannot come to mean another file.
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use corewalk_sync::Mutex;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use foldhash::fast::RandomState;
+use rustix::fs::OFlags;
 
 /// A descriptor that several calls may use at once; it is closed after the last one.
 pub(crate) type SharedFd = Arc<OwnedFd>;
@@ -34,6 +36,8 @@ pub(crate) struct Descriptors {
 struct Kept {
     reusable: Recent,
     orphans: Recent,
+    /// By inode number, each with how it is open.
+    fresh: HashMap<u64, (OFlags, OwnedFd), RandomState>,
     /// Open files by inode number and handle.
     open: BTreeMap<(u64, u64), SharedFd>,
 }
@@ -58,7 +62,8 @@ struct Slot {
 impl Descriptors {
     pub(crate) fn new(reusable: usize, orphans: usize) -> Descriptors {
         let (reusable, orphans) = (Recent::new(reusable), Recent::new(orphans));
-        let kept = Kept { reusable, orphans, open: BTreeMap::new() };
+        let (fresh, open) = (HashMap::default(), BTreeMap::new());
+        let kept = Kept { reusable, orphans, fresh, open };
         Descriptors { kept: Mutex::new(kept), next_handle: AtomicU64::new(1) }
     }
 
@@ -96,7 +101,7 @@ impl Descriptors {
     /// Closes what is kept of an inode that nobody uses any more.
     pub(crate) fn forget(&self, ino: u64) {
         let mut kept = self.kept.lock();
-        let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino));
+        let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino), kept.fresh.remove(&ino));
         drop(kept);
         drop(gone);
     }
@@ -105,6 +110,20 @@ impl Descriptors {
     pub(crate) fn drop_reusable(&self) {
         let all = self.kept.lock().reusable.take();
         drop(all);
+    }
+
+    /// Keeps a file that was made, open with `access`, for the open that follows.
+    pub(crate) fn keep_fresh(&self, ino: u64, access: OFlags, fd: OwnedFd) {
+        let replaced = self.kept.lock().fresh.insert(ino, (access, fd));
+        drop(replaced);
+    }
+
+    /// Returns a file that was made to be opened with `access`, once.
+    pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
+        let mut kept = self.kept.lock();
+        // Somebody else may have opened it first, in another way.
+        kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
+        kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
     /// Files an open file and returns its handle.

@@ -19,9 +19,10 @@ impl HostFs {
         if node.kind() != FileKind::Regular {
             return Ok(0);
         }
-        // Offsets come with each call, so a client's O_APPEND must not move them; creation and
-        // truncation are calls of their own.
-        let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
+        let access = access_of(flags);
+        if let Some(file) = self.descriptors.take_fresh(node.ino(), access) {
+            return Ok(self.descriptors.add_open(node.ino(), file));
+        }
         let fd = self.at(node)?;
         let file = self.retry_full(|| reopen(fd.as_fd(), access))?;
         Ok(self.descriptors.add_open(node.ino(), file))
@@ -125,4 +126,10 @@ impl HostFs {
         };
         self.with_file(node, handle, OFlags::RDONLY, |file| seek(file, from))
     }
+}
+
+/// Returns what matters of a client's flags. Offsets come with each call, so its `O_APPEND` must not
+/// move them; creation and truncation are calls of their own.
+pub(crate) fn access_of(flags: u32) -> OFlags {
+    OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

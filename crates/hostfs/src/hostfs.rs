@@ -463,7 +463,8 @@ impl std::fmt::Debug for HostFs {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    use corewalk::{Cred, Vfs, VfsOptions};
+    use corewalk::attr::mode::S_IFREG;
+    use corewalk::{Cred, May, Removal, Vfs, VfsOptions};
 
     use super::*;
 
@@ -500,6 +501,32 @@ mod tests {
         std::fs::write(root.join("new"), b"1").unwrap();
         std::fs::rename(root.join("new"), root.join("d/a")).unwrap();
         assert_eq!(vfs.getattr(&a), Err(Errno::STALE));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn file_made_to_be_opened_is_opened_once_and_as_it_was_meant() {
+        let root = std::env::temp_dir().join(format!("corewalk-fresh-{}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        let fs = Arc::new(HostFs::new(&root, HostFsOptions::default()).unwrap());
+        let shared: Arc<dyn FileSystem> = Arc::<HostFs>::clone(&fs);
+        let vfs = Vfs::new(shared, VfsOptions::default()).unwrap();
+        let (cred, write) = (Cred::root(), OFlags::WRONLY.bits());
+        let make = |name: &[u8]| {
+            let what = Make { open: Some(write), ..Make::new(S_IFREG | 0o444, 0, 0) };
+            vfs.make(&cred, &vfs.root(), Name::new(name).unwrap(), what).unwrap().0
+        };
+        let is_fresh = |ino| fs.descriptors.take_fresh(ino, OFlags::WRONLY).is_some();
+        let (a, b) = (make(b"a"), make(b"b"));
+        let reader = vfs.open(&cred, &a, 0, May::READ).unwrap();
+        let writer = vfs.open(&cred, &a, write, May::empty()).unwrap();
+        assert!(!is_fresh(a.ino()));
+        assert_eq!(vfs.write(&cred, &a, writer, 0, b"text"), Ok(4));
+        assert_eq!(vfs.read(&a, reader, 0, &mut [0; 8]), Ok(4));
+        let ino = b.ino();
+        vfs.remove(&cred, &vfs.root(), Name::new(b"b").unwrap(), Removal::Unlink).unwrap();
+        drop(b);
+        assert!(!is_fresh(ino), "nobody uses it");
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

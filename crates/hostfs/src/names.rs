@@ -24,6 +24,7 @@ use rustix::fs::{
 use crate::attributes::{chmod, chown, time};
 use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
+use crate::files::access_of;
 use crate::hostfs::{HostFs, magic};
 
 impl HostFs {
@@ -54,7 +55,12 @@ impl HostFs {
         });
         match made {
             Ok((fd, attr)) => {
-                self.descriptors.keep(attr.ino, Arc::new(fd));
+                match what.open {
+                    Some(flags) if kind == FileKind::Regular => {
+                        self.descriptors.keep_fresh(attr.ino, access_of(flags), fd);
+                    }
+                    _ => self.descriptors.keep(attr.ino, Arc::new(fd)),
+                }
                 Ok(attr)
             }
             Err(error) => {
@@ -261,7 +267,7 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 }
 
 /// Makes a file of the kind that is wanted, with the permission bits `mode`, and returns a descriptor
-/// of it if that comes with it.
+/// of it if that comes with it: open as it is to be opened next, or for reading.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,
@@ -273,8 +279,9 @@ fn create(
     let node = |kind, device| mknodat(dir, name, kind, mode, device);
     match kind {
         FileKind::Regular => {
-            let flags = OFlags::CREATE | OFlags::EXCL | no_follow();
-            return openat(dir, name, flags, mode).map(Some);
+            let access = what.open.map_or(OFlags::RDONLY, access_of);
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NONBLOCK | no_follow();
+            return openat(dir, name, flags | access, mode).map(Some);
         }
         FileKind::Directory => mkdirat(dir, name, mode),
         FileKind::Symlink => symlinkat(what.target, dir, name),

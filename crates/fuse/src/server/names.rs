@@ -33,7 +33,7 @@ impl Server {
         new: &New<'_>,
     ) -> Result<Entry, Errno> {
         let dir = self.inode(parent)?;
-        let (inode, attr) = self.make_in(&self.cred(caller), &dir, name, new)?;
+        let (inode, attr) = self.make_in(&self.cred(caller), &dir, name, new, None)?;
         self.hand_out(inode, attr)
     }
 
@@ -52,7 +52,8 @@ impl Server {
     ) -> Result<(Entry, u64), Errno> {
         let dir = self.inode(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
-        match self.make_in(&self.cred(caller), &dir, name, &new) {
+        let open = self.has_open_state.then_some(flags);
+        match self.make_in(&self.cred(caller), &dir, name, &new, open) {
             Ok((inode, attr)) => {
                 // Whoever makes a file may open it, whatever its mode.
                 let handle = match self.has_open_state {
@@ -159,12 +160,14 @@ impl Server {
         dir: &InodeRef<'_>,
         name: &[u8],
         new: &New<'_>,
+        open: Option<u32>,
     ) -> Result<(InodeRef<'_>, corewalk::Attr), Errno> {
         let name = Name::new(name)?;
         let make = Make {
             rdev: new.rdev,
             target: new.target,
             umask: new.umask,
+            open,
             ..Make::new(new.mode, cred.uid, cred.gid)
         };
         self.vfs.make(cred, dir, name, make)
