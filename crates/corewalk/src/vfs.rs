@@ -11,7 +11,9 @@
 //!   as the back end is changed through this `Vfs` alone.
 //! - V.2: a lookup that is answered from the cache takes no lock and waits for nobody.
 //! - V.3: an operation that a back end is slow at delays only operations on the same name; a change
-//!   of attributes, and a write that takes set-user-ID away, only others on the same inode.
+//!   of attributes, and a write that takes set-user-ID away, only others on the same inode. An error
+//!   that says that something is gone (`ENOENT`, `ESTALE`) also waits for whoever works on the name of
+//!   the directory or file that was asked about.
 //!
 //! # Examples
 //! ```

@@ -82,7 +82,7 @@ impl Vfs {
         if cred.has(Caps::DAC_READ_SEARCH) && self.security().is_none() {
             return Ok(());
         }
-        self.permission(cred, dir, May::EXEC)
+        self.settled(&[dir], || self.permission(cred, dir, May::EXEC))
     }
 
     /// Looks a name up as a FUSE server does: `parent` is the number of an inode in use, `name` what
@@ -149,9 +149,12 @@ impl Vfs {
 
     #[cold]
     fn lookup_slow(&self, dir: u32, needle: &Needle<'_>) -> Result<InodeRef<'_>, Errno> {
-        let dir = self.dir(dir)?;
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, needle));
-        Ok(self.resolve(&dir, needle, &claim)?.ok_or(Errno::NOENT)?.inode)
+        let found = self.settled(&[dir], || {
+            let dir = self.dir(dir)?;
+            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, needle));
+            self.resolve(&dir, needle, &claim)
+        })?;
+        found.map(|found| found.inode).ok_or(Errno::NOENT)
     }
 
     /// Returns the counted dentry of a directory inode.
@@ -347,14 +350,23 @@ impl Vfs {
         self.move_dentry(hold.slot, key, needle, target).map_err(|_| Unattached::NoRoom)
     }
 
-    /// Returns `error`, which a back end gave an operation with `inodes`. If it says that one of them is
-    /// gone, and that is because it is just being removed, the cache has yet to be told: nobody must
-    /// hear of it before that says so too. The caller holds no claim.
-    pub(super) fn settled(&self, inodes: &[u32], error: Errno) -> Errno {
-        if matches!(error, Errno::NOENT | Errno::STALE) {
-            inodes.iter().for_each(|&inode| self.wait_for_name_of(inode));
-        }
-        error
+    /// Returns what an operation with `inodes` came to. If it failed because one of them is gone, and
+    /// that is because it is just being removed, the cache has yet to be told: nobody must hear of it
+    /// before that says so too. Whatever asks a back end in between runs in here as a whole: its look
+    /// at permissions may hear of a removal as well as the call itself.
+    ///
+    /// `operation` lets go of its claims before it returns, and the caller holds none.
+    #[inline]
+    pub(crate) fn settled<T>(
+        &self,
+        inodes: &[u32],
+        operation: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        operation().inspect_err(|error| {
+            if matches!(*error, Errno::NOENT | Errno::STALE) {
+                inodes.iter().for_each(|&inode| self.wait_for_name_of(inode));
+            }
+        })
     }
 
     /// Waits until nobody works on the name that an inode is cached under; for a directory, that is
@@ -383,31 +395,27 @@ impl Vfs {
         name: Name<'_>,
         what: Make<'_>,
     ) -> Result<(InodeRef<'_>, Attr), Errno> {
-        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-        self.permission(cred, parent, May::EXEC)?;
-        let needle = self.dcache.needle(name);
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        let negative = self.free_name(&dir, &needle)?;
-        let what = self
-            .permission(cred, parent, May::WRITE | May::EXEC)
-            .and_then(|()| self.inherit(cred, parent, what))
-            .or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
-        let (key, changes) = (dir.key(), self.dcache.inodes.changes());
-        let source = self.source(dir.now.inode);
-        let attr = match self.fs(dir.now.inode).make(self.node(&source), name, &what) {
-            Ok(attr) => attr,
-            Err(error) => {
-                drop(claim);
-                return Err(self.settled(&[parent], error));
-            }
-        };
-        let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
-        let inode = entered.inspect_err(|_| {
-            // It exists, so what is cached of the name is wrong.
-            self.make_unknown(&dir, &needle);
-        })?;
-        self.publish_change(&dir, key, &needle, &inode, &claim);
-        Ok((inode, attr))
+        self.settled(&[dir.slot], || {
+            let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
+            self.permission(cred, parent, May::EXEC)?;
+            let needle = self.dcache.needle(name);
+            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+            let negative = self.free_name(&dir, &needle)?;
+            let what = self
+                .permission(cred, parent, May::WRITE | May::EXEC)
+                .and_then(|()| self.inherit(cred, parent, what))
+                .or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
+            let (key, changes) = (dir.key(), self.dcache.inodes.changes());
+            let source = self.source(dir.now.inode);
+            let attr = self.fs(dir.now.inode).make(self.node(&source), name, &what)?;
+            let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
+            let inode = entered.inspect_err(|_| {
+                // It exists, so what is cached of the name is wrong.
+                self.make_unknown(&dir, &needle);
+            })?;
+            self.publish_change(&dir, key, &needle, &inode, &claim);
+            Ok((inode, attr))
+        })
     }
 
     /// Makes a regular file without a name, which `link` can give it one later (`O_TMPFILE`).
@@ -423,13 +431,14 @@ impl Vfs {
         if dir.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
-        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
-        let what = self.inherit(cred, dir.slot, what)?;
-        let changes = self.dcache.inodes.changes();
-        let source = self.source(dir.slot);
-        let made = self.fs(dir.slot).tmpfile(self.node(&source), &what);
-        let attr = made.map_err(|error| self.settled(&[dir.slot], error))?;
-        Ok((self.enter(dir.slot, &attr, changes, None)?, attr))
+        self.settled(&[dir.slot], || {
+            self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
+            let what = self.inherit(cred, dir.slot, what)?;
+            let changes = self.dcache.inodes.changes();
+            let source = self.source(dir.slot);
+            let attr = self.fs(dir.slot).tmpfile(self.node(&source), &what)?;
+            Ok((self.enter(dir.slot, &attr, changes, None)?, attr))
+        })
     }
 
     /// Gives `inode` another name and returns its attributes.
@@ -445,35 +454,31 @@ impl Vfs {
         dir: &InodeRef<'_>,
         name: Name<'_>,
     ) -> Result<Attr, Errno> {
-        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-        self.permission(cred, parent, May::EXEC)?;
-        let needle = self.dcache.needle(name);
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        self.free_name(&dir, &needle)?;
-        let inodes = &self.dcache.inodes;
-        let allowed = if inodes.superblock(inode.slot) != inodes.superblock(parent) {
-            Err(Errno::XDEV)
-        } else {
-            self.permission(cred, parent, May::WRITE | May::EXEC).and_then(|()| {
-                match inode.kind() {
-                    FileKind::Directory => Err(Errno::PERM),
-                    _ => Ok(()),
-                }
-            })
-        };
-        allowed.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
-        let key = dir.key();
-        let (file, parent) = (self.source(inode.slot), self.source(dir.now.inode));
-        let fs = self.fs(dir.now.inode);
-        let attr = match fs.link(self.node(&file), self.node(&parent), name) {
-            Ok(attr) => attr,
-            Err(error) => {
-                drop(claim);
-                return Err(self.settled(&[dir.now.inode, inode.slot], error));
-            }
-        };
-        self.publish_change(&dir, key, &needle, inode, &claim);
-        Ok(attr)
+        self.settled(&[dir.slot, inode.slot], || {
+            let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
+            self.permission(cred, parent, May::EXEC)?;
+            let needle = self.dcache.needle(name);
+            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+            self.free_name(&dir, &needle)?;
+            let inodes = &self.dcache.inodes;
+            let allowed = if inodes.superblock(inode.slot) != inodes.superblock(parent) {
+                Err(Errno::XDEV)
+            } else {
+                self.permission(cred, parent, May::WRITE | May::EXEC).and_then(|()| {
+                    match inode.kind() {
+                        FileKind::Directory => Err(Errno::PERM),
+                        _ => Ok(()),
+                    }
+                })
+            };
+            allowed.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
+            let key = dir.key();
+            let (file, parent) = (self.source(inode.slot), self.source(dir.now.inode));
+            let fs = self.fs(dir.now.inode);
+            let attr = fs.link(self.node(&file), self.node(&parent), name)?;
+            self.publish_change(&dir, key, &needle, inode, &claim);
+            Ok(attr)
+        })
     }
 
     /// Removes a name.
@@ -488,25 +493,28 @@ impl Vfs {
         name: Name<'_>,
         removal: Removal,
     ) -> Result<(), Errno> {
-        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-        self.permission(cred, parent, May::WRITE | May::EXEC)?;
-        let needle = self.dcache.needle(name);
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
-        self.may_delete(cred, dir.now.inode, &found)?;
-        match (removal, found.inode.kind() == FileKind::Directory) {
-            (Removal::Unlink, true) => return Err(Errno::ISDIR),
-            (Removal::Rmdir, false) => return Err(Errno::NOTDIR),
-            _ => {}
-        }
-        let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
-        let removed = self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
-        self.wait_for_crossings(Some(&found));
-        removed?;
-        if let Ok(dentry) = found.dentry {
-            self.dcache.remove(dentry.into_slot());
-        }
-        Ok(())
+        self.settled(&[dir.slot], || {
+            let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
+            self.permission(cred, parent, May::WRITE | May::EXEC)?;
+            let needle = self.dcache.needle(name);
+            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+            let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
+            self.may_delete(cred, dir.now.inode, &found)?;
+            match (removal, found.inode.kind() == FileKind::Directory) {
+                (Removal::Unlink, true) => return Err(Errno::ISDIR),
+                (Removal::Rmdir, false) => return Err(Errno::NOTDIR),
+                _ => {}
+            }
+            let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
+            let removed =
+                self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
+            self.wait_for_crossings(Some(&found));
+            removed?;
+            if let Ok(dentry) = found.dentry {
+                self.dcache.remove(dentry.into_slot());
+            }
+            Ok(())
+        })
     }
 
     /// Makes what the back end is asked about `name` now, and what is cached of it, unknown: to be

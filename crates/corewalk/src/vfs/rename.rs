@@ -44,42 +44,44 @@ impl Vfs {
         to: (&InodeRef<'_>, Name<'_>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
-        self.permission(cred, from.0.slot, May::WRITE | May::EXEC)?;
-        self.permission(cred, to.0.slot, May::WRITE | May::EXEC)?;
-        let inodes = &self.dcache.inodes;
-        if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
-            return Err(Errno::XDEV);
-        }
-        let (old_dir, new_dir) = (self.dir(from.0.slot)?, self.dir(to.0.slot)?);
-        let (old, new) = (self.dcache.needle(from.1), self.dcache.needle(to.1));
-        let claim = self.dcache.claims.claim_both(
-            self.dcache.claim_key(old_dir.now.slot, &old),
-            self.dcache.claim_key(new_dir.now.slot, &new),
-        );
-        let source = self.resolve(&old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
-        let target = self.resolve(&new_dir, &new, &claim)?;
-        let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
-        if op.is_nothing_to_do(&source, target.as_ref())? {
-            return Ok(());
-        }
-        let announced = op.announce(&source, target.as_ref())?;
-        op.check(&source, target.as_ref())?;
-        let key = op.new_dir.key();
-        let slots = [op.old_dir.now.slot, op.new_dir.now.slot];
-        let crossing = op.changes_parent().then(|| self.crossings.enter(slots));
-        let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
-        let fs = self.fs(op.old_dir.now.inode);
-        if let Err(error) = fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode) {
-            drop((crossing, announced, claim));
-            self.wait_for_crossings(target.as_ref());
-            return Err(self.settled(&[from.0.slot, to.0.slot], error));
-        }
-        if mode != RenameMode::Exchange {
-            self.wait_for_crossings(target.as_ref());
-        }
-        op.commit(source, target, key, &claim);
-        drop((crossing, announced));
-        Ok(())
+        self.settled(&[from.0.slot, to.0.slot], || {
+            self.permission(cred, from.0.slot, May::WRITE | May::EXEC)?;
+            self.permission(cred, to.0.slot, May::WRITE | May::EXEC)?;
+            let inodes = &self.dcache.inodes;
+            if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
+                return Err(Errno::XDEV);
+            }
+            let (old_dir, new_dir) = (self.dir(from.0.slot)?, self.dir(to.0.slot)?);
+            let (old, new) = (self.dcache.needle(from.1), self.dcache.needle(to.1));
+            let claim = self.dcache.claims.claim_both(
+                self.dcache.claim_key(old_dir.now.slot, &old),
+                self.dcache.claim_key(new_dir.now.slot, &new),
+            );
+            let source = self.resolve(&old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
+            let target = self.resolve(&new_dir, &new, &claim)?;
+            let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
+            if op.is_nothing_to_do(&source, target.as_ref())? {
+                return Ok(());
+            }
+            let announced = op.announce(&source, target.as_ref())?;
+            op.check(&source, target.as_ref())?;
+            let key = op.new_dir.key();
+            let slots = [op.old_dir.now.slot, op.new_dir.now.slot];
+            let crossing = op.changes_parent().then(|| self.crossings.enter(slots));
+            let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
+            let fs = self.fs(op.old_dir.now.inode);
+            if let Err(error) = fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode) {
+                drop((crossing, announced, claim));
+                self.wait_for_crossings(target.as_ref());
+                return Err(error);
+            }
+            if mode != RenameMode::Exchange {
+                self.wait_for_crossings(target.as_ref());
+            }
+            op.commit(source, target, key, &claim);
+            drop((crossing, announced));
+            Ok(())
+        })
     }
 
     /// Waits until no rename is on its way out of, or into, a directory that the back end has just

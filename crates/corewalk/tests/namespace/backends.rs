@@ -19,6 +19,8 @@ pub(crate) enum Call<'a> {
     Make(&'a [u8]),
     /// Before `remove`.
     Remove(&'a [u8]),
+    /// After `remove`.
+    RemoveDone(&'a [u8]),
     /// Before `rename`; the old name.
     Rename(&'a [u8]),
     /// After `rename`.
@@ -87,7 +89,9 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
         self.at(Call::Remove(name.as_bytes()))?;
-        self.inner.remove(dir, name, node)
+        let answer = self.inner.remove(dir, name, node);
+        self.at(Call::RemoveDone(name.as_bytes()))?;
+        answer
     }
 
     fn rename(
@@ -129,6 +133,10 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         self.inner.link(node, dir, name)
+    }
+
+    fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.inner.tmpfile(dir, what)
     }
 
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
