@@ -82,7 +82,10 @@ impl Vfs {
         if cred.has(Caps::DAC_READ_SEARCH) && self.security().is_none() {
             return Ok(());
         }
-        self.settled(&[dir], || self.permission(cred, dir, May::EXEC))
+        self.settled(&[dir], || self.permission(cred, dir, May::EXEC)).map_err(|error| {
+            // What else is wrong with what is no directory does not matter.
+            if self.dcache.inodes.kind(dir) == FileKind::Directory { error } else { Errno::NOTDIR }
+        })
     }
 
     /// Looks a name up as a FUSE server does: `parent` is the number of an inode in use, `name` what
@@ -167,6 +170,16 @@ impl Vfs {
         }
         let now = self.dcache.get_directory(inode).ok_or(Errno::NOENT)?;
         Ok(Dir { vfs: self, now })
+    }
+
+    /// Returns the counted dentry of a directory that the caller may search.
+    ///
+    /// # Errors
+    /// As [`Vfs::dir`]; `EACCES` without search permission.
+    pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
+        let found = self.dir(dir.slot)?;
+        self.permission(cred, dir.slot, May::EXEC)?;
+        Ok(found)
     }
 
     /// Returns what `needle` refers to, from the cache or the back end; the answer is cached. The
@@ -396,8 +409,7 @@ impl Vfs {
         what: Make<'_>,
     ) -> Result<(InodeRef<'_>, Attr), Errno> {
         self.settled(&[dir.slot], || {
-            let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-            self.permission(cred, parent, May::EXEC)?;
+            let (parent, dir) = (dir.slot, self.searched(cred, dir)?);
             let needle = self.dcache.needle(name);
             let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
             let negative = self.free_name(&dir, &needle)?;
@@ -455,8 +467,7 @@ impl Vfs {
         name: Name<'_>,
     ) -> Result<Attr, Errno> {
         self.settled(&[dir.slot, inode.slot], || {
-            let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-            self.permission(cred, parent, May::EXEC)?;
+            let (parent, dir) = (dir.slot, self.searched(cred, dir)?);
             let needle = self.dcache.needle(name);
             let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
             self.free_name(&dir, &needle)?;
@@ -484,8 +495,10 @@ impl Vfs {
     /// Removes a name.
     ///
     /// # Errors
-    /// `ENOENT`; `EISDIR` (unlink of a directory), `ENOTDIR` (rmdir of another file), `ENOTEMPTY`,
-    /// `EBUSY` for a mount point, `EACCES`, `EPERM` in a sticky directory.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `ENOENT`; `EACCES`
+    /// without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a directory),
+    /// `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and whatever else the
+    /// back end says.
     pub fn remove(
         &self,
         cred: &Cred,
@@ -494,8 +507,7 @@ impl Vfs {
         removal: Removal,
     ) -> Result<(), Errno> {
         self.settled(&[dir.slot], || {
-            let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-            self.permission(cred, parent, May::WRITE | May::EXEC)?;
+            let dir = self.searched(cred, dir)?;
             let needle = self.dcache.needle(name);
             let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
             let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
@@ -503,6 +515,7 @@ impl Vfs {
             match (removal, found.inode.kind() == FileKind::Directory) {
                 (Removal::Unlink, true) => return Err(Errno::ISDIR),
                 (Removal::Rmdir, false) => return Err(Errno::NOTDIR),
+                _ if self.is_mounted_on(&found) => return Err(Errno::BUSY),
                 _ => {}
             }
             let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
@@ -598,25 +611,27 @@ impl Vfs {
         }
     }
 
-    /// Checks that a caller who may change `dir` may take this name away from it.
+    /// Checks that a caller who may search `dir` may take this name away from it.
     pub(super) fn may_delete(
         &self,
         cred: &Cred,
         dir: u32,
         victim: &Found<'_>,
     ) -> Result<(), Errno> {
+        self.permission(cred, dir, May::WRITE | May::EXEC)?;
         let perm = self.perm(dir)?;
-        if perm.mode & mode::S_ISVTX != 0
+        let is_sticky = perm.mode & mode::S_ISVTX != 0
             && perm.uid != cred.uid
             && self.perm(victim.inode.slot)?.uid != cred.uid
-            && !cred.has(Caps::FOWNER)
-        {
-            return Err(Errno::PERM);
-        }
-        let is_mounted = victim.dentry.as_ref().is_ok_and(|dentry| {
+            && !cred.has(Caps::FOWNER);
+        if is_sticky { Err(Errno::PERM) } else { Ok(()) }
+    }
+
+    /// Returns true if something is mounted on what was found.
+    pub(super) fn is_mounted_on(&self, found: &Found<'_>) -> bool {
+        found.dentry.as_ref().is_ok_and(|dentry| {
             self.dcache.dentries.glimpse(dentry.slot).body.flags().contains(Flags::MOUNTED)
-        });
-        if is_mounted { Err(Errno::BUSY) } else { Ok(()) }
+        })
     }
 
     /// Makes what is cached under a name unknown. The caller holds its claim.

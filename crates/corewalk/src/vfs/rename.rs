@@ -34,9 +34,11 @@ impl Vfs {
     /// instant; two names of one inode are left alone, as POSIX has it.
     ///
     /// # Errors
-    /// `ENOENT`; `EEXIST` (no replace); `ENOTDIR`, `EISDIR` (kinds that do not fit); `ENOTEMPTY`;
-    /// `EINVAL` (a directory into itself); `EBUSY` (a mount point); `EXDEV`; `EACCES`; `EPERM` (a
-    /// sticky directory).
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for either directory as [`Vfs::make`]; `EXDEV`;
+    /// `ENOENT`; `EEXIST` (no replace); `EINVAL` (a directory into itself), `ENOTEMPTY` (onto one that it
+    /// is in); `EACCES` without write permission, `EPERM` (a sticky directory); `ENOTDIR`, `EISDIR`
+    /// (kinds that do not fit); `EACCES` for a directory that gets another parent and cannot be written
+    /// to; `EBUSY` (a mount point); `ENOTEMPTY` and whatever else the back end says.
     pub fn rename(
         &self,
         cred: &Cred,
@@ -45,13 +47,12 @@ impl Vfs {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         self.settled(&[from.0.slot, to.0.slot], || {
-            self.permission(cred, from.0.slot, May::WRITE | May::EXEC)?;
-            self.permission(cred, to.0.slot, May::WRITE | May::EXEC)?;
+            let old_dir = self.searched(cred, from.0)?;
+            let new_dir = self.searched(cred, to.0)?;
             let inodes = &self.dcache.inodes;
             if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
                 return Err(Errno::XDEV);
             }
-            let (old_dir, new_dir) = (self.dir(from.0.slot)?, self.dir(to.0.slot)?);
             let (old, new) = (self.dcache.needle(from.1), self.dcache.needle(to.1));
             let claim = self.dcache.claims.claim_both(
                 self.dcache.claim_key(old_dir.now.slot, &old),
@@ -154,25 +155,30 @@ impl<'v> Rename<'v, '_> {
     }
 
     fn check(&self, source: &Found<'_>, target: Option<&Found<'_>>) -> Result<(), Errno> {
+        let (vfs, cred) = (self.vfs, self.cred);
         let is_dir = |found: &Found<'_>| found.inode.kind() == FileKind::Directory;
-        self.vfs.may_delete(self.cred, self.old_dir.now.inode, source)?;
-        if self.changes_parent() && is_dir(source) {
-            // Its `..` is rewritten.
-            self.vfs.permission(self.cred, source.inode.slot, May::WRITE)?;
+        vfs.may_delete(cred, self.old_dir.now.inode, source)?;
+        match target {
+            None => vfs.permission(cred, self.new_dir.now.inode, May::WRITE | May::EXEC)?,
+            Some(target) => vfs.may_delete(cred, self.new_dir.now.inode, target)?,
         }
-        let Some(target) = target else { return Ok(()) };
-        self.vfs.may_delete(self.cred, self.new_dir.now.inode, target)?;
-        if self.mode == RenameMode::Exchange {
-            if self.changes_parent() && is_dir(target) {
-                self.vfs.permission(self.cred, target.inode.slot, May::WRITE)?;
+        let (replaced, exchanged) = match self.mode {
+            RenameMode::Exchange => (None, target),
+            _ => (target, None),
+        };
+        match replaced.map(|replaced| (is_dir(source), is_dir(replaced))) {
+            Some((true, false)) => return Err(Errno::NOTDIR),
+            Some((false, true)) => return Err(Errno::ISDIR),
+            _ => {}
+        }
+        if self.changes_parent() {
+            // The `..` of a directory is rewritten.
+            for moved in [Some(source), exchanged].into_iter().flatten().filter(|f| is_dir(f)) {
+                vfs.permission(cred, moved.inode.slot, May::WRITE)?;
             }
-            return Ok(());
         }
-        match (is_dir(source), is_dir(target)) {
-            (true, false) => Err(Errno::NOTDIR),
-            (false, true) => Err(Errno::ISDIR),
-            _ => Ok(()),
-        }
+        let is_busy = vfs.is_mounted_on(source) || target.is_some_and(|to| vfs.is_mounted_on(to));
+        if is_busy { Err(Errno::BUSY) } else { Ok(()) }
     }
 
     /// Announces the directories that change their parent.
