@@ -167,25 +167,22 @@ impl Vfs {
         Ok(set)
     }
 
-    /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to by
-    /// somebody without the right to keep them. The bits stay away as long as the claim that is
-    /// returned is held: until the content has changed.
+    /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to, unless
+    /// the writer `may_keep` them, which is asked only if there are any. Taken away, the bits stay away as
+    /// long as the claim that is returned is held: until the content has changed.
     pub(super) fn clear_set_id(
         &self,
-        cred: &Cred,
         inode: &InodeRef<'_>,
-    ) -> Result<Option<Claim<'_>>, Errno> {
-        if cred.has(Caps::FSETID) {
-            return Ok(None);
-        }
+        may_keep: impl FnOnce() -> bool,
+    ) -> Result<Claim<'_>, Errno> {
         let claim = self.claim_attributes(inode.slot);
         let perm = self.perm(inode.slot)?;
         let cleared = without_set_id(perm.mode);
-        if cleared != perm.mode {
+        if cleared != perm.mode && !may_keep() {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
             self.setattr_claimed(&Cred::root(), inode, &set, &claim)?;
         }
-        Ok(Some(claim))
+        Ok(claim)
     }
 
     /// Checks a permission; the back end and the security hook may be asked. The caller has no claim

@@ -71,9 +71,30 @@ impl Vfs {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
+        if !cred.has(Caps::FSETID) {
+            return self.write_asking(inode, handle, offset, bytes, || false);
+        }
+        is_regular(inode)?;
+        self.ask(inode, |fs, node| fs.write(node, handle, offset, bytes))
+    }
+
+    /// As [`Vfs::write`], for a server that has to look up who writes: `may_keep` says whether that one
+    /// has `CAP_FSETID`, and is asked only if the file has bits to lose. Nobody changes the attributes
+    /// of the file from then on until the bytes are written.
+    ///
+    /// # Errors
+    /// As [`Vfs::write`].
+    pub fn write_asking(
+        &self,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+        may_keep: impl FnOnce() -> bool,
+    ) -> Result<usize, Errno> {
         is_regular(inode)?;
         self.ask(inode, |fs, node| {
-            let _claim = self.clear_set_id(cred, inode)?;
+            let _claim = self.clear_set_id(inode, may_keep)?;
             fs.write(node, handle, offset, bytes)
         })
     }
@@ -165,7 +186,10 @@ impl Vfs {
             _ => return Err(Errno::NODEV),
         }
         self.ask(inode, |fs, node| {
-            let _claim = self.clear_set_id(cred, inode)?;
+            let _claim = match cred.has(Caps::FSETID) {
+                true => None,
+                false => Some(self.clear_set_id(inode, || false)?),
+            };
             fs.fallocate(node, handle, offset, len, how)
         })
     }
