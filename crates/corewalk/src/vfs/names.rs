@@ -61,7 +61,8 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOENT` if there is no such name, or `dir` has been removed; `ENOTDIR`; `EACCES` without
-    /// search permission; what the back end says.
+    /// search permission; `ENFILE` if 2 to the 27th references on what is found are held; what the back
+    /// end says.
     pub fn lookup(
         &self,
         cred: &Cred,
@@ -147,7 +148,7 @@ impl Vfs {
             return None;
         }
         self.dcache.inodes.touch(inode);
-        Some(Ok(InodeRef { vfs: self, slot: inode }))
+        Some(InodeRef { vfs: self, slot: inode }.unless_crowded())
     }
 
     #[cold]
@@ -157,7 +158,7 @@ impl Vfs {
             let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, needle));
             self.resolve(&dir, needle, &claim)
         })?;
-        found.map(|found| found.inode).ok_or(Errno::NOENT)
+        found.ok_or(Errno::NOENT)?.inode.unless_crowded()
     }
 
     /// Returns the counted dentry of a directory inode.
