@@ -523,7 +523,7 @@ impl Vfs {
             let removed =
                 self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
             self.wait_for_crossings(Some(&found));
-            removed?;
+            removed.map_err(|error| self.doubted(Some(&found), error))?;
             if let Ok(dentry) = found.dentry {
                 self.dcache.remove(dentry.into_slot());
             }
@@ -626,6 +626,19 @@ impl Vfs {
             && self.perm(victim.inode.slot)?.uid != cred.uid
             && !cred.has(Caps::FOWNER);
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
+    }
+
+    /// Returns `error`, which a back end gave where a directory was to go. If it says that there is
+    /// something in it, that may have been made just now, and the cache have yet to be told: whoever
+    /// hears of it and looks must ask the back end (and so wait for the claim of the name). To know
+    /// which names are being made would take a list that every maker writes to; so all are made unknown.
+    pub(super) fn doubted(&self, victim: Option<&Found<'_>>, error: Errno) -> Errno {
+        if matches!(error, Errno::NOTEMPTY | Errno::EXIST)
+            && let Some(Found { dentry: Ok(dentry), .. }) = victim
+        {
+            self.dcache.invalidate_directory(dentry.slot);
+        }
+        error
     }
 
     /// Returns true if something is mounted on what was found.

@@ -74,7 +74,7 @@ impl Vfs {
             if let Err(error) = fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode) {
                 drop((crossing, announced, claim));
                 self.wait_for_crossings(target.as_ref());
-                return Err(error);
+                return Err(self.doubted(target.as_ref(), error));
             }
             if mode != RenameMode::Exchange {
                 self.wait_for_crossings(target.as_ref());

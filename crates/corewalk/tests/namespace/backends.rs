@@ -24,6 +24,8 @@ pub(crate) enum Call<'a> {
     LookupDone(&'a [u8]),
     /// Before `make`.
     Make(&'a [u8]),
+    /// After `make`.
+    MakeDone(&'a [u8]),
     /// Before `remove`.
     Remove(&'a [u8]),
     /// After `remove`.
@@ -126,7 +128,9 @@ impl<M: Meddle> FileSystem for Meddled<M> {
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         self.at(Call::Make(name.as_bytes()))?;
-        self.outside(self.inner.make(self.inside(dir), name, what))
+        let answer = self.outside(self.inner.make(self.inside(dir), name, what));
+        self.at(Call::MakeDone(name.as_bytes()))?;
+        answer
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {

@@ -59,7 +59,7 @@ fn dawdling_over_what_is_gone(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop
 /// returned. `act` may have to wait until the change is told.
 fn amid<T: Send>(
     (vfs, stop): &(Arc<Vfs>, Stop),
-    change: fn(&Vfs) -> Result<(), Errno>,
+    change: Change,
     act: impl FnOnce(&Vfs) -> T + Send,
 ) -> T {
     let _watchdog = Watchdog::start("beside a back end that dawdles", Duration::from_secs(60));
@@ -100,7 +100,7 @@ const CREATES: [(&str, Create); 4] =
 
 /// Runs each operation that makes a name in `d` while `change` has taken `d` away: once it has said
 /// ENOENT, the name does not lead to that directory any more.
-fn creates_in_a_directory_that_goes(slow: &'static [u8], change: fn(&Vfs) -> Result<(), Errno>) {
+fn creates_in_a_directory_that_goes(slow: &'static [u8], change: Change) {
     for (what, create) in CREATES {
         let namespace = dawdling(slow);
         let vfs = &*namespace.0;
@@ -174,7 +174,7 @@ enum Permissions {
 
 /// Whatever the back end is asked of a directory that is gone, and says ESTALE: once that is heard, the
 /// name does not lead to the directory any more.
-fn nobody_hears_of_it_early(slow: &'static [u8], change: fn(&Vfs) -> Result<(), Errno>) {
+fn nobody_hears_of_it_early(slow: &'static [u8], change: Change) {
     // What is made first in a tmpfs has the number after that of the root.
     const GONE: u64 = 2;
     let mut early = Vec::new();
@@ -266,4 +266,27 @@ fn link_of_a_file_that_is_just_removed_says_so_once_the_name_is_gone() {
     );
     assert_eq!(linked, Err(Errno::NOENT));
     assert_eq!(found, Err(Errno::NOENT), "f has no name left, but is found");
+}
+
+/// What a thread does to the tree.
+type Change = fn(&Vfs) -> Result<(), Errno>;
+
+/// A directory that a file has just been made in is not empty, so the file is found.
+#[test]
+fn directory_that_is_not_empty_since_just_now_is_not_found_empty() {
+    let removals: [Change; 2] =
+        [|vfs| remove(vfs, "d", Removal::Rmdir), |vfs| rename(vfs, "e", "d", RenameMode::Replace)];
+    for removal in removals {
+        let namespace = stopping(|call| call == Call::MakeDone(b"new"));
+        let vfs = &*namespace.0;
+        tree(vfs, &["d/", "e/"]);
+        assert_eq!(walk(vfs, "d/new").err(), Some(Errno::NOENT), "known to be missing");
+        let (removed, found) = amid(
+            &namespace,
+            |vfs| make(vfs, &walk(vfs, "d")?, &vfs.root()),
+            |vfs| (removal(vfs), walk(vfs, "d/new").map(|f| f.ino())),
+        );
+        assert_eq!(removed, Err(Errno::NOTEMPTY));
+        assert!(found.is_ok(), "d is not empty, but there is nothing in it: {found:?}");
+    }
 }
