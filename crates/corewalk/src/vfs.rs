@@ -11,7 +11,9 @@
 //!   as the back end is changed through this `Vfs` alone.
 //! - V.2: a lookup that is answered from the cache takes no lock and waits for nobody.
 //! - V.3: an operation that a back end is slow at delays only operations on the same name; a change
-//!   of attributes, and a write that takes set-user-ID away, only others on the same inode.
+//!   of attributes, and a write that takes set-user-ID away, only others on the same inode. An error
+//!   that says that something is gone (`ENOENT`, `ESTALE`) also waits for whoever works on the name of
+//!   the directory or file that was asked about.
 //!
 //! # Examples
 //! ```
@@ -57,10 +59,10 @@ use rename::{Crossings, Moves};
 /// inside (dentries and `InodeRef`s), above it 33 bits for lookups: both in one word, so that a
 /// forget is checked and done in one step.
 const LOOKUP: u64 = 1 << 28;
-/// References held inside from which on no more are given out by [`Vfs::inode`], [`Vfs::root`] and
-/// `clone`: half of what there is room for. The rest is for dentries, and for lookups and walks,
-/// which do not look: what they give out takes 16 bytes each, so that 2 GiB of it would have to be
-/// held, or leaked, on top.
+/// References held inside from which on no more are given out by [`Vfs::inode`], [`Vfs::lookup`],
+/// [`Vfs::root`] and `clone`: half of what there is room for. The rest is for dentries, for threads that
+/// have counted and not looked yet, and for walks, which do not look: what they give out takes 40 bytes
+/// each, so that 5 GiB of it would have to be held, or leaked, on top.
 const REFS_MAX: u64 = LOOKUP / 2;
 /// Lookups from which on an inode is kept for good (unless [`Vfs::forget_all`] ends it) and they are
 /// no longer counted: a client that never forgets does not wrap the count around.
@@ -212,8 +214,7 @@ impl Vfs {
     /// # Errors
     /// `ESTALE` if it is not; `ENFILE` if 2 to the 27th references on it are held.
     pub fn inode(&self, ino: u64) -> Result<InodeRef<'_>, Errno> {
-        let inode = self.in_use(ino).ok_or(Errno::STALE)?;
-        if inode.is_crowded() { Err(Errno::NFILE) } else { Ok(inode) }
+        self.in_use(ino).ok_or(Errno::STALE)?.unless_crowded()
     }
 
     fn in_use(&self, ino: u64) -> Option<InodeRef<'_>> {
@@ -458,7 +459,17 @@ impl<'v> InodeRef<'v> {
         ino
     }
 
+    /// Returns the reference, unless so many are held that it should not be.
+    ///
+    /// # Errors
+    /// `ENFILE`; the reference is then dropped.
+    #[inline]
+    pub(crate) fn unless_crowded(self) -> Result<InodeRef<'v>, Errno> {
+        if self.is_crowded() { Err(Errno::NFILE) } else { Ok(self) }
+    }
+
     /// Returns true if so many references are held that no more should be.
+    #[inline]
     fn is_crowded(&self) -> bool {
         self.vfs.dcache.inodes.lockref(self.slot).count() % LOOKUP > REFS_MAX
     }
@@ -547,6 +558,8 @@ impl Host for Arc<Supers> {
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
+    use crate::cred::Cred;
+    use crate::fs::Make;
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
 
     fn new() -> Arc<Vfs> {
@@ -579,6 +592,25 @@ mod tests {
         assert_eq!(lockref.count(), REFS_MAX, "what failed took nothing");
         lockref.put_many(extra);
         assert_eq!(vfs.inode(ino).map(|inode| inode.ino()), Ok(ino));
+    }
+
+    #[test]
+    fn lookup_of_what_is_held_too_often_is_refused_and_takes_nothing() {
+        let vfs = new();
+        let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f").unwrap());
+        let (f, _) = vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).unwrap();
+        let lockref = vfs.dcache.inodes.lockref(f.slot);
+        let lookup = || vfs.lookup(&cred, &root, name).map(|found| found.ino());
+        let extra = REFS_MAX - lockref.count();
+        lockref.get_many(extra - 1);
+        assert_eq!(lookup(), Ok(f.ino()), "one is left");
+        lockref.get();
+        assert_eq!(lookup(), Err(Errno::NFILE));
+        assert_eq!(lockref.count(), REFS_MAX, "what failed took nothing");
+        vfs.invalidate(&root, name).unwrap();
+        assert_eq!(lookup(), Err(Errno::NFILE), "also past the cache");
+        lockref.put_many(extra);
+        assert_eq!(lookup(), Ok(f.ino()));
     }
 
     #[test]

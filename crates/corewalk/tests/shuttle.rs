@@ -7,11 +7,15 @@
 //! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
+#[path = "namespace/backends.rs"]
+mod backends;
+
+use backends::{Call, Meddled};
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Attr, Cred, DirSink, Errno, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode,
-    SetAttr, StatFs, Timespec, Vfs, VfsOptions, WalkFlags,
+    Cred, Errno, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode, SetAttr, Vfs,
+    VfsOptions, WalkFlags,
 };
 use corewalk_sync::primitives::{
     atomic::{AtomicU64, Ordering},
@@ -50,13 +54,13 @@ fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
     Runner::new(random, config).run(program);
 }
 
-fn over(fs: impl FileSystem) -> Arc<Vfs> {
+fn over(fs: Arc<dyn FileSystem>) -> Arc<Vfs> {
     let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
-    Vfs::new(Arc::new(fs), options).unwrap()
+    Vfs::new(fs, options).unwrap()
 }
 
 fn new() -> Arc<Vfs> {
-    over(Tmpfs::new(TmpfsOptions::default()))
+    over(Arc::new(Tmpfs::new(TmpfsOptions::default())))
 }
 
 fn name(text: &str) -> Name<'_> {
@@ -84,8 +88,11 @@ fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
     vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
 }
 
+/// What one thread does.
+type Body = Box<dyn FnOnce(&Vfs) + Send>;
+
 /// Runs all of `threads` at once, on the same namespace.
-fn run(vfs: &Arc<Vfs>, threads: Vec<Box<dyn FnOnce(&Vfs) + Send>>) {
+fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     let threads: Vec<_> = threads
         .into_iter()
         .map(|body| {
@@ -105,7 +112,7 @@ fn swap_against_walk(swap: fn(&Vfs)) {
         make(&vfs, None, dir, S_IFDIR);
         make(&vfs, Some(dir), "f", S_IFREG)
     });
-    let walker = move |path: &'static [u8]| -> Box<dyn FnOnce(&Vfs) + Send> {
+    let walker = move |path: &'static [u8]| -> Body {
         Box::new(move |vfs| {
             let found = walk(vfs, path);
             assert!(found.is_ok_and(|ino| files.contains(&ino)), "a name was missing: {found:?}");
@@ -199,7 +206,7 @@ fn directories_moved_into_each_other_stay_a_tree() {
                     Err(error) => assert!([Errno::INVAL, Errno::NOENT].contains(&error)),
                 }
             };
-            Box::new(body) as Box<dyn FnOnce(&Vfs) + Send>
+            Box::new(body) as Body
         };
         run(&vfs, vec![mover("x", "y", &FIRST_WINS), mover("y", "x", &SECOND_WINS)]);
         let ways = [walk(&vfs, b"/x/y"), walk(&vfs, b"/y/x")];
@@ -298,134 +305,63 @@ fn control_path_of_what_is_not_held_is_caught() {
     });
 }
 
-/// A back end with one name, `f`, which another machine changes: absent at 0, and then each time
-/// another file.
-struct Elsewhere {
-    version: Arc<AtomicU64>,
+/// Whether there is a file before another machine puts one there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Nothing,
+    AnotherFile,
 }
 
-fn attr(ino: u64, mode: u32) -> Attr {
-    let time = Timespec::default();
-    Attr {
-        ino,
-        generation: 0,
-        mode,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        blksize: 4096,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        btime: time,
-        has_acl: false,
+/// Another machine renames `g` to `f`, which the cache is told with `tell`, beside two lookups of `f`; in
+/// the end it is what the back end says.
+fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let root = Node::detached(fs.root().unwrap().ino, corewalk::FileKind::Directory);
+    let what = Make::new(S_IFREG | 0o644, 0, 0);
+    if before == Before::AnotherFile {
+        fs.make(root, name("f"), &what).unwrap();
     }
-}
-
-impl FileSystem for Elsewhere {
-    fn root(&self) -> Result<Attr, Errno> {
-        Ok(attr(1, S_IFDIR | 0o755))
-    }
-
-    fn lookup(&self, _dir: Node<'_>, _name: Name<'_>) -> Result<Attr, Errno> {
-        // ORDERING: SeqCst. A machine of its own.
-        match self.version.load(Ordering::SeqCst) {
-            0 => Err(Errno::NOENT),
-            version => Ok(attr(1 + version, S_IFREG | 0o644)),
-        }
-    }
-
-    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        Ok(attr(node.ino(), node.kind().to_mode() | 0o644))
-    }
-
-    fn setattr(&self, _node: Node<'_>, _set: &SetAttr) -> Result<Attr, Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn make(&self, _dir: Node<'_>, _name: Name<'_>, _what: &Make<'_>) -> Result<Attr, Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn remove(&self, _dir: Node<'_>, _name: Name<'_>, _node: Node<'_>) -> Result<(), Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn rename(
-        &self,
-        _from: (Node<'_>, Name<'_>),
-        _to: (Node<'_>, Name<'_>),
-        _mode: RenameMode,
-    ) -> Result<(), Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn readdir(&self, _dir: Node<'_>, _cookie: u64, _sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        Ok(())
-    }
-
-    fn read(&self, _node: Node<'_>, _h: u64, _at: u64, _buf: &mut [u8]) -> Result<usize, Errno> {
-        Ok(0)
-    }
-
-    fn write(&self, _node: Node<'_>, _h: u64, _at: u64, _bytes: &[u8]) -> Result<usize, Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn statfs(&self) -> Result<StatFs, Errno> {
-        Ok(StatFs::default())
-    }
-}
-
-/// The file changes, which the cache is told with `tell`, beside two lookups; in the end it is what
-/// the back end says. At `first` 0 there is no file before the change.
-fn invalidate_against_fill(first: u64, tell: fn(&Vfs)) {
-    let version = Arc::new(AtomicU64::new(first));
-    let vfs = over(Elsewhere { version: Arc::clone(&version) });
+    let next = fs.make(root, name("g"), &what).unwrap().ino;
+    let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);
     let reader = |vfs: &Vfs| {
         let _ = lookup(vfs, "f");
     };
     let changer = move |vfs: &Vfs| {
-        // ORDERING: SeqCst. As above.
-        version.fetch_add(1, Ordering::SeqCst);
+        fs.rename((root, name("g")), (root, name("f")), RenameMode::Replace).unwrap();
         tell(vfs);
     };
     run(&vfs, vec![Box::new(reader), Box::new(changer), Box::new(reader)]);
-    assert_eq!(lookup(&vfs, "f"), Ok(2 + first), "T25: a stale answer stayed");
+    assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
 /// Traps T25, P12.
 #[test]
 fn fill_beside_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
-    check(move || invalidate_against_fill(0, tell));
-    check(move || invalidate_against_fill(1, tell));
+    check(move || invalidate_against_fill(Before::Nothing, tell));
+    check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
 /// Traps T25, P12.
 #[test]
 fn fill_beside_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
-    check(move || invalidate_against_fill(0, tell));
-    check(move || invalidate_against_fill(1, tell));
+    check(move || invalidate_against_fill(Before::Nothing, tell));
+    check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
 /// Trap T25: nobody tells the cache.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_that_nobody_tells_is_caught() {
-    check(|| invalidate_against_fill(0, |_| ()));
+    check(|| invalidate_against_fill(Before::Nothing, |_| ()));
 }
 
 /// A user writes to a set-user-ID file beside a chmod that is made with `chmod`. The change is not
 /// lost, and the bit is there in the end only if it came after the write. Returns the mode.
 fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
-    let vfs = Vfs::new(Arc::clone(&fs) as Arc<dyn FileSystem>, options).unwrap();
+    let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let ino = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap().0.ino();
     let writer = |vfs: &Vfs| {
@@ -577,69 +513,21 @@ fn wrong_forget_beside_lookup_by_number_takes_nothing() {
     });
 }
 
-/// A tmpfs that hears, while it makes `d`, that the name has changed elsewhere.
-struct Meddled {
-    inner: Tmpfs,
-    vfs: OnceLock<Weak<Vfs>>,
-}
-
-impl FileSystem for Meddled {
-    fn root(&self) -> Result<Attr, Errno> {
-        self.inner.root()
-    }
-    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        self.inner.lookup(dir, name)
-    }
-    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        self.inner.getattr(node)
-    }
-    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.inner.setattr(node, set)
-    }
-    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        if name.as_bytes() == b"d" {
-            let vfs = self.vfs.get().unwrap().upgrade().unwrap();
-            vfs.invalidate(&vfs.root(), name).unwrap();
-        }
-        self.inner.make(dir, name, what)
-    }
-    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
-        self.inner.remove(dir, name, node)
-    }
-    fn rename(
-        &self,
-        from: (Node<'_>, Name<'_>),
-        to: (Node<'_>, Name<'_>),
-        mode: RenameMode,
-    ) -> Result<(), Errno> {
-        self.inner.rename(from, to, mode)
-    }
-    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        self.inner.readdir(dir, cookie, sink)
-    }
-    fn read(&self, _: Node<'_>, _: u64, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
-        Ok(0)
-    }
-    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
-        Err(Errno::IO)
-    }
-    fn statfs(&self) -> Result<StatFs, Errno> {
-        self.inner.statfs()
-    }
-    fn forget(&self, ino: u64) {
-        self.inner.forget(ino);
-    }
-}
-
 /// Trap T55: a directory that is looked in is removed, and another takes its dentry's slot.
 #[test]
 fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
     check(|| {
-        let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
-        let inner = Tmpfs::new(TmpfsOptions::default());
-        let fs = Arc::new(Meddled { inner, vfs: OnceLock::new() });
-        let vfs = Vfs::new(Arc::clone(&fs) as Arc<dyn FileSystem>, options).unwrap();
-        fs.vfs.set(Arc::downgrade(&vfs)).ok().unwrap();
+        let place: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
+        let above = Arc::clone(&place);
+        // While `d` is made the back end hears that the name has changed elsewhere.
+        let vfs = over(Arc::new(Meddled::new(move |_, call| {
+            let vfs = above.get().and_then(Weak::upgrade);
+            match vfs.filter(|_| call == Call::Make(b"d")) {
+                Some(vfs) => vfs.invalidate(&vfs.root(), name("d")),
+                None => Ok(()),
+            }
+        })));
+        place.set(Arc::downgrade(&vfs)).ok().unwrap();
         let cred = Cred::root();
         let root = vfs.root();
         // The dentry and the inode of d get different slots: see above.
@@ -651,9 +539,8 @@ fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
             let vfs = Arc::clone(&vfs);
             thread::spawn(move || {
                 let d = vfs.inode(d).unwrap();
-                drop(
-                    vfs.lookup(&Cred::root(), &d, name("x")).map(|x| panic!("x of another: {x:?}")),
-                );
+                let found = vfs.lookup(&Cred::root(), &d, name("x"));
+                assert!(found.is_err(), "x of another: {found:?}");
             })
         };
         let removed = vfs.remove(&cred, &root, name("d"), Removal::Rmdir);

@@ -39,7 +39,7 @@ pub use xattrs::{XATTR_PRUNE, XATTR_STAT, XattrAnswer};
 use std::fmt;
 use std::sync::Arc;
 
-use corewalk::attr::{SetTime, mode};
+use corewalk::attr::SetTime;
 use corewalk::{Attr, Caps, Cred, Errno, FileSystem, InodeRef, May, Name, SetAttr, Vfs};
 
 use crate::credentials::{Caller, UserNamespace};
@@ -252,23 +252,6 @@ impl Server {
             Permissions::Kernel => caller.prechecked(),
             Permissions::Server => caller.resolve(self.namespace),
         }
-    }
-
-    /// Takes the set-user-ID and set-group-ID bits from a file that is being changed, unless the
-    /// caller may keep them. The kernel does it where it checks permissions.
-    fn kill_set_id(&self, caller: Caller, inode: &InodeRef<'_>) -> Result<(), Errno> {
-        if self.options.permissions == Permissions::Kernel {
-            return Ok(());
-        }
-        let now = self.vfs.getattr(inode)?.mode & 0o7777;
-        let group = if now & 0o010 != 0 { mode::S_ISGID } else { 0 };
-        let without = now & !(mode::S_ISUID | group);
-        // Who asks is looked up only now: few files have the bits.
-        if without != now && !caller.resolve(self.namespace).has(Caps::FSETID) {
-            let set = SetAttr { mode: Some(without), ..SetAttr::default() };
-            self.vfs.setattr(&Cred::root(), inode, &set)?;
-        }
-        Ok(())
     }
 }
 

@@ -56,7 +56,7 @@ impl Vfs {
     /// # Errors
     /// `EACCES` if not; what the back end or the security hook says.
     pub fn access(&self, cred: &Cred, inode: &InodeRef<'_>, what: May) -> Result<(), Errno> {
-        self.permission(cred, inode.slot, what)
+        self.settled(&[inode.slot], || self.permission(cred, inode.slot, what))
     }
 
     /// Returns the attributes of `inode`.
@@ -64,8 +64,7 @@ impl Vfs {
     /// # Errors
     /// What the back end says.
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).getattr(self.node(&source))
+        self.ask(inode, |fs, node| fs.getattr(node))
     }
 
     /// Changes attributes and returns the new ones.
@@ -74,8 +73,10 @@ impl Vfs {
     /// `EPERM`, `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) have them; `EISDIR` and
     /// `EINVAL` for the size of what is no regular file; what the back end says.
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        let claim = self.claim_attributes(inode.slot);
-        self.setattr_claimed(cred, inode, set, &claim)
+        self.settled(&[inode.slot], || {
+            let claim = self.claim_attributes(inode.slot);
+            self.setattr_claimed(cred, inode, set, &claim)
+        })
     }
 
     /// Returns the right to change the attributes of an inode, after waiting until nobody else has
@@ -166,25 +167,22 @@ impl Vfs {
         Ok(set)
     }
 
-    /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to by
-    /// somebody without the right to keep them. The bits stay away as long as the claim that is
-    /// returned is held: until the content has changed.
+    /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to, unless
+    /// the writer `may_keep` them, which is asked only if there are any. Taken away, the bits stay away as
+    /// long as the claim that is returned is held: until the content has changed.
     pub(super) fn clear_set_id(
         &self,
-        cred: &Cred,
         inode: &InodeRef<'_>,
-    ) -> Result<Option<Claim<'_>>, Errno> {
-        if cred.has(Caps::FSETID) {
-            return Ok(None);
-        }
+        may_keep: impl FnOnce() -> bool,
+    ) -> Result<Claim<'_>, Errno> {
         let claim = self.claim_attributes(inode.slot);
         let perm = self.perm(inode.slot)?;
         let cleared = without_set_id(perm.mode);
-        if cleared != perm.mode {
+        if cleared != perm.mode && !may_keep() {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
             self.setattr_claimed(&Cred::root(), inode, &set, &claim)?;
         }
-        Ok(Some(claim))
+        Ok(claim)
     }
 
     /// Checks a permission; the back end and the security hook may be asked. The caller has no claim

@@ -6,7 +6,7 @@ use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::{FileKind, StatFs, mode};
 use crate::cred::{Caps, Cred, May};
-use crate::fs::{DirSink, Fallocate, Seek, XattrMode};
+use crate::fs::{DirSink, Fallocate, FileSystem, Node, Seek, XattrMode};
 
 /// The longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
 const XATTR_NAME_MAX: usize = 255;
@@ -29,9 +29,10 @@ impl Vfs {
         if inode.kind() == FileKind::Directory && what.contains(May::WRITE) {
             return Err(Errno::ISDIR);
         }
-        self.permission(cred, inode.slot, what)?;
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).open(self.node(&source), flags)
+        self.ask(inode, |fs, node| {
+            self.permission(cred, inode.slot, what)?;
+            fs.open(node, flags)
+        })
     }
 
     /// Closes what [`Vfs::open`] returned.
@@ -53,8 +54,7 @@ impl Vfs {
         buf: &mut [u8],
     ) -> Result<usize, Errno> {
         is_regular(inode)?;
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).read(self.node(&source), handle, offset, buf)
+        self.ask(inode, |fs, node| fs.read(node, handle, offset, buf))
     }
 
     /// Writes `bytes` at `offset` and returns the count. The caller has opened the file for
@@ -71,10 +71,32 @@ impl Vfs {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
+        if !cred.has(Caps::FSETID) {
+            return self.write_asking(inode, handle, offset, bytes, || false);
+        }
         is_regular(inode)?;
-        let _claim = self.clear_set_id(cred, inode)?;
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).write(self.node(&source), handle, offset, bytes)
+        self.ask(inode, |fs, node| fs.write(node, handle, offset, bytes))
+    }
+
+    /// As [`Vfs::write`], for a server that has to look up who writes: `may_keep` says whether that one
+    /// has `CAP_FSETID`, and is asked only if the file has bits to lose. Nobody changes the attributes
+    /// of the file from then on until the bytes are written.
+    ///
+    /// # Errors
+    /// As [`Vfs::write`].
+    pub fn write_asking(
+        &self,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+        may_keep: impl FnOnce() -> bool,
+    ) -> Result<usize, Errno> {
+        is_regular(inode)?;
+        self.ask(inode, |fs, node| {
+            let _claim = self.clear_set_id(inode, may_keep)?;
+            fs.write(node, handle, offset, bytes)
+        })
     }
 
     /// Reports the entries of a directory behind `cookie` (0: from the start), without `.` and
@@ -91,8 +113,7 @@ impl Vfs {
         if dir.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
-        let source = self.source(dir.slot);
-        self.fs(dir.slot).readdir(self.node(&source), cookie, sink)
+        self.ask(dir, |fs, node| fs.readdir(node, cookie, sink))
     }
 
     /// Returns the number of a directory's parent; that of the root is its own.
@@ -119,8 +140,7 @@ impl Vfs {
         if inode.kind() != FileKind::Symlink {
             return Err(Errno::INVAL);
         }
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).readlink(self.node(&source))
+        self.ask(inode, |fs, node| fs.readlink(node))
     }
 
     /// Makes data, and unless `data_only` attributes, durable.
@@ -128,8 +148,7 @@ impl Vfs {
     /// # Errors
     /// What the back end says.
     pub fn fsync(&self, inode: &InodeRef<'_>, handle: u64, what: Fsync) -> Result<(), Errno> {
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).fsync(self.node(&source), handle, what == Fsync::Data)
+        self.ask(inode, |fs, node| fs.fsync(node, handle, what == Fsync::Data))
     }
 
     /// Returns what statfs(2) reports of the file system that `inode` is in.
@@ -166,9 +185,13 @@ impl Vfs {
             FileKind::Directory => return Err(Errno::ISDIR),
             _ => return Err(Errno::NODEV),
         }
-        let _claim = self.clear_set_id(cred, inode)?;
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).fallocate(self.node(&source), handle, offset, len, how)
+        self.ask(inode, |fs, node| {
+            let _claim = match cred.has(Caps::FSETID) {
+                true => None,
+                false => Some(self.clear_set_id(inode, || false)?),
+            };
+            fs.fallocate(node, handle, offset, len, how)
+        })
     }
 
     /// Returns the offset of the next data or hole at or behind `offset`.
@@ -183,8 +206,7 @@ impl Vfs {
         what: Seek,
     ) -> Result<u64, Errno> {
         is_regular(inode)?;
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).seek(self.node(&source), handle, offset, what)
+        self.ask(inode, |fs, node| fs.seek(node, handle, offset, what))
     }
 
     /// Returns the value of an extended attribute.
@@ -198,12 +220,13 @@ impl Vfs {
         inode: &InodeRef<'_>,
         name: &[u8],
     ) -> Result<Vec<u8>, Errno> {
-        if let Some(kind) = acl_kind(name) {
-            return self.get_acl_xattr(inode, kind);
-        }
-        self.xattr_permission(cred, inode, name, May::READ)?;
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).getxattr(self.node(&source), name)
+        self.ask(inode, |fs, node| {
+            if let Some(kind) = acl_kind(name) {
+                return self.get_acl_xattr(inode, kind);
+            }
+            self.xattr_permission(cred, inode, name, May::READ)?;
+            fs.getxattr(node, name)
+        })
     }
 
     /// Sets an extended attribute.
@@ -222,12 +245,13 @@ impl Vfs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(Errno::TOOBIG);
         }
-        if let Some(kind) = acl_kind(name) {
-            return self.set_acl_xattr(cred, inode, kind, value, mode);
-        }
-        self.xattr_permission(cred, inode, name, May::WRITE)?;
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).setxattr(self.node(&source), name, value, mode)
+        self.ask(inode, |fs, node| {
+            if let Some(kind) = acl_kind(name) {
+                return self.set_acl_xattr(cred, inode, kind, value, mode);
+            }
+            self.xattr_permission(cred, inode, name, May::WRITE)?;
+            fs.setxattr(node, name, value, mode)
+        })
     }
 
     /// Returns the names of all extended attributes that the caller may see, each ended by a NUL.
@@ -235,8 +259,7 @@ impl Vfs {
     /// # Errors
     /// What the back end says.
     pub fn listxattr(&self, cred: &Cred, inode: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
-        let source = self.source(inode.slot);
-        let mut names = self.fs(inode.slot).listxattr(self.node(&source))?;
+        let mut names = self.ask(inode, |fs, node| fs.listxattr(node))?;
         if !cred.has(Caps::SYS_ADMIN) {
             let all = std::mem::take(&mut names);
             for name in all.split_inclusive(|&b| b == 0) {
@@ -260,12 +283,24 @@ impl Vfs {
     /// # Errors
     /// `ENODATA`; `EPERM`, `EACCES`; `EOPNOTSUPP`.
     pub fn removexattr(&self, cred: &Cred, inode: &InodeRef<'_>, name: &[u8]) -> Result<(), Errno> {
-        if let Some(kind) = acl_kind(name) {
-            return self.set_acl_xattr(cred, inode, kind, b"", XattrMode::Replace);
-        }
-        self.xattr_permission(cred, inode, name, May::WRITE)?;
+        self.ask(inode, |fs, node| {
+            if let Some(kind) = acl_kind(name) {
+                return self.set_acl_xattr(cred, inode, kind, b"", XattrMode::Replace);
+            }
+            self.xattr_permission(cred, inode, name, May::WRITE)?;
+            fs.removexattr(node, name)
+        })
+    }
+
+    /// Returns what the back end says of an inode, and what is checked before it is asked.
+    #[inline]
+    pub(super) fn ask<T>(
+        &self,
+        inode: &InodeRef<'_>,
+        question: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let source = self.source(inode.slot);
-        self.fs(inode.slot).removexattr(self.node(&source), name)
+        self.settled(&[inode.slot], || question(self.fs(inode.slot), self.node(&source)))
     }
 
     /// Checks the rules of xattr(7).

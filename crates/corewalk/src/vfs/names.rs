@@ -61,7 +61,8 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOENT` if there is no such name, or `dir` has been removed; `ENOTDIR`; `EACCES` without
-    /// search permission; what the back end says.
+    /// search permission; `ENFILE` if 2 to the 27th references on what is found are held; what the back
+    /// end says.
     pub fn lookup(
         &self,
         cred: &Cred,
@@ -82,7 +83,10 @@ impl Vfs {
         if cred.has(Caps::DAC_READ_SEARCH) && self.security().is_none() {
             return Ok(());
         }
-        self.permission(cred, dir, May::EXEC)
+        self.settled(&[dir], || self.permission(cred, dir, May::EXEC)).map_err(|error| {
+            // What else is wrong with what is no directory does not matter.
+            if self.dcache.inodes.kind(dir) == FileKind::Directory { error } else { Errno::NOTDIR }
+        })
     }
 
     /// Looks a name up as a FUSE server does: `parent` is the number of an inode in use, `name` what
@@ -143,14 +147,17 @@ impl Vfs {
             return None;
         }
         self.dcache.inodes.touch(inode);
-        Some(Ok(InodeRef { vfs: self, slot: inode }))
+        Some(InodeRef { vfs: self, slot: inode }.unless_crowded())
     }
 
     #[cold]
     fn lookup_slow(&self, dir: u32, needle: &Needle<'_>) -> Result<InodeRef<'_>, Errno> {
-        let dir = self.dir(dir)?;
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, needle));
-        Ok(self.resolve(&dir, needle, &claim)?.ok_or(Errno::NOENT)?.inode)
+        let found = self.settled(&[dir], || {
+            let dir = self.dir(dir)?;
+            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, needle));
+            self.resolve(&dir, needle, &claim)
+        })?;
+        found.ok_or(Errno::NOENT)?.inode.unless_crowded()
     }
 
     /// Returns the counted dentry of a directory inode.
@@ -163,6 +170,16 @@ impl Vfs {
         }
         let now = self.dcache.get_directory(inode).ok_or(Errno::NOENT)?;
         Ok(Dir { vfs: self, now })
+    }
+
+    /// Returns the counted dentry of a directory that the caller may search.
+    ///
+    /// # Errors
+    /// As [`Vfs::dir`]; `EACCES` without search permission.
+    pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
+        let found = self.dir(dir.slot)?;
+        self.permission(cred, dir.slot, May::EXEC)?;
+        Ok(found)
     }
 
     /// Returns what `needle` refers to, from the cache or the back end; the answer is cached. The
@@ -346,14 +363,23 @@ impl Vfs {
         self.move_dentry(hold.slot, key, needle, target).map_err(|_| Unattached::NoRoom)
     }
 
-    /// Returns `error`, which a back end gave an operation with `inodes`. If it says that one of them is
-    /// gone, and that is because it is just being removed, the cache has yet to be told: nobody must
-    /// hear of it before that says so too. The caller holds no claim.
-    pub(super) fn settled(&self, inodes: &[u32], error: Errno) -> Errno {
-        if matches!(error, Errno::NOENT | Errno::STALE) {
-            inodes.iter().for_each(|&inode| self.wait_for_name_of(inode));
-        }
-        error
+    /// Returns what an operation with `inodes` came to. If it failed because one of them is gone, and
+    /// that is because it is just being removed, the cache has yet to be told: nobody must hear of it
+    /// before that says so too. Whatever asks a back end in between runs in here as a whole: its look
+    /// at permissions may hear of a removal as well as the call itself.
+    ///
+    /// `operation` lets go of its claims before it returns, and the caller holds none.
+    #[inline]
+    pub(crate) fn settled<T>(
+        &self,
+        inodes: &[u32],
+        operation: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        operation().inspect_err(|error| {
+            if matches!(*error, Errno::NOENT | Errno::STALE) {
+                inodes.iter().for_each(|&inode| self.wait_for_name_of(inode));
+            }
+        })
     }
 
     /// Waits until nobody works on the name that an inode is cached under; for a directory, that is
@@ -382,31 +408,26 @@ impl Vfs {
         name: Name<'_>,
         what: Make<'_>,
     ) -> Result<(InodeRef<'_>, Attr), Errno> {
-        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-        self.permission(cred, parent, May::EXEC)?;
-        let needle = self.dcache.needle(name);
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        let negative = self.free_name(&dir, &needle)?;
-        let what = self
-            .permission(cred, parent, May::WRITE | May::EXEC)
-            .and_then(|()| self.inherit(cred, parent, what))
-            .or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
-        let (key, changes) = (dir.key(), self.dcache.inodes.changes());
-        let source = self.source(dir.now.inode);
-        let attr = match self.fs(dir.now.inode).make(self.node(&source), name, &what) {
-            Ok(attr) => attr,
-            Err(error) => {
-                drop(claim);
-                return Err(self.settled(&[parent], error));
-            }
-        };
-        let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
-        let inode = entered.inspect_err(|_| {
-            // It exists, so what is cached of the name is wrong.
-            self.make_unknown(&dir, &needle);
-        })?;
-        self.publish_change(&dir, key, &needle, &inode, &claim);
-        Ok((inode, attr))
+        self.settled(&[dir.slot], || {
+            let (parent, dir) = (dir.slot, self.searched(cred, dir)?);
+            let needle = self.dcache.needle(name);
+            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+            let negative = self.free_name(&dir, &needle)?;
+            let what = self
+                .permission(cred, parent, May::WRITE | May::EXEC)
+                .and_then(|()| self.inherit(cred, parent, what))
+                .or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
+            let (key, changes) = (dir.key(), self.dcache.inodes.changes());
+            let source = self.source(dir.now.inode);
+            let attr = self.fs(dir.now.inode).make(self.node(&source), name, &what)?;
+            let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
+            let inode = entered.inspect_err(|_| {
+                // It exists, so what is cached of the name is wrong.
+                self.make_unknown(&dir, &needle);
+            })?;
+            self.publish_change(&dir, key, &needle, &inode, &claim);
+            Ok((inode, attr))
+        })
     }
 
     /// Makes a regular file without a name, which `link` can give it one later (`O_TMPFILE`).
@@ -422,13 +443,14 @@ impl Vfs {
         if dir.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
-        self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
-        let what = self.inherit(cred, dir.slot, what)?;
-        let changes = self.dcache.inodes.changes();
-        let source = self.source(dir.slot);
-        let made = self.fs(dir.slot).tmpfile(self.node(&source), &what);
-        let attr = made.map_err(|error| self.settled(&[dir.slot], error))?;
-        Ok((self.enter(dir.slot, &attr, changes, None)?, attr))
+        self.settled(&[dir.slot], || {
+            self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
+            let what = self.inherit(cred, dir.slot, what)?;
+            let changes = self.dcache.inodes.changes();
+            let source = self.source(dir.slot);
+            let attr = self.fs(dir.slot).tmpfile(self.node(&source), &what)?;
+            Ok((self.enter(dir.slot, &attr, changes, None)?, attr))
+        })
     }
 
     /// Gives `inode` another name and returns its attributes.
@@ -444,42 +466,39 @@ impl Vfs {
         dir: &InodeRef<'_>,
         name: Name<'_>,
     ) -> Result<Attr, Errno> {
-        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-        self.permission(cred, parent, May::EXEC)?;
-        let needle = self.dcache.needle(name);
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        self.free_name(&dir, &needle)?;
-        let inodes = &self.dcache.inodes;
-        let allowed = if inodes.superblock(inode.slot) != inodes.superblock(parent) {
-            Err(Errno::XDEV)
-        } else {
-            self.permission(cred, parent, May::WRITE | May::EXEC).and_then(|()| {
-                match inode.kind() {
-                    FileKind::Directory => Err(Errno::PERM),
-                    _ => Ok(()),
-                }
-            })
-        };
-        allowed.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
-        let key = dir.key();
-        let (file, parent) = (self.source(inode.slot), self.source(dir.now.inode));
-        let fs = self.fs(dir.now.inode);
-        let attr = match fs.link(self.node(&file), self.node(&parent), name) {
-            Ok(attr) => attr,
-            Err(error) => {
-                drop(claim);
-                return Err(self.settled(&[dir.now.inode, inode.slot], error));
-            }
-        };
-        self.publish_change(&dir, key, &needle, inode, &claim);
-        Ok(attr)
+        self.settled(&[dir.slot, inode.slot], || {
+            let (parent, dir) = (dir.slot, self.searched(cred, dir)?);
+            let needle = self.dcache.needle(name);
+            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+            self.free_name(&dir, &needle)?;
+            let inodes = &self.dcache.inodes;
+            let allowed = if inodes.superblock(inode.slot) != inodes.superblock(parent) {
+                Err(Errno::XDEV)
+            } else {
+                self.permission(cred, parent, May::WRITE | May::EXEC).and_then(|()| {
+                    match inode.kind() {
+                        FileKind::Directory => Err(Errno::PERM),
+                        _ => Ok(()),
+                    }
+                })
+            };
+            allowed.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
+            let key = dir.key();
+            let (file, parent) = (self.source(inode.slot), self.source(dir.now.inode));
+            let fs = self.fs(dir.now.inode);
+            let attr = fs.link(self.node(&file), self.node(&parent), name)?;
+            self.publish_change(&dir, key, &needle, inode, &claim);
+            Ok(attr)
+        })
     }
 
     /// Removes a name.
     ///
     /// # Errors
-    /// `ENOENT`; `EISDIR` (unlink of a directory), `ENOTDIR` (rmdir of another file), `ENOTEMPTY`,
-    /// `EBUSY` for a mount point, `EACCES`, `EPERM` in a sticky directory.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `ENOENT`; `EACCES`
+    /// without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a directory),
+    /// `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and whatever else the
+    /// back end says.
     pub fn remove(
         &self,
         cred: &Cred,
@@ -487,25 +506,28 @@ impl Vfs {
         name: Name<'_>,
         removal: Removal,
     ) -> Result<(), Errno> {
-        let (parent, dir) = (dir.slot, self.dir(dir.slot)?);
-        self.permission(cred, parent, May::WRITE | May::EXEC)?;
-        let needle = self.dcache.needle(name);
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
-        self.may_delete(cred, dir.now.inode, &found)?;
-        match (removal, found.inode.kind() == FileKind::Directory) {
-            (Removal::Unlink, true) => return Err(Errno::ISDIR),
-            (Removal::Rmdir, false) => return Err(Errno::NOTDIR),
-            _ => {}
-        }
-        let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
-        let removed = self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
-        self.wait_for_crossings(Some(&found));
-        removed?;
-        if let Ok(dentry) = found.dentry {
-            self.dcache.remove(dentry.into_slot());
-        }
-        Ok(())
+        self.settled(&[dir.slot], || {
+            let dir = self.searched(cred, dir)?;
+            let needle = self.dcache.needle(name);
+            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
+            let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
+            self.may_delete(cred, dir.now.inode, &found)?;
+            match (removal, found.inode.kind() == FileKind::Directory) {
+                (Removal::Unlink, true) => return Err(Errno::ISDIR),
+                (Removal::Rmdir, false) => return Err(Errno::NOTDIR),
+                _ if self.is_mounted_on(&found) => return Err(Errno::BUSY),
+                _ => {}
+            }
+            let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
+            let removed =
+                self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
+            self.wait_for_crossings(Some(&found));
+            removed.map_err(|error| self.doubted(Some(&found), error))?;
+            if let Ok(dentry) = found.dentry {
+                self.dcache.remove(dentry.into_slot());
+            }
+            Ok(())
+        })
     }
 
     /// Makes what the back end is asked about `name` now, and what is cached of it, unknown: to be
@@ -589,25 +611,40 @@ impl Vfs {
         }
     }
 
-    /// Checks that a caller who may change `dir` may take this name away from it.
+    /// Checks that a caller who may search `dir` may take this name away from it.
     pub(super) fn may_delete(
         &self,
         cred: &Cred,
         dir: u32,
         victim: &Found<'_>,
     ) -> Result<(), Errno> {
+        self.permission(cred, dir, May::WRITE | May::EXEC)?;
         let perm = self.perm(dir)?;
-        if perm.mode & mode::S_ISVTX != 0
+        let is_sticky = perm.mode & mode::S_ISVTX != 0
             && perm.uid != cred.uid
             && self.perm(victim.inode.slot)?.uid != cred.uid
-            && !cred.has(Caps::FOWNER)
+            && !cred.has(Caps::FOWNER);
+        if is_sticky { Err(Errno::PERM) } else { Ok(()) }
+    }
+
+    /// Returns `error`, which a back end gave where a directory was to go. If it says that there is
+    /// something in it, that may have been made just now, and the cache have yet to be told: whoever
+    /// hears of it and looks must ask the back end (and so wait for the claim of the name). To know
+    /// which names are being made would take a list that every maker writes to; so all are made unknown.
+    pub(super) fn doubted(&self, victim: Option<&Found<'_>>, error: Errno) -> Errno {
+        if matches!(error, Errno::NOTEMPTY | Errno::EXIST)
+            && let Some(Found { dentry: Ok(dentry), .. }) = victim
         {
-            return Err(Errno::PERM);
+            self.dcache.invalidate_directory(dentry.slot);
         }
-        let is_mounted = victim.dentry.as_ref().is_ok_and(|dentry| {
+        error
+    }
+
+    /// Returns true if something is mounted on what was found.
+    pub(super) fn is_mounted_on(&self, found: &Found<'_>) -> bool {
+        found.dentry.as_ref().is_ok_and(|dentry| {
             self.dcache.dentries.glimpse(dentry.slot).body.flags().contains(Flags::MOUNTED)
-        });
-        if is_mounted { Err(Errno::BUSY) } else { Ok(()) }
+        })
     }
 
     /// Makes what is cached under a name unknown. The caller holds its claim.

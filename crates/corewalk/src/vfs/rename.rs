@@ -34,9 +34,11 @@ impl Vfs {
     /// instant; two names of one inode are left alone, as POSIX has it.
     ///
     /// # Errors
-    /// `ENOENT`; `EEXIST` (no replace); `ENOTDIR`, `EISDIR` (kinds that do not fit); `ENOTEMPTY`;
-    /// `EINVAL` (a directory into itself); `EBUSY` (a mount point); `EXDEV`; `EACCES`; `EPERM` (a
-    /// sticky directory).
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for either directory as [`Vfs::make`]; `EXDEV`;
+    /// `ENOENT`; `EEXIST` (no replace); `EINVAL` (a directory into itself), `ENOTEMPTY` (onto one that it
+    /// is in); `EACCES` without write permission, `EPERM` (a sticky directory); `ENOTDIR`, `EISDIR`
+    /// (kinds that do not fit); `EACCES` for a directory that gets another parent and cannot be written
+    /// to; `EBUSY` (a mount point); `ENOTEMPTY` and whatever else the back end says.
     pub fn rename(
         &self,
         cred: &Cred,
@@ -44,42 +46,43 @@ impl Vfs {
         to: (&InodeRef<'_>, Name<'_>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
-        self.permission(cred, from.0.slot, May::WRITE | May::EXEC)?;
-        self.permission(cred, to.0.slot, May::WRITE | May::EXEC)?;
-        let inodes = &self.dcache.inodes;
-        if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
-            return Err(Errno::XDEV);
-        }
-        let (old_dir, new_dir) = (self.dir(from.0.slot)?, self.dir(to.0.slot)?);
-        let (old, new) = (self.dcache.needle(from.1), self.dcache.needle(to.1));
-        let claim = self.dcache.claims.claim_both(
-            self.dcache.claim_key(old_dir.now.slot, &old),
-            self.dcache.claim_key(new_dir.now.slot, &new),
-        );
-        let source = self.resolve(&old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
-        let target = self.resolve(&new_dir, &new, &claim)?;
-        let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
-        if op.is_nothing_to_do(&source, target.as_ref())? {
-            return Ok(());
-        }
-        let announced = op.announce(&source, target.as_ref())?;
-        op.check(&source, target.as_ref())?;
-        let key = op.new_dir.key();
-        let slots = [op.old_dir.now.slot, op.new_dir.now.slot];
-        let crossing = op.changes_parent().then(|| self.crossings.enter(slots));
-        let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
-        let fs = self.fs(op.old_dir.now.inode);
-        if let Err(error) = fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode) {
-            drop((crossing, announced, claim));
-            self.wait_for_crossings(target.as_ref());
-            return Err(self.settled(&[from.0.slot, to.0.slot], error));
-        }
-        if mode != RenameMode::Exchange {
-            self.wait_for_crossings(target.as_ref());
-        }
-        op.commit(source, target, key, &claim);
-        drop((crossing, announced));
-        Ok(())
+        self.settled(&[from.0.slot, to.0.slot], || {
+            let old_dir = self.searched(cred, from.0)?;
+            let new_dir = self.searched(cred, to.0)?;
+            let inodes = &self.dcache.inodes;
+            if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
+                return Err(Errno::XDEV);
+            }
+            let (old, new) = (self.dcache.needle(from.1), self.dcache.needle(to.1));
+            let claim = self.dcache.claims.claim_both(
+                self.dcache.claim_key(old_dir.now.slot, &old),
+                self.dcache.claim_key(new_dir.now.slot, &new),
+            );
+            let source = self.resolve(&old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
+            let target = self.resolve(&new_dir, &new, &claim)?;
+            let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
+            if op.is_nothing_to_do(&source, target.as_ref())? {
+                return Ok(());
+            }
+            let announced = op.announce(&source, target.as_ref())?;
+            op.check(&source, target.as_ref())?;
+            let key = op.new_dir.key();
+            let slots = [op.old_dir.now.slot, op.new_dir.now.slot];
+            let crossing = op.changes_parent().then(|| self.crossings.enter(slots));
+            let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
+            let fs = self.fs(op.old_dir.now.inode);
+            if let Err(error) = fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode) {
+                drop((crossing, announced, claim));
+                self.wait_for_crossings(target.as_ref());
+                return Err(self.doubted(target.as_ref(), error));
+            }
+            if mode != RenameMode::Exchange {
+                self.wait_for_crossings(target.as_ref());
+            }
+            op.commit(source, target, key, &claim);
+            drop((crossing, announced));
+            Ok(())
+        })
     }
 
     /// Waits until no rename is on its way out of, or into, a directory that the back end has just
@@ -152,25 +155,30 @@ impl<'v> Rename<'v, '_> {
     }
 
     fn check(&self, source: &Found<'_>, target: Option<&Found<'_>>) -> Result<(), Errno> {
+        let (vfs, cred) = (self.vfs, self.cred);
         let is_dir = |found: &Found<'_>| found.inode.kind() == FileKind::Directory;
-        self.vfs.may_delete(self.cred, self.old_dir.now.inode, source)?;
-        if self.changes_parent() && is_dir(source) {
-            // Its `..` is rewritten.
-            self.vfs.permission(self.cred, source.inode.slot, May::WRITE)?;
+        vfs.may_delete(cred, self.old_dir.now.inode, source)?;
+        match target {
+            None => vfs.permission(cred, self.new_dir.now.inode, May::WRITE | May::EXEC)?,
+            Some(target) => vfs.may_delete(cred, self.new_dir.now.inode, target)?,
         }
-        let Some(target) = target else { return Ok(()) };
-        self.vfs.may_delete(self.cred, self.new_dir.now.inode, target)?;
-        if self.mode == RenameMode::Exchange {
-            if self.changes_parent() && is_dir(target) {
-                self.vfs.permission(self.cred, target.inode.slot, May::WRITE)?;
+        let (replaced, exchanged) = match self.mode {
+            RenameMode::Exchange => (None, target),
+            _ => (target, None),
+        };
+        match replaced.map(|replaced| (is_dir(source), is_dir(replaced))) {
+            Some((true, false)) => return Err(Errno::NOTDIR),
+            Some((false, true)) => return Err(Errno::ISDIR),
+            _ => {}
+        }
+        if self.changes_parent() {
+            // The `..` of a directory is rewritten.
+            for moved in [Some(source), exchanged].into_iter().flatten().filter(|f| is_dir(f)) {
+                vfs.permission(cred, moved.inode.slot, May::WRITE)?;
             }
-            return Ok(());
         }
-        match (is_dir(source), is_dir(target)) {
-            (true, false) => Err(Errno::NOTDIR),
-            (false, true) => Err(Errno::ISDIR),
-            _ => Ok(()),
-        }
+        let is_busy = vfs.is_mounted_on(source) || target.is_some_and(|to| vfs.is_mounted_on(to));
+        if is_busy { Err(Errno::BUSY) } else { Ok(()) }
     }
 
     /// Announces the directories that change their parent.

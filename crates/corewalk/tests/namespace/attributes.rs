@@ -14,7 +14,7 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::backends::{Call, Meddled};
-use crate::fixtures::{name, over, tree, walk};
+use crate::fixtures::{name, new, over, tree, walk};
 use crate::pauses::{Stop, stopping, until_asleep};
 
 /// An ordinary user, who may not keep set-user-ID bits.
@@ -93,6 +93,35 @@ fn write_never_lands_in_a_file_that_has_its_set_user_id_bit() {
     let meanwhile = overlap(&stop, "chmod-2", write, set, || mode_of(&vfs, &f));
     assert_eq!(meanwhile & 0o4000, 0, "the bytes were still to be written");
     assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod came last");
+}
+
+/// The same for a server that looks up late whether the writer may keep the bit: from then on nobody
+/// changes the mode until the bytes are written.
+#[test]
+fn chmod_beside_a_writer_that_is_looked_up_is_not_lost() {
+    let _watchdog = Watchdog::start("a chmod beside a late look", Duration::from_secs(60));
+    for keeps in [false, true] {
+        let vfs = new();
+        let what = Make::new(S_IFREG | 0o4755, 0, 0);
+        let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
+        thread::scope(|scope| {
+            let mut setter = None;
+            let may_keep = || {
+                let builder = thread::Builder::new().name("chmod-4".to_owned());
+                let chmod = || chmod(&vfs, &f, 0o4711).unwrap();
+                let thread = builder.spawn_scoped(scope, chmod).unwrap();
+                until_asleep("chmod-4", &thread);
+                assert!(!thread.is_finished(), "the bytes were still to be written");
+                setter = Some(thread);
+                keeps
+            };
+            assert_eq!(vfs.write_asking(&f, 0, 0, b"x", may_keep), Ok(1));
+            setter.expect("it was asked").join().unwrap();
+        });
+        assert_eq!(mode_of(&vfs, &f), 0o4711, "the chmod came last");
+        chmod(&vfs, &f, 0o600).unwrap();
+        assert_eq!(vfs.write_asking(&f, 0, 0, b"x", || panic!("there is nothing to keep")), Ok(1));
+    }
 }
 
 #[test]

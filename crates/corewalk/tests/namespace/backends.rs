@@ -1,12 +1,19 @@
-//! Back ends that behave badly on purpose, in front of a tmpfs.
+//! The one back end of these tests that is no tmpfs: a tmpfs with something in front of it.
+//!
+//! A [`Meddled`] passes every call on, and asks a [`Meddle`] what is to happen around it: nothing, a
+//! wait, a panic, an error, a change underneath. It may also show the inodes under other numbers. Most
+//! tests give a closure. The shuttle models use this file too.
 
+use std::ops::ControlFlow;
+
+use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    AclKind, Attr, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
-    XattrMode, acl::Acl,
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
+    Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// Which call a [`Meddled`] back end is about to pass on.
+/// Which call a [`Meddled`] back end is about to pass on, or has. Numbers are those shown outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
     /// Before `root`.
@@ -17,8 +24,12 @@ pub(crate) enum Call<'a> {
     LookupDone(&'a [u8]),
     /// Before `make`.
     Make(&'a [u8]),
+    /// After `make`.
+    MakeDone(&'a [u8]),
     /// Before `remove`.
     Remove(&'a [u8]),
+    /// After `remove`.
+    RemoveDone(&'a [u8]),
     /// Before `rename`; the old name.
     Rename(&'a [u8]),
     /// After `rename`.
@@ -35,59 +46,98 @@ pub(crate) enum Call<'a> {
     SetAcl(u64),
     /// Before `forget`.
     Forget(u64),
+    /// After `forget`.
+    ForgetDone(u64),
 }
 
-/// A tmpfs that runs a closure around its calls: to wait, to panic, to change things underneath.
-/// An error that the closure returns is the answer of the call.
-pub(crate) struct Meddled<F> {
+/// What happens around the calls.
+pub(crate) trait Meddle: Send + Sync + 'static {
+    /// Runs before, or after, a call. An error is the answer of the call.
+    fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
+
+    /// Returns the number that the tmpfs has for the inode shown as `ino`.
+    fn inside(&self, ino: u64) -> u64 {
+        ino
+    }
+
+    /// Returns attributes as they are shown.
+    fn outside(&self, attr: Attr) -> Attr {
+        attr
+    }
+}
+
+impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Meddle for F {
+    fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno> {
+        self(fs, call)
+    }
+}
+
+/// A tmpfs with a [`Meddle`] in front of it.
+pub(crate) struct Meddled<M> {
     /// The file system itself.
     pub(crate) inner: Tmpfs,
-    meddle: F,
+    meddle: M,
 }
 
 impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Meddled<F> {
     pub(crate) fn new(meddle: F) -> Meddled<F> {
-        Meddled { inner: Tmpfs::new(TmpfsOptions::default()), meddle }
-    }
-
-    fn at(&self, call: Call<'_>) -> Result<(), Errno> {
-        (self.meddle)(&self.inner, call)
+        Meddled::over(Tmpfs::new(TmpfsOptions::default()), meddle)
     }
 }
 
-impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileSystem
-    for Meddled<F>
-{
+impl<M: Meddle> Meddled<M> {
+    pub(crate) fn over(inner: Tmpfs, meddle: M) -> Meddled<M> {
+        Meddled { inner, meddle }
+    }
+
+    fn at(&self, call: Call<'_>) -> Result<(), Errno> {
+        self.meddle.at(&self.inner, call)
+    }
+
+    fn inside(&self, node: Node<'_>) -> Node<'static> {
+        Node::detached(self.meddle.inside(node.ino()), node.kind())
+    }
+
+    fn outside(&self, answer: Result<Attr, Errno>) -> Result<Attr, Errno> {
+        answer.map(|attr| self.meddle.outside(attr))
+    }
+}
+
+impl<M: Meddle> FileSystem for Meddled<M> {
     fn root(&self) -> Result<Attr, Errno> {
         self.at(Call::Root)?;
-        self.inner.root()
+        self.outside(self.inner.root())
     }
 
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         self.at(Call::Lookup(name.as_bytes()))?;
-        let answer = self.inner.lookup(dir, name);
+        let answer = self.outside(self.inner.lookup(self.inside(dir), name));
         self.at(Call::LookupDone(name.as_bytes()))?;
         answer
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
         self.at(Call::Getattr(node.ino()))?;
-        self.inner.getattr(node)
+        self.outside(self.inner.getattr(self.inside(node)))
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         self.at(Call::Setattr(node.ino()))?;
-        self.inner.setattr(node, set)
+        self.outside(self.inner.setattr(self.inside(node), set))
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         self.at(Call::Make(name.as_bytes()))?;
-        self.inner.make(dir, name, what)
+        let answer = self.outside(self.inner.make(self.inside(dir), name, what));
+        self.at(Call::MakeDone(name.as_bytes()))?;
+        answer
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
         self.at(Call::Remove(name.as_bytes()))?;
-        self.inner.remove(dir, name, node)
+        let answer = self.inner.remove(self.inside(dir), name, self.inside(node));
+        self.at(Call::RemoveDone(name.as_bytes()))?;
+        answer
     }
 
     fn rename(
@@ -97,50 +147,65 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
         mode: RenameMode,
     ) -> Result<(), Errno> {
         self.at(Call::Rename(from.1.as_bytes()))?;
-        let answer = self.inner.rename(from, to, mode);
+        let (old, new) = ((self.inside(from.0), from.1), (self.inside(to.0), to.1));
+        let answer = self.inner.rename(old, new, mode);
         self.at(Call::RenameDone(from.1.as_bytes()))?;
         answer
     }
 
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        self.inner.readdir(dir, cookie, sink)
+        self.inner.readdir(self.inside(dir), cookie, &mut |entry| {
+            let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
+            // An entry that has just been removed has no number to show.
+            match self.outside(attr) {
+                Ok(attr) => sink(DirEntry { ino: attr.ino, ..entry }),
+                Err(_) => ControlFlow::Continue(()),
+            }
+        })
     }
 
-    fn read(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize, Errno> {
-        self.inner.read(node, handle, offset, buf)
+    fn read(&self, node: Node<'_>, handle: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.inner.read(self.inside(node), handle, at, buf)
     }
 
-    fn write(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<usize, Errno> {
+    fn write(&self, node: Node<'_>, handle: u64, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.at(Call::Write(node.ino()))?;
-        self.inner.write(node, handle, offset, bytes)
+        self.inner.write(self.inside(node), handle, at, bytes)
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        self.inner.link(node, dir, name)
+        self.outside(self.inner.link(self.inside(node), self.inside(dir), name))
     }
 
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
-        self.inner.readlink(node)
+        self.inner.readlink(self.inside(node))
+    }
+
+    fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.outside(self.inner.tmpfile(self.inside(dir), what))
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         self.inner.statfs()
     }
 
+    fn fallocate(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        at: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        self.inner.fallocate(self.inside(node), handle, at, len, how)
+    }
+
+    fn seek(&self, node: Node<'_>, handle: u64, at: u64, what: Seek) -> Result<u64, Errno> {
+        self.inner.seek(self.inside(node), handle, at, what)
+    }
+
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        self.inner.getxattr(node, name)
+        self.inner.getxattr(self.inside(node), name)
     }
 
     fn setxattr(
@@ -150,12 +215,20 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), Errno> {
-        self.inner.setxattr(node, name, value, mode)
+        self.inner.setxattr(self.inside(node), name, value, mode)
+    }
+
+    fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        self.inner.listxattr(self.inside(node))
+    }
+
+    fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        self.inner.removexattr(self.inside(node), name)
     }
 
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
         self.at(Call::GetAcl(node.ino()))?;
-        self.inner.get_acl(node, kind)
+        self.inner.get_acl(self.inside(node), kind)
     }
 
     fn set_acl(
@@ -166,11 +239,12 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> FileS
         mode: Option<u32>,
     ) -> Result<(), Errno> {
         self.at(Call::SetAcl(node.ino()))?;
-        self.inner.set_acl(node, kind, acl, mode)
+        self.inner.set_acl(self.inside(node), kind, acl, mode)
     }
 
     fn forget(&self, ino: u64) {
         let _ = self.at(Call::Forget(ino));
-        self.inner.forget(ino);
+        self.inner.forget(self.meddle.inside(ino));
+        let _ = self.at(Call::ForgetDone(ino));
     }
 }

@@ -84,6 +84,11 @@ fn name_in_what_is_no_directory_is_enotdir() {
         for removal in [Removal::Unlink, Removal::Rmdir] {
             assert_eq!(vfs.remove(&cred, &f, name("x"), removal), Err(Errno::NOTDIR));
         }
+        assert_eq!(vfs.lookup(&cred, &f, name("x")).err(), Some(Errno::NOTDIR));
+        let (file, root) = ((&f, name("x")), (vfs.root(), name("x")));
+        for (from, to) in [(file, (&root.0, root.1)), ((&root.0, root.1), file)] {
+            assert_eq!(vfs.rename(&cred, from, to, RenameMode::Replace), Err(Errno::NOTDIR));
+        }
     }
 }
 

@@ -7,9 +7,10 @@ use corewalk_testkit::history::{Clock, History, Recorder};
 use corewalk_testkit::linearize::assert_linearizable;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::{Rng, Seed};
+use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::backends::Meddled;
+use crate::backends::{Call, Meddled};
 use crate::fixtures::{new, over};
 use crate::model::{Answer, DIRS, Model, NAMES, Op, World};
 
@@ -22,18 +23,39 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     let mut place = || (*rng.pick(&DIRS), rng.index(NAMES.len()));
     let (from, to) = (place(), place());
     let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
-    match rng.below(10) {
+    match rng.below(11) {
         0..2 => Op::Lookup { dir: from.0, name: from.1 },
         2..4 => Op::Walk { names: [from.1, to.1] },
         4 | 5 => Op::Create { dir: from.0, name: from.1, tag },
         6 => Op::Unlink { dir: from.0, name: from.1 },
         7 => Op::Path { dir: from.0 },
+        8 => Op::Rmdir { dir: from.0, name: from.1 },
         _ => Op::Rename { from, to, mode: *rng.pick(&modes) },
     }
 }
 
+/// Returns an operation on the first directory by its name, or in it: it is removed, beside files that
+/// come and go in it.
+fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
+    let file = rng.index(2);
+    match rng.below(10) {
+        0..2 => Op::Rmdir { dir: 0, name: 2 },
+        2..4 => Op::Create { dir: 1, name: file, tag },
+        4 => Op::Unlink { dir: 1, name: file },
+        5 => Op::Lookup { dir: 1, name: file },
+        6 => Op::Lookup { dir: 0, name: 2 },
+        7 => Op::Walk { names: [2, file] },
+        8 => Op::Path { dir: 1 },
+        _ => Op::Rename { from: (1, file), to: (0, file), mode: RenameMode::Replace },
+    }
+}
+
 /// Runs one short race and returns what was recorded.
-fn record(world: &World<'_>, seed: Seed) -> History<Op, Answer> {
+fn record(
+    world: &World<'_>,
+    seed: Seed,
+    random_op: fn(&mut Rng, u32) -> Op,
+) -> History<Op, Answer> {
     let clock = Clock::default();
     let recorders = race::run(THREADS, seed, |mut racer| {
         let mut recorder = Recorder::new(&clock, racer.thread, OPS_EACH);
@@ -57,7 +79,7 @@ fn histories_over_tmpfs_are_linearizable() {
         let seed = Seed(rng.next_u64());
         let vfs = new();
         let world = World::new(&vfs);
-        let history = record(&world, seed);
+        let history = record(&world, seed, random_op);
         assert_linearizable(&Model::new(), &history, seed);
     }
 }
@@ -92,7 +114,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
                     }
                 }
             });
-            record(&world, seed)
+            record(&world, seed, random_op)
         });
         // A walk that was disturbed so often that it became a ref-walk is put together from several
         // instants, and says so: there is nothing to check then.
@@ -103,6 +125,46 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
         }
     }
     assert!(unchecked < HISTORIES / 4, "{unchecked} histories had a ref-walk");
+}
+
+/// A directory is removed beside files that are made in it: either it was empty, and then there is
+/// nothing in it any more, or it was not, and then what it held is found.
+#[test]
+fn histories_of_rmdir_beside_create_are_linearizable() {
+    let _watchdog = Watchdog::start("histories of rmdir", Duration::from_secs(300));
+    let mut rng = Rng::new(Seed::choose());
+    let mut answers: HashMap<(&str, Answer), u32> = HashMap::new();
+    for round in 0..2 * HISTORIES {
+        let seed = Seed(rng.next_u64());
+        let vfs = match round % 2 {
+            0 => new(),
+            _ => over(Meddled::new(|_, call| {
+                // What has been made is not heard of for long.
+                let count = if matches!(call, Call::MakeDone(_)) { 30 } else { 1 };
+                (0..count).for_each(|_| thread::yield_now());
+                Ok(())
+            })),
+        };
+        let history = record(&World::new(&vfs), seed, random_op_around_rmdir);
+        for call in history.calls() {
+            let what = match call.op {
+                Op::Rmdir { .. } => "rmdir",
+                Op::Create { .. } => "create",
+                _ => continue,
+            };
+            *answers.entry((what, call.ret.clone().expect("it returned"))).or_default() += 1;
+        }
+        assert_linearizable(&Model::new(), &history, seed);
+    }
+    for (what, answer) in [
+        ("rmdir", Answer::Done),
+        ("rmdir", Answer::Error(Errno::NOTEMPTY)),
+        ("rmdir", Answer::Error(Errno::NOENT)),
+        ("create", Answer::Done),
+        ("create", Answer::Error(Errno::NOENT)),
+    ] {
+        assert!(answers.contains_key(&(what, answer.clone())), "no {what} answered {answer:?}");
+    }
 }
 
 /// Ends what goes on in the background, also when the test fails.

@@ -2,6 +2,7 @@
 
 mod attributes;
 mod backends;
+mod differential;
 mod errors;
 mod fixtures;
 mod histories;

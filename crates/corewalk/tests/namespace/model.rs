@@ -27,6 +27,8 @@ pub(crate) enum Op {
     Create { dir: u32, name: usize, tag: u32 },
     /// Removes a file.
     Unlink { dir: u32, name: usize },
+    /// Removes an empty directory. There is no way back: a directory that is gone stays so.
+    Rmdir { dir: u32, name: usize },
     /// Renames.
     Rename { from: (u32, usize), to: (u32, usize), mode: RenameMode },
     /// Translates a directory to its path.
@@ -166,6 +168,18 @@ impl Model {
                 self.names.remove(&(dir, name));
                 Ok(Answer::Done)
             }
+            Op::Rmdir { dir, name } => {
+                self.must_exist(dir)?;
+                let found = self.lookup(dir, name)?;
+                if !Self::is_dir(found) {
+                    return Err(Errno::NOTDIR);
+                }
+                if !self.is_empty(found) {
+                    return Err(Errno::NOTEMPTY);
+                }
+                self.names.remove(&(dir, name));
+                Ok(Answer::Done)
+            }
             Op::Rename { from, to, mode } => {
                 self.must_exist(from.0)?;
                 self.must_exist(to.0)?;
@@ -175,7 +189,7 @@ impl Model {
         }
     }
 
-    /// A directory that was replaced by another has no names any more.
+    /// A directory that was removed, or replaced by another, has no names any more.
     fn must_exist(&self, dir: u32) -> Result<(), Errno> {
         if dir == 0 || self.place(dir).is_some() { Ok(()) } else { Err(Errno::NOENT) }
     }
@@ -235,6 +249,9 @@ impl<'v> World<'v> {
             }
             Op::Unlink { dir: at, name: of } => {
                 self.vfs.remove(&cred, dir(*at), name(*of), Removal::Unlink).map(|()| Answer::Done)
+            }
+            Op::Rmdir { dir: at, name: of } => {
+                self.vfs.remove(&cred, dir(*at), name(*of), Removal::Rmdir).map(|()| Answer::Done)
             }
             Op::Rename { from, to, mode } => self
                 .vfs

@@ -7,14 +7,15 @@ use std::time::Duration;
 use corewalk::attr::mode::S_IFLNK;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, Errno, FileKind, FileSystem, Make, Node, PathRef, Removal, Vfs, VfsOptions, WalkFlags,
+    Cred, Errno, FileKind, FileSystem, Make, Node, PathRef, Removal, RenameMode, Vfs, VfsOptions,
+    WalkFlags,
 };
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::backends::{Call, Meddled};
-use crate::fixtures::{at, name, new, remove, tree, walk};
+use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 use crate::pauses::{stopping, until_asleep};
 
 fn tmpfs() -> Arc<Tmpfs> {
@@ -184,6 +185,12 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     vfs.mount(tmpfs(), &place(&vfs, "e")).unwrap();
     vfs.mount(tmpfs(), &place(&vfs, "e")).unwrap();
     assert_eq!(remove(&vfs, "e", Removal::Rmdir), Err(Errno::BUSY));
+    assert_eq!(remove(&vfs, "e", Removal::Unlink), Err(Errno::ISDIR), "before it is a mount point");
+    for (from, to) in [("e", "g"), ("g", "e")] {
+        tree(&vfs, &["g/"]);
+        assert_eq!(rename(&vfs, from, to, RenameMode::Replace), Err(Errno::BUSY));
+        remove(&vfs, "g", Removal::Rmdir).unwrap();
+    }
 }
 
 /// A file system that takes its time to say what its root is delays nobody else.

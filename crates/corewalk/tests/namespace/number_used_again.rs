@@ -3,84 +3,45 @@
 use std::sync::Arc;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
-use corewalk::{
-    Attr, Cred, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs, Timespec,
-};
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{Attr, Cred, Errno, FileKind, FileSystem, Make, Node};
 use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 
+use crate::backends::{Call, Meddle, Meddled};
 use crate::fixtures::{name, over};
 
-/// Another machine removes `d` (number 5) with `x` (6) in it, and makes `e`, which gets the number 5
-/// again with the next generation, with another `x` (7) in it.
-struct Elsewhere(Arc<AtomicBool>);
+/// Another machine removes `d` with `x` in it, and makes `e`, which gets the number of `d` with the next
+/// generation, with another `x` in it.
+struct Elsewhere {
+    is_new: Arc<AtomicBool>,
+    /// The number of `d`, which both are shown under, and that of `e` in the tmpfs.
+    numbers: (u64, u64),
+}
 
-fn attr(ino: u64, generation: u64, mode: u32) -> Attr {
-    let time = Timespec::default();
-    Attr {
-        ino,
-        generation,
-        mode,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        blksize: 4096,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        btime: time,
-        has_acl: false,
+impl Elsewhere {
+    fn is_new(&self) -> bool {
+        // ORDERING: Relaxed. One thread.
+        self.is_new.load(Ordering::Relaxed)
     }
 }
 
-impl FileSystem for Elsewhere {
-    fn root(&self) -> Result<Attr, Errno> {
-        Ok(attr(1, 0, S_IFDIR | 0o755))
-    }
-    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        // ORDERING: Relaxed. One thread.
-        let is_new = self.0.load(Ordering::Relaxed);
-        match (dir.ino(), name.as_bytes(), is_new) {
-            (1, b"d", false) => Ok(attr(5, 1, S_IFDIR | 0o755)),
-            (1, b"e", true) => Ok(attr(5, 2, S_IFDIR | 0o755)),
-            (5, b"x", false) => Ok(attr(6, 1, S_IFREG | 0o644)),
-            (5, b"x", true) => Ok(attr(7, 1, S_IFREG | 0o644)),
-            _ => Err(Errno::NOENT),
+impl Meddle for Elsewhere {
+    fn at(&self, _: &Tmpfs, call: Call<'_>) -> Result<(), Errno> {
+        match (call, self.is_new()) {
+            (Call::Lookup(b"d"), true) | (Call::Lookup(b"e"), false) => Err(Errno::NOENT),
+            _ => Ok(()),
         }
     }
-    fn getattr(&self, _: Node<'_>) -> Result<Attr, Errno> {
-        Err(Errno::IO)
+
+    fn inside(&self, ino: u64) -> u64 {
+        if ino == self.numbers.0 && self.is_new() { self.numbers.1 } else { ino }
     }
-    fn setattr(&self, _: Node<'_>, _: &SetAttr) -> Result<Attr, Errno> {
-        Err(Errno::IO)
-    }
-    fn make(&self, _: Node<'_>, _: Name<'_>, _: &Make<'_>) -> Result<Attr, Errno> {
-        Err(Errno::IO)
-    }
-    fn remove(&self, _: Node<'_>, _: Name<'_>, _: Node<'_>) -> Result<(), Errno> {
-        Err(Errno::IO)
-    }
-    fn rename(
-        &self,
-        _: (Node<'_>, Name<'_>),
-        _: (Node<'_>, Name<'_>),
-        _: RenameMode,
-    ) -> Result<(), Errno> {
-        Err(Errno::IO)
-    }
-    fn readdir(&self, _: Node<'_>, _: u64, _: &mut DirSink<'_>) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn read(&self, _: Node<'_>, _: u64, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
-        Ok(0)
-    }
-    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
-        Err(Errno::IO)
-    }
-    fn statfs(&self) -> Result<StatFs, Errno> {
-        Err(Errno::IO)
+
+    fn outside(&self, attr: Attr) -> Attr {
+        if attr.ino != self.numbers.1 {
+            return attr;
+        }
+        Attr { ino: self.numbers.0, generation: attr.generation + 1, ..attr }
     }
 }
 
@@ -90,19 +51,30 @@ impl FileSystem for Elsewhere {
 /// by number.
 #[test]
 fn lookup_by_a_number_that_is_used_again_finds_nothing_of_the_old_directory() {
+    let fs = Tmpfs::new(TmpfsOptions::default());
+    let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
+    let made = ["d", "e"].map(|dir| {
+        let attr = fs.make(root, name(dir), &Make::new(S_IFDIR | 0o755, 0, 0)).unwrap();
+        let dir = Node::detached(attr.ino, FileKind::Directory);
+        let file = fs.make(dir, name("x"), &Make::new(S_IFREG | 0o644, 0, 0)).unwrap();
+        (attr, file.ino)
+    });
+    let [(d, old), (e, new)] = made;
+    assert_eq!(d.generation, e.generation);
     let is_new = Arc::new(AtomicBool::new(false));
-    let vfs = over(Elsewhere(Arc::clone(&is_new)));
-    let cred = Cred::root();
-    assert_eq!(vfs.lookup_number(&cred, 1, b"d"), Ok(5));
-    assert_eq!(vfs.lookup_number(&cred, 5, b"x"), Ok(6));
+    let numbers = (d.ino, e.ino);
+    let vfs = over(Meddled::over(fs, Elsewhere { is_new: Arc::clone(&is_new), numbers }));
+    let (cred, top) = (Cred::root(), root.ino());
+    assert_eq!(vfs.lookup_number(&cred, top, b"d"), Ok(d.ino));
+    assert_eq!(vfs.lookup_number(&cred, d.ino, b"x"), Ok(old));
     // ORDERING: Relaxed. One thread.
     is_new.store(true, Ordering::Relaxed);
     vfs.invalidate(&vfs.root(), name("d")).unwrap();
-    assert!(vfs.forget(5, 1));
-    assert_eq!(vfs.lookup_number(&cred, 1, b"d"), Err(Errno::NOENT));
-    assert_eq!(vfs.lookup_number(&cred, 1, b"e"), Ok(5));
-    let inode = vfs.inode(5).unwrap();
-    assert_eq!(inode.generation(), 2);
-    assert_eq!(vfs.lookup(&cred, &inode, name("x")).map(|x| x.ino()), Ok(7), "by inode");
-    assert_eq!(vfs.lookup_number(&cred, 5, b"x"), Ok(7), "by number");
+    assert!(vfs.forget(d.ino, 1));
+    assert_eq!(vfs.lookup_number(&cred, top, b"d"), Err(Errno::NOENT));
+    assert_eq!(vfs.lookup_number(&cred, top, b"e"), Ok(d.ino));
+    let inode = vfs.inode(d.ino).unwrap();
+    assert_eq!(inode.generation(), d.generation + 1);
+    assert_eq!(vfs.lookup(&cred, &inode, name("x")).map(|x| x.ino()), Ok(new), "by inode");
+    assert_eq!(vfs.lookup_number(&cred, d.ino, b"x"), Ok(new), "by number");
 }

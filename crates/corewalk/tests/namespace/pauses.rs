@@ -16,21 +16,26 @@ pub(crate) struct Stop {
     pub(crate) go_on: Sender<Result<(), Errno>>,
 }
 
-/// Returns a namespace whose back end stops at the first call that `matches`.
-pub(crate) fn stopping(matches: fn(Call<'_>) -> bool) -> (Arc<Vfs>, Stop) {
+/// Returns something that stops whoever calls it first, and what lets that one go on.
+pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel();
     let once = Mutex::new(Some((said, told)));
-    let vfs = over(Meddled::new(move |_, call| {
-        if !matches(call) {
-            return Ok(());
-        }
+    let pause = move || {
         let first = once.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((said, told)) = first else { return Ok(()) };
         said.send(()).expect("the test waits for it");
         told.recv().expect("the test answers")
-    }));
-    (vfs, Stop { arrived, go_on })
+    };
+    (pause, Stop { arrived, go_on })
+}
+
+/// Returns a namespace whose back end stops at the first call that `matches`.
+pub(crate) fn stopping(
+    matches: impl Fn(Call<'_>) -> bool + Send + Sync + 'static,
+) -> (Arc<Vfs>, Stop) {
+    let (pause, stop) = once();
+    (over(Meddled::new(move |_, call| if matches(call) { pause() } else { Ok(()) })), stop)
 }
 
 /// Waits until `thread`, which is called `name`, sleeps or has ended.

@@ -22,6 +22,7 @@ fn operation() -> impl Strategy<Value = Op> {
         (0..NAMES.len(), 0..NAMES.len()).prop_map(|(a, b)| Op::Walk { names: [a, b] }),
         place().prop_map(|(dir, name)| Op::Create { dir, name, tag: 0 }),
         place().prop_map(|(dir, name)| Op::Unlink { dir, name }),
+        place().prop_map(|(dir, name)| Op::Rmdir { dir, name }),
         (place(), place(), mode).prop_map(|(from, to, mode)| Op::Rename { from, to, mode }),
         (0..DIRS.len() as u32).prop_map(|dir| Op::Path { dir }),
     ]

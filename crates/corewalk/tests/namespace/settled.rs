@@ -4,135 +4,72 @@
 //! gone would give that away: whoever gets it and looks at the directory's name afterwards must not
 //! find it.
 //!
-//! A [`Dawdler`] holds each test at that point: it makes a change, says so, and returns when it is
-//! told to. No test depends on who is faster: the one that has to wait is seen asleep, or has ended,
-//! before the change is let go on.
+//! The back end of each test stops there: it makes a change, says so, and returns when it is told to. No
+//! test depends on who is faster: the one that has to wait is seen asleep, or has ended, before the
+//! change is let go on.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::attr::mode::S_IFREG;
-use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Attr, Cred, DirSink, Errno, FileSystem, InodeRef, Make, Name, Node, Removal, RenameMode,
-    SetAttr, StatFs, Vfs,
+    Cred, Errno, InodeRef, Make, May, Removal, RenameMode, SetAttr, Vfs, XattrMode, acl,
 };
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
+use crate::backends::{Call, Meddled};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
-use crate::pauses::until_asleep;
+use crate::pauses::{Stop, once, stopping, until_asleep};
 
-/// A tmpfs whose first removal or rename of the name `slow` takes long to return.
-struct Dawdler {
-    inner: Tmpfs,
-    slow: &'static [u8],
-    once: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+/// Returns true after a removal or a rename of `slow`.
+fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
+    call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
 
-impl Dawdler {
-    fn dawdle(&self, name: Name<'_>) {
-        if name.as_bytes() != self.slow {
-            return;
+/// Returns a namespace whose back end stops once, after it has removed or renamed `slow`.
+fn dawdling(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
+    stopping(move |call| is_done(call, slow))
+}
+
+/// As [`dawdling`]. From then on the back end says ESTALE of the attributes and the ACLs of the inode
+/// numbered `gone`, and of the name `new`, which is looked up in that inode alone.
+fn dawdling_over_what_is_gone(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
+    let (pause, stop) = once();
+    let now = AtomicU64::new(0);
+    let vfs = over(Meddled::new(move |_, call| {
+        if is_done(call, slow) {
+            // ORDERING: SeqCst. As if it were the change itself.
+            now.store(gone, Ordering::SeqCst);
+            return pause();
         }
-        let first = self.once.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some((said, told)) = first else { return };
-        said.send(()).expect("the test waits for it");
-        told.recv().expect("the test answers");
-    }
+        // ORDERING: SeqCst. As above.
+        let gone = now.load(Ordering::SeqCst);
+        match call {
+            Call::Getattr(ino) | Call::GetAcl(ino) if ino == gone => Err(Errno::STALE),
+            Call::Lookup(b"new") if gone != 0 => Err(Errno::STALE),
+            _ => Ok(()),
+        }
+    }));
+    (vfs, stop)
 }
 
-impl FileSystem for Dawdler {
-    fn root(&self) -> Result<Attr, Errno> {
-        self.inner.root()
-    }
-
-    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        self.inner.lookup(dir, name)
-    }
-
-    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        self.inner.getattr(node)
-    }
-
-    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.inner.setattr(node, set)
-    }
-
-    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.inner.make(dir, name, what)
-    }
-
-    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
-        let answer = self.inner.remove(dir, name, node);
-        self.dawdle(name);
-        answer
-    }
-
-    fn rename(
-        &self,
-        from: (Node<'_>, Name<'_>),
-        to: (Node<'_>, Name<'_>),
-        mode: RenameMode,
-    ) -> Result<(), Errno> {
-        let answer = self.inner.rename(from, to, mode);
-        self.dawdle(from.1);
-        answer
-    }
-
-    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        self.inner.readdir(dir, cookie, sink)
-    }
-
-    fn read(&self, node: Node<'_>, handle: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        self.inner.read(node, handle, at, buf)
-    }
-
-    fn write(&self, node: Node<'_>, handle: u64, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.inner.write(node, handle, at, bytes)
-    }
-
-    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        self.inner.link(node, dir, name)
-    }
-
-    fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.inner.tmpfile(dir, what)
-    }
-
-    fn statfs(&self) -> Result<StatFs, Errno> {
-        self.inner.statfs()
-    }
-
-    fn forget(&self, ino: u64) {
-        self.inner.forget(ino);
-    }
-}
-
-/// Returns a namespace whose back end dawdles once, after a change of the name `slow`.
-fn dawdling(slow: &'static [u8]) -> (Arc<Vfs>, Receiver<()>, Sender<()>) {
-    let (said, arrived) = channel();
-    let (go_on, told) = channel();
-    let inner = Tmpfs::new(TmpfsOptions::default());
-    (over(Dawdler { inner, slow, once: Mutex::new(Some((said, told))) }), arrived, go_on)
-}
-
-/// Runs `change`, which dawdles once the back end has made it, and meanwhile `act`; returns what
-/// that returned. `act` may have to wait until the change is told.
+/// Runs `change`, which stops once the back end has made it, and meanwhile `act`; returns what that
+/// returned. `act` may have to wait until the change is told.
 fn amid<T: Send>(
-    (vfs, arrived, go_on): &(Arc<Vfs>, Receiver<()>, Sender<()>),
-    change: fn(&Vfs) -> Result<(), Errno>,
+    (vfs, stop): &(Arc<Vfs>, Stop),
+    change: Change,
     act: impl FnOnce(&Vfs) -> T + Send,
 ) -> T {
     let _watchdog = Watchdog::start("beside a back end that dawdles", Duration::from_secs(60));
     thread::scope(|scope| {
         let changer = scope.spawn(|| change(vfs));
-        arrived.recv().unwrap();
+        stop.arrived.recv().unwrap();
         let actor = thread::Builder::new().name("actor".into());
         let actor = actor.spawn_scoped(scope, || act(vfs)).unwrap();
         until_asleep("actor", &actor);
-        go_on.send(()).unwrap();
+        stop.go_on.send(Ok(())).unwrap();
         assert_eq!(changer.join().unwrap(), Ok(()));
         actor.join().unwrap()
     })
@@ -163,7 +100,7 @@ const CREATES: [(&str, Create); 4] =
 
 /// Runs each operation that makes a name in `d` while `change` has taken `d` away: once it has said
 /// ENOENT, the name does not lead to that directory any more.
-fn creates_in_a_directory_that_goes(slow: &'static [u8], change: fn(&Vfs) -> Result<(), Errno>) {
+fn creates_in_a_directory_that_goes(slow: &'static [u8], change: Change) {
     for (what, create) in CREATES {
         let namespace = dawdling(slow);
         let vfs = &*namespace.0;
@@ -190,6 +127,93 @@ fn create_in_a_directory_that_is_just_removed_says_so_once_the_name_is_gone() {
 #[test]
 fn create_in_a_directory_that_is_just_replaced_says_so_once_the_name_is_another() {
     creates_in_a_directory_that_goes(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
+}
+
+/// Something that is done with a directory, or with a file in it.
+type Act = fn(&Vfs, &InodeRef<'_>, &InodeRef<'_>) -> Result<(), Errno>;
+
+fn user() -> Cred {
+    Cred::user(1000, 1000, &[])
+}
+
+/// Operations that ask the back end for something before they do what they are for: permissions, the
+/// ACL that a new file inherits, a name. Those that ask for nothing else go along.
+const ACTS: [(&str, Act); 15] = [
+    ("make", make),
+    ("tmpfile", tmpfile),
+    ("link", link),
+    ("rename into", rename_into),
+    ("rename out of", |vfs, dir, _| {
+        let (new, root) = (name("new"), vfs.root());
+        vfs.rename(&Cred::root(), (dir, new), (&root, new), RenameMode::Replace)
+    }),
+    ("remove", |vfs, dir, _| vfs.remove(&Cred::root(), dir, name("new"), Removal::Unlink)),
+    ("lookup", |vfs, dir, _| vfs.lookup(&Cred::root(), dir, name("new")).map(drop)),
+    ("lookup by a user", |vfs, dir, _| vfs.lookup(&user(), dir, name("new")).map(drop)),
+    ("access", |vfs, dir, _| vfs.access(&user(), dir, May::READ)),
+    ("getattr", |vfs, dir, _| vfs.getattr(dir).map(drop)),
+    ("setattr", |vfs, dir, _| {
+        let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+        vfs.setattr(&Cred::root(), dir, &set).map(drop)
+    }),
+    ("open", |vfs, dir, _| vfs.open(&user(), dir, 0, May::READ).map(drop)),
+    ("get an ACL", |vfs, dir, _| vfs.getxattr(&Cred::root(), dir, acl::XATTR_DEFAULT).map(drop)),
+    ("set an ACL", |vfs, dir, _| {
+        let value = acl::Acl::from_mode(0o700).to_xattr();
+        vfs.setxattr(&Cred::root(), dir, acl::XATTR_ACCESS, &value, XattrMode::Set)
+    }),
+    ("set an attribute", |vfs, dir, _| vfs.setxattr(&user(), dir, b"user.x", b"1", XattrMode::Set)),
+];
+
+/// Whether the permissions of the directory have to be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Permissions {
+    Known,
+    Unknown,
+}
+
+/// Whatever the back end is asked of a directory that is gone, and says ESTALE: once that is heard, the
+/// name does not lead to the directory any more.
+fn nobody_hears_of_it_early(slow: &'static [u8], change: Change) {
+    // What is made first in a tmpfs has the number after that of the root.
+    const GONE: u64 = 2;
+    let mut early = Vec::new();
+    for (what, act) in ACTS {
+        for permissions in [Permissions::Known, Permissions::Unknown] {
+            let namespace = dawdling_over_what_is_gone(slow, GONE);
+            let vfs = &*namespace.0;
+            tree(vfs, &["d/", "e/", "f"]);
+            let (dir, file) = (walk(vfs, "d").unwrap(), walk(vfs, "f").unwrap());
+            assert_eq!(dir.ino(), GONE);
+            if permissions == Permissions::Unknown {
+                vfs.invalidate_attributes(&dir);
+            }
+            let (outcome, found) = amid(&namespace, change, |vfs| {
+                let outcome = act(vfs, &dir, &file);
+                let found = vfs.lookup(&Cred::root(), &vfs.root(), name("d"));
+                (outcome, found.map(|found| found.ino()))
+            });
+            let is_told = matches!(outcome, Err(Errno::NOENT | Errno::STALE));
+            assert!(is_told || permissions == Permissions::Known, "{what}: {outcome:?}");
+            if is_told && found == Ok(GONE) {
+                early.push((what, permissions, outcome));
+            }
+        }
+    }
+    assert!(early.is_empty(), "they heard of it, and then there was the directory: {early:?}");
+}
+
+/// An operation has heard, of the permissions of its directory or of what a new file inherits from it,
+/// that the directory is gone, and the name still led to it.
+#[test]
+fn error_from_a_directory_that_is_just_removed_is_heard_once_the_name_is_gone() {
+    nobody_hears_of_it_early(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
+}
+
+/// The same with a directory that another is renamed over.
+#[test]
+fn error_from_a_directory_that_is_just_replaced_is_heard_once_the_name_is_another() {
+    nobody_hears_of_it_early(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
 /// A file is moved out of a directory, which is then empty and removed: the file is where it went.
@@ -242,4 +266,27 @@ fn link_of_a_file_that_is_just_removed_says_so_once_the_name_is_gone() {
     );
     assert_eq!(linked, Err(Errno::NOENT));
     assert_eq!(found, Err(Errno::NOENT), "f has no name left, but is found");
+}
+
+/// What a thread does to the tree.
+type Change = fn(&Vfs) -> Result<(), Errno>;
+
+/// A directory that a file has just been made in is not empty, so the file is found.
+#[test]
+fn directory_that_is_not_empty_since_just_now_is_not_found_empty() {
+    let removals: [Change; 2] =
+        [|vfs| remove(vfs, "d", Removal::Rmdir), |vfs| rename(vfs, "e", "d", RenameMode::Replace)];
+    for removal in removals {
+        let namespace = stopping(|call| call == Call::MakeDone(b"new"));
+        let vfs = &*namespace.0;
+        tree(vfs, &["d/", "e/"]);
+        assert_eq!(walk(vfs, "d/new").err(), Some(Errno::NOENT), "known to be missing");
+        let (removed, found) = amid(
+            &namespace,
+            |vfs| make(vfs, &walk(vfs, "d")?, &vfs.root()),
+            |vfs| (removal(vfs), walk(vfs, "d/new").map(|f| f.ino())),
+        );
+        assert_eq!(removed, Err(Errno::NOTEMPTY));
+        assert!(found.is_ok(), "d is not empty, but there is nothing in it: {found:?}");
+    }
 }

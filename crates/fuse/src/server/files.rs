@@ -116,10 +116,34 @@ impl Server {
         origin: WriteOrigin,
     ) -> Result<usize, Errno> {
         let inode = self.inode(node)?;
-        if origin == WriteOrigin::Call {
-            self.kill_set_id(caller, &inode)?;
+        match origin {
+            WriteOrigin::Call => self.write_for(caller, &inode, handle, offset, bytes),
+            WriteOrigin::Cache => {
+                self.vfs.write(&caller.prechecked(), &inode, handle, offset, bytes)
+            }
         }
-        self.vfs.write(&caller.prechecked(), &inode, handle, offset, bytes)
+    }
+
+    /// Writes in the name of somebody, who may have no right to keep the set-user-ID and set-group-ID
+    /// bits of the file. The kernel takes them away where it checks permissions; here who asks is looked
+    /// up only if there are any, since few files have them.
+    fn write_for(
+        &self,
+        caller: Caller,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        match self.options.permissions {
+            Permissions::Kernel => {
+                self.vfs.write(&caller.prechecked(), inode, handle, offset, bytes)
+            }
+            Permissions::Server => {
+                let may_keep = || caller.resolve(self.namespace).has(Caps::FSETID);
+                self.vfs.write_asking(inode, handle, offset, bytes, may_keep)
+            }
+        }
     }
 
     /// Makes a file or directory durable.
@@ -182,8 +206,7 @@ impl Server {
     ) -> Result<u64, Errno> {
         let source = self.inode(from.0)?;
         let target = self.vfs.inode(self.translate(to.0))?;
-        self.kill_set_id(caller, &target)?;
-        let (len, cred) = (len.min(COPY_BYTES_MAX), caller.prechecked());
+        let len = len.min(COPY_BYTES_MAX);
         let mut chunk = vec![0; COPY_CHUNK_BYTES.min(len as usize)];
         let mut done = 0;
         while done < len {
@@ -192,7 +215,7 @@ impl Server {
                 self.vfs.read(&source, from.1, from.2 + done, &mut chunk[..want]).and_then(|got| {
                     match got {
                         0 => Ok(0),
-                        _ => self.vfs.write(&cred, &target, to.1, to.2 + done, &chunk[..got]),
+                        _ => self.write_for(caller, &target, to.1, to.2 + done, &chunk[..got]),
                     }
                 });
             match step {

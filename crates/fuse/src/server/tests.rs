@@ -5,11 +5,16 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use corewalk::acl::XATTR_DEFAULT;
+use corewalk::attr::mode;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, FileKind, Removal};
+use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_sync::primitives::thread;
 
 use super::*;
 
+/// Changes of a mode that a write runs beside.
+const ROUNDS: u32 = 1000;
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
 fn server() -> Server {
@@ -374,6 +379,76 @@ fn write_of_another_clears_set_user_id() {
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
     assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
+}
+
+/// The owner changes the mode while another writes all the time: what it sets stays, but for the bit.
+/// Who writes is a process, so that it takes a while to look it up.
+#[test]
+fn chmod_beside_writes_of_another_is_not_lost() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let server = Server::new(fs, Options::exclusive().with_server_permissions()).expect("a server");
+    let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
+    let other = Caller { uid: 1001, gid: 1001, pid: std::process::id() };
+    let new = New { mode: mode::S_IFREG | 0o777, ..New::default() };
+    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    let chmod = |mode| {
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        server.setattr(owner, file, Change { set, through_handle: false }).expect("its own file");
+    };
+    let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    // ORDERING: SeqCst. What is counted is what has been written.
+    let count = || written.load(Ordering::SeqCst);
+    thread::scope(|scope| {
+        let _over = Over(&is_over);
+        let writer = scope.spawn(|| {
+            // ORDERING: Relaxed. A flag.
+            while !is_over.load(Ordering::Relaxed) {
+                assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
+                // ORDERING: SeqCst. As above.
+                written.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        for round in 0..ROUNDS {
+            chmod(0o4777);
+            for _ in 0..round % 8 {
+                thread::yield_now();
+            }
+            chmod(0o4711);
+            // One write may have been under way; the next one began after the change.
+            let before = count();
+            while count() < before + 2 {
+                assert!(!writer.is_finished(), "a write failed");
+                thread::yield_now();
+            }
+            let mode = server.getattr(file).expect("it is there").mode & 0o7777;
+            assert_eq!(mode, 0o711, "round {round}: {mode:o}");
+        }
+    });
+}
+
+/// Ends what runs beside a test, also when the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. A flag.
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Who has the capability keeps the bits, as this process does where it runs as root.
+#[test]
+fn write_of_root_keeps_set_user_id() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let server = Server::new(fs, Options::exclusive().with_server_permissions()).expect("a server");
+    let uid = rustix::process::geteuid().as_raw();
+    let us = Caller { uid, gid: 0, pid: std::process::id() };
+    let keeps = us.resolve(UserNamespace::ours()).has(Caps::FSETID);
+    let new = New { mode: mode::S_IFREG | 0o4777, ..New::default() };
+    let file = server.make(us, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    assert_eq!(server.write(us, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
+    let kept = if keeps { 0o4777 } else { 0o777 };
+    assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(kept));
 }
 
 #[test]

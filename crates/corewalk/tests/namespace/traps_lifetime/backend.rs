@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use corewalk::attr::mode::S_IFREG;
-use corewalk::tmpfs::Tmpfs;
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
     Cred, Errno, FileKind, FileSystem, Make, Node, Removal, RenameMode, Vfs, VfsOptions,
 };
@@ -188,7 +188,8 @@ fn forget_may_call_back_into_the_namespace() {
 fn handle_survives_that_its_number_is_used_again() {
     let _watchdog = Watchdog::start("numbers used again", Duration::from_secs(120));
     let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
-    let vfs = Vfs::new(Arc::new(Recycled::new()), options).unwrap();
+    let fs = Meddled::over(Tmpfs::new(TmpfsOptions::default()), Recycled::default());
+    let vfs = Vfs::new(Arc::new(fs), options).unwrap();
     let cred = Cred::root();
     let make = |tag| {
         let what = Make::new(S_IFREG | 0o644, tag, 0);
