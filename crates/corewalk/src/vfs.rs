@@ -59,10 +59,8 @@ use rename::{Crossings, Moves};
 /// inside (dentries and `InodeRef`s), above it 33 bits for lookups: both in one word, so that a
 /// forget is checked and done in one step.
 const LOOKUP: u64 = 1 << 28;
-/// References held inside from which on no more are given out by [`Vfs::inode`], [`Vfs::lookup`],
-/// [`Vfs::root`] and `clone`: half of what there is room for. The rest is for dentries, for threads that
-/// have counted and not looked yet, and for walks, which do not look: what they give out takes 40 bytes
-/// each, so that 5 GiB of it would have to be held, or leaked, on top.
+/// References held inside from which on no more are given out: half of what there is room for. The rest
+/// is for dentries, and for threads that have counted and not looked yet.
 const REFS_MAX: u64 = LOOKUP / 2;
 /// Lookups from which on an inode is kept for good (unless [`Vfs::forget_all`] ends it) and they are
 /// no longer counted: a client that never forgets does not wrap the count around.

@@ -295,6 +295,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         let mount = MountRef::get(&self.mount).ok_or(Stop::Retry)?;
         self.stay_below_root()?;
         let Place { dentry, inode } = self.hold.take().expect("legitimize takes references");
+        let inode = inode.unless_crowded()?;
         Ok(PathRef { vfs: self.vfs, mount, dentry: dentry.into_slot(), inode })
     }
 

@@ -59,7 +59,8 @@ impl<'v> Walk<'v, '_> {
             Checked::Unknown => {
                 self.must_not_block()?;
                 self.legitimize()?;
-                Ok(self.vfs.permission(self.cred, inode, May::EXEC)?)
+                let permission = || self.vfs.permission(self.cred, inode, May::EXEC);
+                Ok(self.vfs.settled(&[inode], permission)?)
             }
         }
     }
@@ -110,10 +111,12 @@ impl<'v> Walk<'v, '_> {
         let inode = self.seen.body.inode();
         let dir = vfs.dir(inode).map_err(|error| self.verdict(error))?;
         let needle = vfs.dcache.needle(name);
-        let claim = vfs.dcache.claims.claim(vfs.dcache.claim_key(dir.now.slot, &needle));
+        let (claim, found) = vfs.settled(&[inode], || {
+            let claim = vfs.dcache.claims.claim(vfs.dcache.claim_key(dir.now.slot, &needle));
+            vfs.resolve(&dir, &needle, &claim).map(|found| (claim, found))
+        })?;
         // While the claim is held the name stays missing, so this is the instant of the answer.
-        let found =
-            vfs.resolve(&dir, &needle, &claim)?.ok_or_else(|| self.verdict(Errno::NOENT))?;
+        let found = found.ok_or_else(|| self.verdict(Errno::NOENT))?;
         let dentry = match found.dentry {
             Ok(dentry) => dentry,
             Err(why) => {

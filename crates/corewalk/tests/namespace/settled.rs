@@ -138,7 +138,7 @@ fn user() -> Cred {
 
 /// Operations that ask the back end for something before they do what they are for: permissions, the
 /// ACL that a new file inherits, a name. Those that ask for nothing else go along.
-const ACTS: [(&str, Act); 15] = [
+const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),
     ("link", link),
@@ -150,6 +150,11 @@ const ACTS: [(&str, Act); 15] = [
     ("remove", |vfs, dir, _| vfs.remove(&Cred::root(), dir, name("new"), Removal::Unlink)),
     ("lookup", |vfs, dir, _| vfs.lookup(&Cred::root(), dir, name("new")).map(drop)),
     ("lookup by a user", |vfs, dir, _| vfs.lookup(&user(), dir, name("new")).map(drop)),
+    ("walk", |vfs, _, _| walk(vfs, "d/new").map(drop)),
+    ("walk by a user", |vfs, _, _| {
+        let at = crate::fixtures::at(vfs);
+        vfs.walk(&user(), &at, b"d/new", corewalk::WalkFlags::empty()).map(drop)
+    }),
     ("access", |vfs, dir, _| vfs.access(&user(), dir, May::READ)),
     ("getattr", |vfs, dir, _| vfs.getattr(dir).map(drop)),
     ("setattr", |vfs, dir, _| {
