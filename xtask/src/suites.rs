@@ -47,16 +47,18 @@ use std::{
 pub(crate) const INSIDE: &str = "--inside";
 
 /// The suites that continuous integration runs, shortest first.
-pub(crate) const CI: [&str; 16] = [
+pub(crate) const CI: [&str; 18] = [
     "kill9",
     "hang",
     "fakeroot",
     "pjdfstest",
     "pjdfstest-server",
     "pjdfstest-writeback",
+    "pjdfstest-host",
     "fsx",
     "fsx-server",
     "fsx-writeback",
+    "fsx-host",
     "sqlite",
     "git",
     "rsync",
@@ -83,7 +85,7 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 16] = [
+const SUITES: [Suite; 18] = [
     Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
         name: "pjdfstest-server",
@@ -97,9 +99,16 @@ const SUITES: [Suite; 16] = [
         limit: minutes(15),
         run: posix::pjdfstest_writeback,
     },
+    Suite {
+        name: "pjdfstest-host",
+        needs: PJDFSTEST_NEEDS,
+        limit: minutes(15),
+        run: posix::pjdfstest_host,
+    },
     Suite { name: "fsx", needs: &[], limit: minutes(15), run: posix::fsx },
     Suite { name: "fsx-server", needs: &[], limit: minutes(15), run: posix::fsx_server },
     Suite { name: "fsx-writeback", needs: &[], limit: minutes(15), run: posix::fsx_writeback },
+    Suite { name: "fsx-host", needs: &[], limit: minutes(15), run: posix::fsx_host },
     Suite {
         name: "stress-ng",
         needs: &[("stress-ng", "stress-ng")],

@@ -208,28 +208,23 @@ impl Dcache {
             return None;
         }
         let (lockref, number) = self.inodes.counted(inode);
-        // Counts that are as good as full are left to the slow path, which lets them be.
-        if !lockref.get_many_below(n, n << 32) {
+        // One at first: before the dentry is validated they are not the client's, and one that forgets
+        // more than it has would take them, and with them what the slot is reused for.
+        if !lockref.get_not_dead() {
             return None;
         }
-        // ORDERING: Relaxed. Fixed while the dentry has the inode, which is looked at next.
-        let number = number.load(Ordering::Relaxed);
-        if dentry.is_unchanged(seen.seq) { Some(number) } else { self.uncount(inode, n) }
+        // Counts that are as good as full are left to the slow path, which lets them be.
+        if !dentry.is_unchanged(seen.seq) || !lockref.get_many_below(n - 1, n << 32) {
+            return self.uncount(inode);
+        }
+        // ORDERING: Relaxed. Fixed while a reference is held.
+        Some(number.load(Ordering::Relaxed))
     }
 
-    /// Drops the references that [`Dcache::count_by_number`] took too early. They were as good as the
-    /// client's, so a client that forgets more than it has may have had them, and all that they kept
-    /// alive: then there are none to drop, or, if the client has been given others since, those are
-    /// what it has forgotten too much of.
     #[cold]
     #[inline(never)]
-    fn uncount(&self, inode: u32, n: u64) -> Option<u64> {
-        let mut guard = self.inodes.lockref(inode).lock();
-        if guard.count() >= n {
-            guard.sub(n - 1);
-            drop(guard);
-            self.put_inode(inode, 1);
-        }
+    fn uncount(&self, inode: u32) -> Option<u64> {
+        self.put_inode(inode, 1);
         None
     }
 

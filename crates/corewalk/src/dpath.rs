@@ -89,7 +89,7 @@ impl Trail {
             if at == root || flags.contains(Flags::ROOT) {
                 return leaf;
             }
-            let before = self.start;
+            let before = self.path().len();
             if flags.contains(Flags::LONG) {
                 self.put_long_name(dcache, at, seen.body);
             } else {
@@ -97,7 +97,7 @@ impl Trail {
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
                 // Names and parents stay, but a mark on a dentry may change.
-                self.start = before;
+                self.start = self.bytes().len() - before;
                 self.steps.pop();
                 continue;
             }

@@ -7,10 +7,7 @@
 //!
 //! The tables index with 32 bits. A collision costs one look at a dentry whose name differs.
 
-use std::hash::{BuildHasher, Hasher};
-
-use foldhash::SharedSeed;
-use foldhash::fast::SeedableRandomState;
+use std::hash::BuildHasher;
 
 use crate::dentry::{INLINE_WORDS, name_word};
 
@@ -19,7 +16,6 @@ use crate::dentry::{INLINE_WORDS, name_word};
 pub(crate) struct Keys {
     names: [u64; 6],
     rests: [u64; 5],
-    long_rests: SeedableRandomState,
     directories: u64,
     inodes: u64,
 }
@@ -34,7 +30,6 @@ impl Keys {
         Keys {
             names: std::array::from_fn(|i| key(i as u64 + 1)),
             rests: std::array::from_fn(|i| key(i as u64 + 11)),
-            long_rests: SeedableRandomState::with_seed(key(7), SharedSeed::global_fixed()),
             directories: key(8) | 1,
             inodes: key(9) | 1,
         }
@@ -58,17 +53,23 @@ impl Keys {
 
     /// Returns the hash of a name whose first words and length have the hash `start`. Nearly all of
     /// those that are long have no more than four words more, which takes no branch on the length.
+    /// Both sides of every product have a secret in them, so that nobody can choose one to be 0.
     #[inline(never)]
     fn rest(&self, start: u64, name: &[u8]) -> u64 {
-        let [k0, k1, k2, k3, k4] = self.rests;
-        if name.len() > 8 * (INLINE_WORDS + 4) {
-            let mut hasher = self.long_rests.build_hasher();
-            hasher.write(&name[8 * INLINE_WORDS..]);
-            return fold(start ^ k0, hasher.finish() ^ k1);
+        let mut hash = self.four(start, name, 8 * INLINE_WORDS);
+        for at in (8 * (INLINE_WORDS + 4)..name.len()).step_by(32) {
+            hash = self.four(hash, name, at);
         }
-        let word = |i| name_word(name, 8 * (INLINE_WORDS + i));
+        hash
+    }
+
+    /// Returns `hash` with the four words of the name from `at` on.
+    #[inline(always)]
+    fn four(&self, hash: u64, name: &[u8], at: usize) -> u64 {
+        let [k0, k1, k2, k3, k4] = self.rests;
+        let word = |i: usize| name_word(name, at + 8 * i);
         let (first, second) = (fold(word(0) ^ k0, word(1) ^ k1), fold(word(2) ^ k2, word(3) ^ k3));
-        fold(start ^ first, second ^ k4)
+        fold(hash ^ first, second ^ k4)
     }
 
     /// Returns the hash of a name in the directory that `id` stands for.

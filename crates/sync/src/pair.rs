@@ -14,8 +14,9 @@
 //! # How it works
 //!
 //! On x86-64 a pair is an SSE2 register, which every such processor has. The load is one instruction
-//! of assembly, since the language has no atomic load of two words: aligned words of eight bytes are
-//! read whole, also as halves of a longer access, and loads are not reordered with later loads or
+//! of assembly, since the language has no atomic load of two words: processors read aligned words of
+//! eight bytes whole, also as halves of a longer access (promised for aligned pairs
+//! where there is AVX), and loads are not reordered with later loads or
 //! stores. Elsewhere, and under Miri and the model checkers, a pair is two words.
 //!
 //! Source: Intel, Software Developer's Manual, volume 3, 9.1.1 and 9.2.

@@ -40,6 +40,15 @@ pub(super) const SERVER_PERMISSIONS: &str = "allow_other,dev,suid,no_default_per
 /// The same where the kernel collects writes and times.
 pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache";
 
+/// What is mounted.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    /// A tmpfs of its own.
+    Tmpfs,
+    /// A folder of the machine's own file system.
+    Host,
+}
+
 const READY_LIMIT: Duration = Duration::from_secs(20);
 const LEAVE_LIMIT: Duration = Duration::from_secs(20);
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
@@ -118,17 +127,32 @@ pub(super) struct Mount {
 }
 
 impl Mount {
-    /// Starts a server at `site` and waits until it says that it is ready.
+    /// Starts a server of a tmpfs at `site` and waits until it says that it is ready.
     ///
     /// # Errors
     ///
     /// The outcome of the suite if it does not get ready.
     pub(super) fn start(site: &Site, options: &str) -> Result<Self, Outcome> {
+        Self::start_with(site, Source::Tmpfs, options)
+    }
+
+    /// As [`Mount::start`], with another source.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the suite if it does not get ready.
+    pub(super) fn start_with(site: &Site, source: Source, options: &str) -> Result<Self, Outcome> {
         let path = site.folder.join("mnt");
         let log = site.folder.join("server.log");
-        let spawned = fs::create_dir_all(&path).and_then(|()| File::create(&log)).and_then(|out| {
+        let source = match source {
+            Source::Tmpfs => PathBuf::from("tmpfs"),
+            Source::Host => site.folder.join("host"),
+        };
+        let made =
+            fs::create_dir_all(&path).and_then(|()| fs::create_dir_all(site.folder.join("host")));
+        let spawned = made.and_then(|()| File::create(&log)).and_then(|out| {
             let mut command = Command::new(&site.program);
-            command.args(["mount", "tmpfs"]).arg(&path).args(["-o", options]).process_group(0);
+            command.arg("mount").arg(source).arg(&path).args(["-o", options]).process_group(0);
             command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out).spawn()
         });
         let server = spawned

@@ -8,7 +8,7 @@
 
 use super::{
     minutes,
-    mount::{Mount, OPTIONS, SERVER_PERMISSIONS, Site, WRITEBACK},
+    mount::{Mount, OPTIONS, SERVER_PERMISSIONS, Site, Source, WRITEBACK},
 };
 use crate::{
     Outcome,
@@ -71,20 +71,25 @@ const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binder
 
 /// Runs pjdfstest.
 pub(super) fn pjdfstest(site: &Site) -> Outcome {
-    check_pjdfstest(site, OPTIONS).unwrap_or_else(|outcome| outcome)
+    check_pjdfstest(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs pjdfstest where the server checks permissions.
 pub(super) fn pjdfstest_server(site: &Site) -> Outcome {
-    check_pjdfstest(site, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
+    check_pjdfstest(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs pjdfstest where the kernel collects writes and times.
 pub(super) fn pjdfstest_writeback(site: &Site) -> Outcome {
-    check_pjdfstest(site, WRITEBACK).unwrap_or_else(|outcome| outcome)
+    check_pjdfstest(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
 
-fn check_pjdfstest(site: &Site, options: &str) -> Result<Outcome, Outcome> {
+/// Runs pjdfstest on a folder of the host.
+pub(super) fn pjdfstest_host(site: &Site) -> Outcome {
+    check_pjdfstest(site, Source::Host, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
+fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let program = installed(site, "pjdfstest", PJDFSTEST_VERSION)?;
     if process::run(Command::new("id").args(["-u", TESTS_USER]), minutes(1)) != Ended::Well {
         let mut command = Command::new("useradd");
@@ -93,7 +98,7 @@ fn check_pjdfstest(site: &Site, options: &str) -> Result<Outcome, Outcome> {
     }
     let config = site.folder.join("pjdfstest.toml");
     write(&config, PJDFSTEST_CONFIG)?;
-    let mut mount = Mount::start(site, options)?;
+    let mut mount = Mount::start_with(site, source, options)?;
     // A short name: the path of a socket has at most 107 bytes.
     mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
     let mut command = Command::new(program);
@@ -133,24 +138,34 @@ fn without_colours(text: &str) -> String {
 
 /// Runs fsx with and without mappings.
 pub(super) fn fsx(site: &Site) -> Outcome {
-    check_fsx(site, OPTIONS, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, (Source::Tmpfs, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx, shorter, where the server checks permissions.
 pub(super) fn fsx_server(site: &Site) -> Outcome {
-    check_fsx(site, SERVER_PERMISSIONS, FSX_OPERATIONS_MODE).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, (Source::Tmpfs, SERVER_PERMISSIONS), FSX_OPERATIONS_MODE)
+        .unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx where the kernel collects writes and times.
 pub(super) fn fsx_writeback(site: &Site) -> Outcome {
-    check_fsx(site, WRITEBACK, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, (Source::Tmpfs, WRITEBACK), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
-fn check_fsx(site: &Site, options: &str, operations: &str) -> Result<Outcome, Outcome> {
+/// Runs fsx, shorter, on a folder of the host.
+pub(super) fn fsx_host(site: &Site) -> Outcome {
+    check_fsx(site, (Source::Host, OPTIONS), FSX_OPERATIONS_MODE).unwrap_or_else(|outcome| outcome)
+}
+
+fn check_fsx(
+    site: &Site,
+    (source, options): (Source, &str),
+    operations: &str,
+) -> Result<Outcome, Outcome> {
     let program = installed(site, "fsx", FSX_VERSION)?;
     let seed = format!("{}", std::process::id() ^ seconds_now());
     println!("fsx: seed {seed}");
-    let mut mount = Mount::start(site, options)?;
+    let mut mount = Mount::start_with(site, source, options)?;
     let unmapped = FSX_MAPPED
         .replace("mapread = 10.0", "mapread = 0.0")
         .replace("mapwrite = 10.0", "mapwrite = 0.0");

@@ -7,6 +7,7 @@ use corewalk_sync::tally::{Tally, assert_all_reached};
 
 use super::cold::GENERATION_SHIFT;
 use super::*;
+use crate::name::padded;
 
 /// Returns slots of which one has both halves in use, and that.
 fn one_slot() -> (Arc<Dentries>, u32) {

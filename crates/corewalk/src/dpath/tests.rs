@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_sync::primitives::thread;
+
 use super::*;
 use crate::attr::mode::{S_IFDIR, S_IFREG};
+use crate::dcache::Mounted;
 use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::{
     Cred, FsStruct, InodeRef, Make, Name, PathRef, RenameMode, Vfs, VfsOptions, WalkFlags,
@@ -132,4 +136,41 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     trail.climb(dcache, leaf.dentry, 0, Pass::Locked);
     assert!(trail.is_unchanged(dcache));
     drop(still);
+}
+
+/// A locked pass that reads a step again goes on where the path was, also if it has grown meanwhile.
+#[test]
+fn locked_pass_beside_marks_grows_and_stays_whole() {
+    const PASSES: usize = 2000;
+    let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
+    let vfs = vfs.unwrap();
+    let (mut dir, mut expected, mut slots) = (vfs.root(), String::new(), vec![]);
+    for i in 0..8 {
+        let name = format!("{i}{}", "n".repeat(60));
+        dir = make(&vfs, &dir, &name, S_IFDIR);
+        expected += &format!("/{name}");
+        slots.push(vfs.dcache.inodes.alias(dir.slot));
+    }
+    let leaf = slots.pop().unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // ORDERING: Relaxed. A flag; nothing is published through it.
+            while !done.load(Ordering::Relaxed) {
+                for &slot in &slots {
+                    vfs.dcache.set_mounted(slot, Mounted::Yes);
+                    vfs.dcache.set_mounted(slot, Mounted::No);
+                }
+            }
+        });
+        let wrong = (0..PASSES).find_map(|_| {
+            let mut trail = Trail::new();
+            let _still = vfs.dcache.topology.read_shared();
+            trail.climb(&vfs.dcache, leaf, 0, Pass::Locked);
+            (trail.path() != expected.as_bytes()).then(|| trail.path().len())
+        });
+        // ORDERING: Relaxed. As above.
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(wrong, None, "expected {} bytes", expected.len());
+    });
 }
