@@ -275,7 +275,7 @@ mod tests {
             // Few different lanes, so that some are equal.
             random & 0x0003_0001_0003_0001
         };
-        for _ in 0..10_000 {
+        for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {
             let (a, b) = ([draw(), draw()], [draw(), draw()]);
             let shared = a.map(AtomicU64::new);
             let other = WordPair::new(b[0], b[1]);
