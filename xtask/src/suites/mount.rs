@@ -152,7 +152,7 @@ impl Mount {
             fs::create_dir_all(&path).and_then(|()| fs::create_dir_all(site.folder.join("host")));
         let spawned = made.and_then(|()| File::create(&log)).and_then(|out| {
             let mut command = Command::new(&site.program);
-            command.arg("mount").arg(source).arg(&path).args(["-o", options]).process_group(0);
+            command.arg("mount").arg(&source).arg(&path).args(["-o", options]).process_group(0);
             command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out).spawn()
         });
         let server = spawned
@@ -165,7 +165,7 @@ impl Mount {
             has_hung: false,
             path,
         };
-        let line = format!("mounted tmpfs on {}", mount.path.display());
+        let line = format!("mounted {} on {}", source.display(), mount.path.display());
         let mut is_dead = false;
         let is_ready = process::wait_until(READY_LIMIT, || {
             is_dead = mount.has_died();
