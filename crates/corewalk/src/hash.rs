@@ -5,6 +5,11 @@
 //! then mixed with what tells its directory apart, so a walk hashes each component before it knows
 //! the directory and the two steps overlap.
 //!
+//! The mixing is our own, after the folded multiply that wyhash and foldhash use: it takes the words that
+//! names are compared by, and every factor has a secret in it. foldhash 0.2 multiplies words of a long
+//! input with a constant that can be read in its source, so that names can be made which collide under
+//! every key.
+//!
 //! The tables index with 32 bits. A collision costs one look at a dentry whose name differs.
 
 use std::hash::BuildHasher;

@@ -2,9 +2,9 @@
 //!
 //! The paths come from the cache: names of directories, none of them `.`, `..` or a symbolic link.
 //! So nothing on the way may be a link, nothing may lead up or to another file system, and the last
-//! component is opened itself: with `O_PATH`, whatever it is, or as a directory. Where the host has openat2(2) it says
-//! so to the kernel; where not (before Linux 5.6, or under a filter of system calls), each component
-//! is opened from the directory before it with `O_NOFOLLOW`, which allows the same paths.
+//! component is opened itself: with `O_PATH`, whatever it is, or as a directory. Where the host has
+//! openat2(2) it says so to the kernel; where not (before Linux 5.6, or under a filter of system
+//! calls), each component is opened from the directory before it with `O_NOFOLLOW`, which allows the same paths.
 //!
 //! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces the directory reached may
 //! be moved, also out of the root; that the file found is the one that was meant is checked by the

@@ -3,8 +3,8 @@
 //! A reader without a lock compares a name or eight tags with what lies in shared words, and then
 //! validates. Word by word that is a load, an exclusive or and an or for each, and all of them wait
 //! for the same cache line; a processor that has two or three lookups under way has no room for more
-//! waiting steps, and that, not the memory, is what bounds it. With registers of two words a lookup
-//! has half as many (6 of 42 ns in a bench of nothing but that).
+//! waiting steps, and that, not the memory, is what bounds it. With registers of two words a comparison
+//! has about half as many.
 //!
 //! # Guarantees
 //!

@@ -17,8 +17,9 @@ use super::{DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
 use crate::hash::Keys;
 use crate::name::{Name, eight, padded};
 
-/// The parts of a body that a comparison of names looks at: length, [`Flags::HASHED`], [`Flags::LONG`].
+/// The flags of a dentry that can be found and whose name goes on elsewhere.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
+/// The parts of a body that a comparison of names looks at: length, [`Flags::HASHED`], [`Flags::LONG`].
 const NAMED_MASK: u64 = (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
 /// A name ready to be compared with the words of a dentry.
