@@ -157,16 +157,19 @@ impl Dcache {
     }
 
     /// As [`Dcache::find`], of a directory whose superblock and number are known. The caller
-    /// validates what it was seen under.
+    /// validates what it was seen under. `before` is called with each slot that may be the name's, before
+    /// it is looked at.
     #[inline(always)]
     pub(crate) fn find_unchecked(
         &self,
         (superblock, ino): (u32, u64),
         key: Key,
         needle: &Needle<'_>,
+        before: impl Fn(u32),
     ) -> Option<Child<'_>> {
         let hash = self.keys.child(directory_id(superblock, ino), needle.hash) as u32;
         self.table.find(hash, |slot| {
+            before(slot);
             let line = self.dentries.line(slot);
             let seen = line.glimpse_now();
             (seen.key == key && line.is_named(seen, needle, &self.dentries)).then_some(Child {

@@ -40,8 +40,8 @@ use corewalk_sync::{Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
 use crate::attr::FileKind;
 use crate::name::NAME_MAX;
 use cold::{Cold, Half};
-use needle::{LONG_NAMED, name_words, words_of};
-pub(crate) use needle::{Needle, name_word, name_word_at};
+use needle::{LONG_NAMED, name_word_at, name_words, words_of};
+pub(crate) use needle::{Needle, name_word};
 
 /// Words of a name that lie in the dentry itself; 40 bytes, or 24 for a directory. Models take
 /// fewer, to have fewer steps.
@@ -242,6 +242,12 @@ impl Dentries {
     #[inline]
     pub(crate) fn line(&self, slot: u32) -> Line<'_> {
         Line(self.hot.get(slot))
+    }
+
+    /// Hints that the line of a slot will be needed.
+    #[inline]
+    pub(crate) fn prefetch(&self, slot: u32) {
+        self.hot.prefetch(slot);
     }
 
     #[inline]

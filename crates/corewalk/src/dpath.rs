@@ -16,7 +16,7 @@ use corewalk_sync::Pass;
 
 use crate::Errno;
 use crate::dcache::Dcache;
-use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy, name_word_at};
+use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy};
 use crate::passed::Passed;
 
 /// Passes without a lock.
@@ -34,8 +34,13 @@ pub enum PathKind {
     Unreachable,
 }
 
-/// Bytes that a trail has room for without an allocation.
-const BYTES: usize = 256;
+/// Bytes that a trail has room for without an allocation, and [`WINDOW`] more.
+const BYTES: usize = 256 + WINDOW;
+/// Bytes before the path that a name which lies in its dentry may be put into: all that its length could
+/// be, as far as a compiler sees, and one word.
+const WINDOW: usize = LENGTHS + 8;
+/// A power of two above the lengths of names that lie in their dentries.
+const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
 
 /// A path as it was read from the leaf to the root.
 pub(crate) struct Trail {
@@ -71,11 +76,18 @@ impl Trail {
         self.top = 0;
     }
 
-    /// Collects the names from `slot` up to `root` (or the root of the file system). Returns what the
-    /// dentry in `slot` said.
-    fn climb(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) -> Body {
-        let mut leaf = None;
+    /// Collects the names from `slot` up to `root` (or the root of the file system).
+    fn climb(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+        match pass {
+            Pass::Optimistic => self.climb_in(dcache, slot, root, Pass::Optimistic),
+            Pass::Locked => self.climb_in(dcache, slot, root, Pass::Locked),
+        }
+    }
+
+    #[inline(always)]
+    fn climb_in(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
         let mut at = slot;
+        let mut common = Flags::HASHED;
         loop {
             let line = dcache.dentries.line(at);
             let mut seen = line.glimpse_now();
@@ -83,11 +95,9 @@ impl Trail {
                 seen = dcache.dentries.glimpse(at);
             }
             let flags = seen.body.flags();
-            let leaf = *leaf.get_or_insert(seen.body);
-            self.top = at;
             self.steps.push(at, seen.seq);
             if at == root || flags.contains(Flags::ROOT) {
-                return leaf;
+                break;
             }
             let before = self.path().len();
             if flags.contains(Flags::LONG) {
@@ -101,46 +111,45 @@ impl Trail {
                 self.steps.pop();
                 continue;
             }
-            if !flags.contains(Flags::HASHED) {
-                self.kind = PathKind::Unlinked;
-            }
-            let parent = seen.key.parent();
+            common &= flags;
             // What was read may belong to different instants; a loop that this makes is left when
             // a sequence that has moved is noticed.
             let len = self.steps.len();
-            let must_look = pass == Pass::Optimistic && len >= 256 && len.is_power_of_two();
-            if parent == 0 || (must_look && !self.is_unchanged(dcache)) {
-                return leaf;
+            let must_look = len >= 256 && pass == Pass::Optimistic && len.is_power_of_two();
+            if seen.key.parent() == 0 || (must_look && !self.is_unchanged(dcache)) {
+                break;
             }
-            at = parent;
+            at = seen.key.parent();
+        }
+        self.top = at;
+        if !common.contains(Flags::HASHED) {
+            self.kind = PathKind::Unlinked;
         }
     }
 
     /// Puts a `/` and a name in front of the path. A name that is in its dentry is put there by words,
-    /// as many as there can be; if it is shorter than one, what is too much lies before it, where the
-    /// next name comes.
-    #[inline]
+    /// as many as there can be, the last one first; if it is shorter than one, all of them are the
+    /// first, and what is too much lies before it, where the next name comes.
+    #[inline(always)]
     fn put_name(&mut self, line: &Line<'_>, body: Body) {
-        let len = body.len();
-        if self.start < len.max(8) + 1 {
-            self.grow(len.max(8) + 1);
+        if self.start < WINDOW {
+            self.grow(WINDOW);
         }
-        let excess = 8_usize.saturating_sub(len);
-        let from = self.start - len - excess;
-        self.start -= len + 1;
+        let (len, words) = (body.len() % LENGTHS, line.name_words());
         let start = self.start;
-        let bytes = &mut self.bytes()[..from + len + excess];
-        let words = line.name_words();
-        let mut put = |i: usize| {
-            let at = from + name_word_at(8 * i, len);
-            let word = words[i].wrapping_shl(8 * excess as u32);
-            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        self.start = start - len - 1;
+        let window = self.bytes()[..start].last_chunk_mut::<WINDOW>().expect("it has been made");
+        let from = WINDOW - len.max(8);
+        let mut put = |i: usize, word: u64| {
+            let at = (from + 8 * i).min(WINDOW - 8);
+            window[at..at + 8].copy_from_slice(&word.to_le_bytes());
         };
-        (0..DIRECTORY_ROOM).for_each(&mut put);
         if !body.is_directory() {
-            (DIRECTORY_ROOM..INLINE_WORDS).for_each(put);
+            (DIRECTORY_ROOM..INLINE_WORDS).rev().for_each(|i| put(i, words[i]));
         }
-        bytes[start] = b'/';
+        (1..DIRECTORY_ROOM).rev().for_each(|i| put(i, words[i]));
+        put(0, words[0] << (8 * 8_usize.saturating_sub(len) as u32 % 64));
+        window[WINDOW - 1 - len] = b'/';
     }
 
     #[cold]
@@ -250,15 +259,17 @@ pub(crate) fn append_inode_path(
 /// Returns the path of the inode numbered `ino` in the first file system, without a reference on
 /// anything; None if that needs more than one pass.
 pub(crate) fn path_of_number(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
-    let inode = dcache.inodes.peek(0, ino)?;
+    // The name of an inode lies in its slot whenever it can.
+    let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot))?;
     let alias = dcache.inodes.alias(inode);
     if alias == 0 {
         return None;
     }
     let mut trail = Trail::new();
-    let leaf = trail.climb(dcache, alias, 0, Pass::Optimistic);
+    trail.climb(dcache, alias, 0, Pass::Optimistic);
     // A dentry that has an inode holds it, so the number read here is that of the instant at which
     // nothing had changed.
+    let leaf = dcache.dentries.line(alias).glimpse_now().body;
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
     if !is_it || trail.kind != PathKind::Linked || !trail.is_unchanged(dcache) {
         return None;

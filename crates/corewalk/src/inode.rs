@@ -213,9 +213,12 @@ impl Inodes {
     /// counts only if [`Inodes::is`] says afterwards that it still is that inode. A miss proves
     /// nothing.
     #[inline]
-    pub(crate) fn peek(&self, superblock: u32, ino: u64) -> Option<u32> {
+    pub(crate) fn peek(&self, superblock: u32, ino: u64, before: impl Fn(u32)) -> Option<u32> {
         let hash = self.keys.inode(superblock, ino) as u32;
-        self.table.find(hash, |slot| self.is(slot, superblock, ino).then_some(slot))
+        self.table.find(hash, |slot| {
+            before(slot);
+            self.is(slot, superblock, ino).then_some(slot)
+        })
     }
 
     /// Returns true if the slot is the inode with this number; slot 0 is none.

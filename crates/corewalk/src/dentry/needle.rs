@@ -79,7 +79,7 @@ pub(super) fn words_of(len: usize) -> usize {
 
 /// Returns where in a name of `len` bytes the word begins that stands for the eight at `at`.
 #[inline(always)]
-pub(crate) fn name_word_at(at: usize, len: usize) -> usize {
+pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))
 }
 

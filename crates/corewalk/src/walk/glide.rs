@@ -42,7 +42,13 @@ impl Walk<'_, '_> {
             let key = Key::new(dentry, words.child_generation);
             let needle = dcache.component(path, start..end);
             let id = (seen.body.superblock(), words.ino);
-            let Some(child) = dcache.find_unchecked(id, key, &needle) else { break };
+            // Where the path ends, the number of the inode will be asked for.
+            let before = |slot| {
+                if end == path.len() {
+                    dcache.inodes.prefetch(slot);
+                }
+            };
+            let Some(child) = dcache.find_unchecked(id, key, &needle, before) else { break };
             let child_flags = child.seen.body.flags();
             if child.seen.body.is_negative()
                 || child_flags.intersects(Flags::SYMLINK | Flags::MOUNTED)
