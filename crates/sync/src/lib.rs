@@ -84,7 +84,7 @@ mod seqrwlock;
 #[doc(hidden)]
 pub mod tally;
 
-pub use arena::SlotArena;
+pub use arena::{Group, SlotArena};
 pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
 pub use lockref::{Lockref, LockrefGuard};

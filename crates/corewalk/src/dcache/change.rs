@@ -1,12 +1,12 @@
 //! Changes to the dentry cache, each made by the holder of the claim of every name it touches.
 
-use corewalk_sync::LockrefGuard;
+use corewalk_sync::{Group, LockrefGuard};
 
 use super::{Dcache, full, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
 use crate::dentry::{
-    Body, DirectoryWords, Flags, Glimpse, Image, Key, NameCopy, Needle, kind_flags,
+    Body, DirectoryWords, Flags, Glimpse, Image, Key, NameCopy, Needle, group_of, kind_flags,
 };
 
 /// The inode a name is to refer to.
@@ -20,7 +20,7 @@ impl Dcache {
     /// Makes `slot` a root: a directory without a name or a parent. The caller's reference on the
     /// inode goes to the dentry.
     pub(crate) fn publish_root(&self, inode: u32) -> Result<u32, Errno> {
-        let slot = full(self.dentries.alloc(inode))?;
+        let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = Key::new(slot, 0);
         let (place, words) = self.place_of(inode);
@@ -83,9 +83,10 @@ impl Dcache {
         }
         let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
         let inode = node.map_or(0, |node| node.inode);
-        let slot = full(self.dentries.alloc(inode).or_else(|| {
+        let group = node.map_or(Group::Many, |node| group_of(node.kind));
+        let slot = full(self.dentries.alloc(inode, group).or_else(|| {
             self.prune();
-            self.dentries.alloc(inode)
+            self.dentries.alloc(inode, group)
         }))?;
         let (place, words) = self.place_of(inode);
         let name = needle.name.as_bytes();

@@ -12,8 +12,8 @@ use crate::name::padded;
 /// Returns slots of which one has both halves in use, and that.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
-    let slot = dentries.alloc_inode(0).unwrap();
-    assert_eq!(dentries.alloc(slot), Some(slot), "the dentry lies beside its inode");
+    let slot = dentries.alloc_inode(0, Group::Many).unwrap();
+    assert_eq!(dentries.alloc(slot, Group::Many), Some(slot), "the dentry lies beside its inode");
     (Arc::new(dentries), slot)
 }
 
@@ -34,7 +34,7 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
             // ORDERING: Relaxed. The halves have to order it.
             word_of(dentries, slot, half).store(7, Ordering::Relaxed);
             free(dentries, half, slot);
-            let next = dentries.alloc_half(half, 0).expect("there are more slots");
+            let next = dentries.alloc_half(half, 0, Group::Many).expect("there are more slots");
             if next == slot {
                 for half in [Half::Dentry, Half::Inode] {
                     // ORDERING: Relaxed. As above.
@@ -144,7 +144,9 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
 /// Trap T7: a half that is free beside an inode is taken with what its last user left.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
-    assert_all_reached(&free_against_take(|dentries, slot| dentries.alloc(slot) == Some(slot)));
+    assert_all_reached(&free_against_take(|dentries, slot| {
+        dentries.alloc(slot, Group::Many) == Some(slot)
+    }));
 }
 
 /// Trap T7: the half is taken without an order.
@@ -172,7 +174,7 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
-        let slot = dentries.alloc(0).unwrap();
+        let slot = dentries.alloc(0, Group::Many).unwrap();
         dentries.store(slot, &image(&dentries, OLD));
         let reader = thread::spawn({
             let dentries = Arc::clone(&dentries);

@@ -130,6 +130,39 @@ fn alloc_by_one_thread_finds_what_others_freed() {
     assert_eq!(again.len(), slots.len(), "A.5");
 }
 
+/// Slots of the two groups lie in different batches, from the first use on and when they come back.
+#[test]
+fn slots_of_the_few_lie_together() {
+    let arena: SlotArena<1> = SlotArena::new("groups", 10_000).unwrap();
+    for round in 0..3 {
+        let take =
+            |group| -> Vec<u32> { (0..1_000).map(|_| arena.alloc_in(group).unwrap()).collect() };
+        let (many, few) = (take(Group::Many), take(Group::Few));
+        let batches = |slots: &[u32]| -> HashSet<u32> {
+            slots.iter().map(|slot| slot / BATCH as u32).collect()
+        };
+        assert!(batches(&many).is_disjoint(&batches(&few)), "round {round}");
+        // Freed by turns, so that a shard's lists and the depot's have both.
+        many.iter()
+            .zip(&few)
+            .flat_map(|(&many, &few)| [many, few])
+            .for_each(|slot| arena.free(slot));
+        assert_eq!(arena.len_touched() as usize, 2 * 1_000_usize.next_multiple_of(BATCH), "A.4");
+    }
+}
+
+/// A group that has no slots left takes those of the other one, which go back to where they belong.
+#[test]
+fn group_without_slots_takes_the_others() {
+    let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();
+    let few: HashSet<u32> = (0..10).map(|_| arena.alloc_in(Group::Few).unwrap()).collect();
+    let many: Vec<u32> = std::iter::from_fn(|| arena.alloc()).collect();
+    assert_eq!(few.len() + many.len(), 299, "A.5");
+    let taken = *many.iter().find(|&&slot| arena.group_of(slot) == Group::Few).unwrap();
+    arena.free(taken);
+    assert_eq!(arena.alloc_in(Group::Few), Some(taken));
+}
+
 #[test]
 fn debug_output_names_the_arena() {
     let arena: SlotArena<8> = SlotArena::new("dentry", 4).unwrap();
