@@ -27,8 +27,6 @@
 mod change;
 mod reclaim;
 
-use std::ops::Range;
-
 use corewalk_sync::primitives::atomic::Ordering;
 use corewalk_sync::{SeqRwLock, ShardedCounter};
 
@@ -127,10 +125,10 @@ impl Dcache {
         Needle::new(name, &self.keys)
     }
 
-    /// Returns the component of a path that lies in `range`, with its hash.
+    /// Returns the component that begins at `start` of a path and ends with it, with its hash.
     #[inline(always)]
-    pub(crate) fn component<'a>(&self, path: &'a [u8], range: Range<usize>) -> Needle<'a> {
-        Needle::of_component(path, range, &self.keys)
+    pub(crate) fn component<'a>(&self, path: &'a [u8], start: usize) -> Needle<'a> {
+        Needle::of_component(path, start, &self.keys)
     }
 
     /// Returns the directory in `slot`, or None if there is none.

@@ -40,7 +40,7 @@ use corewalk_sync::{Group, Lockref, SeqCount, ShardedCounter, SlotArena, WordPai
 use crate::attr::FileKind;
 use crate::name::NAME_MAX;
 use cold::{Cold, Half};
-use needle::{LONG_NAMED, name_word_at, name_words, words_of};
+use needle::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
 pub(crate) use needle::{Needle, name_word};
 
 /// Words of a name that lie in the dentry itself; 40 bytes, or 24 for a directory. Models take
@@ -626,8 +626,8 @@ impl Line<'_> {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
             let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(needle.pairs[i]);
-            let [first, last] = needle.counts;
-            let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(last));
+            let first = WordPair::new(NAMED_MASK, u64::MAX);
+            let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(needle.last));
             for i in 1..PAIRS - 1 {
                 difference = difference.or(differ(i));
             }

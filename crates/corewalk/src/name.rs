@@ -117,26 +117,56 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// Returns where the first `/` from `at` on is, or the length. Sixteen bytes are looked at at once, or
-/// the last sixteen of the path again.
-#[inline]
-pub(crate) fn find_slash(path: &[u8], at: usize) -> usize {
-    let Some(last) = path.len().checked_sub(16) else {
-        return path[at..].iter().position(|&byte| byte == b'/').map_or(path.len(), |i| at + i);
-    };
-    let mut from = at;
-    loop {
-        let start = from.min(last);
-        let bytes = WordPair::new(eight(path, start), eight(path, start + 8));
-        let found = bytes.bytes_equal(b'/') >> (from - start);
-        if found != 0 {
-            return from + found.trailing_zeros() as usize;
-        }
-        if start == last {
-            return path.len();
-        }
-        from += 16;
+/// Bytes of a path of which the slashes are found at once.
+const GROUP: usize = 64;
+
+/// The slashes of a path, found sixteen bytes at a time.
+pub(crate) struct Slashes<'a> {
+    path: &'a [u8],
+    /// Bit i is set if there is one at `from + i` that has not been given.
+    found: u64,
+    from: usize,
+}
+
+impl<'a> Slashes<'a> {
+    #[inline(always)]
+    pub(crate) fn of(path: &'a [u8]) -> Slashes<'a> {
+        Slashes { path, found: slashes_in(path, 0), from: 0 }
     }
+
+    /// Returns where the next one is, or the length of the path.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> usize {
+        while self.found == 0 {
+            self.from += GROUP;
+            if self.from >= self.path.len() {
+                self.from = self.path.len();
+                return self.from;
+            }
+            self.found = slashes_in(self.path, self.from);
+        }
+        let at = self.from + self.found.trailing_zeros() as usize;
+        self.found &= self.found - 1;
+        at
+    }
+}
+
+/// Returns bit i for each of the [`GROUP`] bytes from `from` on that is a `/`.
+#[inline(always)]
+fn slashes_in(path: &[u8], from: usize) -> u64 {
+    let Some(last) = path.len().checked_sub(16) else {
+        return (0..path.len()).fold(0, |found, i| found | (u64::from(path[i] == b'/') << i));
+    };
+    let mut found = 0;
+    let mut at = from;
+    while at < path.len().min(from + GROUP) {
+        // The last sixteen bytes are looked at again, and what was seen of them is shifted out.
+        let start = at.min(last);
+        let bytes = WordPair::new(eight(path, start), eight(path, start + 8));
+        found |= u64::from(bytes.bytes_equal(b'/') >> (at - start)) << (at - from);
+        at += 16;
+    }
+    found
 }
 
 #[cfg(test)]
@@ -148,17 +178,27 @@ mod tests {
         for len in 1..100 {
             let clean = vec![0xaf; len];
             assert!(!has_slash_or_nul(&clean), "{len}");
-            assert!((0..=len).all(|from| find_slash(&clean, from) == len));
             for at in 0..len {
                 for bad in [b'/', 0] {
                     let mut bytes = clean.clone();
                     bytes[at] = bad;
                     assert!(has_slash_or_nul(&bytes), "{bad} at {at} of {len}");
-                    for from in 0..=len {
-                        let is_ahead = bad == b'/' && at >= from;
-                        assert_eq!(find_slash(&bytes, from), if is_ahead { at } else { len });
-                    }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn slashes_come_in_order_and_then_the_end() {
+        for len in 0..200_usize {
+            for step in [1, 2, 3, 15, 16, 17, 63, 64, 65, 100] {
+                let path: Vec<u8> =
+                    (0..len).map(|i| if i % step == step / 2 { b'/' } else { b'x' }).collect();
+                let mut slashes = Slashes::of(&path);
+                for at in (0..len).filter(|i| i % step == step / 2) {
+                    assert_eq!(slashes.next(), at, "{step} of {len}");
+                }
+                assert_eq!((slashes.next(), slashes.next()), (len, len), "{step} of {len}");
             }
         }
     }

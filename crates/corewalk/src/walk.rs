@@ -31,7 +31,7 @@ use crate::Errno;
 use crate::cred::Cred;
 use crate::dentry::Flags;
 use crate::mount::{Mount, MountRef};
-use crate::name::{Name, PATH_MAX, find_slash};
+use crate::name::{Name, PATH_MAX};
 use crate::passed::Passed;
 use crate::path::PathRef;
 use crate::vfs::{Place, Vfs};
@@ -397,7 +397,7 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     while let [b'/', rest @ ..] = path {
         path = rest;
     }
-    path.split_at(find_slash(path, 0))
+    path.split_at(path.iter().position(|&byte| byte == b'/').unwrap_or(path.len()))
 }
 
 fn check_length(path: &[u8]) -> Result<(), Errno> {

@@ -9,8 +9,6 @@
 //! compared two at a time, with the part of the body that tells the length: all of that waits for the
 //! dentry's line, and the less there is of it the more lookups a processor has under way.
 
-use std::ops::Range;
-
 use corewalk_sync::WordPair;
 
 use super::{DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
@@ -20,7 +18,8 @@ use crate::name::{Name, eight, padded};
 /// The flags of a dentry that can be found and whose name goes on elsewhere.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
 /// The parts of a body that a comparison of names looks at: length, [`Flags::HASHED`], [`Flags::LONG`].
-const NAMED_MASK: u64 = (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
+pub(super) const NAMED_MASK: u64 =
+    (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
 /// A name ready to be compared with the words of a dentry.
 #[derive(Clone, Copy)]
@@ -30,8 +29,8 @@ pub(crate) struct Needle<'a> {
     pub(crate) hash: u64,
     /// What the words of a file's dentry from the body on are, as far as they count.
     pub(super) pairs: [WordPair; PAIRS],
-    /// Which bits of the first pair and of the last one count.
-    pub(super) counts: [WordPair; 2],
+    /// Which bits of the last pair count.
+    pub(super) last: WordPair,
 }
 
 impl<'a> Needle<'a> {
@@ -40,11 +39,11 @@ impl<'a> Needle<'a> {
         Needle::of_words(name, name_words(name.as_bytes()), keys)
     }
 
-    /// Returns the component of a path that lies in `range`, with no branch on its length.
+    /// Returns the component that begins at `start` of a path and ends with it, with no branch on its
+    /// length.
     #[inline(always)]
-    pub(crate) fn of_component(path: &'a [u8], range: Range<usize>, keys: &Keys) -> Needle<'a> {
-        let words = component_words(path, &range);
-        Needle::of_words(Name::unchecked(&path[range]), words, keys)
+    pub(crate) fn of_component(path: &'a [u8], start: usize, keys: &Keys) -> Needle<'a> {
+        Needle::of_words(Name::unchecked(&path[start..]), component_words(path, start), keys)
     }
 
     #[inline(always)]
@@ -61,7 +60,7 @@ impl<'a> Needle<'a> {
                 0 => WordPair::new(named, words[0]),
                 _ => WordPair::new(words[2 * i - 1], words[2 * i]),
             }),
-            counts: [WordPair::new(NAMED_MASK, u64::MAX), WordPair::new(last, last)],
+            last: WordPair::new(last, last),
         }
     }
 
@@ -100,20 +99,17 @@ pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// As [`name_words`] of the component that lies in `range` of a path: what is read of a short one goes
-/// on into what is beside it, as far as there is a path, and is cut off.
+/// As [`name_words`] of the component that begins at `start` of a path and ends with it: what is read of
+/// a short one begins before it, and is shifted out.
 #[inline(always)]
-fn component_words(path: &[u8], range: &Range<usize>) -> [u64; INLINE_WORDS] {
-    let (start, len) = (range.start, range.len());
-    let Some(end) = path.len().checked_sub(8) else { return name_words(&path[range.clone()]) };
-    let at = start.min(end);
-    let beyond = 8_usize.saturating_sub(len);
-    let mask = u64::MAX.wrapping_shr(8 * beyond as u32);
-    let short = eight(path, at).wrapping_shr(8 * (start - at) as u32) & mask;
-    let last = len.saturating_sub(8);
+fn component_words(path: &[u8], start: usize) -> [u64; INLINE_WORDS] {
+    // Nothing lies before the first component.
+    let Some(last) = path.len().checked_sub(8) else { return name_words(&path[start..]) };
+    let excess = start.saturating_sub(last);
+    let short = eight(path, last).wrapping_shr(8 * excess as u32);
     std::array::from_fn(|i| {
-        let word = eight(path, (start + last.min(8 * i)).min(end));
-        if beyond > 0 { short } else { word }
+        let word = eight(path, (start + 8 * i).min(last));
+        if excess > 0 { short } else { word }
     })
 }
 
@@ -127,7 +123,7 @@ mod tests {
             let path: Vec<u8> = (1..=len).collect();
             for start in 0..path.len() {
                 for end in start + 1..=path.len() {
-                    let words = component_words(&path, &(start..end));
+                    let words = component_words(&path[..end], start);
                     assert_eq!(words, name_words(&path[start..end]), "{start}..{end} of {len}");
                 }
             }

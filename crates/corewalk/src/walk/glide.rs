@@ -8,7 +8,7 @@
 use super::{Mode, Walk};
 use crate::cred::Caps;
 use crate::dentry::{Flags, Key};
-use crate::name::{NAME_MAX, find_slash};
+use crate::name::{NAME_MAX, Slashes};
 
 impl Walk<'_, '_> {
     /// Goes along `path` as far as it is plain and returns the rest.
@@ -18,29 +18,29 @@ impl Walk<'_, '_> {
             return path;
         }
         let dcache = &self.vfs.dcache;
-        let is_privileged = self.cred.has(Caps::DAC_READ_SEARCH);
-        let mut at = 0;
+        let needed = match self.cred.has(Caps::DAC_READ_SEARCH) {
+            true => Flags::DIRECTORY,
+            false => Flags::DIRECTORY | Flags::SEARCHABLE,
+        };
         let (mut dentry, mut seen) = (self.dentry, self.seen);
         let mut line = dcache.dentries.line(dentry);
-        loop {
-            let flags = seen.body.flags();
-            if !flags.contains(Flags::DIRECTORY)
-                || !(is_privileged || flags.contains(Flags::SEARCHABLE))
-            {
-                break;
-            }
-            let mut start = at;
-            while path.get(start) == Some(&b'/') {
-                start += 1;
-            }
-            let end = find_slash(path, start);
-            let component = &path[start..end];
-            if component.len() > NAME_MAX || (component.len() <= 2 && is_special(component)) {
+        let mut slashes = Slashes::of(path);
+        let mut at = 0;
+        // Where a component may begin: behind the slash that ended the one before.
+        let mut start = 0;
+        if path.first() == Some(&b'/') {
+            slashes.next();
+            start = 1;
+        }
+        while seen.body.flags().contains(needed) {
+            let end = slashes.next();
+            let Some(component) = path.get(start..end) else { break };
+            if component.len() > NAME_MAX || is_special(component) {
                 break;
             }
             let words = line.directory_words();
             let key = Key::new(dentry, words.child_generation);
-            let needle = dcache.component(path, start..end);
+            let needle = dcache.component(&path[..end], start);
             let id = (seen.body.superblock(), words.ino);
             // Where the path ends, the number of the inode will be asked for.
             let before = |slot| {
@@ -55,7 +55,7 @@ impl Walk<'_, '_> {
             {
                 break;
             }
-            (dentry, seen, line, at) = (child.slot, child.seen, child.line, end);
+            (dentry, seen, line, at, start) = (child.slot, child.seen, child.line, end, end + 1);
             self.trail.push(dentry, seen.seq);
         }
         (self.dentry, self.seen) = (dentry, seen);
@@ -63,7 +63,12 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Returns true if a component of two bytes at most is no name.
+/// Returns true if a component is no name.
+#[inline(always)]
 fn is_special(component: &[u8]) -> bool {
-    matches!(component, b"" | b"." | b"..")
+    match component {
+        [] => true,
+        [b'.', rest @ ..] => matches!(rest, b"" | b"."),
+        _ => false,
+    }
 }
