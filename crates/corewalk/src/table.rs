@@ -29,7 +29,7 @@
 //! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for the bucket of one line.
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Mutex, MutexGuard, SlotArena, WordPair};
+use corewalk_sync::{Mutex, MutexGuard, OwnLine, SlotArena, WordPair};
 
 /// Stripe locks; also the smallest table, in buckets. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
@@ -66,11 +66,6 @@ pub(crate) struct Table {
 /// less: what a reader needs to find the bucket of a hash, in one word.
 struct Size(AtomicU64);
 
-/// A value on a cache line of its own, so that stripes do not disturb each other. Their neighbours
-/// are fetched along by some processors, for which a stripe is held too seldom to matter.
-#[repr(align(64))]
-struct OwnLine<T>(T);
-
 /// What a stripe's lock protects, besides its buckets.
 struct StripeState {
     entries: u32,
@@ -96,7 +91,7 @@ impl Table {
             overflow: SlotArena::new(name, buckets_max)?,
             load,
             stripes: (0..STRIPES)
-                .map(|_| OwnLine(Mutex::new(StripeState { entries: 0 })))
+                .map(|_| OwnLine::new(Mutex::new(StripeState { entries: 0 })))
                 .collect(),
             grow: Mutex::new(()),
         })
@@ -129,7 +124,7 @@ impl Table {
 
     /// Locks the stripe of `hash`.
     pub(crate) fn lock(&self, hash: u32) -> Stripe<'_> {
-        let state = self.stripes[(hash & (STRIPES - 1)) as usize].0.lock();
+        let state = self.stripes[(hash & (STRIPES - 1)) as usize].lock();
         Stripe { table: self, hash, state }
     }
 

@@ -52,6 +52,7 @@ mod memory;
 
 use crate::{
     locks::{Mutex, MutexGuard},
+    own_line::OwnLine,
     primitives::{
         SHARDS,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -87,7 +88,7 @@ pub struct SlotArena<const WORDS: usize> {
     /// First index that was never handed to a shard.
     next_fresh: CachePadded<AtomicU64>,
     depot: CachePadded<Mutex<Free>>,
-    shards: [CachePadded<Shard>; SHARDS],
+    shards: [OwnLine<Shard>; SHARDS],
     /// One bit per batch of slots, set if they are of [`Group::Few`]; made for the first of those.
     few: OnceLock<Box<[AtomicU64]>>,
 }
@@ -131,7 +132,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
             memory: SlotMemory::reserve(max_slots)?,
             next_fresh: CachePadded::new(AtomicU64::new(1)),
             depot: CachePadded::new(Mutex::new(Free::default())),
-            shards: std::array::from_fn(|_| CachePadded::new(shard())),
+            shards: std::array::from_fn(|_| OwnLine::new(shard())),
             few: OnceLock::new(),
         })
     }
@@ -164,7 +165,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     #[must_use]
     pub fn in_use(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
-        let read = |shard: &CachePadded<Shard>| shard.in_use.load(Ordering::Relaxed);
+        let read = |shard: &OwnLine<Shard>| shard.in_use.load(Ordering::Relaxed);
         let sum: i64 = self.shards.iter().map(read).sum();
         u64::try_from(sum).unwrap_or(0)
     }

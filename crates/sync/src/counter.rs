@@ -21,11 +21,13 @@
 //!
 //! Source: McKenney, "Is Parallel Programming Hard", chapter 5 (statistical counters).
 
-use crate::primitives::{
-    SHARDS, shard_index,
-    unmodelled::{AtomicI64, Ordering},
+use crate::{
+    own_line::OwnLine,
+    primitives::{
+        SHARDS, shard_index,
+        unmodelled::{AtomicI64, Ordering},
+    },
 };
-use crossbeam_utils::CachePadded;
 
 /// A signed counter with one cache line per shard.
 ///
@@ -39,14 +41,14 @@ use crossbeam_utils::CachePadded;
 /// ```
 #[derive(Debug)]
 pub struct ShardedCounter {
-    shards: [CachePadded<AtomicI64>; SHARDS],
+    shards: [OwnLine<AtomicI64>; SHARDS],
 }
 
 impl ShardedCounter {
     /// Returns a counter at zero.
     #[must_use]
     pub const fn new() -> Self {
-        Self { shards: [const { CachePadded::new(AtomicI64::new(0)) }; SHARDS] }
+        Self { shards: [const { OwnLine::new(AtomicI64::new(0)) }; SHARDS] }
     }
 
     /// Adds `amount`, which may be negative; wraps at the ends of `i64`.
@@ -60,7 +62,7 @@ impl ShardedCounter {
     #[must_use]
     pub fn sum(&self) -> i64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
-        let read = |shard: &CachePadded<AtomicI64>| shard.load(Ordering::Relaxed);
+        let read = |shard: &OwnLine<AtomicI64>| shard.load(Ordering::Relaxed);
         self.shards.iter().map(read).fold(0, i64::wrapping_add)
     }
 }

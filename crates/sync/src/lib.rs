@@ -72,6 +72,7 @@ mod arena;
 mod counter;
 mod lockref;
 mod locks;
+mod own_line;
 mod pair;
 pub mod park;
 #[doc(hidden)]
@@ -89,6 +90,7 @@ pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
 pub use lockref::{Lockref, LockrefGuard};
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use own_line::OwnLine;
 pub use pair::WordPair;
 pub use rcu::RcuCell;
 pub use seqcount::{SeqCount, SeqWriteGuard};
