@@ -574,6 +574,25 @@ mod tests {
         assert!(!vfs.forget(0, 1));
     }
 
+    /// Directories have slots beside each other, also where their names were known to be missing, and
+    /// their inodes lie in the same ones.
+    #[test]
+    fn directories_lie_together() {
+        let vfs = new();
+        let (cred, root) = (Cred::root(), vfs.root());
+        let mut batches = [vec![], vec![]];
+        for i in 0..200 {
+            let name = format!("n{i}");
+            let name = Name::new(name.as_bytes()).unwrap();
+            assert_eq!(vfs.lookup(&cred, &root, name).map(drop), Err(Errno::NOENT));
+            let kind = [0o100_644, 0o040_755][i % 2];
+            let (inode, _) = vfs.make(&cred, &root, name, Make::new(kind, 0, 0)).unwrap();
+            assert_eq!(vfs.dcache.inodes.alias(inode.slot), inode.slot, "one slot for both");
+            batches[i % 2].push(inode.slot / 64);
+        }
+        assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
+    }
+
     #[test]
     fn references_at_their_limit_are_refused_and_counted_right() {
         let vfs = new();

@@ -279,9 +279,10 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Returns the group of a slot that was handed out.
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
-        // ORDERING: Relaxed. Written before the slot was first handed out, which happened before.
-        let bits = |few: &Box<[AtomicU64]>| few[batch / 64].load(Ordering::Relaxed);
-        let is_few = self.few.get().map_or(0, bits) >> (batch % 64) & 1 != 0;
+        let is_few = self.few.get().is_some_and(|few| {
+            // ORDERING: Relaxed. Written before the slot was first handed out, which happened before.
+            few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
+        });
         if is_few { Group::Few } else { Group::Many }
     }
 

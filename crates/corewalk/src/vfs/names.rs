@@ -420,6 +420,8 @@ impl Vfs {
             let (key, changes) = (dir.key(), self.dcache.inodes.changes());
             let source = self.source(dir.now.inode);
             let attr = self.fs(dir.now.inode).make(self.node(&source), name, &what)?;
+            // A directory lies among directories instead.
+            let negative = negative.filter(|_| attr.kind() != FileKind::Directory);
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             let inode = entered.inspect_err(|_| {
                 // It exists, so what is cached of the name is wrong.
