@@ -25,6 +25,8 @@
 mod baseline;
 mod client;
 mod corpus;
+mod crew;
+mod files;
 mod index;
 mod lane;
 mod layout;

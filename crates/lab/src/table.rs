@@ -4,9 +4,13 @@
 //! so that neither drift of the machine nor the order favours anybody. Five rounds are the least. It
 //! gives samples; what becomes of them is the same for all (`samples`).
 
+mod create_one_dir;
 mod fuse_metadata;
+mod hot_leaf;
 mod lookup;
 mod names;
+mod rename;
+mod small_loads;
 
 use std::time::Duration;
 
@@ -58,7 +62,15 @@ pub enum Size {
 
 /// Returns all tables, in the order in which they are listed.
 pub fn all() -> &'static [&'static dyn Table] {
-    &[&lookup::Lookup, &names::Names, &fuse_metadata::FuseMetadata]
+    &[
+        &lookup::Lookup,
+        &names::Names,
+        &fuse_metadata::FuseMetadata,
+        &rename::Rename,
+        &hot_leaf::HotLeaf,
+        &small_loads::SmallLoads,
+        &create_one_dir::CreateOneDir,
+    ]
 }
 
 /// Returns the table called `name`.
