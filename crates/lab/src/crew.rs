@@ -106,6 +106,26 @@ impl Slice {
         Ok(())
     }
 
+    /// Adds what `variant` reached in `round`, to be held against what it reached itself with
+    /// `base_params`.
+    ///
+    /// # Errors
+    /// As [`Slice::add_to`].
+    pub(crate) fn add_against(
+        &self,
+        samples: &mut Samples,
+        round: usize,
+        variant: &str,
+        params: &Params,
+        base_params: &Params,
+    ) -> anyhow::Result<()> {
+        self.check(variant)?;
+        for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op)] {
+            samples.add_against(round, variant, params, value, (variant, base_params));
+        }
+        Ok(())
+    }
+
     /// Checks that there were answers and that all of them were right.
     ///
     /// # Errors

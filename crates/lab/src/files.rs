@@ -10,6 +10,7 @@
 //! | `corewalk` | `corewalk::Vfs` over `corewalk::tmpfs`, called as a library | its root |
 //! | `rwlock-ahash` | one lock over two flat maps, with attributes and lists of names | its root |
 //! | `linux` | system calls on the host's tmpfs | a descriptor, as for `openat` |
+//! | `before-dcache-lock` | the dentry cache of Linux 2.4, names only | its root |
 //!
 //! # Alike for all
 //! - The same operations with the same names; paths have as many components for each.
@@ -25,10 +26,12 @@
 //!
 //! Source: path_resolution(7) and the man pages of the calls.
 
+mod dcache_lock;
 mod host;
 mod locked;
 mod ours;
 
+pub(crate) use dcache_lock::DcacheLockFiles;
 pub(crate) use host::Host;
 pub(crate) use locked::Locked;
 pub(crate) use ours::Ours;

@@ -8,15 +8,18 @@ mod create_one_dir;
 mod fuse_metadata;
 mod hot_leaf;
 mod lookup;
+mod multiuser;
 mod names;
+mod one_cpu;
 mod rename;
+mod shape;
 mod small_loads;
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::samples::Samples;
+use crate::samples::{Row, Samples};
 
 /// One table.
 pub trait Table: Sync {
@@ -28,6 +31,17 @@ pub trait Table: Sync {
 
     /// Returns what it measures, in one line.
     fn about(&self) -> &'static str;
+
+    /// Returns what is claimed of corewalk, in one sentence.
+    fn claim(&self) -> &'static str {
+        self.about()
+    }
+
+    /// Returns what stands below the rows for people to read: figures that the source published, and
+    /// whether what it claims shows in `rows`. Nothing of it is a row.
+    fn footer(&self, _rows: &[Row]) -> String {
+        String::new()
+    }
 
     /// Measures.
     ///
@@ -69,6 +83,8 @@ pub fn all() -> &'static [&'static dyn Table] {
         &rename::Rename,
         &hot_leaf::HotLeaf,
         &small_loads::SmallLoads,
+        &multiuser::Multiuser,
+        &one_cpu::OneCpu,
         &create_one_dir::CreateOneDir,
     ]
 }

@@ -27,15 +27,17 @@
 //! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent);
 //! the shape is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::ensure;
+use serde_json::Value;
 
-use super::{Settings, Table, progress, rotated};
+use super::{Settings, Table, progress, rotated, shape};
 use crate::crew::{self, Measure, Slice};
 use crate::files::{Files, Host, List, Locked, Ours, User};
 use crate::machine::Disturbance;
-use crate::samples::{Params, Samples};
+use crate::samples::{Params, Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -74,6 +76,26 @@ impl Table for CreateOneDir {
 
     fn about(&self) -> &'static str {
         "files made and removed by several threads, different names in one directory"
+    }
+
+    fn claim(&self) -> &'static str {
+        "Different names in one directory are made and removed side by side."
+    }
+
+    fn footer(&self, rows: &[Row]) -> String {
+        let mut out = String::from("The document publishes no figure for updates.\n");
+        for variant in ["corewalk", "rwlock-ahash", BASELINE] {
+            let scaling = |directories: Directories| {
+                let params = [("directories", Value::from(directories.name()))];
+                shape::times(shape::scaling(rows, variant, &params))
+            };
+            let (one, own) = (scaling(Directories::One), scaling(Directories::Own));
+            let _ = writeln!(
+                out,
+                "{variant}: two threads over one {one} in one directory, {own} in their own"
+            );
+        }
+        out
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {

@@ -15,8 +15,8 @@
 //! rule of Linux (`lockref_off`).
 //!
 //! The threads run through three phases without a break: `before` the locker comes, `during` it, and
-//! `after` it has gone. In the last two the baseline of each variant is itself before, as the row
-//! `VARIANT-undisturbed`; in the first it is the usual design.
+//! `after` it has gone. In the last two the baseline of each variant is itself in `phase=before`, there
+//! it is the usual design.
 //!
 //! # The claim, as a shape
 //! Two threads do twice what one does with `of=walk`, since a walk writes nothing. Nothing is lost
@@ -38,17 +38,19 @@
 
 mod lockref_off;
 
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use corewalk_sync::primitives::hint;
 use corewalk_sync::{CachePadded, Lockref};
+use serde_json::Value;
 
-use super::{Settings, Size, Table, progress, rotated};
+use super::{Settings, Size, Table, progress, rotated, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, Host, Locked, Ours, User};
 use crate::machine::{Disturbance, cores};
-use crate::samples::{Metric, Params, Samples};
+use crate::samples::{Metric, Params, Row, Samples};
 use lockref_off::LockrefOff;
 
 /// The variant that walks are compared with before the locker comes.
@@ -102,6 +104,36 @@ impl Table for HotLeaf {
 
     fn about(&self) -> &'static str {
         "threads that resolve the same path, before, during and after a transient locker"
+    }
+
+    fn claim(&self) -> &'static str {
+        "Threads that resolve the same path do not slow each other down, and somebody who locks it for \
+         a moment costs nothing once gone."
+    }
+
+    fn footer(&self, rows: &[Row]) -> String {
+        let mut out = String::from(
+            "Published by Guzik, June 2024 (20 threads, Linux, stat of one file): 8.40 M/s, and 1.27 M/s \
+             for good after the lock was taken for a moment.\n",
+        );
+        for (of, variant) in [
+            ("walk", "corewalk"),
+            ("walk", WALK_BASELINE),
+            ("walk", "linux"),
+            ("lockref", "corewalk"),
+            ("lockref", COUNT_BASELINE),
+        ] {
+            let at = |phase: &str| [("of", Value::from(of)), ("phase", Value::from(phase))];
+            let scaling = shape::scaling(rows, variant, &at(PHASES[0]));
+            let _ = write!(out, "{of} {variant}: two threads over one {}", shape::times(scaling));
+            for phase in &PHASES[1..] {
+                let two = [&at(phase)[..], &[("threads", Value::from(2))]].concat();
+                let lost = shape::ratio(rows, variant, "ns_per_op", &two);
+                let _ = write!(out, ", processor time {phase} the locker {}", shape::times(lost));
+            }
+            out.push('\n');
+        }
+        out
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
@@ -167,19 +199,17 @@ fn record(
         if !has_worked || !(is_on_time || size == Size::Quick) {
             continue;
         }
-        let undisturbed = format!("{name}-undisturbed");
-        for (slice, phase) in slices.iter().zip(PHASES) {
-            let params = Params::from([
+        let params_in = |phase: &'static str| {
+            Params::from([
                 ("of", (*of).into()),
                 ("phase", phase.into()),
                 ("threads", threads.into()),
-            ]);
-            if phase == PHASES[0] {
-                slice.add_to(samples, round, name, &params, baseline)?;
-            } else {
-                slice.add_to(samples, round, name, &params, &undisturbed)?;
-                slices[0].add_to(samples, round, &undisturbed, &params, &undisturbed)?;
-            }
+            ])
+        };
+        let before = params_in(PHASES[0]);
+        slices[0].add_to(samples, round, name, &before, baseline)?;
+        for (slice, phase) in slices.iter().zip(PHASES).skip(1) {
+            slice.add_against(samples, round, name, &params_in(phase), &before)?;
         }
         let mut params = Params::from([("of", (*of).into()), ("op", "lock".into())]);
         params.insert("threads", threads.into());
@@ -292,6 +322,7 @@ mod tests {
             again: None,
         };
         let rows = HotLeaf.run(&settings).expect("all answers are right").rows();
+        let baseline = |of| if of == "walk" { WALK_BASELINE } else { COUNT_BASELINE };
         let expected = [
             ("walk", "corewalk"),
             ("walk", "rwlock-ahash"),
@@ -310,7 +341,7 @@ mod tests {
                 });
                 let row = row.expect("the row is there");
                 assert!(row.median > 0.0 && row.ratio.is_some_and(|ratio| ratio > 0.0), "{row:?}");
-                assert_eq!(row.baseline.ends_with("-undisturbed"), phase != "before");
+                assert_eq!(row.baseline == variant, phase != "before" || variant == baseline(of));
             }
         }
     }

@@ -35,16 +35,18 @@
 //! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and 001
 //! (Long, September 2013).
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::ensure;
+use serde_json::Value;
 
-use super::{Settings, Size, Table, progress, rotated};
+use super::{Settings, Size, Table, progress, rotated, shape};
 use crate::baseline::syscall_ns;
 use crate::crew::{self, Measure, Slice};
 use crate::files::{Files, Host, Locked, Ours, User};
 use crate::machine::Disturbance;
-use crate::samples::{Metric, Params, Samples};
+use crate::samples::{Metric, Params, Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -79,6 +81,32 @@ impl Table for Rename {
 
     fn about(&self) -> &'static str {
         "files renamed there and back: alone, in different directories, in one directory"
+    }
+
+    fn claim(&self) -> &'static str {
+        "A rename takes no lock that renames elsewhere take, and costs a tenth of the kernel's."
+    }
+
+    fn footer(&self, rows: &[Row]) -> String {
+        let mut out = String::from("The documents publish no figure for renames.\n");
+        for variant in ["corewalk", "rwlock-ahash", BASELINE] {
+            let _ = write!(out, "{variant}: two threads over one");
+            for directories in Directories::ALL {
+                let params = [("directories", Value::from(directories.name()))];
+                let scaling = shape::times(shape::scaling(rows, variant, &params));
+                let _ = write!(out, " {scaling} ({})", directories.name());
+            }
+            out.push('\n');
+        }
+        let net = [
+            ("directories", Value::from("own")),
+            ("net_of", Value::from("syscall")),
+            ("threads", Value::from(1)),
+        ];
+        let share = shape::ratio(rows, "corewalk", "ns_per_op", &net).map(|ratio| 1.0 / ratio);
+        let _ =
+            writeln!(out, "corewalk over linux net of the system call: {}", shape::times(share));
+        out
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
