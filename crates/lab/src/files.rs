@@ -10,7 +10,7 @@
 //! | `corewalk` | `corewalk::Vfs` over `corewalk::tmpfs`, called as a library | its root |
 //! | `rwlock-ahash` | one lock over two flat maps, with attributes and lists of names | its root |
 //! | `linux` | system calls on the host's tmpfs | a descriptor, as for `openat` |
-//! | `before-dcache-lock` | the dentry cache of Linux 2.4, names only | its root |
+//! | `before-dcache-lock` | the dentry cache of Linux 2.4, over corewalk's tmpfs | its root |
 //!
 //! # Alike for all
 //! - The same operations with the same names; paths have as many components for each.

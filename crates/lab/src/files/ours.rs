@@ -160,7 +160,7 @@ impl<'v> User for OurUser<'v> {
 
     #[inline]
     fn path_of(&self, file: &InodeRef<'v>) -> Option<Vec<u8>> {
-        file.path().ok()
+        self.vfs.path_of_number(file.ino()).ok()
     }
 }
 

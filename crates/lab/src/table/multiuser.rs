@@ -13,7 +13,7 @@
 //! | variant | design |
 //! |---|---|
 //! | `corewalk` | this dcache over a tmpfs |
-//! | `before-dcache-lock` | one lock around each lookup and change (Linux 2.4), without a file system below |
+//! | `before-dcache-lock` | one lock around each lookup and change (Linux 2.4), over the same tmpfs |
 //! | `rwlock-ahash` | one lock over two maps, without permissions |
 //! | `linux` | the host kernel through system calls |
 //!
@@ -119,7 +119,7 @@ pub(super) fn published() -> String {
 pub(super) fn measure(table: &str, settings: &Settings) -> anyhow::Result<Samples> {
     let users = USERS.iter().find(|(size, _)| *size == settings.size).map_or(&[][..], |(_, n)| n);
     let users_max = users.iter().copied().max().unwrap_or(1);
-    let (ours, locked, before) = (Ours::new()?, Locked::new(), DcacheLockFiles::new());
+    let (ours, locked, before) = (Ours::new()?, Locked::new(), DcacheLockFiles::new()?);
     let host = Host::new(table);
     let mut variants = vec![
         variant(&ours, users_max)?,

@@ -12,8 +12,7 @@
 //!
 //! # The claim, as a shape
 //! corewalk does at least as many jobs as the lock it replaces (`before-dcache-lock`), with any number
-//! of users: no ratio is below 1 by more than the rows vary. Note that the baseline has no file system
-//! below it and keeps no attributes; see `multiuser`.
+//! of users: no ratio is below 1 by more than the rows vary. Both stand on the same tmpfs.
 //!
 //! # What it keeps and what it drops
 //! It keeps one processor; it drops the kernel without SMP, whose locks are compiled away.

@@ -209,7 +209,7 @@ fn variant<'a, F: Files>(
         crew::run(cell.threads, time, |thread, turn| {
             let user = files.user();
             match cell.load {
-                Load::FindSize => find_size(&user, plan, turn),
+                Load::FindSize => find_size(&user, plan, thread, turn),
                 Load::CatMaps => cat_maps(&user, plan, turn),
                 Load::GitDiff => git_diff(&user, plan, &numbers, thread, turn),
             }
@@ -218,10 +218,16 @@ fn variant<'a, F: Files>(
     Ok((files.variant(), Box::new(measure)))
 }
 
+/// Returns where a thread begins: those who run the same load at the same time are elsewhere in it.
+fn part(of: usize, thread: usize) -> usize {
+    // The fraction of the golden ratio spreads any number of threads.
+    ((thread as f64 * 0.618_034).fract() * of as f64) as usize
+}
+
 /// Looks at every name in one directory after the other.
-fn find_size<U: User>(user: &U, plan: &Plan, turn: Turn) -> Laps {
+fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn) -> Laps {
     let mut list = List::default();
-    let mut next = plan.directories.iter().cycle();
+    let mut next = plan.directories.iter().cycle().skip(part(plan.directories.len(), thread));
     turn.run_jobs(move || {
         let Some((path, names, directories)) = next.next() else { return Tally::default() };
         let Some(dir) = user.open_dir(path) else { return Tally { ops: 1, wrong: 1 } };
@@ -254,8 +260,7 @@ fn cat_maps<U: User>(user: &U, plan: &Plan, turn: Turn) -> Laps {
 
 /// Reads the attributes of one known file after the other.
 fn git_diff<U: User>(user: &U, plan: &Plan, numbers: &[u64], thread: usize, turn: Turn) -> Laps {
-    // The threads of git have different parts of the index.
-    let first = thread * plan.files.len() / 2;
+    let first = part(plan.files.len(), thread);
     turn.run(move |number| {
         let at = (first + number as usize) % plan.files.len();
         user.stat(&plan.files[at]).is_some_and(|status| status.ino == numbers[at])

@@ -198,7 +198,7 @@ mod tests {
     fn every_file_system_compiles_and_notices_what_is_wrong() {
         check(&Ours::new().unwrap());
         check(&Locked::new());
-        check(&DcacheLockFiles::new());
+        check(&DcacheLockFiles::new().unwrap());
         check(&Host::new("job").unwrap());
     }
 }
