@@ -13,7 +13,7 @@
 //! # Output
 //! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one
 //! table as an object, several as a list. `schema.json` beside this crate is its schema. `record`
-//! writes both kinds into a folder, for keeping.
+//! writes both kinds into a folder, for keeping, and `report` a page with plots, for looking at.
 //!
 //! # What it refuses
 //! Numbers from fewer than five rounds, and figures of machines other than the one it runs on.
@@ -36,6 +36,7 @@ mod memory;
 mod ours;
 mod peer;
 mod record;
+mod report;
 pub mod samples;
 mod slice;
 pub mod table;
@@ -83,6 +84,8 @@ enum Command {
     Run(RunArgs),
     /// Runs tables and writes what came out into a folder, as JSON and as text.
     Record(RecordArgs),
+    /// Writes a page with a plot per table, of a run's JSON or of a run that it makes first.
+    Report(ReportArgs),
     /// Prints the bytes that a variant takes, measured in this process.
     #[command(hide = true)]
     Memory {
@@ -139,6 +142,18 @@ struct RecordArgs {
     pace: Pace,
 }
 
+#[derive(Args, Clone, Debug)]
+struct ReportArgs {
+    /// The folder that the page index.html is written to.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Results that `run --json` or `record` wrote; without any, all tables are run first.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    json: Vec<PathBuf>,
+    #[command(flatten)]
+    pace: Pace,
+}
+
 /// How thoroughly is measured.
 #[derive(Args, Clone, Debug)]
 struct Pace {
@@ -186,6 +201,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
             let settings = settings(&args.pace, prefix)?;
             record::record(&named(&args.tables)?, &settings, &args.out)
         }
+        Command::Report(args) => write_report(&args, prefix),
         Command::Memory { variant, entries } => {
             println!("{}", memory::measure(&variant, entries)?);
             Ok(())
@@ -234,6 +250,20 @@ fn run_tables(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<()> {
         std::fs::write(file, to_json(&reports)?)
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
+    Ok(())
+}
+
+fn write_report(args: &ReportArgs, prefix: &[&str]) -> anyhow::Result<()> {
+    let settings = settings(&args.pace, prefix)?;
+    let mut reports = report::read(&args.json)?;
+    // Before the tables, which take minutes.
+    let folder = report::Folder::new(&args.out)?;
+    if args.json.is_empty() {
+        for table in named(&[])? {
+            reports.push(run_table(table, &settings)?);
+        }
+    }
+    println!("{}", folder.write(&reports)?.display());
     Ok(())
 }
 

@@ -37,6 +37,7 @@ use super::{Settings, Table, progress, rotated, shape};
 use crate::crew::{self, Measure, Slice};
 use crate::files::{Files, Host, List, Locked, Ours, User};
 use crate::machine::Disturbance;
+use crate::peer::Interrupt;
 use crate::samples::{Params, Row, Samples};
 
 /// The variant that all are compared with.
@@ -100,6 +101,7 @@ impl Table for CreateOneDir {
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let threads_max = settings.threads.iter().copied().max().unwrap_or(1);
+        let interrupt = Interrupt::watch()?;
         let (ours, locked, host) = (Ours::new()?, Locked::new(), Host::new("create"));
         let mut variants = vec![variant(&ours, threads_max)?, variant(&locked, threads_max)?];
         match &host {
@@ -121,6 +123,7 @@ impl Table for CreateOneDir {
                     ("directories", cell.directories.name().into()),
                     ("threads", cell.threads.into()),
                 ]);
+                interrupt.check()?;
                 bar.set_message(format!("{} threads={}", cell.directories.name(), cell.threads));
                 for at in rotated(variants.len(), round) {
                     let (name, measure, _) = &variants[at];

@@ -50,6 +50,7 @@ use super::{Settings, Size, Table, progress, rotated, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, Host, Locked, Ours, User};
 use crate::machine::{Disturbance, cores};
+use crate::peer::Interrupt;
 use crate::samples::{Metric, Params, Row, Samples};
 use lockref_off::LockrefOff;
 
@@ -137,6 +138,7 @@ impl Table for HotLeaf {
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        let interrupt = Interrupt::watch()?;
         let (ours, locked, host) = (Ours::new()?, Locked::new(), Host::new("hot-leaf"));
         let mut variants = vec![walkers(&ours)?, walkers(&locked)?];
         match &host {
@@ -154,6 +156,7 @@ impl Table for HotLeaf {
                 for group in [&variants[..], &counts[..]] {
                     for at in rotated(group.len(), round) {
                         let variant = &group[at];
+                        interrupt.check()?;
                         bar.set_message(format!("{} threads={threads}", variant.name));
                         record(&mut samples, round, variant, threads, time, settings.size)?;
                         bar.inc(1);

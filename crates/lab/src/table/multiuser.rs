@@ -43,6 +43,7 @@ use super::{Settings, Size, Table, progress, rotated, shape};
 use crate::crew::{self, Measure};
 use crate::files::{DcacheLockFiles, Files, Host, Locked, Ours};
 use crate::machine::Disturbance;
+use crate::peer::Interrupt;
 use crate::samples::{Params, Row, Samples};
 use job::Sources;
 
@@ -119,6 +120,7 @@ pub(super) fn published() -> String {
 pub(super) fn measure(table: &str, settings: &Settings) -> anyhow::Result<Samples> {
     let users = USERS.iter().find(|(size, _)| *size == settings.size).map_or(&[][..], |(_, n)| n);
     let users_max = users.iter().copied().max().unwrap_or(1);
+    let interrupt = Interrupt::watch()?;
     let (ours, locked, before) = (Ours::new()?, Locked::new(), DcacheLockFiles::new()?);
     let host = Host::new(table);
     let mut variants = vec![
@@ -137,6 +139,7 @@ pub(super) fn measure(table: &str, settings: &Settings) -> anyhow::Result<Sample
     for round in 0..settings.rounds {
         for &users in users {
             let params = Params::from([("users", users.into())]);
+            interrupt.check()?;
             bar.set_message(format!("users={users}"));
             for at in rotated(variants.len(), round) {
                 let (name, measure) = &variants[at];

@@ -55,9 +55,9 @@ impl Table for OneCpu {
         let mut out = multiuser::published();
         for users in USERS[1].1 {
             let params = [("users", Value::from(*users))];
-            let ratio = shape::ratio(rows, "corewalk", "ops_per_s", &params);
+            let share = shape::times(shape::ratio(rows, "corewalk", "ns_per_op", &params));
             let _ =
-                writeln!(out, "{users} users: corewalk over {BASELINE} {}", shape::times(ratio));
+                writeln!(out, "{users} users: processor time of corewalk, {share} of {BASELINE}");
         }
         out
     }

@@ -46,6 +46,7 @@ use crate::baseline::syscall_ns;
 use crate::crew::{self, Measure, Slice};
 use crate::files::{Files, Host, Locked, Ours, User};
 use crate::machine::Disturbance;
+use crate::peer::Interrupt;
 use crate::samples::{Metric, Params, Row, Samples};
 
 /// The variant that all are compared with.
@@ -111,6 +112,7 @@ impl Table for Rename {
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let threads_max = settings.threads.iter().copied().max().unwrap_or(1);
+        let interrupt = Interrupt::watch()?;
         let (ours, locked, host) = (Ours::new()?, Locked::new(), Host::new("rename"));
         let mut variants: Vec<(&str, Measure<'_, Cell>)> =
             vec![variant(&ours, threads_max)?, variant(&locked, threads_max)?];
@@ -133,6 +135,7 @@ impl Table for Rename {
             let params = Params::from([("op", "syscall".into()), ("threads", 1.into())]);
             samples.add(round, "linux", &params, (Metric::NsPerOp, bare_ns), "linux");
             for cell in &cells {
+                interrupt.check()?;
                 bar.set_message(format!("{} threads={}", cell.directories.name(), cell.threads));
                 for at in rotated(variants.len(), round) {
                     let (name, measure) = &variants[at];

@@ -47,6 +47,7 @@ use crate::crew::{self, Laps, Measure, Slice, Turn};
 use crate::files::{Files, Host, List, Locked, Ours, User, fill};
 use crate::lane::Tally;
 use crate::machine::Disturbance;
+use crate::peer::Interrupt;
 use crate::samples::{Params, Row, Samples};
 
 /// The variant that all are compared with.
@@ -127,6 +128,7 @@ impl Table for SmallLoads {
         let entries = if settings.size == Size::Quick { 1_500 } else { 20_000 };
         let corpus = Corpus::collect(entries);
         let plan = Plan::of(&corpus);
+        let interrupt = Interrupt::watch()?;
         let (ours, locked, host) = (Ours::new()?, Locked::new(), Host::new("small-loads"));
         let mut variants = vec![variant(&ours, &corpus, &plan)?, variant(&locked, &corpus, &plan)?];
         match &host {
@@ -148,6 +150,7 @@ impl Table for SmallLoads {
                     ("load", cell.load.name().into()),
                     ("threads", cell.threads.into()),
                 ]);
+                interrupt.check()?;
                 bar.set_message(format!("{} threads={}", cell.load.name(), cell.threads));
                 for at in rotated(variants.len(), round) {
                     let (name, measure) = &variants[at];
