@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod baseline;
+mod before;
 mod client;
 mod corpus;
 mod index;
