@@ -33,6 +33,8 @@ pub mod machine;
 mod memory;
 mod ours;
 mod peer;
+mod race;
+mod ramfs;
 mod record;
 pub mod samples;
 mod slice;
@@ -175,7 +177,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
             for table in table::all() {
-                println!("{:<14} {}", table.name(), table.about());
+                println!("{:<17} {}", table.name(), table.about());
             }
             Ok(())
         }
@@ -199,6 +201,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
 /// As [`run`].
 pub fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Result<Report> {
     ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
+    ensure!(table.lacks().is_none(), "{}: {}", table.name(), table.lacks().unwrap_or_default());
     let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
     Ok(Report {
         table: table.name(),
@@ -238,12 +241,20 @@ fn run_tables(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<()> {
 /// Returns the tables with these names, all of them for none.
 fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Table>> {
     if names.is_empty() {
-        return Ok(table::all().to_vec());
+        return Ok(table::all().iter().copied().filter(is_complete).collect());
     }
     let find = |name: &String| {
         table::find(name).with_context(|| format!("there is no table `{name}`; `list` names them"))
     };
     names.iter().map(find).collect()
+}
+
+/// Returns true if this build has what `table` needs; says so if not.
+fn is_complete(table: &&'static dyn Table) -> bool {
+    if let Some(lack) = table.lacks() {
+        eprintln!("{}: left out: {lack}", table.name());
+    }
+    table.lacks().is_none()
 }
 
 /// Asks `count` questions and nothing else: the difference between two counts, under callgrind, is

@@ -7,12 +7,14 @@
 mod fuse_metadata;
 mod lookup;
 mod names;
+mod path_under_rename;
+mod redo_size;
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::samples::Samples;
+use crate::samples::{Row, Samples};
 
 /// One table.
 pub trait Table: Sync {
@@ -24,6 +26,18 @@ pub trait Table: Sync {
 
     /// Returns what it measures, in one line.
     fn about(&self) -> &'static str;
+
+    /// Returns what stands below the rows for people to read: figures that the source published, and
+    /// whether what it claims shows in `rows`. Nothing of it is a row.
+    fn footer(&self, _rows: &[Row]) -> String {
+        String::new()
+    }
+
+    /// Returns what this build lacks to run it, in one line; such a table is left out of a run of all
+    /// tables.
+    fn lacks(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Measures.
     ///
@@ -58,7 +72,13 @@ pub enum Size {
 
 /// Returns all tables, in the order in which they are listed.
 pub fn all() -> &'static [&'static dyn Table] {
-    &[&lookup::Lookup, &names::Names, &fuse_metadata::FuseMetadata]
+    &[
+        &lookup::Lookup,
+        &names::Names,
+        &fuse_metadata::FuseMetadata,
+        &path_under_rename::PathUnderRename,
+        &redo_size::RedoSize,
+    ]
 }
 
 /// Returns the table called `name`.

@@ -29,6 +29,10 @@ pub(crate) fn render(report: &Report) -> String {
             let _ = writeln!(out, "  {}", line(row));
         }
     }
+    let footer = crate::table::find(report.table).map(|table| table.footer(&report.rows));
+    if let Some(footer) = footer.filter(|footer| !footer.is_empty()) {
+        let _ = writeln!(out, "\n{}", footer.trim_end());
+    }
     out
 }
 
