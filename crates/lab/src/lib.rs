@@ -202,6 +202,12 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
 pub fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Result<Report> {
     ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
     ensure!(table.lacks().is_none(), "{}: {}", table.name(), table.lacks().unwrap_or_default());
+    if before::timed::IS_COUNTED && table.name() != "lock-share" {
+        eprintln!(
+            "{}: this build counts lock sections: its numbers are not for keeping",
+            table.name()
+        );
+    }
     let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
     Ok(Report {
         table: table.name(),

@@ -294,6 +294,7 @@ fn side(laps: &[Lap]) -> Side {
         side.spent.waiting_ns += lap.spent.waiting_ns;
         side.spent.holding_ns += lap.spent.holding_ns;
         side.spent.sections += lap.spent.sections;
+        side.spent.aside_ns += lap.spent.aside_ns;
     }
     side
 }

@@ -26,6 +26,7 @@ use corewalk_sync::primitives::{
 use corewalk_sync::{CachePadded, Mutex};
 
 use crate::baseline::Namespace;
+use crate::before::timed::timed_if_moved;
 use crate::before::{Dentries, Kind, Passes};
 use crate::corpus::ROOT;
 
@@ -74,7 +75,7 @@ impl Namespace for Cached {
 
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
-        self.vfs.path_of_number(ino).ok()
+        timed_if_moved(|| self.vfs.path_of_number(ino).ok(), || self.vfs.stats().fallbacks)
     }
 
     #[inline]

@@ -5,6 +5,7 @@
 //! gives samples; what becomes of them is the same for all (`samples`).
 
 mod fuse_metadata;
+mod lock_share;
 mod lookup;
 mod names;
 mod path_under_rename;
@@ -78,6 +79,7 @@ pub fn all() -> &'static [&'static dyn Table] {
         &fuse_metadata::FuseMetadata,
         &path_under_rename::PathUnderRename,
         &redo_size::RedoSize,
+        &lock_share::LockShare,
     ]
 }
 
