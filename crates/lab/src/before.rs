@@ -16,7 +16,9 @@
 //! They are as fast as their protocol allows, and faster than a kernel: no permissions, mounts,
 //! symbolic links, negative dentries, eviction or file system below. Locks are those of
 //! `corewalk_sync`, which sleep when they wait long; the kernels' spin. A dentry is type-stable
-//! memory, as `SLAB_TYPESAFE_BY_RCU` has it, so that no design pays for a grace period.
+//! memory, as `SLAB_TYPESAFE_BY_RCU` has it, so that no design pays for a grace period. An inode number
+//! is the place of the dentry, so that whoever asks by number has the dentry at hand, as in a kernel;
+//! corewalk, asked by number, has to look it up.
 //!
 //! # Locks and their order
 //! 1. The lock for moves between directories (`s_vfs_rename_mutex`).
@@ -68,6 +70,11 @@ pub(crate) struct Passes {
 
 /// A namespace that can be built up and changed.
 pub(crate) trait Dentries: Namespace {
+    /// Returns what an absolute path leads to, which is counted meanwhile, as open(2) and close(2) do.
+    fn open(&self, path: &[u8]) -> Option<u64> {
+        self.walk(path)
+    }
+
     /// Gives a name to something new. Returns its inode number; None if there is such a name.
     fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64>;
 

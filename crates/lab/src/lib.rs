@@ -35,6 +35,8 @@ pub mod machine;
 mod memory;
 mod ours;
 mod peer;
+mod race;
+mod ramfs;
 mod record;
 mod report;
 pub mod samples;
@@ -53,6 +55,7 @@ use serde::Serialize;
 use corpus::Corpus;
 use lane::{Lane, Op, Stop};
 use machine::Machine;
+use report::Failed;
 use samples::Row;
 use table::{Settings, Size, Table};
 
@@ -192,7 +195,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
             for table in table::all() {
-                println!("{:<14} {}", table.name(), table.about());
+                println!("{:<17} {}", table.name(), table.about());
             }
             Ok(())
         }
@@ -217,6 +220,13 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
 /// As [`run`].
 pub fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Result<Report> {
     ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
+    ensure!(table.lacks().is_none(), "{}: {}", table.name(), table.lacks().unwrap_or_default());
+    if before::timed::IS_COUNTED && table.name() != "lock-share" {
+        eprintln!(
+            "{}: this build counts lock sections: its numbers are not for keeping",
+            table.name()
+        );
+    }
     let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
     Ok(Report {
         table: table.name(),
@@ -258,24 +268,42 @@ fn write_report(args: &ReportArgs, prefix: &[&str]) -> anyhow::Result<()> {
     let mut reports = report::read(&args.json)?;
     // Before the tables, which take minutes.
     let folder = report::Folder::new(&args.out)?;
-    if args.json.is_empty() {
-        for table in named(&[])? {
-            reports.push(run_table(table, &settings)?);
+    let mut failed = vec![];
+    let tables = if args.json.is_empty() { named(&[])? } else { vec![] };
+    for table in tables {
+        match run_table(table, &settings) {
+            Ok(report) => reports.push(report),
+            Err(error) if peer::is_interrupt(&error) => return Err(error),
+            Err(error) => {
+                eprintln!("{error:#}");
+                failed.push(Failed { table: table.name(), why: format!("{error:#}") });
+            }
         }
     }
-    println!("{}", folder.write(&reports)?.display());
+    ensure!(!reports.is_empty(), "no table did run");
+    println!("{}", folder.write(&reports, &failed)?.display());
+    let names: Vec<&str> = failed.iter().map(|failed| failed.table).collect();
+    ensure!(names.is_empty(), "the page is without {}", names.join(", "));
     Ok(())
 }
 
 /// Returns the tables with these names, all of them for none.
 fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Table>> {
     if names.is_empty() {
-        return Ok(table::all().to_vec());
+        return Ok(table::all().iter().copied().filter(is_complete).collect());
     }
     let find = |name: &String| {
         table::find(name).with_context(|| format!("there is no table `{name}`; `list` names them"))
     };
     names.iter().map(find).collect()
+}
+
+/// Returns true if this build has what `table` needs; says so if not.
+fn is_complete(table: &&'static dyn Table) -> bool {
+    if let Some(lack) = table.lacks() {
+        eprintln!("{}: left out: {lack}", table.name());
+    }
+    table.lacks().is_none()
 }
 
 /// Asks `count` questions and nothing else: the difference between two counts, under callgrind, is

@@ -19,6 +19,10 @@
 //! looked at and left: they draw axes with numbers, which bars with a scale of their own per group do
 //! not have, and cannot tell how wide a text is without its font either.
 //!
+//! # Tables that do not run
+//! One that fails, for want of `/dev/fuse` or because an answer was wrong, does not take the others with
+//! it: it is named on the page, first of all, with what it said, and the program ends with a failure.
+//!
 //! # What it refuses
 //! A file that is missing or is not what a run writes, and a folder that cannot be written to: both
 //! before anything is run, in one line, with nothing left behind.
@@ -40,6 +44,12 @@ use crate::Report;
 
 /// The name of the page in its folder.
 const PAGE: &str = "index.html";
+
+/// A table that did not run, and why.
+pub(crate) struct Failed {
+    pub(crate) table: &'static str,
+    pub(crate) why: String,
+}
 
 /// A folder that a page can be written to.
 pub(crate) struct Folder {
@@ -67,15 +77,19 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Writes the page of `reports` and returns where it is.
+    /// Writes the page of `reports`, and of the tables that did not run, and returns where it is.
     ///
     /// # Errors
     /// If it cannot be written; a page that was there before stays.
-    pub(crate) fn write(mut self, reports: &[Report]) -> anyhow::Result<PathBuf> {
+    pub(crate) fn write(
+        mut self,
+        reports: &[Report],
+        failed: &[Failed],
+    ) -> anyhow::Result<PathBuf> {
         let page = self.path.join(PAGE);
         let draft = self.draft();
         let write = || -> io::Result<()> {
-            fs::write(&draft, page::render(reports))?;
+            fs::write(&draft, page::render(reports, failed))?;
             fs::rename(&draft, &page)
         };
         if let Err(error) = write() {

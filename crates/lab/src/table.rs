@@ -7,10 +7,13 @@
 mod create_one_dir;
 mod fuse_metadata;
 mod hot_leaf;
+mod lock_share;
 mod lookup;
 mod multiuser;
 mod names;
 mod one_cpu;
+mod path_under_rename;
+mod redo_size;
 mod rename;
 mod shape;
 mod small_loads;
@@ -41,6 +44,12 @@ pub trait Table: Sync {
     /// whether what it claims shows in `rows`. Nothing of it is a row.
     fn footer(&self, _rows: &[Row]) -> String {
         String::new()
+    }
+
+    /// Returns what this build lacks to run it, in one line; such a table is left out of a run of all
+    /// tables.
+    fn lacks(&self) -> Option<&'static str> {
+        None
     }
 
     /// Measures.
@@ -86,6 +95,9 @@ pub fn all() -> &'static [&'static dyn Table] {
         &multiuser::Multiuser,
         &one_cpu::OneCpu,
         &create_one_dir::CreateOneDir,
+        &path_under_rename::PathUnderRename,
+        &redo_size::RedoSize,
+        &lock_share::LockShare,
     ]
 }
 

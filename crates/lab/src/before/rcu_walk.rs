@@ -67,6 +67,9 @@ pub(crate) struct RcuWalk<P: Protocol> {
 }
 
 impl<P: Protocol> RcuWalk<P> {
+    /// The name in the rows.
+    pub(crate) const VARIANT: &'static str = P::VARIANT;
+
     /// Returns a namespace with a root and room for `capacity` names.
     pub(crate) fn new(capacity: usize) -> RcuWalk<P> {
         RcuWalk {

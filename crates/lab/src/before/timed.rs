@@ -1,8 +1,8 @@
 //! How long locks are waited for and held, in builds that count it.
 //!
 //! Reading the clock twice per section costs more than most sections, so a build counts this only
-//! with the feature `lock-share`, and the tables of throughput are never run from such a build. In
-//! any other build a section is the guard and nothing else.
+//! with the feature `lock-share`, and says with every other table that its numbers are not for keeping.
+//! In any other build a section is the guard and nothing else.
 //!
 //! # What is counted
 //! The sections of the rename lock and of `dcache_lock`: the time until the lock is ours, and the
@@ -30,12 +30,14 @@ pub(crate) struct Spent {
     pub holding_ns: u64,
     /// Sections.
     pub sections: u64,
+    /// Nanoseconds that the counting itself took, where that is much.
+    pub aside_ns: u64,
 }
 
 #[cfg(feature = "lock-share")]
 thread_local! {
     static SPENT: Cell<Spent> = const {
-        Cell::new(Spent { waiting_ns: 0, holding_ns: 0, sections: 0 })
+        Cell::new(Spent { waiting_ns: 0, holding_ns: 0, sections: 0, aside_ns: 0 })
     };
 }
 
@@ -64,6 +66,33 @@ pub(super) fn timed<G>(take: impl FnOnce() -> G) -> Timed<G> {
     }
     #[cfg(not(feature = "lock-share"))]
     Timed { guard }
+}
+
+/// Returns what `work` returns, and takes all of it for a section if `count` has moved meanwhile: for
+/// a design that takes its locks where nothing can be put around them, and counts.
+#[cfg(feature = "lock-share")]
+pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u64) -> R {
+    let asked = Instant::now();
+    let before = count();
+    let start = Instant::now();
+    let result = work();
+    let end = Instant::now();
+    let has_moved = count() != before;
+    let mut spent = SPENT.get();
+    if has_moved {
+        spent.holding_ns += (end - start).as_nanos() as u64;
+        spent.sections += 1;
+    }
+    spent.aside_ns += ((start - asked) + end.elapsed()).as_nanos() as u64;
+    SPENT.set(spent);
+    result
+}
+
+/// Returns what `work` returns.
+#[cfg(not(feature = "lock-share"))]
+#[inline]
+pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, _count: impl Fn() -> u64) -> R {
+    work()
 }
 
 /// Returns what the calling thread has spent since it last asked.
@@ -112,5 +141,15 @@ mod tests {
         let spent = take_spent();
         assert_eq!(spent.sections, u64::from(IS_COUNTED));
         assert_eq!(take_spent(), Spent::default());
+    }
+
+    #[test]
+    fn work_is_a_section_if_the_count_moves_meanwhile() {
+        take_spent();
+        let count = std::cell::Cell::new(0);
+        timed_if_moved(|| (), || count.get());
+        assert_eq!(take_spent().sections, 0);
+        timed_if_moved(|| count.set(1), || count.get());
+        assert_eq!(take_spent().sections, u64::from(IS_COUNTED));
     }
 }

@@ -12,8 +12,8 @@
 
 use std::fmt::Write as _;
 
-use super::plot;
 use super::standing::{self, Score, Standing};
+use super::{Failed, plot};
 use crate::Report;
 use crate::machine::Machine;
 use crate::samples::Row;
@@ -25,7 +25,7 @@ const STYLE: &str = "
 body { font: 15px/1.5 sans-serif; max-width: 1040px; margin: 2em auto; padding: 0 1em;
   color: #1b1b1b; background: #fff; }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5em; }
-.claim { font-size: 1.15em; } .machine, .source { color: #555; }
+.failed { color: #b00020; } .claim { font-size: 1.15em; } .machine, .source { color: #555; }
 table { border-collapse: collapse; width: 100%; margin: 1em 0; }
 th, td { text-align: left; padding: 0.2em 0.6em; border-bottom: 1px solid #ddd; }
 td.n { text-align: right; font-family: monospace; white-space: nowrap; }
@@ -40,7 +40,7 @@ pre { background: #f4f4f4; padding: 0.8em; white-space: pre-wrap; }
 ";
 
 /// Returns the page.
-pub(super) fn render(reports: &[Report]) -> String {
+pub(super) fn render(reports: &[Report], failed: &[Failed]) -> String {
     let mut out = String::from(
         "<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\n<head>\n\
          <meta charset=\"utf-8\"/>\n\
@@ -57,6 +57,14 @@ pub(super) fn render(reports: &[Report]) -> String {
          <strong>loses</strong>, whoever is ahead by more <strong>wins</strong>. Bars begin at zero, \
          with a scale for each group.</p>\n",
     );
+    for Failed { table, why } in failed {
+        let _ = writeln!(
+            out,
+            "<p class=\"failed\"><strong>{} did not run:</strong> {}</p>",
+            escape(table),
+            escape(why)
+        );
+    }
     overview(&mut out, reports);
     for (at, report) in reports.iter().enumerate() {
         section(&mut out, at, report);
@@ -229,7 +237,8 @@ mod tests {
             },
             rows: all.clone(),
         };
-        render(&[report("rename"), report("a-table-from-elsewhere")])
+        let failed = [Failed { table: "names", why: "no <names>".into() }];
+        render(&[report("rename"), report("a-table-from-elsewhere")], &failed)
     }
 
     fn parse(page: &str) -> roxmltree::Document<'_> {
@@ -261,6 +270,7 @@ mod tests {
         let has = |part: &str| texts.iter().any(|text| text.contains(part));
         assert!(has("a <cpu>, 2 cores, Linux 6.1, commit abc"));
         let claim = table::find("rename").unwrap().claim();
+        assert!(has("names did not run:") && has("no <names>"));
         assert!(has(claim) && has("a source with <markup> & more"));
         // The overview has two rows per table, each list of rows one per row, each table a head.
         let lines = xml.descendants().filter(|node| node.tag_name().name() == "tr").count();

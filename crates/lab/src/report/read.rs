@@ -186,7 +186,7 @@ mod tests {
             (changed("/machine/cores", "two".into()), "invalid type"),
         ] {
             let file = written("wrong", &text);
-            let error = format!("{:#}", super::reports(&file).err().expect("it is wrong"));
+            let error = format!("{:#}", super::reports(&file).expect_err("it is wrong"));
             assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
             fs::remove_file(file).unwrap();
         }
