@@ -216,7 +216,7 @@ fn record(
         }
         let mut params = Params::from([("of", (*of).into()), ("op", "lock".into())]);
         params.insert("threads", threads.into());
-        samples.add(round, name, &params, (Metric::OpsPerSecond, locks_per_s), baseline);
+        samples.add(round, name, &params, (Metric::OpsPerSecond, locks_per_s), name);
         return Ok(());
     }
     eprintln!("hot-leaf: {name}: the locker did not run in round {round} with threads={threads}");

@@ -40,7 +40,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Settings, Size, Table, progress, rotated, shape};
-use crate::crew::{self, Measure};
+use crate::crew::{self, Measure, Pinned};
 use crate::files::{DcacheLockFiles, Files, Host, Locked, Ours};
 use crate::machine::Disturbance;
 use crate::peer::Interrupt;
@@ -100,7 +100,7 @@ impl Table for Multiuser {
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        measure(self.name(), settings)
+        measure(self.name(), settings, Processors::All)
     }
 }
 
@@ -116,8 +116,21 @@ pub(super) fn published() -> String {
     out
 }
 
-/// Measures all variants with every number of users, on the processors that this thread may use.
-pub(super) fn measure(table: &str, settings: &Settings) -> anyhow::Result<Samples> {
+/// Which processors the users have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Processors {
+    /// All that the process may use.
+    All,
+    /// One of them.
+    One,
+}
+
+/// Measures all variants with every number of users.
+pub(super) fn measure(
+    table: &str,
+    settings: &Settings,
+    processors: Processors,
+) -> anyhow::Result<Samples> {
     let users = USERS.iter().find(|(size, _)| *size == settings.size).map_or(&[][..], |(_, n)| n);
     let users_max = users.iter().copied().max().unwrap_or(1);
     let interrupt = Interrupt::watch()?;
@@ -136,6 +149,7 @@ pub(super) fn measure(table: &str, settings: &Settings) -> anyhow::Result<Sample
     let mut samples = Samples::default();
     let bar = progress(users.len() * settings.rounds);
     let disturbance = Disturbance::start();
+    let pinned = (processors == Processors::One).then(Pinned::to_one_cpu).transpose()?;
     for round in 0..settings.rounds {
         for &users in users {
             let params = Params::from([("users", users.into())]);
@@ -148,6 +162,7 @@ pub(super) fn measure(table: &str, settings: &Settings) -> anyhow::Result<Sample
             bar.inc(1);
         }
     }
+    drop(pinned);
     bar.finish_and_clear();
     eprintln!("{table}: other processes used {:.0} % of the machine", 100.0 * disturbance.share());
     Ok(samples)

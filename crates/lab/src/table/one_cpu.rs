@@ -26,9 +26,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::multiuser::{self, BASELINE, USERS};
+use super::multiuser::{self, BASELINE, Processors, USERS};
 use super::{Settings, Table, shape};
-use crate::crew::Pinned;
 use crate::samples::{Row, Samples};
 
 /// The table.
@@ -63,8 +62,7 @@ impl Table for OneCpu {
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let _pinned = Pinned::to_one_cpu()?;
-        multiuser::measure(self.name(), settings)
+        multiuser::measure(self.name(), settings, Processors::One)
     }
 }
 
