@@ -27,6 +27,7 @@ mod before;
 mod client;
 mod corpus;
 mod index;
+mod job;
 mod lane;
 mod layout;
 pub mod machine;
