@@ -49,6 +49,8 @@ pub(crate) use seqrwlock::RenameSeqRwLock;
 
 use crate::baseline::Namespace;
 use crate::corpus::{Corpus, ROOT};
+use crate::job::User;
+use crate::lane::{Stop, Tally};
 
 /// What a name is given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +82,11 @@ pub(crate) trait Dentries: Namespace {
 
     /// Takes the name of a file away. Returns false if there is no such file.
     fn unlink(&self, parent: u64, name: &[u8]) -> bool;
+
+    /// Does jobs as `user` until `stop`.
+    fn be_user(&self, user: &User, stop: &Stop) -> Tally {
+        user.work(self, stop, |path| self.walk(path), |path| self.open(path))
+    }
 
     /// Returns how often translations were disturbed so far; None if nobody counts.
     fn passes(&self) -> Option<Passes>;

@@ -29,6 +29,7 @@ mod corpus;
 mod crew;
 mod files;
 mod index;
+mod job;
 mod lane;
 mod layout;
 pub mod machine;

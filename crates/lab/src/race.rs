@@ -121,9 +121,10 @@ pub(crate) struct Outcome {
 }
 
 /// What one thread did.
-struct Lap {
-    tally: Tally,
+pub(crate) struct Lap {
+    pub tally: Tally,
     wall: Duration,
+    end: Instant,
     cpu_ns: u64,
     delay_ns: u64,
     spent: Spent,
@@ -138,7 +139,7 @@ impl Reader {
         loop {
             for (ino, right) in targets.by_ref().take(CHUNK) {
                 let path = path(*ino);
-                let is_right = path.is_some_and(|path| right.iter().any(|right| *right == path));
+                let is_right = path.is_some_and(|path| right.contains(&path));
                 tally.wrong += u64::from(!is_right);
             }
             tally.ops += CHUNK as u64;
@@ -207,7 +208,7 @@ pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Ou
     let stop = Arc::new(Stop::default());
     let start = Arc::new(Barrier::new(race.readers.len() + race.writers.len() + 1));
     let before = racer.passes();
-    let (reads, renames) = thread::scope(|scope| {
+    let (reads, renames, started) = thread::scope(|scope| {
         let read = |(at, reader)| {
             let (stop, start, cpu) = (Arc::clone(&stop), Arc::clone(&start), race.cpu(at));
             scope.spawn(move || {
@@ -228,19 +229,20 @@ pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Ou
         let readers: Vec<_> = race.readers.iter().enumerate().map(read).collect();
         let writers: Vec<_> = race.writers.iter().enumerate().map(rename).collect();
         start.wait();
+        let started = Instant::now();
         thread::sleep(race.time);
         stop.set();
         let join = |threads: Vec<thread::ScopedJoinHandle<'_, Lap>>| -> Vec<Lap> {
             threads.into_iter().map(|one| one.join().expect("a thread panicked")).collect()
         };
-        (join(readers), join(writers))
+        (join(readers), join(writers), started)
     });
     let passes = racer.passes().zip(before).map(|(after, before)| Passes {
         retries: after.retries - before.retries,
         fallbacks: after.fallbacks - before.fallbacks,
     });
     let wrong = reads.iter().map(|lap| lap.tally.wrong).sum();
-    Outcome { reads: side(&reads), renames: side(&renames), wrong, passes }
+    Outcome { reads: side(&reads, started), renames: side(&renames, started), wrong, passes }
 }
 
 impl Race<'_> {
@@ -264,14 +266,15 @@ fn stay_on(cpu: Option<CpuSet>) {
     }
 }
 
-fn lap(start: &Barrier, work: impl FnOnce() -> Tally) -> Lap {
+/// Returns what `work` did, which begins when all have come to `start`.
+pub(crate) fn lap(start: &Barrier, work: impl FnOnce() -> Tally) -> Lap {
     start.wait();
     take_spent();
     let (wall, cpu_start, delay_start) = (Instant::now(), thread_cpu_ns(), run_delay_ns());
     let tally = work();
     let cpu_ns = thread_cpu_ns() - cpu_start;
-    let (wall, spent) = (wall.elapsed(), take_spent());
-    Lap { tally, wall, cpu_ns, delay_ns: run_delay_ns() - delay_start, spent }
+    let (wall, end, spent) = (wall.elapsed(), Instant::now(), take_spent());
+    Lap { tally, wall, end, cpu_ns, delay_ns: run_delay_ns() - delay_start, spent }
 }
 
 /// Returns for how long the calling thread was ready and had no processor; 0 if the kernel does not
@@ -281,16 +284,24 @@ fn run_delay_ns() -> u64 {
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-fn side(laps: &[Lap]) -> Side {
+/// Returns what several threads did together since `started`.
+///
+/// The time is that of all of them, until the last one ended. With more threads than processors one may
+/// not have run before the end is near; a rate by its own clock would be anything.
+pub(crate) fn side(laps: &[Lap], started: Instant) -> Side {
     let ops: u64 = laps.iter().map(|lap| lap.tally.ops).sum();
     let cpu_ns: u64 = laps.iter().map(|lap| lap.cpu_ns).sum();
-    let seconds = |lap: &Lap| lap.wall.as_secs_f64().max(1e-9);
-    let mut side =
-        Side { ops, ops_per_cpu_s: ops as f64 * 1e9 / cpu_ns.max(1) as f64, ..Side::default() };
+    let all = laps.iter().map(|lap| lap.end - started).max().unwrap_or_default();
+    let mut side = Side {
+        ops,
+        ops_per_s: ops as f64 / all.as_secs_f64().max(1e-9),
+        ops_per_cpu_s: ops as f64 * 1e9 / cpu_ns.max(1) as f64,
+        ..Side::default()
+    };
     for lap in laps {
-        side.ops_per_s += lap.tally.ops as f64 / seconds(lap);
-        side.wall_s += seconds(lap);
-        side.starved_share = side.starved_share.max(lap.delay_ns as f64 / 1e9 / seconds(lap));
+        let seconds = lap.wall.as_secs_f64().max(1e-9);
+        side.wall_s += seconds;
+        side.starved_share = side.starved_share.max(lap.delay_ns as f64 / 1e9 / seconds);
         side.spent.waiting_ns += lap.spent.waiting_ns;
         side.spent.holding_ns += lap.spent.holding_ns;
         side.spent.sections += lap.spent.sections;
@@ -343,6 +354,22 @@ mod tests {
         check(&GlobalLock::new(64));
         check(&RenameSeqRwLock::new(64));
         check(&RenameSeqLock::new(64));
+    }
+
+    #[test]
+    fn side_of_a_thread_that_came_late_is_not_faster_for_it() {
+        let started = Instant::now();
+        let lap = |wall_ms: u64| Lap {
+            tally: Tally { ops: 100, wrong: 0 },
+            wall: Duration::from_millis(wall_ms),
+            end: started + Duration::from_millis(100),
+            cpu_ns: 1_000_000,
+            delay_ns: wall_ms * 500_000,
+            spent: Spent::default(),
+        };
+        let side = side(&[lap(100), lap(1)], started);
+        assert_eq!((side.ops, side.ops_per_s), (200, 2000.0));
+        assert_eq!((side.ops_per_cpu_s, side.starved_share), (100_000.0, 0.5));
     }
 
     #[test]

@@ -29,6 +29,8 @@ use crate::baseline::Namespace;
 use crate::before::timed::timed_if_moved;
 use crate::before::{Dentries, Kind, Passes};
 use crate::corpus::ROOT;
+use crate::job::User;
+use crate::lane::{Stop, Tally};
 
 /// Bytes of cache: more than any table here fills, so that nothing is evicted.
 const CACHE_BYTES: u64 = 4 << 30;
@@ -128,6 +130,21 @@ impl Dentries for Cached {
     fn unlink(&self, parent: u64, name: &[u8]) -> bool {
         let (Ok(dir), Ok(name)) = (self.vfs.inode(parent), Name::new(name)) else { return false };
         self.vfs.remove(&self.cred, &dir, name, Removal::Unlink).is_ok()
+    }
+
+    /// Does jobs with a root and a working directory of its own, as a process has them.
+    fn be_user(&self, user: &User, stop: &Stop) -> Tally {
+        let root = self.vfs.root_path();
+        let at = FsStruct { cwd: root.clone(), root };
+        let stat = |path: &[u8]| {
+            let found = self.vfs.resolve_path(&self.cred, &at, path, WalkFlags::empty());
+            found.ok().map(|found| found.ino)
+        };
+        let open = |path: &[u8]| {
+            let place = self.vfs.walk(&self.cred, &at, path, WalkFlags::empty()).ok()?;
+            Some(place.inode().ino())
+        };
+        user.work(self, stop, stat, open)
     }
 
     fn passes(&self) -> Option<Passes> {

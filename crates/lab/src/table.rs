@@ -4,6 +4,7 @@
 //! so that neither drift of the machine nor the order favours anybody. Five rounds are the least. It
 //! gives samples; what becomes of them is the same for all (`samples`).
 
+mod aim7_short;
 mod create_one_dir;
 mod fuse_metadata;
 mod hot_leaf;
@@ -98,6 +99,7 @@ pub fn all() -> &'static [&'static dyn Table] {
         &path_under_rename::PathUnderRename,
         &redo_size::RedoSize,
         &lock_share::LockShare,
+        &aim7_short::Aim7Short,
     ]
 }
 

@@ -307,13 +307,16 @@ impl Entrant {
                 outcome.wrong,
                 outcome.reads.ops
             );
-            let is_moving =
-                outcome.reads.ops > 0 && (writers.is_empty() || outcome.renames.ops > 0);
-            ensure!(is_moving, "{variant}: renamer={} let nobody on", renamer.name());
-            let starved = outcome.reads.starved_share.max(outcome.renames.starved_share);
-            if settings.size == Size::Quick || starved <= STARVED_MAX {
+            if settings.size == Size::Quick {
                 return Ok(Some(outcome));
             }
+            if outcome.reads.starved_share.max(outcome.renames.starved_share) > STARVED_MAX {
+                continue;
+            }
+            let renames = if writers.is_empty() { OPS_MIN } else { outcome.renames.ops };
+            let is_moving = outcome.reads.ops.min(renames) >= OPS_MIN;
+            ensure!(is_moving, "{variant}: renamer={} lets a side starve", renamer.name());
+            return Ok(Some(outcome));
         }
         eprintln!("path-under-rename: {variant}: starved each time, renamer={}", renamer.name());
         Ok(None)
