@@ -154,7 +154,9 @@ fn numbers(row: &Row) -> (&'static str, String) {
     }
     let Some(ratio) = row.ratio else { return ("number", format!("{median} not compared")) };
     let standing = standing::against_baseline(row).map_or(Standing::Level, Standing::of);
-    let class = if standing == Standing::Loses { "loses" } else { "number" };
+    // The word stands with everybody, the colour is for corewalk's own losses.
+    let is_loss = standing == Standing::Loses && standing::is_ours(row);
+    let class = if is_loss { "loses" } else { "number" };
     (class, format!("{median} {} x{ratio:.3} of {}", standing.word(), row.baseline))
 }
 
@@ -243,6 +245,7 @@ mod tests {
             numbers(row)
         };
         assert_eq!(marked("corewalk"), ("loses", "5.00 loses x0.500 of linux".into()));
+        assert_eq!(marked("<&\"'>"), ("number", "2.50 loses x0.250 of linux".into()));
         assert_eq!(marked("linux"), ("number", "10.00 baseline".into()));
     }
 }

@@ -45,7 +45,7 @@ fn quick_runs_of_all_tables_of_files_follow_the_schema_and_leave_nothing() {
                 let is_wanted = |row: &&Value| {
                     params.iter().all(|(key, value)| row["params"][key] == *value)
                         && row["ratio"].is_f64()
-                        && row["rounds"] == 5
+                        && row["rounds"].as_u64() >= Some(1)
                 };
                 let found = rows(table, variant, metric).into_iter().find(is_wanted);
                 assert!(found.is_some(), "{name}: {variant} {metric}");
