@@ -84,7 +84,7 @@ pub(crate) trait Namespace: Send + Sync {
 /// Appends names to a path from its leaf to the root, and returns it the right way round.
 ///
 /// The names are collected first, so that the path is allocated once with its length.
-fn join(names: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
     let mut path =
         Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum::<usize>().max(1));
     for name in names.iter().rev() {

@@ -121,6 +121,13 @@ impl Corpus {
         None
     }
 
+    /// Returns the inode numbers of what is in a directory, sorted by name.
+    pub(crate) fn children(&self, parent: u64) -> impl Iterator<Item = u64> + use<> {
+        let entry = self.entry(parent);
+        let first = u64::from(entry.first_child) + 1;
+        first..first + u64::from(entry.children)
+    }
+
     /// Returns the absolute path.
     pub(crate) fn path(&self, ino: u64) -> Vec<u8> {
         let mut chain = vec![];

@@ -13,7 +13,7 @@
 //! # Output
 //! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one
 //! table as an object, several as a list. `schema.json` beside this crate is its schema. `record`
-//! writes both kinds into a folder, for keeping.
+//! writes both kinds into a folder, for keeping, and `report` a page with plots, for looking at.
 //!
 //! # What it refuses
 //! Numbers from fewer than five rounds, and figures of machines other than the one it runs on.
@@ -23,16 +23,23 @@
 #![forbid(unsafe_code)]
 
 mod baseline;
+mod before;
 mod client;
 mod corpus;
+mod crew;
+mod files;
 mod index;
+mod job;
 mod lane;
 mod layout;
 pub mod machine;
 mod memory;
 mod ours;
 mod peer;
+mod race;
+mod ramfs;
 mod record;
+mod report;
 pub mod samples;
 mod slice;
 pub mod table;
@@ -49,6 +56,7 @@ use serde::Serialize;
 use corpus::Corpus;
 use lane::{Lane, Op, Stop};
 use machine::Machine;
+use report::Failed;
 use samples::Row;
 use table::{Settings, Size, Table};
 
@@ -80,6 +88,8 @@ enum Command {
     Run(RunArgs),
     /// Runs tables and writes what came out into a folder, as JSON and as text.
     Record(RecordArgs),
+    /// Writes a page with a plot per table, of a run's JSON or of a run that it makes first.
+    Report(ReportArgs),
     /// Prints the bytes that a variant takes, measured in this process.
     #[command(hide = true)]
     Memory {
@@ -136,6 +146,18 @@ struct RecordArgs {
     pace: Pace,
 }
 
+#[derive(Args, Clone, Debug)]
+struct ReportArgs {
+    /// The folder that the page index.html is written to.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Results that `run --json` or `record` wrote; without any, all tables are run first.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    json: Vec<PathBuf>,
+    #[command(flatten)]
+    pace: Pace,
+}
+
 /// How thoroughly is measured.
 #[derive(Args, Clone, Debug)]
 struct Pace {
@@ -174,7 +196,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
             for table in table::all() {
-                println!("{:<14} {}", table.name(), table.about());
+                println!("{:<17} {}", table.name(), table.about());
             }
             Ok(())
         }
@@ -183,6 +205,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
             let settings = settings(&args.pace, prefix)?;
             record::record(&named(&args.tables)?, &settings, &args.out)
         }
+        Command::Report(args) => write_report(&args, prefix),
         Command::Memory { variant, entries } => {
             println!("{}", memory::measure(&variant, entries)?);
             Ok(())
@@ -198,6 +221,13 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
 /// As [`run`].
 pub fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Result<Report> {
     ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
+    ensure!(table.lacks().is_none(), "{}: {}", table.name(), table.lacks().unwrap_or_default());
+    if before::timed::IS_COUNTED && table.name() != "lock-share" {
+        eprintln!(
+            "{}: this build counts lock sections: its numbers are not for keeping",
+            table.name()
+        );
+    }
     let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
     Ok(Report {
         table: table.name(),
@@ -234,15 +264,47 @@ fn run_tables(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn write_report(args: &ReportArgs, prefix: &[&str]) -> anyhow::Result<()> {
+    let settings = settings(&args.pace, prefix)?;
+    let mut reports = report::read(&args.json)?;
+    // Before the tables, which take minutes.
+    let folder = report::Folder::new(&args.out)?;
+    let mut failed = vec![];
+    let tables = if args.json.is_empty() { named(&[])? } else { vec![] };
+    for table in tables {
+        match run_table(table, &settings) {
+            Ok(report) => reports.push(report),
+            Err(error) if peer::is_interrupt(&error) => return Err(error),
+            Err(error) => {
+                eprintln!("{error:#}");
+                failed.push(Failed { table: table.name(), why: format!("{error:#}") });
+            }
+        }
+    }
+    ensure!(!reports.is_empty(), "no table did run");
+    println!("{}", folder.write(&reports, &failed)?.display());
+    let names: Vec<&str> = failed.iter().map(|failed| failed.table).collect();
+    ensure!(names.is_empty(), "the page is without {}", names.join(", "));
+    Ok(())
+}
+
 /// Returns the tables with these names, all of them for none.
 fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Table>> {
     if names.is_empty() {
-        return Ok(table::all().to_vec());
+        return Ok(table::all().iter().copied().filter(is_complete).collect());
     }
     let find = |name: &String| {
         table::find(name).with_context(|| format!("there is no table `{name}`; `list` names them"))
     };
     names.iter().map(find).collect()
+}
+
+/// Returns true if this build has what `table` needs; says so if not.
+fn is_complete(table: &&'static dyn Table) -> bool {
+    if let Some(lack) = table.lacks() {
+        eprintln!("{}: left out: {lack}", table.name());
+    }
+    table.lacks().is_none()
 }
 
 /// Asks `count` questions and nothing else: the difference between two counts, under callgrind, is

@@ -19,6 +19,8 @@ pub(crate) use programs::{
     Program, Threads, bindfs, ours, ours_passthrough, passthrough_hp, passthrough_ll,
 };
 
+use std::error::Error;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -65,6 +67,10 @@ pub(crate) struct Interrupt {
     is_set: Arc<AtomicBool>,
     handlers: Vec<signal_hook::SigId>,
 }
+
+/// What a run ends with once a signal has come.
+#[derive(Debug)]
+struct Interrupted;
 
 impl Scratch {
     /// Returns a new folder in `parent`, for this process and what `label` names.
@@ -244,9 +250,21 @@ impl Interrupt {
     /// See above.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         // ORDERING: Relaxed. A flag that a signal handler sets.
-        ensure!(!self.is_set.load(Ordering::Relaxed), "interrupted");
-        Ok(())
+        if self.is_set.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
     }
+}
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl Error for Interrupted {}
+
+/// Returns true if an error is that a signal has come.
+pub(crate) fn is_interrupt(error: &anyhow::Error) -> bool {
+    error.is::<Interrupted>()
 }
 
 impl Drop for Interrupt {
@@ -293,6 +311,13 @@ mod tests {
         let program = Program::new("false");
         let error = Mounted::start("nobody", program, folder).err().expect("nothing was mounted");
         assert!(error.to_string().contains("ended before"), "{error:#}");
+    }
+
+    #[test]
+    fn interrupt_is_told_from_other_errors_through_what_is_said_of_it() {
+        let interrupted = anyhow::Error::from(Interrupted).context("table x");
+        assert!(is_interrupt(&interrupted));
+        assert!(!is_interrupt(&anyhow::anyhow!("interrupted")));
     }
 
     #[test]

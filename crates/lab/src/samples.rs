@@ -5,8 +5,8 @@
 //! its round, the ratio is taken round by round, and the row gives the median of those ratios.
 //!
 //! # Invariants
-//! - A row's `ratio` only uses rounds in which both the variant and its baseline were measured with
-//!   the same parameters.
+//! - A row's `ratio` only uses rounds in which both the variant and its baseline were measured, with
+//!   the same parameters or with those that the table names ([`Samples::add_against`]).
 //!
 //! Source: `schema.json` beside this crate.
 
@@ -27,6 +27,10 @@ pub enum Metric {
     NsPerOp,
     /// Bytes of memory per entry.
     BytesPerEntry,
+    /// Seconds.
+    Seconds,
+    /// Passes that were thrown away, per million operations.
+    RetriesPerMillion,
 }
 
 impl Metric {
@@ -35,6 +39,8 @@ impl Metric {
             Metric::OpsPerSecond => "ops_per_s",
             Metric::NsPerOp => "ns_per_op",
             Metric::BytesPerEntry => "bytes_per_entry",
+            Metric::Seconds => "seconds",
+            Metric::RetriesPerMillion => "retries_per_million",
         }
     }
 
@@ -43,13 +49,18 @@ impl Metric {
             Metric::OpsPerSecond => "1/s",
             Metric::NsPerOp => "ns",
             Metric::BytesPerEntry => "B",
+            Metric::Seconds => "s",
+            Metric::RetriesPerMillion => "1",
         }
     }
 
     fn better(self) -> &'static str {
         match self {
             Metric::OpsPerSecond => "higher",
-            Metric::NsPerOp | Metric::BytesPerEntry => "lower",
+            Metric::NsPerOp
+            | Metric::BytesPerEntry
+            | Metric::Seconds
+            | Metric::RetriesPerMillion => "lower",
         }
     }
 }
@@ -94,6 +105,7 @@ struct Key {
     params: Params,
     metric: Metric,
     baseline: String,
+    base_params: Params,
 }
 
 impl Samples {
@@ -103,14 +115,28 @@ impl Samples {
         round: usize,
         variant: &str,
         params: &Params,
-        (metric, value): (Metric, f64),
+        measured: (Metric, f64),
         baseline: &str,
+    ) {
+        self.add_against(round, variant, params, measured, (baseline, params));
+    }
+
+    /// Adds what `variant` reached in `round`, to be held against what `baseline` reached with other
+    /// parameters.
+    pub fn add_against(
+        &mut self,
+        round: usize,
+        variant: &str,
+        params: &Params,
+        (metric, value): (Metric, f64),
+        (baseline, base_params): (&str, &Params),
     ) {
         let key = Key {
             variant: variant.to_owned(),
             params: params.clone(),
             metric,
             baseline: baseline.to_owned(),
+            base_params: base_params.clone(),
         };
         match self.rows.iter_mut().find(|(other, _)| *other == key) {
             Some((_, values)) => values.push((round, value)),
@@ -127,7 +153,7 @@ impl Samples {
         let only: Vec<f64> = values.iter().map(|(_, value)| *value).collect();
         let base = self.rows.iter().find(|(other, _)| {
             other.variant == key.baseline
-                && other.params == key.params
+                && other.params == key.base_params
                 && other.metric == key.metric
         });
         let ratios: Vec<f64> = values
@@ -186,6 +212,19 @@ mod tests {
         assert_eq!((rows[0].ratio, rows[0].median), (Some(2.0), 4.0));
         assert_eq!((rows[0].min, rows[0].max, rows[0].rounds), (2.0, 30.0, 3));
         assert_eq!(rows[1].ratio, Some(1.0));
+    }
+
+    #[test]
+    fn ratio_against_other_params_is_that_of_the_same_round() {
+        let mut samples = Samples::default();
+        for (round, (calm, storm)) in [(4.0, 1.0), (8.0, 4.0), (10.0, 9.0)].iter().enumerate() {
+            let ops = |value: f64| (Metric::OpsPerSecond, value);
+            samples.add(round, "corewalk", &params(0), ops(*calm), "corewalk");
+            let against = ("corewalk", &params(0));
+            samples.add_against(round, "corewalk", &params(1), ops(*storm), against);
+        }
+        let ratios: Vec<_> = samples.rows().iter().map(|row| row.ratio).collect();
+        assert_eq!(ratios, [Some(1.0), Some(0.5)]);
     }
 
     #[test]

@@ -4,15 +4,26 @@
 //! so that neither drift of the machine nor the order favours anybody. Five rounds are the least. It
 //! gives samples; what becomes of them is the same for all (`samples`).
 
+mod aim7_short;
+mod create_one_dir;
 mod fuse_metadata;
+mod hot_leaf;
+mod lock_share;
 mod lookup;
+mod multiuser;
 mod names;
+mod one_cpu;
+mod path_under_rename;
+mod redo_size;
+mod rename;
+mod shape;
+mod small_loads;
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::samples::Samples;
+use crate::samples::{Row, Samples};
 
 /// One table.
 pub trait Table: Sync {
@@ -24,6 +35,23 @@ pub trait Table: Sync {
 
     /// Returns what it measures, in one line.
     fn about(&self) -> &'static str;
+
+    /// Returns what is claimed of corewalk, in one sentence.
+    fn claim(&self) -> &'static str {
+        self.about()
+    }
+
+    /// Returns what stands below the rows for people to read: figures that the source published, and
+    /// whether what it claims shows in `rows`. Nothing of it is a row.
+    fn footer(&self, _rows: &[Row]) -> String {
+        String::new()
+    }
+
+    /// Returns what this build lacks to run it, in one line; such a table is left out of a run of all
+    /// tables.
+    fn lacks(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Measures.
     ///
@@ -58,7 +86,21 @@ pub enum Size {
 
 /// Returns all tables, in the order in which they are listed.
 pub fn all() -> &'static [&'static dyn Table] {
-    &[&lookup::Lookup, &names::Names, &fuse_metadata::FuseMetadata]
+    &[
+        &lookup::Lookup,
+        &names::Names,
+        &fuse_metadata::FuseMetadata,
+        &rename::Rename,
+        &hot_leaf::HotLeaf,
+        &small_loads::SmallLoads,
+        &multiuser::Multiuser,
+        &one_cpu::OneCpu,
+        &create_one_dir::CreateOneDir,
+        &path_under_rename::PathUnderRename,
+        &redo_size::RedoSize,
+        &lock_share::LockShare,
+        &aim7_short::Aim7Short,
+    ]
 }
 
 /// Returns the table called `name`.

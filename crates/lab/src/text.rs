@@ -29,6 +29,10 @@ pub(crate) fn render(report: &Report) -> String {
             let _ = writeln!(out, "  {}", line(row));
         }
     }
+    let footer = crate::table::find(report.table).map(|table| table.footer(&report.rows));
+    if let Some(footer) = footer.filter(|footer| !footer.is_empty()) {
+        let _ = writeln!(out, "\n{}", footer.trim_end());
+    }
     out
 }
 
@@ -45,7 +49,7 @@ fn line(row: &Row) -> String {
 }
 
 /// Returns a number with as many digits as mean something.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 1e6 => format!("{:.3} M", value / 1e6),
         size if size >= 1e4 => format!("{:.2} k", value / 1e3),
@@ -53,7 +57,8 @@ fn number(value: f64) -> String {
     }
 }
 
-fn plain(value: &serde_json::Value) -> String {
+/// Returns a parameter's value without quotation marks.
+pub(crate) fn plain(value: &serde_json::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 

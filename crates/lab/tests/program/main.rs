@@ -5,7 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+mod report;
 mod schema;
+mod tables;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -1,0 +1,122 @@
+//! The dentry caches that the source documents started from, small and complete.
+//!
+//! A table that re-runs a document needs what the document compared with. Four designs are here, and
+//! nowhere else in the workspace. They share one tree (`tree`), so that what a table shows is the
+//! protocol and not a layout, and they keep what their protocol is made of: which lock a translation,
+//! a lookup and a rename takes, and what a reader does that was disturbed.
+//!
+//! | variant | translation of a path | lookup | a rename |
+//! |---|---|---|---|
+//! | `before-global-lock` | the rename lock for writing, and each dentry's lock (Linux 3.8) | RCU walk | the rename lock |
+//! | `before-seqrwlock` | the shared side of the rename lock (document 000) | RCU walk | its write side |
+//! | `before-seqlock` | the rename sequence, one retry under the lock (document 001, Linux since 3.12) | RCU walk | the rename lock |
+//! | `before-dcache-lock` | `dcache_lock` (Linux 2.4) | `dcache_lock` per name | `dcache_lock` |
+//!
+//! # How fair they are
+//! They are as fast as their protocol allows, and faster than a kernel: no permissions, mounts,
+//! symbolic links, negative dentries, eviction or file system below. Locks are those of
+//! `corewalk_sync`, which sleep when they wait long; the kernels' spin. A dentry is type-stable
+//! memory, as `SLAB_TYPESAFE_BY_RCU` has it, so that no design pays for a grace period. An inode number
+//! is the place of the dentry, so that whoever asks by number has the dentry at hand, as in a kernel;
+//! corewalk, asked by number, has to look it up.
+//!
+//! # Locks and their order
+//! 1. The lock for moves between directories (`s_vfs_rename_mutex`).
+//! 2. Locks of directories (`i_mutex`), the lower number first.
+//! 3. The rename lock, or `dcache_lock`.
+//! 4. The lock of one dentry (`d_lock`).
+//! 5. The lock of one chain of the hash table, then a list of free dentries.
+//!
+//! # What they refuse
+//! Replacing a name by a rename, hard links, and removing directories: no table asks for it.
+//!
+//! Source: documents 000 (Long, February 2013), 001 (Long, September 2013) and 003 (McKenney, Sarma,
+//! Soni, 2004); Linux `fs/dcache.c`, `fs/d_path.c` and `fs/namei.c` for the protocols.
+
+mod dcache_lock;
+mod global_lock;
+mod paths;
+mod rcu_walk;
+mod seqlock;
+mod seqrwlock;
+pub(crate) mod timed;
+mod tree;
+
+pub(crate) use dcache_lock::DcacheLock;
+pub(crate) use global_lock::GlobalLock;
+pub(crate) use seqlock::RenameSeqLock;
+pub(crate) use seqrwlock::RenameSeqRwLock;
+
+use crate::baseline::Namespace;
+use crate::corpus::{Corpus, ROOT};
+use crate::job::User;
+use crate::lane::{Stop, Tally};
+
+/// What a name is given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A file.
+    File,
+    /// A directory, which can have names in it.
+    Directory,
+}
+
+/// How often translations of paths were disturbed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Passes {
+    /// Passes that were thrown away.
+    pub retries: u64,
+    /// Translations that took a lock because of that.
+    pub fallbacks: u64,
+}
+
+/// A namespace that can be built up and changed.
+pub(crate) trait Dentries: Namespace {
+    /// Returns what an absolute path leads to, which is counted meanwhile, as open(2) and close(2) do.
+    fn open(&self, path: &[u8]) -> Option<u64> {
+        self.walk(path)
+    }
+
+    /// Gives a name to something new. Returns its inode number; None if there is such a name.
+    fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64>;
+
+    /// Takes the name of a file away. Returns false if there is no such file.
+    fn unlink(&self, parent: u64, name: &[u8]) -> bool;
+
+    /// Does jobs as `user` until `stop`.
+    fn be_user(&self, user: &User, stop: &Stop) -> Tally {
+        user.work(self, stop, |path| self.walk(path), |path| self.open(path))
+    }
+
+    /// Returns how often translations were disturbed so far; None if nobody counts.
+    fn passes(&self) -> Option<Passes>;
+}
+
+/// Gives the names of `corpus` to `dentries`, which are empty, and returns them.
+///
+/// # Panics
+/// If they are not empty, or have too little room.
+pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
+    for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
+        let kind = if corpus.is_directory(ino) { Kind::Directory } else { Kind::File };
+        let made = dentries.create(corpus.parent(ino), corpus.name(ino), kind);
+        assert_eq!(made, Some(ino), "{}: entries are numbered in turn", dentries.variant());
+    }
+    dentries
+}
+
+/// Makes the directories of an absolute path that do not exist, and returns the number of the last.
+///
+/// # Panics
+/// If there is no room left.
+pub(crate) fn make_path(dentries: &dyn Dentries, path: &[u8]) -> u64 {
+    crate::baseline::components(path).fold(ROOT, |parent, name| {
+        dentries
+            .create(parent, name, Kind::Directory)
+            .or_else(|| dentries.lookup(parent, name))
+            .expect("a name that cannot be made exists")
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

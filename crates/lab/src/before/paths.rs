@@ -1,0 +1,124 @@
+//! A path that is written from its end, as a translation meets the names.
+//!
+//! The buffer is on the stack and long enough for nearly all paths; longer ones move to the heap.
+//! What is written may be garbage while a rename is under way, and is thrown away then: so a path
+//! that grows beyond every limit ends a pass instead of filling the memory.
+//!
+//! Source: `struct prepend_buffer` of Linux `fs/d_path.c`.
+
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+
+/// Bytes of the buffer on the stack.
+const BYTES: usize = 256;
+/// Bytes from which on a path is no path (`PATH_MAX`).
+const BYTES_MAX: usize = 4096;
+
+/// A path under construction, from its end to its start.
+pub(crate) struct Prepended {
+    first: [u8; BYTES],
+    /// Used as soon as it is not empty.
+    more: Vec<u8>,
+    start: usize,
+}
+
+impl Prepended {
+    pub(super) fn new() -> Prepended {
+        Prepended { first: [0; BYTES], more: Vec::new(), start: BYTES }
+    }
+
+    /// Forgets everything, for another pass (trap T8).
+    pub(super) fn clear(&mut self) {
+        self.start = if self.more.is_empty() { BYTES } else { self.more.len() };
+    }
+
+    /// Returns true if the path is longer than any path.
+    #[inline]
+    pub(super) fn is_too_long(&self) -> bool {
+        self.more.len() > BYTES_MAX && self.more.len() - self.start > BYTES_MAX
+    }
+
+    /// Puts a `/` and the `len` bytes of a name in front.
+    #[inline]
+    pub(super) fn prepend(&mut self, words: &[AtomicU64], len: usize) {
+        let len = len.min(8 * words.len());
+        if self.start < len + 1 {
+            self.grow(len + 1);
+        }
+        let end = self.start;
+        let from = end - len;
+        self.start = from - 1;
+        let bytes =
+            if self.more.is_empty() { &mut self.first[..end] } else { &mut self.more[..end] };
+        bytes[from - 1] = b'/';
+        let mut pieces = bytes[from..].chunks_exact_mut(8);
+        let mut words = words.iter();
+        for (piece, word) in (&mut pieces).zip(&mut words) {
+            // ORDERING: Relaxed. The sequence or lock of the translation orders it.
+            piece.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        let rest = pieces.into_remainder();
+        if let (false, Some(word)) = (rest.is_empty(), words.next()) {
+            // ORDERING: Relaxed. As above.
+            let last = word.load(Ordering::Relaxed).to_le_bytes();
+            rest.copy_from_slice(&last[..rest.len()]);
+        }
+    }
+
+    /// Returns the path, `/` if no name was put in front.
+    pub(super) fn to_path(&self) -> Vec<u8> {
+        let path =
+            if self.more.is_empty() { &self.first[self.start..] } else { &self.more[self.start..] };
+        if path.is_empty() { vec![b'/'] } else { path.to_vec() }
+    }
+
+    #[cold]
+    fn grow(&mut self, wanted: usize) {
+        let old =
+            if self.more.is_empty() { &self.first[self.start..] } else { &self.more[self.start..] };
+        let len = (2 * (old.len() + wanted)).max(2 * BYTES);
+        let mut more = vec![0; len];
+        more[len - old.len()..].copy_from_slice(old);
+        self.start = len - old.len();
+        self.more = more;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(name: &[u8]) -> Vec<AtomicU64> {
+        let word = |piece: &[u8]| {
+            let mut bytes = [0; 8];
+            bytes[..piece.len()].copy_from_slice(piece);
+            AtomicU64::new(u64::from_le_bytes(bytes))
+        };
+        name.chunks(8).map(word).collect()
+    }
+
+    #[test]
+    fn names_of_every_length_end_up_in_front() {
+        for len in 1..=255 {
+            let name = vec![b'n'; len];
+            let mut path = Prepended::new();
+            path.prepend(&words(b"leaf"), 4);
+            path.prepend(&words(&name), len);
+            let expected = [b"/", &name[..], b"/leaf"].concat();
+            assert_eq!(path.to_path(), expected, "{len}");
+        }
+    }
+
+    #[test]
+    fn path_of_no_name_is_the_root_also_after_another_pass() {
+        let mut path = Prepended::new();
+        assert_eq!(path.to_path(), b"/");
+        for _ in 0..1000 {
+            path.prepend(&words(b"directory"), 9);
+        }
+        assert!(path.is_too_long() && path.to_path().len() == 10_000);
+        path.clear();
+        assert_eq!(path.to_path(), b"/");
+        path.prepend(&words(b"a"), 1);
+        assert_eq!(path.to_path(), b"/a");
+    }
+}

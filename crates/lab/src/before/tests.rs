@@ -1,0 +1,177 @@
+//! Every design answers what the tree says, before, while and after names move.
+
+use super::*;
+use crate::corpus::Move;
+use crate::lane::{Rng, Stop};
+use corewalk_sync::primitives::thread;
+
+/// Returns every design, filled with `corpus`.
+pub(crate) fn all(corpus: &Corpus) -> Vec<Box<dyn Dentries>> {
+    let room = corpus.len() + 1024;
+    vec![
+        Box::new(filled(GlobalLock::new(room), corpus)),
+        Box::new(filled(RenameSeqRwLock::new(room), corpus)),
+        Box::new(filled(RenameSeqLock::new(room), corpus)),
+        Box::new(filled(DcacheLock::new(room), corpus)),
+    ]
+}
+
+#[test]
+fn every_design_answers_every_question_about_the_tree() {
+    let corpus = Corpus::collect(2000);
+    for dentries in all(&corpus) {
+        for ino in corpus.inodes().skip(1) {
+            let (parent, name) = (corpus.parent(ino), corpus.name(ino));
+            assert_eq!(dentries.lookup(parent, name), Some(ino), "{}", dentries.variant());
+            let path = corpus.path(ino);
+            assert_eq!(dentries.path(ino).as_deref(), Some(&path[..]), "{}", dentries.variant());
+            assert_eq!(dentries.walk(&path), Some(ino), "{}", dentries.variant());
+        }
+        assert_eq!(dentries.lookup(1, b"no-such-name"), None, "{}", dentries.variant());
+        assert_eq!(dentries.walk(b"/usr/no-such-name"), None, "{}", dentries.variant());
+        assert_eq!(dentries.path(1 << 40), None, "{}", dentries.variant());
+        assert_eq!(dentries.path(1).as_deref(), Some(&b"/"[..]), "{}", dentries.variant());
+        assert_eq!(dentries.walk(b"/"), Some(1), "{}", dentries.variant());
+        assert_eq!(dentries.passes(), Some(Passes::default()), "{}", dentries.variant());
+    }
+}
+
+#[test]
+fn every_design_moves_a_directory_with_all_below_it() {
+    let corpus = Corpus::collect(2000);
+    let moved = corpus.movable();
+    let below = corpus.inodes().find(|&ino| corpus.parent(ino) == moved.ino).expect("it has some");
+    let home = corpus.path(below);
+    let away = [b"/synthetic/moved-away", &home[corpus.path(moved.ino).len()..]].concat();
+    for dentries in all(&corpus) {
+        let variant = dentries.variant();
+        let (old, new) = ((moved.home.0, &moved.home.1[..]), (moved.away.0, &moved.away.1[..]));
+        assert!(dentries.rename(old, new), "{variant}");
+        assert_eq!(dentries.path(below).as_deref(), Some(&away[..]), "{variant}");
+        assert_eq!((dentries.walk(&away), dentries.walk(&home)), (Some(below), None), "{variant}");
+        assert!(!dentries.rename(old, new), "{variant}: the name is gone");
+        assert!(dentries.rename(new, old), "{variant}");
+        assert!(!dentries.rename(old, (moved.ino, b"inside")), "{variant}: no loop");
+        let taken = (corpus.parent(below), corpus.name(below));
+        assert!(!dentries.rename(old, taken), "{variant}: no loop, and the name is taken");
+        assert_eq!(dentries.walk(&home), Some(below), "{variant}");
+    }
+}
+
+#[test]
+fn every_design_makes_and_unlinks_a_name_once() {
+    let corpus = Corpus::collect(50);
+    for dentries in all(&corpus) {
+        let variant = dentries.variant();
+        // More often than there is room: what was unlinked is used again.
+        for turn in 0..5000_u32 {
+            let name = format!("file-{turn}-{}", "x".repeat(turn as usize % 60)).into_bytes();
+            let made = dentries.create(2, &name, Kind::File).expect(variant);
+            assert_eq!(dentries.create(2, &name, Kind::File), None, "{variant}");
+            let path = [b"/synthetic/", &name[..]].concat();
+            assert_eq!(dentries.path(made).as_deref(), Some(&path[..]), "{variant}");
+            assert_eq!(dentries.walk(&path), Some(made), "{variant}");
+            assert!(dentries.unlink(2, &name) && !dentries.unlink(2, &name), "{variant}");
+            assert_eq!((dentries.walk(&path), dentries.path(made)), (None, None), "{variant}");
+        }
+        assert!(!dentries.unlink(1, b"usr"), "{variant}: a directory");
+    }
+}
+
+/// Traps T1, T8, T9. A directory and a file in it are renamed in turn, between short and long names;
+/// every path that is translated meanwhile existed at one instant.
+#[test]
+fn path_of_every_design_existed_at_one_instant() {
+    let corpus = Corpus::collect(500);
+    for dentries in all(&corpus) {
+        storm(&*dentries, &corpus.movable());
+    }
+}
+
+fn storm(dentries: &dyn Dentries, moved: &Move) {
+    const PATHS: u32 = 100_000;
+    const LONG: &[u8] = &[b'l'; 200];
+    let variant = dentries.variant();
+    let file = dentries.create(moved.ino, b"file", Kind::File).expect("there is room");
+    let home = dentries.path(moved.ino).expect("it is linked");
+    let at = |directory: &[u8], name: &[u8]| [directory, b"/", name].concat();
+    let right = [
+        at(&home, b"file"),
+        at(b"/synthetic/moved-away", b"file"),
+        at(b"/synthetic/moved-away", LONG),
+    ];
+    let done = Stop::default();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (home, away) = ((moved.home.0, &moved.home.1[..]), (2, &b"moved-away"[..]));
+            let (short, long) = ((moved.ino, &b"file"[..]), (moved.ino, LONG));
+            while !done.is_set() {
+                for (from, to) in [(home, away), (short, long), (long, short), (away, home)] {
+                    assert!(dentries.rename(from, to), "{variant}");
+                }
+            }
+        });
+        let mut seen = [0_u32; 3];
+        let mut wrong = None;
+        for turn in 0..100 * PATHS {
+            if wrong.is_some() || (turn >= PATHS && seen.iter().all(|&count| count > 0)) {
+                break;
+            }
+            let path = dentries.path(file).unwrap_or_default();
+            match right.iter().position(|right| *right == path) {
+                Some(which) => seen[which] += 1,
+                None => wrong = Some(path.escape_ascii().to_string()),
+            }
+        }
+        done.set();
+        assert_eq!(wrong, None, "{variant}: a path that never existed");
+        assert!(seen.iter().all(|&count| count > 0), "{variant}: {seen:?}");
+    });
+    assert!(dentries.unlink(moved.ino, b"file"), "{variant}");
+}
+
+/// Traps T12, T13. One thread walks to stable names and looks for a file under both of its names,
+/// while others rename it and make and unlink names that share its slots and chains.
+#[test]
+fn stable_and_moving_names_are_found_while_others_come_and_go() {
+    let corpus = Corpus::collect(200);
+    for dentries in all(&corpus) {
+        let variant = dentries.variant();
+        dentries.create(2, b"a", Kind::File).expect("there is room");
+        let stable: Vec<(u64, Vec<u8>)> =
+            corpus.inodes().skip(1).map(|ino| (ino, corpus.path(ino))).collect();
+        let done = Stop::default();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.is_set() {
+                    assert!(dentries.rename((2, b"a"), (2, b"b")), "{variant}");
+                    assert!(dentries.rename((2, b"b"), (2, b"a")), "{variant}");
+                }
+            });
+            scope.spawn(|| {
+                let mut rng = Rng(7);
+                while !done.is_set() {
+                    let name = format!("passing-{}", rng.below(1000)).into_bytes();
+                    assert!(dentries.create(3, &name, Kind::File).is_some(), "{variant}");
+                    assert!(dentries.unlink(3, &name), "{variant}");
+                }
+            });
+            let mut wrong = None;
+            for turn in 0..50_000 {
+                let (ino, path) = &stable[turn % stable.len()];
+                if dentries.walk(path) != Some(*ino) {
+                    wrong = Some(path.escape_ascii().to_string());
+                }
+                // Neither name: the file went from b to a in between, so it is at b in a moment.
+                let sees = |name: &[u8]| dentries.walk(&[b"/synthetic/", name].concat()).is_some();
+                let is_found =
+                    sees(b"a") || sees(b"b") || (0..1000).any(|_| sees(b"a") || sees(b"b"));
+                if !is_found {
+                    wrong = Some(String::from("the moving name"));
+                }
+            }
+            done.set();
+            assert_eq!(wrong, None, "{variant}");
+        });
+    }
+}

@@ -1,0 +1,395 @@
+//! One slice of measuring for the tables that do more than ask: threads that start together, and
+//! somebody beside them.
+//!
+//! # How it works
+//! Each worker gets a [`Turn`]. It opens what it needs, then hands its work to [`Turn::run`], which
+//! waits until all are ready, starts its clocks, and does one job after the other until the slice
+//! is over. The thread that called [`run`] sleeps meanwhile and then says stop. What a worker
+//! reached is divided by its own wall time; its processor time is kept beside it.
+//!
+//! A slice may have several phases, in each of which everything but the one beside the workers stays
+//! the same: the workers go on, and only close their books and open new ones.
+//!
+//! Several workers are kept on a processor each, going round where there are fewer: two threads that
+//! the scheduler has put on one processor never meet, and show nothing of what they would cost each
+//! other.
+//!
+//! # Invariants
+//! - A worker that gives up before it was ready counts as ready, so nobody waits for it for ever.
+//! - Counts live in the worker's own variables while it works; the only line that all read is that
+//!   of the phase, which is written once per phase.
+//!
+//! Source: clock_gettime(2), for a thread's processor time; sched_setaffinity(2).
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use corewalk_sync::CachePadded;
+use corewalk_sync::primitives::atomic::{AtomicUsize, Ordering};
+use corewalk_sync::primitives::{Arc, thread};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::lane::Tally;
+use crate::machine::thread_cpu_ns;
+use crate::peer::{all_cpus, one_cpu};
+use crate::samples::{Metric, Params, Samples};
+
+/// Operations between two looks at the phase, in work that is made of short ones.
+const CHUNK: u64 = 16;
+/// Renames and the like that somebody who is late catches up with, before they are given up.
+const BEHIND_MAX: u32 = 100;
+
+/// What a slice gave, all workers together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slice {
+    /// Operations per second of wall time.
+    pub(crate) ops_per_s: f64,
+    /// Processor time per operation.
+    pub(crate) ns_per_op: f64,
+    /// Operations.
+    pub(crate) ops: u64,
+    /// Wrong answers.
+    pub(crate) wrong: u64,
+}
+
+/// Somebody who is measured: does one slice of what a cell asks for.
+pub(crate) type Measure<'a, Cell> = Box<dyn Fn(&Cell, Duration) -> Slice + 'a>;
+
+/// The right to work in one slice.
+pub(crate) struct Turn {
+    ready: Arc<Barrier>,
+    clock: Arc<Clock>,
+    is_ready: bool,
+}
+
+/// Says which phase it is. On a line of its own, which all but one only read.
+pub(crate) struct Clock {
+    phase: CachePadded<AtomicUsize>,
+    phases: usize,
+}
+
+/// What one worker gave, phase by phase.
+pub(crate) struct Laps(Vec<Lap>);
+
+/// What one worker gave in one phase.
+#[derive(Clone, Copy, Default)]
+struct Lap {
+    tally: Tally,
+    wall: Duration,
+    cpu_ns: u64,
+}
+
+/// Keeps the threads that are started from here on one processor, for as long as it lives.
+pub(crate) struct Pinned {
+    before: CpuSet,
+}
+
+impl Slice {
+    /// Adds what `variant` reached in `round`, if all its answers were right.
+    ///
+    /// # Errors
+    /// If one was wrong, or there was none.
+    pub(crate) fn add_to(
+        &self,
+        samples: &mut Samples,
+        round: usize,
+        variant: &str,
+        params: &Params,
+        baseline: &str,
+    ) -> anyhow::Result<()> {
+        self.check(variant)?;
+        for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op)] {
+            samples.add(round, variant, params, value, baseline);
+        }
+        Ok(())
+    }
+
+    /// Adds what `variant` reached in `round`, to be held against what it reached itself with
+    /// `base_params`.
+    ///
+    /// # Errors
+    /// As [`Slice::add_to`].
+    pub(crate) fn add_against(
+        &self,
+        samples: &mut Samples,
+        round: usize,
+        variant: &str,
+        params: &Params,
+        base_params: &Params,
+    ) -> anyhow::Result<()> {
+        self.check(variant)?;
+        for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op)] {
+            samples.add_against(round, variant, params, value, (variant, base_params));
+        }
+        Ok(())
+    }
+
+    /// Checks that there were answers and that all of them were right.
+    ///
+    /// # Errors
+    /// If not.
+    pub(crate) fn check(&self, variant: &str) -> anyhow::Result<()> {
+        ensure!(self.ops > 0, "{variant} did nothing in a slice");
+        ensure!(self.wrong == 0, "{variant}: {} of {} answers were wrong", self.wrong, self.ops);
+        Ok(())
+    }
+}
+
+impl Turn {
+    /// Works until the slice is over: `each` does the operation of a number, counted from 0, and
+    /// returns whether its answer was right.
+    pub(crate) fn run(self, mut each: impl FnMut(u64) -> bool) -> Laps {
+        let mut next = 0;
+        self.run_jobs(move || {
+            let mut wrong = 0;
+            for _ in 0..CHUNK {
+                wrong += u64::from(!each(next));
+                next += 1;
+            }
+            Tally { ops: CHUNK, wrong }
+        })
+    }
+
+    /// Works until the slice is over: `job` does some operations, and at least one job is done.
+    pub(crate) fn run_jobs(mut self, mut job: impl FnMut() -> Tally) -> Laps {
+        self.is_ready = true;
+        let mut laps = vec![Lap::default(); self.clock.phases];
+        self.ready.wait();
+        let (mut start, mut cpu_start) = (Instant::now(), thread_cpu_ns());
+        let (mut sum, mut phase) = (Tally::default(), 0);
+        loop {
+            let Tally { ops, wrong } = job();
+            sum.ops += ops;
+            sum.wrong += wrong;
+            let now = self.clock.phase();
+            if now != phase {
+                let (wall, cpu_ns) = (start.elapsed(), thread_cpu_ns() - cpu_start);
+                laps[phase] = Lap { tally: std::mem::take(&mut sum), wall, cpu_ns };
+                (start, cpu_start, phase) = (Instant::now(), thread_cpu_ns(), now);
+            }
+            if phase == self.clock.phases {
+                return Laps(laps);
+            }
+        }
+    }
+}
+
+impl Clock {
+    /// Returns the number of the phase, counted from 0; the number of phases once all are over.
+    #[inline]
+    pub(crate) fn phase(&self) -> usize {
+        // ORDERING: Relaxed. A flag; results come back by joining.
+        self.phase.load(Ordering::Relaxed)
+    }
+
+    /// Does `each` at `rate` per second for as long as the phase is `phase`, after waiting for it,
+    /// and returns how often per second it was done. Somebody who is late catches up.
+    pub(crate) fn paced(&self, phase: usize, rate: u32, mut each: impl FnMut(u64)) -> f64 {
+        let period = Duration::from_secs(1) / rate;
+        while self.phase() < phase {
+            thread::sleep(period);
+        }
+        let start = Instant::now();
+        let (mut next, mut done) = (start, 0_u64);
+        while self.phase() == phase {
+            let now = Instant::now();
+            if now < next {
+                thread::sleep(next - now);
+                continue;
+            }
+            each(done);
+            done += 1;
+            next += period;
+            if next + period * BEHIND_MAX < now {
+                next = now;
+            }
+        }
+        done as f64 / start.elapsed().as_secs_f64().max(1e-9)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !self.is_ready {
+            self.ready.wait();
+        }
+    }
+}
+
+impl Pinned {
+    /// Keeps this thread, and those it starts, on one of the processors it may use.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(crate) fn to_one_cpu() -> anyhow::Result<Pinned> {
+        let before = all_cpus()?;
+        sched_setaffinity(None::<Pid>, &one_cpu(&before).0)?;
+        Ok(Pinned { before })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // A processor that has gone meanwhile is not missed.
+        let _ = sched_setaffinity(None::<Pid>, &self.before);
+    }
+}
+
+/// Runs one slice of `workers` threads for `time`; `work` is given the number of each.
+///
+/// # Panics
+/// If a worker panics.
+pub(crate) fn run(
+    workers: usize,
+    time: Duration,
+    work: impl Fn(usize, Turn) -> Laps + Sync,
+) -> Slice {
+    let (slices, ()) = run_phases((workers, 1), time, work, |_: &Clock| ());
+    slices[0]
+}
+
+/// Runs a slice of `workers` threads with several phases of `time` each, and `beside` on a thread of
+/// its own, which is given the clock. Returns what each phase gave, and what that one returned.
+///
+/// # Panics
+/// If a worker panics, or the one beside them.
+pub(crate) fn run_phases<R: Send>(
+    (workers, phases): (usize, usize),
+    time: Duration,
+    work: impl Fn(usize, Turn) -> Laps + Sync,
+    beside: impl FnOnce(&Clock) -> R + Send,
+) -> (Vec<Slice>, R) {
+    let cpus = if workers > 1 { cpu_of_each() } else { vec![] };
+    let ready = Arc::new(Barrier::new(workers + 2));
+    let clock = Arc::new(Clock { phase: CachePadded::new(AtomicUsize::new(0)), phases });
+    thread::scope(|scope| {
+        let handles: Vec<_> = (0..workers)
+            .map(|worker| {
+                let (ready, clock) = (Arc::clone(&ready), Arc::clone(&clock));
+                let (work, cpus) = (&work, &cpus);
+                scope.spawn(move || {
+                    if let Some(cpu) = cpus.get(worker % cpus.len().max(1)) {
+                        // A processor that has gone meanwhile is the scheduler's matter.
+                        let _ = sched_setaffinity(None::<Pid>, cpu);
+                    }
+                    work(worker, Turn { ready, clock, is_ready: false })
+                })
+            })
+            .collect();
+        let other = {
+            let (ready, clock) = (Arc::clone(&ready), Arc::clone(&clock));
+            scope.spawn(move || {
+                ready.wait();
+                beside(&clock)
+            })
+        };
+        ready.wait();
+        for phase in 1..=phases {
+            thread::sleep(time);
+            // ORDERING: Relaxed. See `Clock::phase`.
+            clock.phase.store(phase, Ordering::Relaxed);
+        }
+        let laps: Vec<Laps> =
+            handles.into_iter().map(|worker| worker.join().expect("a worker panicked")).collect();
+        let slices = (0..phases).map(|phase| sum(&laps, phase)).collect();
+        (slices, other.join().expect("the one beside the workers panicked"))
+    })
+}
+
+/// Returns the processors that this thread may use, one by one; none if the kernel does not tell.
+fn cpu_of_each() -> Vec<CpuSet> {
+    let all = all_cpus().unwrap_or_else(|_| CpuSet::new());
+    let each = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).map(|cpu| {
+        let mut one = CpuSet::new();
+        one.set(cpu);
+        one
+    });
+    each.collect()
+}
+
+fn sum(laps: &[Laps], phase: usize) -> Slice {
+    let laps = || laps.iter().map(|laps| &laps.0[phase]);
+    let ops: u64 = laps().map(|lap| lap.tally.ops).sum();
+    let cpu_ns: u64 = laps().map(|lap| lap.cpu_ns).sum();
+    let rate = |lap: &Lap| lap.tally.ops as f64 / lap.wall.as_secs_f64().max(1e-9);
+    Slice {
+        ops_per_s: laps().map(rate).sum(),
+        ns_per_op: cpu_ns as f64 / ops.max(1) as f64,
+        ops,
+        wrong: laps().map(|lap| lap.tally.wrong).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+
+    #[test]
+    fn slice_counts_what_all_workers_did_and_what_was_wrong() {
+        let done = AtomicU64::new(0);
+        let slice = run(2, Duration::from_millis(5), |_, turn| {
+            turn.run(|number| {
+                // ORDERING: Relaxed. A count, read after joining.
+                done.fetch_add(1, Ordering::Relaxed);
+                !number.is_multiple_of(4)
+            })
+        });
+        // ORDERING: Relaxed. See above.
+        assert_eq!(slice.ops, done.load(Ordering::Relaxed));
+        assert_eq!(slice.wrong, slice.ops / 4);
+        assert!(slice.ops_per_s > 0.0 && slice.ns_per_op > 0.0);
+    }
+
+    #[test]
+    fn worker_that_panics_before_it_is_ready_ends_the_slice_with_a_panic() {
+        let outcome = std::panic::catch_unwind(|| {
+            run(2, Duration::from_millis(1), |worker, turn| {
+                assert!(worker != 1, "worker 1 has no directory");
+                turn.run(|_| true)
+            })
+        });
+        assert!(outcome.is_err());
+    }
+
+    #[test]
+    fn phases_are_told_to_the_one_beside_and_counted_apart() {
+        // A machine that is busy with something else may not let it run in time.
+        let rate = (0..50).find_map(|_| {
+            let (slices, rate) = run_phases(
+                (1, 3),
+                Duration::from_millis(20),
+                |_, turn| turn.run(|_| true),
+                |clock| clock.paced(1, 1000, |_| assert!(clock.phase() >= 1)),
+            );
+            assert!(slices.len() == 3 && slices[0].ops > 0);
+            (rate > 0.0).then_some(rate)
+        });
+        assert!(rate.is_some_and(|rate| rate < 10_000.0), "{rate:?}");
+    }
+
+    #[test]
+    fn several_workers_are_on_different_processors_as_far_as_there_are_some() {
+        let cpus = all_cpus().unwrap().count() as usize;
+        let seen = std::sync::Mutex::new(vec![]);
+        run(2, Duration::from_millis(1), |_, turn| {
+            let own = all_cpus().unwrap();
+            seen.lock().unwrap().push((0..CpuSet::MAX_CPU).find(|&cpu| own.is_set(cpu)));
+            assert_eq!(own.count(), 1);
+            turn.run(|_| true)
+        });
+        let seen = seen.into_inner().unwrap();
+        assert_eq!(seen[0] != seen[1], cpus > 1, "{seen:?} of {cpus}");
+    }
+
+    #[test]
+    fn pinned_threads_have_one_processor_and_all_afterwards() {
+        let before = all_cpus().unwrap().count();
+        let pinned = Pinned::to_one_cpu().unwrap();
+        let inside = thread::spawn(|| all_cpus().unwrap().count()).join().unwrap();
+        drop(pinned);
+        assert_eq!((inside, all_cpus().unwrap().count()), (1, before));
+    }
+}

@@ -1,0 +1,290 @@
+//! File systems that the workloads of the lab run on: corewalk's tmpfs in this process, the simple
+//! strong design, and the host kernel's tmpfs.
+//!
+//! `baseline` is about tables of names that are asked; this is about everything a program does with
+//! files: it opens directories, walks, stats, lists, makes, links, renames and removes. A thread is
+//! a user of a file system ([`Files::user`]) and keeps what it holds open to itself.
+//!
+//! | variant | design | paths start at |
+//! |---|---|---|
+//! | `corewalk` | `corewalk::Vfs` over `corewalk::tmpfs`, called as a library | its root |
+//! | `rwlock-ahash` | one lock over two flat maps, with attributes and lists of names | its root |
+//! | `linux` | system calls on the host's tmpfs | a descriptor, as for `openat` |
+//! | `before-dcache-lock` | the dentry cache of Linux 2.4, over corewalk's tmpfs | its root |
+//!
+//! # Alike for all
+//! - The same operations with the same names; paths have as many components for each.
+//! - Attributes are whole: a caller of `stat` gets a copy of what the file system knows.
+//! - A list is copied into the caller's buffer before anything is done with it, as a server does.
+//!
+//! # Not alike
+//! - `rwlock-ahash` checks no permission, evicts nothing and keeps no times.
+//! - `linux` pays for a system call per operation, and two for a list.
+//!
+//! # What it refuses
+//! Content of files: these are tables about names.
+//!
+//! Source: path_resolution(7) and the man pages of the calls.
+
+mod dcache_lock;
+mod host;
+mod locked;
+mod ours;
+
+pub(crate) use dcache_lock::DcacheLockFiles;
+pub(crate) use host::Host;
+pub(crate) use locked::Locked;
+pub(crate) use ours::Ours;
+
+use anyhow::ensure;
+
+use crate::corpus::{Corpus, ROOT};
+
+/// A file system, empty at first.
+pub(crate) trait Files: Send + Sync {
+    /// One thread's way to it.
+    type User<'a>: User
+    where
+        Self: 'a;
+
+    /// Returns the name in the rows.
+    fn variant(&self) -> &'static str;
+
+    /// Returns the calling thread's way to it.
+    fn user(&self) -> Self::User<'_>;
+}
+
+/// What one thread does with files. Paths are absolute; every operation returns None or false if it
+/// fails.
+pub(crate) trait User {
+    /// A directory that is held open.
+    type Dir;
+    /// A file that is held open.
+    type File;
+
+    /// Opens the directory that `path` leads to.
+    fn open_dir(&self, path: &[u8]) -> Option<Self::Dir>;
+
+    /// Makes a directory.
+    fn make_dir(&self, dir: &Self::Dir, name: &[u8]) -> bool;
+
+    /// Makes an empty regular file, which must not exist.
+    fn create(&self, dir: &Self::Dir, name: &[u8]) -> bool;
+
+    /// Removes the name of a file.
+    fn unlink(&self, dir: &Self::Dir, name: &[u8]) -> bool;
+
+    /// Gives the file called `name` the name `other` too, in the same directory.
+    fn link(&self, dir: &Self::Dir, name: &[u8], other: &[u8]) -> bool;
+
+    /// Sets the permission bits of a file.
+    fn chmod(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> bool;
+
+    /// Moves a name to another, which does not exist.
+    fn rename(&self, from: (&Self::Dir, &[u8]), to: (&Self::Dir, &[u8])) -> bool;
+
+    /// Returns the inode number of what `path` leads to.
+    fn resolve(&self, path: &[u8]) -> Option<u64>;
+
+    /// Returns the attributes of what `path` leads to.
+    fn stat(&self, path: &[u8]) -> Option<Status>;
+
+    /// Returns the attributes of `name` in `dir`.
+    fn stat_at(&self, dir: &Self::Dir, name: &[u8]) -> Option<Status>;
+
+    /// Opens what `path` leads to for reading and closes it.
+    fn open_close(&self, path: &[u8]) -> bool;
+
+    /// Puts the names in `dir` into `list`, without `.` and `..`, in any order.
+    fn list(&self, dir: &Self::Dir, list: &mut List) -> bool;
+
+    /// Opens the file that `path` leads to.
+    fn hold(&self, path: &[u8]) -> Option<Self::File>;
+
+    /// Returns the path of a file that is held open.
+    fn path_of(&self, file: &Self::File) -> Option<Vec<u8>>;
+}
+
+/// Attributes, as far as answers are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Status {
+    /// The inode number.
+    pub(crate) ino: u64,
+    /// The type and permission bits.
+    pub(crate) mode: u32,
+    /// The size in bytes.
+    pub(crate) size: u64,
+}
+
+/// Names with their kinds, one behind the other in one buffer.
+#[derive(Default)]
+pub(crate) struct List {
+    bytes: Vec<u8>,
+    ends: Vec<(usize, bool)>,
+}
+
+impl Status {
+    /// Returns true for a directory.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.mode & 0o170_000 == 0o040_000
+    }
+}
+
+impl List {
+    /// Forgets all names; the buffer stays.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    /// Appends a name.
+    #[inline]
+    pub(crate) fn push(&mut self, name: &[u8], kind: Kind) {
+        self.bytes.extend_from_slice(name);
+        self.ends.push((self.bytes.len(), kind == Kind::Directory));
+    }
+
+    /// Returns the names, each with true if it is a directory.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], bool)> {
+        let mut start = 0;
+        self.ends.iter().map(move |&(end, is_directory)| {
+            let name = &self.bytes[start..end];
+            start = end;
+            (name, is_directory)
+        })
+    }
+}
+
+/// What a name refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A directory.
+    Directory,
+    /// Anything else.
+    Other,
+}
+
+/// Makes all directories and files of `corpus` in `files`.
+///
+/// # Errors
+/// If one cannot be made.
+pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
+    let user = files.user();
+    for parent in corpus.inodes().filter(|&ino| corpus.is_directory(ino)) {
+        let path = corpus.path(parent);
+        let Some(dir) = user.open_dir(&path) else {
+            anyhow::bail!("{}: no {}", files.variant(), path.escape_ascii());
+        };
+        for child in corpus.children(parent) {
+            let name = corpus.name(child);
+            let is_made = if corpus.is_directory(child) {
+                user.make_dir(&dir, name)
+            } else {
+                user.create(&dir, name)
+            };
+            ensure!(is_made, "{}: {} was not made", files.variant(), name.escape_ascii());
+        }
+    }
+    ensure!(user.resolve(&corpus.path(ROOT)).is_some(), "{} has no root", files.variant());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the same with every file system, and asks what they must all answer alike.
+    fn check<F: Files>(files: &F) {
+        let (variant, user) = (files.variant(), files.user());
+        let root = user.open_dir(b"/").expect("there is a root");
+        assert!(user.make_dir(&root, b"a") && user.make_dir(&root, b"b"), "{variant}");
+        let (a, b) = (user.open_dir(b"/a").unwrap(), user.open_dir(b"/b").unwrap());
+        assert!(user.create(&a, b"one") && !user.create(&a, b"one"), "{variant}");
+        let one = user.stat(b"/a/one").expect(variant);
+        assert!(!one.is_directory() && one.size == 0, "{variant}: {one:?}");
+        assert_eq!(user.stat_at(&a, b"one"), Some(one), "{variant}");
+        assert_eq!(user.resolve(b"/a/one"), Some(one.ino), "{variant}");
+        assert!(user.stat(b"/a").is_some_and(|a| a.is_directory()), "{variant}");
+        assert!(user.open_close(b"/a/one") && !user.open_close(b"/a/two"), "{variant}");
+        assert!(user.chmod(&a, b"one", 0o600), "{variant}");
+        assert_eq!(user.stat(b"/a/one").map(|s| s.mode & 0o777), Some(0o600), "{variant}");
+        assert!(user.link(&a, b"one", b"again"), "{variant}");
+        assert_eq!(user.resolve(b"/a/again"), Some(one.ino), "{variant}");
+        assert!(user.unlink(&a, b"again") && !user.unlink(&a, b"again"), "{variant}");
+        let held = user.hold(b"/a/one").expect(variant);
+        assert_eq!(user.path_of(&held).as_deref(), Some(&b"/a/one"[..]), "{variant}");
+        assert!(user.rename((&a, b"one"), (&b, b"two")), "{variant}");
+        assert!(!user.rename((&a, b"one"), (&b, b"three")), "{variant}");
+        assert_eq!(user.path_of(&held).as_deref(), Some(&b"/b/two"[..]), "{variant}");
+        assert_eq!(user.resolve(b"/a/one"), None, "{variant}");
+        assert_eq!(user.resolve(b"/b/two"), Some(one.ino), "{variant}");
+        assert_eq!(user.stat_at(&b, b"one"), None, "{variant}");
+        let mut list = List::default();
+        for (path, expected) in [
+            (&b"/"[..], vec![(&b"a"[..], true), (b"b", true)]),
+            (b"/a", vec![]),
+            (b"/b", vec![(b"two", false)]),
+        ] {
+            assert!(user.list(&user.open_dir(path).unwrap(), &mut list), "{variant}");
+            let mut names: Vec<_> = list.iter().collect();
+            names.sort_unstable();
+            assert_eq!(names, expected, "{variant}");
+        }
+        assert!(user.unlink(&b, b"two"), "{variant}");
+        assert_eq!(user.stat(b"/b/two"), None, "{variant}");
+    }
+
+    #[test]
+    fn every_file_system_answers_alike() {
+        check(&Ours::new().unwrap());
+        check(&Locked::new());
+        check(&Host::new("alike").unwrap());
+    }
+
+    /// Compares every entry of a tree, and every list, with the corpus it was filled from.
+    fn check_tree<F: Files>(files: &F, corpus: &Corpus) {
+        fill(files, corpus).unwrap();
+        let (variant, user) = (files.variant(), files.user());
+        let mut list = List::default();
+        for ino in corpus.inodes() {
+            let path = corpus.path(ino);
+            let status = user.stat(&path).expect(variant);
+            assert_eq!(status.is_directory(), corpus.is_directory(ino), "{variant}");
+            if status.is_directory() {
+                assert!(user.list(&user.open_dir(&path).unwrap(), &mut list), "{variant}");
+                let mut names: Vec<_> = list.iter().collect();
+                names.sort_unstable();
+                let expected: Vec<_> = corpus
+                    .children(ino)
+                    .map(|child| (corpus.name(child), corpus.is_directory(child)))
+                    .collect();
+                assert_eq!(names, expected, "{variant}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_file_system_holds_the_whole_tree() {
+        let corpus = Corpus::collect(1500);
+        check_tree(&Ours::new().unwrap(), &corpus);
+        check_tree(&Locked::new(), &corpus);
+        check_tree(&Host::new("tree").unwrap(), &corpus);
+    }
+
+    #[test]
+    fn locked_list_stays_whole_while_names_go_from_its_middle() {
+        let files = Locked::new();
+        let user = files.user();
+        let root = user.open_dir(b"/").unwrap();
+        for name in [b"a", b"b", b"c", b"d"] {
+            assert!(user.create(&root, name));
+        }
+        assert!(user.unlink(&root, b"b") && user.unlink(&root, b"d"));
+        assert!(user.create(&root, b"e") && user.unlink(&root, b"a"));
+        let mut list = List::default();
+        assert!(user.list(&root, &mut list));
+        let mut names: Vec<_> = list.iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        assert_eq!(names, [b"c", b"e"]);
+    }
+}

@@ -1,0 +1,181 @@
+//! The host kernel's tmpfs, through system calls.
+//!
+//! Everything lies in a folder of its own on `/dev/shm`, and paths start at a descriptor of that
+//! folder, so that they have as many components as those of the other variants. Each user opens
+//! the folder itself. A path of an open file is `readlink` of `/proc/self/fd/N`, which is what a
+//! process has for it.
+//!
+//! # What it refuses
+//! Kernels without a tmpfs on `/dev/shm`: a disk's file system would be measured instead.
+//!
+//! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
+
+use std::io::Write as _;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, chmodat, linkat, mkdirat, openat, readlinkat,
+    renameat, statat, statfs, unlinkat,
+};
+
+use super::{Files, Kind, List, Status, User};
+use crate::peer::Scratch;
+
+/// Where the host has a tmpfs.
+const TMPFS: &str = "/dev/shm";
+/// What statfs(2) says of a tmpfs (`TMPFS_MAGIC`).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// Bytes of a buffer for getdents64(2).
+const LIST_BYTES: usize = 32 << 10;
+
+/// A folder on the host's tmpfs, removed at the end.
+pub(crate) struct Host {
+    folder: PathBuf,
+    _scratch: Scratch,
+}
+
+/// A thread's descriptor of the folder.
+pub(crate) struct HostUser<'a> {
+    folder: &'a Path,
+    root: OwnedFd,
+}
+
+impl Host {
+    /// Returns an empty folder; `label` tells it from others of this process.
+    ///
+    /// # Errors
+    /// If there is no tmpfs, or it cannot be written to.
+    pub(crate) fn new(label: &str) -> anyhow::Result<Host> {
+        let status = statfs(TMPFS).with_context(|| format!("there is no {TMPFS}"))?;
+        ensure!(status.f_type as i64 == TMPFS_MAGIC, "{TMPFS} is no tmpfs");
+        let scratch = Scratch::new(Path::new(TMPFS), label)?;
+        Ok(Host { folder: scratch.folder("files")?, _scratch: scratch })
+    }
+}
+
+impl Files for Host {
+    type User<'a> = HostUser<'a>;
+
+    fn variant(&self) -> &'static str {
+        "linux"
+    }
+
+    fn user(&self) -> HostUser<'_> {
+        let bytes = self.folder.as_os_str().as_bytes();
+        let root = openat(CWD, bytes, directory_flags(), Mode::empty());
+        HostUser { folder: &self.folder, root: root.expect("the folder was just made") }
+    }
+}
+
+impl User for HostUser<'_> {
+    type Dir = OwnedFd;
+    type File = OwnedFd;
+
+    fn open_dir(&self, path: &[u8]) -> Option<OwnedFd> {
+        openat(&self.root, inside(path), directory_flags(), Mode::empty()).ok()
+    }
+
+    fn make_dir(&self, dir: &OwnedFd, name: &[u8]) -> bool {
+        mkdirat(dir, name, Mode::from_raw_mode(0o755)).is_ok()
+    }
+
+    #[inline]
+    fn create(&self, dir: &OwnedFd, name: &[u8]) -> bool {
+        // One system call, as the others have one call: mknod(2) makes a file without opening it.
+        let mode = Mode::from_raw_mode(0o644);
+        rustix::fs::mknodat(dir, name, FileType::RegularFile, mode, 0).is_ok()
+    }
+
+    #[inline]
+    fn unlink(&self, dir: &OwnedFd, name: &[u8]) -> bool {
+        unlinkat(dir, name, AtFlags::empty()).is_ok()
+    }
+
+    fn link(&self, dir: &OwnedFd, name: &[u8], other: &[u8]) -> bool {
+        linkat(dir, name, dir, other, AtFlags::empty()).is_ok()
+    }
+
+    fn chmod(&self, dir: &OwnedFd, name: &[u8], mode: u32) -> bool {
+        chmodat(dir, name, Mode::from_raw_mode(mode), AtFlags::empty()).is_ok()
+    }
+
+    #[inline]
+    fn rename(&self, from: (&OwnedFd, &[u8]), to: (&OwnedFd, &[u8])) -> bool {
+        renameat(from.0, from.1, to.0, to.1).is_ok()
+    }
+
+    #[inline]
+    fn resolve(&self, path: &[u8]) -> Option<u64> {
+        self.stat(path).map(|status| status.ino)
+    }
+
+    #[inline]
+    fn stat(&self, path: &[u8]) -> Option<Status> {
+        self.stat_at(&self.root, inside(path))
+    }
+
+    #[inline]
+    fn stat_at(&self, dir: &OwnedFd, name: &[u8]) -> Option<Status> {
+        let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some(Status { ino: stat.st_ino, mode: stat.st_mode, size: stat.st_size as u64 })
+    }
+
+    #[inline]
+    fn open_close(&self, path: &[u8]) -> bool {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        openat(&self.root, inside(path), flags, Mode::empty()).is_ok()
+    }
+
+    fn list(&self, dir: &OwnedFd, list: &mut List) -> bool {
+        list.clear();
+        // A descriptor of its own, since the place in a list belongs to the descriptor.
+        let Ok(fd) = openat(dir, c".", directory_flags(), Mode::empty()) else { return false };
+        let mut buffer = [const { MaybeUninit::<u8>::uninit() }; LIST_BYTES];
+        let mut entries = RawDir::new(fd, &mut buffer);
+        while let Some(entry) = entries.next() {
+            let Ok(entry) = entry else { return false };
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                let is_directory = entry.file_type() == FileType::Directory;
+                list.push(name, if is_directory { Kind::Directory } else { Kind::Other });
+            }
+        }
+        true
+    }
+
+    fn hold(&self, path: &[u8]) -> Option<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        openat(&self.root, inside(path), flags, Mode::empty()).ok()
+    }
+
+    #[inline]
+    fn path_of(&self, file: &OwnedFd) -> Option<Vec<u8>> {
+        let mut link = [0_u8; 32];
+        let mut rest = &mut link[..];
+        write!(rest, "/proc/self/fd/{}", file.as_raw_fd()).ok()?;
+        let unused = rest.len();
+        let link = &link[..link.len() - unused];
+        let mut path = readlinkat(CWD, link, Vec::with_capacity(256)).ok()?.into_bytes();
+        let folder = self.folder.as_os_str().as_bytes();
+        path.starts_with(folder).then(|| path.drain(..folder.len()));
+        Some(path)
+    }
+}
+
+/// Returns `path` as seen from the folder.
+#[inline]
+fn inside(path: &[u8]) -> &[u8] {
+    match path {
+        b"/" => b".",
+        [b'/', rest @ ..] => rest,
+        _ => path,
+    }
+}
+
+fn directory_flags() -> OFlags {
+    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
+}

@@ -1,0 +1,151 @@
+//! A job: a fixed, bounded mix of what small programs ask a namespace for.
+//!
+//! The short workload of AIM7 is many short programs: they are started by path, look for libraries
+//! and headers, ask where they are, and make, link and remove files in a directory of the user. A job
+//! does the part of that that a name cache sees, always the same number of each, so that jobs can be
+//! counted.
+//!
+//! | what | how often | stands for |
+//! |---|---|---|
+//! | stat of a path that all users share | [`STATS`] | libraries and headers |
+//! | open of a path that all users share | [`OPENS`] | starting programs |
+//! | path of such a file | [`LINKS`] | readlink of `/proc/PID/exe` |
+//! | path of the user's directory | [`CWDS`] | getcwd |
+//! | create, open, rename, path, stat of the old name, unlink | [`FILES`] | creat-clo, link_test, dir_rtns |
+//!
+//! # Checks
+//! Every answer has a right one, and is compared with it.
+//!
+//! Source: AIM7 `workfile.short` and its tests; the profile in document 001, where d_path comes from
+//! readlink in `/proc` and from getcwd in equal parts.
+
+use crate::before::{Dentries, Kind, make_path};
+use crate::corpus::{Corpus, ROOT};
+use crate::lane::{Rng, Stop, Tally};
+
+/// Stats of shared paths.
+pub(crate) const STATS: usize = 16;
+/// Opens of shared paths.
+pub(crate) const OPENS: usize = 8;
+/// Translations of shared files.
+pub(crate) const LINKS: usize = 4;
+/// Translations of the user's directory.
+pub(crate) const CWDS: usize = 4;
+/// Files that are made and removed again.
+pub(crate) const FILES: usize = 4;
+/// Paths that all users share.
+const SHARED: usize = 256;
+
+/// A user with a directory and what the jobs ask for.
+pub(crate) struct User {
+    home: u64,
+    home_path: Vec<u8>,
+    /// Names of files, before and after their rename, with the paths.
+    files: Vec<[(Vec<u8>, Vec<u8>); 2]>,
+    /// Paths that all share, with what they lead to, in an order of the user's own.
+    shared: Vec<(u64, Vec<u8>)>,
+}
+
+impl User {
+    /// Returns user number `number` of a namespace that is filled with `corpus`.
+    pub(crate) fn new(dentries: &dyn Dentries, corpus: &Corpus, number: usize) -> User {
+        let home_path = format!("/home/user-{number:02}/work").into_bytes();
+        let home = make_path(dentries, &home_path);
+        let file = |at: usize| {
+            ["tmp_file", "tmp_link"].map(|name| {
+                let name = format!("{name}.{at}").into_bytes();
+                let path = [&home_path[..], b"/", &name].concat();
+                (name, path)
+            })
+        };
+        let files = (0..FILES).map(file).collect();
+        // The same paths for all, and another order for each.
+        let mut rng = Rng(0x5eed_0301);
+        let mut shared: Vec<(u64, Vec<u8>)> = (0..SHARED)
+            .map(|_| rng.below(corpus.len() as u64) + 1)
+            .filter(|&ino| ino != ROOT)
+            .map(|ino| (ino, corpus.path(ino)))
+            .collect();
+        let len = shared.len();
+        shared.rotate_left(number * 37 % len);
+        User { home, home_path, files, shared }
+    }
+
+    /// Does jobs until `stop`, at least one; `stat` and `open` walk as the namespace does it.
+    pub(crate) fn work<D: Dentries + ?Sized>(
+        &self,
+        dentries: &D,
+        stop: &Stop,
+        stat: impl Fn(&[u8]) -> Option<u64>,
+        open: impl Fn(&[u8]) -> Option<u64>,
+    ) -> Tally {
+        let mut tally = Tally::default();
+        let mut shared = self.shared.iter().cycle();
+        loop {
+            let mut count = |is_right: bool| tally.wrong += u64::from(!is_right);
+            for (ino, path) in shared.by_ref().take(STATS) {
+                count(stat(path) == Some(*ino));
+            }
+            for (ino, path) in shared.by_ref().take(OPENS) {
+                count(open(path) == Some(*ino));
+            }
+            for (ino, path) in shared.by_ref().take(LINKS) {
+                count(dentries.path(*ino).is_some_and(|found| found == *path));
+            }
+            for _ in 0..CWDS {
+                count(dentries.path(self.home).is_some_and(|found| found == self.home_path));
+            }
+            for [(old, old_path), (new, new_path)] in &self.files {
+                let Some(made) = dentries.create(self.home, old, Kind::File) else {
+                    count(false);
+                    continue;
+                };
+                count(open(old_path) == Some(made));
+                count(dentries.rename((self.home, old), (self.home, new)));
+                count(dentries.path(made).is_some_and(|found| found == *new_path));
+                count(stat(old_path).is_none());
+                count(dentries.unlink(self.home, new));
+            }
+            tally.ops += 1;
+            if stop.is_set() {
+                return tally;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::baseline::Namespace as _;
+    use crate::before::tests::all;
+    use crate::before::{Passes, filled};
+    use crate::ramfs::Cached;
+
+    #[test]
+    fn jobs_of_every_design_get_right_answers_and_leave_nothing() {
+        let corpus = Corpus::collect(2000);
+        let mut designs = all(&corpus);
+        designs.push(Box::new(filled(Cached::new(4000).unwrap(), &corpus)));
+        for dentries in designs {
+            let variant = dentries.variant();
+            let user = User::new(&*dentries, &corpus, 3);
+            // The flag is looked at after each job.
+            let tally = dentries.be_user(&user, &Stop::after(64 * 50));
+            assert_eq!((tally.ops, tally.wrong), (51, 0), "{variant}");
+            assert_eq!(dentries.walk(b"/home/user-03/work/tmp_file.0"), None, "{variant}");
+            assert_eq!(dentries.walk(b"/home/user-03/work/tmp_link.0"), None, "{variant}");
+        }
+    }
+
+    #[test]
+    fn job_in_a_namespace_that_differs_counts_wrong_answers() {
+        let corpus = Corpus::collect(500);
+        let dentries = filled(crate::before::RenameSeqLock::new(1000), &corpus);
+        let user = User::new(&dentries, &corpus, 0);
+        assert!(dentries.rename((1, b"usr"), (1, b"opt")));
+        let tally = dentries.be_user(&user, &Stop::after(0));
+        assert!(tally.wrong > 0);
+        assert_eq!(dentries.passes(), Some(Passes::default()));
+    }
+}

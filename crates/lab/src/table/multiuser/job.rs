@@ -1,0 +1,204 @@
+//! What compiling one unit asks of the names: the job of `multiuser` and `one-cpu`.
+//!
+//! Headers are looked for in three directories, one after the other, as a compiler does with its
+//! include path: a third of them is in the second, the rest in the third, so that more than half of
+//! all looks find nothing. Which headers a unit includes is drawn from a generator with a fixed seed
+//! per user, so that every variant is asked the same.
+//!
+//! Source: strace(1) of a compiler: what it opens and looks for.
+
+use anyhow::{Context as _, ensure};
+
+use crate::files::{Files, User};
+use crate::lane::{Rng, Tally};
+
+/// Where headers are looked for, in this order.
+const INCLUDES: [&str; 3] = ["/usr/lib/gcc/include", "/usr/local/include", "/usr/include"];
+/// Headers there are.
+const HEADERS: usize = 240;
+/// Headers that a unit includes.
+const INCLUDED: usize = 24;
+/// Units of a user.
+const UNITS: usize = 16;
+/// The directory that all users share.
+const SHARED: &str = "/tmp";
+
+/// The directories of all users, made in one file system, and where each header is.
+pub(super) struct Sources {
+    headers: Vec<Header>,
+}
+
+/// A header as it is looked for, up to where it is.
+struct Header {
+    absent: Vec<Vec<u8>>,
+    path: Vec<u8>,
+    ino: u64,
+}
+
+/// A user at work.
+pub(super) struct Desk<'a, U: User> {
+    session: &'a U,
+    headers: &'a [Header],
+    units: Vec<Unit>,
+    temporaries: [Vec<u8>; 2],
+    shared: Option<U::Dir>,
+    build: Option<U::Dir>,
+    rng: Rng,
+    next: usize,
+}
+
+/// A unit's source and its object file.
+struct Unit {
+    source: Vec<u8>,
+    object: Vec<u8>,
+}
+
+impl Sources {
+    /// Makes everything that `users` users need.
+    ///
+    /// # Errors
+    /// If something cannot be made.
+    pub(super) fn make<F: Files>(files: &F, users: usize) -> anyhow::Result<Sources> {
+        let user = files.user();
+        for path in INCLUDES {
+            make_path(&user, path)?;
+        }
+        make_path(&user, SHARED)?;
+        let mut headers = vec![];
+        for header in 0..HEADERS {
+            let name = format!("header-{header:03}.h");
+            let place = if header.is_multiple_of(3) { 1 } else { 2 };
+            make_file(&user, INCLUDES[place], &name)?;
+            let at = |directory: &str| format!("{directory}/{name}").into_bytes();
+            let path = at(INCLUDES[place]);
+            let ino = user.resolve(&path).context("a header is missing")?;
+            let absent = INCLUDES[..place].iter().map(|directory| at(directory)).collect();
+            headers.push(Header { absent, path, ino });
+        }
+        for number in 0..users {
+            let [source, build] = directories(number);
+            make_path(&user, &source)?;
+            make_path(&user, &build)?;
+            for unit in 0..UNITS {
+                make_file(&user, &source, &format!("unit-{unit:02}.c"))?;
+                make_file(&user, &build, &format!("unit-{unit:02}.o"))?;
+            }
+        }
+        Ok(Sources { headers })
+    }
+
+    /// Returns the desk of a user, at which one thread works.
+    pub(super) fn desk<'a, U: User>(&'a self, session: &'a U, number: usize) -> Desk<'a, U> {
+        let [source, build] = directories(number);
+        let units = (0..UNITS).map(|unit| Unit {
+            source: format!("{source}/unit-{unit:02}.c").into_bytes(),
+            object: format!("unit-{unit:02}.o").into_bytes(),
+        });
+        Desk {
+            session,
+            headers: &self.headers,
+            units: units.collect(),
+            temporaries: ["s", "o"].map(|end| format!("cc-{number}.{end}").into_bytes()),
+            shared: session.open_dir(SHARED.as_bytes()),
+            build: session.open_dir(build.as_bytes()),
+            rng: Rng(0x5eed_0301 + 2 * number as u64),
+            next: 0,
+        }
+    }
+}
+
+impl<U: User> Desk<'_, U> {
+    /// Compiles the next unit: one operation, which is wrong if any answer was.
+    pub(super) fn compile(&mut self) -> Tally {
+        let unit = self.next % UNITS;
+        self.next += 1;
+        let is_right = self.read(unit) & self.write(unit).unwrap_or(false);
+        Tally { ops: 1, wrong: u64::from(!is_right) }
+    }
+
+    /// Opens the source and everything it includes.
+    fn read(&mut self, unit: usize) -> bool {
+        let mut is_right = self.session.open_close(&self.units[unit].source);
+        for _ in 0..INCLUDED {
+            let header = &self.headers[self.rng.below(HEADERS as u64) as usize];
+            is_right &= header.absent.iter().all(|path| self.session.stat(path).is_none());
+            let found = self.session.stat(&header.path);
+            is_right &= found.is_some_and(|status| status.ino == header.ino);
+            is_right &= self.session.open_close(&header.path);
+        }
+        is_right
+    }
+
+    /// Makes the temporaries and the object file; None if a directory is missing.
+    fn write(&self, unit: usize) -> Option<bool> {
+        let (session, shared, build) = (self.session, self.shared.as_ref()?, self.build.as_ref()?);
+        let [assembly, object] = &self.temporaries;
+        let path = [SHARED.as_bytes(), b"/", assembly].concat();
+        let mut is_right = session.create(shared, assembly);
+        is_right &= session.stat(&path).is_some();
+        is_right &= session.create(shared, object);
+        is_right &= session.unlink(shared, assembly);
+        is_right &= session.stat(&path).is_none();
+        is_right &= session.unlink(build, &self.units[unit].object);
+        is_right &= session.create(build, &self.units[unit].object);
+        is_right &= session.unlink(shared, object);
+        Some(is_right)
+    }
+}
+
+/// Returns the directories of a user's sources and objects.
+fn directories(user: usize) -> [String; 2] {
+    ["src", "build"].map(|name| format!("/home/user-{user}/project/{name}"))
+}
+
+/// Makes the directories of a path that are not there yet.
+fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<()> {
+    let mut parent = String::from("/");
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        let dir = user.open_dir(parent.as_bytes()).context("a directory is missing")?;
+        let below = format!("{}/{name}", parent.trim_end_matches('/'));
+        if user.resolve(below.as_bytes()).is_none() {
+            ensure!(user.make_dir(&dir, name.as_bytes()), "{below} was not made");
+        }
+        parent = below;
+    }
+    Ok(())
+}
+
+fn make_file<U: User>(user: &U, directory: &str, name: &str) -> anyhow::Result<()> {
+    let dir = user.open_dir(directory.as_bytes()).context("a directory is missing")?;
+    ensure!(user.create(&dir, name.as_bytes()), "{directory}/{name} was not made");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::{DcacheLockFiles, Host, Locked, Ours};
+
+    fn check<F: Files>(files: &F) {
+        let sources = Sources::make(files, 2).unwrap();
+        let (session, variant) = (files.user(), files.variant());
+        let mut desk = sources.desk(&session, 1);
+        for _ in 0..2 * UNITS {
+            assert_eq!(desk.compile().wrong, 0, "{variant}");
+        }
+        assert_eq!(session.resolve(b"/tmp/cc-1.s"), None, "{variant}");
+        let shared = session.open_dir(b"/tmp").unwrap();
+        assert!(session.create(&shared, b"cc-1.s"), "{variant}");
+        assert_eq!(desk.compile().wrong, 1, "{variant}: a file was in the way");
+        let include = session.open_dir(INCLUDES[0].as_bytes()).unwrap();
+        for header in 0..HEADERS {
+            session.create(&include, format!("header-{header:03}.h").as_bytes());
+        }
+        assert_eq!(desk.compile().wrong, 1, "{variant}: headers are where they should not be");
+    }
+
+    #[test]
+    fn every_file_system_compiles_and_notices_what_is_wrong() {
+        check(&Ours::new().unwrap());
+        check(&Locked::new());
+        check(&DcacheLockFiles::new().unwrap());
+        check(&Host::new("job").unwrap());
+    }
+}

@@ -1,0 +1,324 @@
+//! Table `rename`: files get other names, alone, side by side, and in one directory.
+//!
+//! Documents 000 and 001 are about the lock that Linux takes for each rename and that everybody who
+//! translates a path had to take too; neither publishes a number for renames themselves. Linux today
+//! locks the directories of a rename, and the whole file system if they are two
+//! (`s_vfs_rename_mutex`). Units: operations per second of wall time, all threads together, and
+//! nanoseconds of processor time per operation.
+//!
+//! # What is done
+//! Each thread renames 64 files of its own there and back. `directories` says where:
+//!
+//! | value | each thread renames |
+//! |---|---|
+//! | `own` | within a directory of its own |
+//! | `own-pair` | between two directories of its own, where Linux takes the lock of the file system |
+//! | `one` | different names within one directory, the same for all |
+//!
+//! Rows with `net_of=syscall` have the cost of a system call that does nothing taken off `linux`,
+//! round by round; that cost is the row `op=syscall`. corewalk and `rwlock-ahash` make no system
+//! calls, and stand there as they are.
+//!
+//! # The claim, as a shape
+//! With `own` and `own-pair` two threads do nearly twice what one does, with `one` more than one does:
+//! the rates for `threads=2` and `threads=1` are rows. A design with one lock stays at what one
+//! thread does, or below.
+//!
+//! # What it drops
+//! Renames of directories, targets that exist, and anybody who reads meanwhile: that is the table
+//! `path-under-rename`.
+//!
+//! # Checks
+//! Every rename must succeed, which it does only if the one before did, and all names are back where
+//! they were at the end of each slice.
+//!
+//! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and 001
+//! (Long, September 2013).
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::ensure;
+use serde_json::Value;
+
+use super::{Settings, Size, Table, progress, rotated, shape};
+use crate::baseline::syscall_ns;
+use crate::crew::{self, Measure, Slice};
+use crate::files::{Files, Host, Locked, Ours, User};
+use crate::machine::Disturbance;
+use crate::peer::Interrupt;
+use crate::samples::{Metric, Params, Row, Samples};
+
+/// The variant that all are compared with.
+const BASELINE: &str = "linux";
+/// Files of one thread.
+const FILES: u64 = 64;
+
+/// The table.
+pub(super) struct Rename;
+
+/// Where the threads rename.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Directories {
+    Own,
+    OwnPair,
+    One,
+}
+
+/// What is measured with one set of parameters.
+struct Cell {
+    directories: Directories,
+    threads: usize,
+}
+
+impl Table for Rename {
+    fn name(&self) -> &'static str {
+        "rename"
+    }
+
+    fn source(&self) -> &'static str {
+        "renames without a global lock, which documents 000 and 001 left in place (Long, 2013)"
+    }
+
+    fn about(&self) -> &'static str {
+        "files renamed there and back: alone, in different directories, in one directory"
+    }
+
+    fn claim(&self) -> &'static str {
+        "A rename takes no lock that renames elsewhere take, and costs a tenth of the kernel's."
+    }
+
+    fn footer(&self, rows: &[Row]) -> String {
+        let mut out = String::from("The documents publish no figure for renames.\n");
+        for variant in ["corewalk", "rwlock-ahash", BASELINE] {
+            let _ = write!(out, "{variant}: two threads over one");
+            for directories in Directories::ALL {
+                let params = [("directories", Value::from(directories.name()))];
+                let scaling = shape::times(shape::scaling(rows, variant, &params));
+                let _ = write!(out, " {scaling} ({})", directories.name());
+            }
+            out.push('\n');
+        }
+        let net = [
+            ("directories", Value::from("own")),
+            ("net_of", Value::from("syscall")),
+            ("threads", Value::from(1)),
+        ];
+        let share = shape::ratio(rows, "corewalk", "ns_per_op", &net).map(|ratio| 1.0 / ratio);
+        let _ =
+            writeln!(out, "corewalk over linux net of the system call: {}", shape::times(share));
+        out
+    }
+
+    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        let threads_max = settings.threads.iter().copied().max().unwrap_or(1);
+        let interrupt = Interrupt::watch()?;
+        let (ours, locked, host) = (Ours::new()?, Locked::new(), Host::new("rename"));
+        let mut variants: Vec<(&str, Measure<'_, Cell>)> =
+            vec![variant(&ours, threads_max)?, variant(&locked, threads_max)?];
+        match &host {
+            Ok(host) => variants.push(variant(host, threads_max)?),
+            Err(error) => eprintln!("rename: skipped linux: {error:#}"),
+        }
+        let mut cells = vec![];
+        for directories in Directories::ALL {
+            let cell = |&threads| Cell { directories, threads };
+            cells.extend(settings.threads.iter().map(cell));
+        }
+        let time = settings.time_per_row / settings.rounds as u32;
+        let calls = if settings.size == Size::Quick { 1_000 } else { 100_000 };
+        let mut samples = Samples::default();
+        let bar = progress(cells.len() * settings.rounds);
+        let disturbance = Disturbance::start();
+        for round in 0..settings.rounds {
+            let bare_ns = syscall_ns(calls);
+            let params = Params::from([("op", "syscall".into()), ("threads", 1.into())]);
+            samples.add(round, "linux", &params, (Metric::NsPerOp, bare_ns), "linux");
+            for cell in &cells {
+                interrupt.check()?;
+                bar.set_message(format!("{} threads={}", cell.directories.name(), cell.threads));
+                for at in rotated(variants.len(), round) {
+                    let (name, measure) = &variants[at];
+                    let slice = measure(cell, time);
+                    record(&mut samples, round, (name, slice), cell, bare_ns)?;
+                }
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        eprintln!(
+            "rename: other processes used {:.0} % of the machine",
+            100.0 * disturbance.share()
+        );
+        Ok(samples)
+    }
+}
+
+impl Directories {
+    const ALL: [Directories; 3] = [Directories::Own, Directories::OwnPair, Directories::One];
+
+    fn name(self) -> &'static str {
+        match self {
+            Directories::Own => "own",
+            Directories::OwnPair => "own-pair",
+            Directories::One => "one",
+        }
+    }
+
+    /// Returns the paths of the directories that a thread renames from and to.
+    fn of(self, thread: usize) -> [String; 2] {
+        let (own, other) = (format!("/own-{thread}"), format!("/other-{thread}"));
+        match self {
+            Directories::Own => [own.clone(), own],
+            Directories::OwnPair => [own, other],
+            Directories::One => ["/one".to_owned(), "/one".to_owned()],
+        }
+    }
+}
+
+/// Makes the files of all threads in every directory, and returns who renames them.
+fn variant<'a, F: Files>(
+    files: &'a F,
+    threads: usize,
+) -> anyhow::Result<(&'a str, Measure<'a, Cell>)> {
+    let user = files.user();
+    let Some(root) = user.open_dir(b"/") else { anyhow::bail!("there is no root") };
+    ensure!(user.make_dir(&root, b"one"), "{}: no directory", files.variant());
+    for thread in 0..threads {
+        for path in [format!("/own-{thread}"), format!("/other-{thread}")] {
+            ensure!(user.make_dir(&root, &path.as_bytes()[1..]), "{}: no {path}", files.variant());
+        }
+        for path in [format!("/own-{thread}"), String::from("/one")] {
+            let Some(dir) = user.open_dir(path.as_bytes()) else { anyhow::bail!("no {path}") };
+            for file in 0..FILES {
+                let is_made = user.create(&dir, name(thread, file, Side::Home).as_bytes());
+                ensure!(is_made, "{}: no file in {path}", files.variant());
+            }
+        }
+    }
+    Ok((files.variant(), Box::new(move |cell, time| slice(files, cell, time))))
+}
+
+/// Which of its two names a file has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Home,
+    Away,
+}
+
+fn name(thread: usize, file: u64, side: Side) -> String {
+    match side {
+        Side::Home => format!("object-{thread}-{file:03}.o"),
+        Side::Away => format!("object-{thread}-{file:03}.o.new"),
+    }
+}
+
+/// Runs one slice.
+fn slice<F: Files>(files: &F, cell: &Cell, time: Duration) -> Slice {
+    crew::run(cell.threads, time, |thread, turn| {
+        let user = files.user();
+        let [home, away] = cell.directories.of(thread);
+        let home = user.open_dir(home.as_bytes()).expect("the directory was made");
+        let away = user.open_dir(away.as_bytes()).expect("the directory was made");
+        let names: Vec<[String; 2]> = (0..FILES)
+            .map(|file| [Side::Home, Side::Away].map(|side| name(thread, file, side)))
+            .collect();
+        let step = |number: u64| {
+            let [old, new] = &names[(number % FILES) as usize];
+            let (old, new) = ((&home, old.as_bytes()), (&away, new.as_bytes()));
+            let is_leaving = (number / FILES).is_multiple_of(2);
+            if is_leaving { user.rename(old, new) } else { user.rename(new, old) }
+        };
+        let mut done = 0;
+        let lap = turn.run(|number| {
+            done = number + 1;
+            step(number)
+        });
+        let is_back = (done..done.next_multiple_of(2 * FILES)).all(step);
+        assert!(is_back, "{}: a name did not come back", files.variant());
+        lap
+    })
+}
+
+/// Adds what one slice gave, and with one thread what is left of it without a system call.
+fn record(
+    samples: &mut Samples,
+    round: usize,
+    (variant, slice): (&str, Slice),
+    cell: &Cell,
+    bare_ns: f64,
+) -> anyhow::Result<()> {
+    let mut params = Params::from([
+        ("directories", cell.directories.name().into()),
+        ("threads", cell.threads.into()),
+    ]);
+    slice.add_to(samples, round, variant, &params, BASELINE)?;
+    if cell.threads == 1 {
+        params.insert("net_of", "syscall".into());
+        let paid = if variant == "linux" { bare_ns } else { 0.0 };
+        let net = (slice.ns_per_op - paid).max(0.0);
+        samples.add(round, variant, &params, (Metric::NsPerOp, net), BASELINE);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_run_has_every_place_and_what_a_system_call_costs() {
+        let settings = Settings {
+            size: Size::Quick,
+            threads: vec![1, 2],
+            time_per_row: Duration::from_millis(25),
+            rounds: 5,
+            again: None,
+        };
+        let rows = Rename.run(&settings).expect("all renames succeed").rows();
+        for directories in Directories::ALL {
+            for variant in ["corewalk", "rwlock-ahash", "linux"] {
+                for (threads, metric) in [(1, "ops_per_s"), (2, "ops_per_s"), (2, "ns_per_op")] {
+                    let row = rows.iter().find(|row| {
+                        row.variant == variant
+                            && row.metric == metric
+                            && row.params.get("directories") == Some(&directories.name().into())
+                            && row.params["threads"] == threads
+                            && !row.params.contains_key("net_of")
+                    });
+                    let row = row.expect("the row is there");
+                    assert!(row.median > 0.0 && row.rounds == 5 && row.ratio.is_some());
+                }
+            }
+        }
+        let net = |variant: &str, wants_net: bool| {
+            let is_net = |params: &Params| params.contains_key("net_of");
+            let row = rows.iter().find(|row| {
+                row.variant == variant
+                    && row.metric == "ns_per_op"
+                    && row.params.get("directories") == Some(&"own".into())
+                    && row.params["threads"] == 1
+                    && is_net(&row.params) == wants_net
+            });
+            row.expect("the row is there").median
+        };
+        assert!(net("linux", true) < net("linux", false));
+        assert!((net("corewalk", true) - net("corewalk", false)).abs() < 1e-9);
+        assert!(rows.iter().any(|row| row.params.get("op") == Some(&"syscall".into())));
+    }
+
+    #[test]
+    fn name_that_cannot_be_renamed_is_a_wrong_answer() {
+        let ours = Ours::new().unwrap();
+        let (_, measure) = variant(&ours, 1).unwrap();
+        let user = ours.user();
+        let own = user.open_dir(b"/own-0").unwrap();
+        let slice = |measure: &Measure<'_, Cell>| {
+            measure(&Cell { directories: Directories::Own, threads: 1 }, Duration::from_millis(1))
+        };
+        assert!(slice(&measure).check("corewalk").is_ok());
+        assert!(user.unlink(&own, name(0, 3, Side::Home).as_bytes()));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| slice(&measure)));
+        assert!(outcome.is_err() || outcome.is_ok_and(|slice| slice.check("corewalk").is_err()));
+    }
+}

@@ -1,0 +1,324 @@
+//! Table `small-loads`: what everyday programs ask a file system, where nothing is to be lost.
+//!
+//! Document 000 (Long, February 2013) ran three loads with several threads, on 80 cores and on a PC
+//! with 4, to show that its patches cost nothing where they gain nothing: `find $HOME -size 0b`,
+//! `cat /proc/*/maps /proc/*/numa_maps` and `git diff`. What it published:
+//!
+//! | load | with the patches |
+//! |---|---|
+//! | find-size, cat-maps | within a few percentage points, the margin of error; one thread slightly worse, several generally a bit better |
+//! | git-diff | no difference; slightly more system time, slightly less user time |
+//!
+//! Units: operations per second of wall time, all threads together, and nanoseconds of processor time
+//! per operation.
+//!
+//! # What is done
+//! A tree of 20,000 real names, all of it cached, is in each file system. Every thread does the whole
+//! load by itself, round and round.
+//!
+//! | load | one operation | kept of the original |
+//! |---|---|---|
+//! | `find-size` | an entry is listed and its attributes are read | directories are opened, listed, and each name in them is looked at |
+//! | `cat-maps` | an open file is translated to its path | 64 files are open, as a process has libraries mapped |
+//! | `git-diff` | the attributes of a known path are read | all files of the tree, in the order of their paths, as an index has them |
+//!
+//! # The claim, as a shape
+//! No row of corewalk is behind the simple design (`rwlock-ahash`) or the kernel (`linux`) by more than
+//! the rows vary.
+//!
+//! # What it drops
+//! Reading file content, writing what was found, and for `cat-maps` the kernel's walk over a process's
+//! mappings: `linux` reads the link of a descriptor, which is the same translation.
+//!
+//! # Checks
+//! Each list must have as many names and directories as the tree, all files must be empty, each path
+//! and each inode number must be right.
+//!
+//! Source: document 000 (Long, "dcache: make Oracle more scalable on large systems").
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use super::{Settings, Size, Table, progress, rotated, shape};
+use crate::corpus::Corpus;
+use crate::crew::{self, Laps, Measure, Slice, Turn};
+use crate::files::{Files, Host, List, Locked, Ours, User, fill};
+use crate::lane::Tally;
+use crate::machine::Disturbance;
+use crate::peer::Interrupt;
+use crate::samples::{Params, Row, Samples};
+
+/// The variant that all are compared with.
+const BASELINE: &str = "rwlock-ahash";
+/// Files that are open at the same time in `cat-maps`.
+const MAPPED: usize = 64;
+
+/// What document 000 says of each load with its patches.
+const PUBLISHED: [(Load, &str); 3] = [
+    (Load::FindSize, "within a few percentage points; one thread slightly worse, several better"),
+    (Load::CatMaps, "within a few percentage points; one thread slightly worse, several better"),
+    (Load::GitDiff, "no difference; slightly more system time, slightly less user time"),
+];
+
+/// The table.
+pub(super) struct SmallLoads;
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    FindSize,
+    CatMaps,
+    GitDiff,
+}
+
+/// What is measured with one set of parameters.
+struct Cell {
+    load: Load,
+    threads: usize,
+}
+
+/// The tree, as the loads know it.
+struct Plan {
+    /// Every directory with the number of names and of directories in it.
+    directories: Vec<(Vec<u8>, usize, usize)>,
+    /// Every file, in the order of the paths.
+    files: Vec<Vec<u8>>,
+}
+
+impl Table for SmallLoads {
+    fn name(&self) -> &'static str {
+        "small-loads"
+    }
+
+    fn source(&self) -> &'static str {
+        "find, cat /proc/*/maps and git diff, which must not lose: document 000 (Long, 2013)"
+    }
+
+    fn about(&self) -> &'static str {
+        "a whole tree listed with attributes, open files to paths, attributes of known paths"
+    }
+
+    fn claim(&self) -> &'static str {
+        "Everyday loads lose nothing against the simple design and the kernel."
+    }
+
+    fn footer(&self, rows: &[Row]) -> String {
+        let mut out =
+            String::from("Published by document 000, patched against unpatched Linux 3.8:\n");
+        for (load, words) in PUBLISHED {
+            let _ = writeln!(out, "{}: {words}", load.name());
+        }
+        for load in Load::ALL {
+            for other in [BASELINE, "linux"] {
+                let at = |variant| {
+                    let params = [("load", load.name().into()), ("threads", 1.into())];
+                    shape::median(rows, variant, "ns_per_op", &params)
+                };
+                let share = at("corewalk").zip(at(other)).map(|(ours, theirs)| theirs / ours);
+                let times = shape::times(share);
+                let _ = writeln!(out, "{}, one thread: corewalk over {other} {times}", load.name());
+            }
+        }
+        out
+    }
+
+    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        let entries = if settings.size == Size::Quick { 1_500 } else { 20_000 };
+        let corpus = Corpus::collect(entries);
+        let plan = Plan::of(&corpus);
+        let interrupt = Interrupt::watch()?;
+        let (ours, locked, host) = (Ours::new()?, Locked::new(), Host::new("small-loads"));
+        let mut variants = vec![variant(&ours, &corpus, &plan)?, variant(&locked, &corpus, &plan)?];
+        match &host {
+            Ok(host) => variants.push(variant(host, &corpus, &plan)?),
+            Err(error) => eprintln!("small-loads: skipped linux: {error:#}"),
+        }
+        let mut cells = vec![];
+        for load in Load::ALL {
+            let cell = |&threads| Cell { load, threads };
+            cells.extend(settings.threads.iter().map(cell));
+        }
+        let time = settings.time_per_row / settings.rounds as u32;
+        let mut samples = Samples::default();
+        let bar = progress(cells.len() * settings.rounds);
+        let disturbance = Disturbance::start();
+        for round in 0..settings.rounds {
+            for cell in &cells {
+                let params = Params::from([
+                    ("load", cell.load.name().into()),
+                    ("threads", cell.threads.into()),
+                ]);
+                interrupt.check()?;
+                bar.set_message(format!("{} threads={}", cell.load.name(), cell.threads));
+                for at in rotated(variants.len(), round) {
+                    let (name, measure) = &variants[at];
+                    measure(cell, time).add_to(&mut samples, round, name, &params, BASELINE)?;
+                }
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        eprintln!(
+            "small-loads: other processes used {:.0} % of the machine",
+            100.0 * disturbance.share()
+        );
+        Ok(samples)
+    }
+}
+
+impl Load {
+    const ALL: [Load; 3] = [Load::FindSize, Load::CatMaps, Load::GitDiff];
+
+    fn name(self) -> &'static str {
+        match self {
+            Load::FindSize => "find-size",
+            Load::CatMaps => "cat-maps",
+            Load::GitDiff => "git-diff",
+        }
+    }
+}
+
+impl Plan {
+    fn of(corpus: &Corpus) -> Plan {
+        let mut plan = Plan { directories: vec![], files: vec![] };
+        for ino in corpus.inodes() {
+            if corpus.is_directory(ino) {
+                let children = || corpus.children(ino);
+                let directories = children().filter(|&child| corpus.is_directory(child)).count();
+                plan.directories.push((corpus.path(ino), children().count(), directories));
+            } else {
+                plan.files.push(corpus.path(ino));
+            }
+        }
+        plan.files.sort_unstable();
+        plan
+    }
+}
+
+/// Puts the tree into `files` and returns who does the loads there.
+fn variant<'a, F: Files>(
+    files: &'a F,
+    corpus: &Corpus,
+    plan: &'a Plan,
+) -> anyhow::Result<(&'a str, Measure<'a, Cell>)> {
+    fill(files, corpus)?;
+    let user = files.user();
+    let numbers: Option<Vec<u64>> = plan.files.iter().map(|path| user.resolve(path)).collect();
+    let numbers = numbers.with_context(|| format!("{}: a file is missing", files.variant()))?;
+    drop(user);
+    let measure = move |cell: &Cell, time: Duration| -> Slice {
+        crew::run(cell.threads, time, |thread, turn| {
+            let user = files.user();
+            match cell.load {
+                Load::FindSize => find_size(&user, plan, thread, turn),
+                Load::CatMaps => cat_maps(&user, plan, turn),
+                Load::GitDiff => git_diff(&user, plan, &numbers, thread, turn),
+            }
+        })
+    };
+    Ok((files.variant(), Box::new(measure)))
+}
+
+/// Returns where a thread begins: those who run the same load at the same time are elsewhere in it.
+fn part(of: usize, thread: usize) -> usize {
+    // The fraction of the golden ratio spreads any number of threads.
+    ((thread as f64 * 0.618_034).fract() * of as f64) as usize
+}
+
+/// Looks at every name in one directory after the other.
+fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn) -> Laps {
+    let mut list = List::default();
+    let mut next = plan.directories.iter().cycle().skip(part(plan.directories.len(), thread));
+    turn.run_jobs(move || {
+        let Some((path, names, directories)) = next.next() else { return Tally::default() };
+        let Some(dir) = user.open_dir(path) else { return Tally { ops: 1, wrong: 1 } };
+        let mut seen = (0, 0);
+        let mut wrong = u64::from(!user.list(&dir, &mut list));
+        for (name, is_directory) in list.iter() {
+            let status = user.stat_at(&dir, name);
+            let is_right = status.is_some_and(|status| {
+                status.is_directory() == is_directory && (is_directory || status.size == 0)
+            });
+            wrong += u64::from(!is_right);
+            seen = (seen.0 + 1, seen.1 + usize::from(is_directory));
+        }
+        wrong += u64::from(seen != (*names, *directories));
+        // The directory itself is looked at as well, which is what is left of an empty one.
+        Tally { ops: seen.0 as u64 + 1, wrong }
+    })
+}
+
+/// Translates open files.
+fn cat_maps<U: User>(user: &U, plan: &Plan, turn: Turn) -> Laps {
+    let every = (plan.files.len() / MAPPED).max(1);
+    let mapped: Vec<_> = plan.files.iter().step_by(every).take(MAPPED).collect();
+    let held: Vec<_> = mapped.iter().map(|path| user.hold(path)).collect();
+    turn.run(move |number| {
+        let at = number as usize % mapped.len();
+        held[at].as_ref().and_then(|file| user.path_of(file)).as_ref() == Some(mapped[at])
+    })
+}
+
+/// Reads the attributes of one known file after the other.
+fn git_diff<U: User>(user: &U, plan: &Plan, numbers: &[u64], thread: usize, turn: Turn) -> Laps {
+    let first = part(plan.files.len(), thread);
+    turn.run(move |number| {
+        let at = (first + number as usize) % plan.files.len();
+        user.stat(&plan.files[at]).is_some_and(|status| status.ino == numbers[at])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_run_has_every_load_and_variant() {
+        let settings = Settings {
+            size: Size::Quick,
+            threads: vec![1, 2],
+            time_per_row: Duration::from_millis(25),
+            rounds: 5,
+            again: None,
+        };
+        let rows = SmallLoads.run(&settings).expect("all answers are right").rows();
+        for load in Load::ALL {
+            for variant in ["corewalk", "rwlock-ahash", "linux"] {
+                for threads in [1, 2] {
+                    let row = rows.iter().find(|row| {
+                        row.variant == variant
+                            && row.metric == "ns_per_op"
+                            && row.params["load"] == load.name()
+                            && row.params["threads"] == threads
+                    });
+                    let row = row.expect("the row is there");
+                    assert!(row.median > 0.0 && row.rounds == 5 && row.baseline == BASELINE);
+                    assert!(row.ratio.is_some_and(|ratio| ratio > 0.0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tree_that_has_changed_gives_wrong_answers_in_every_load() {
+        let corpus = Corpus::collect(500);
+        let plan = Plan::of(&corpus);
+        let ours = Ours::new().unwrap();
+        let (_, measure) = variant(&ours, &corpus, &plan).unwrap();
+        let slice = |load| measure(&Cell { load, threads: 1 }, Duration::from_millis(20));
+        for load in Load::ALL {
+            slice(load).check("corewalk").expect("nothing has changed yet");
+        }
+        let user = ours.user();
+        let first = &plan.files[0];
+        let slash = first.iter().rposition(|&byte| byte == b'/').unwrap();
+        let dir = user.open_dir(&first[..slash.max(1)]).unwrap();
+        assert!(user.unlink(&dir, &first[slash + 1..]));
+        for load in Load::ALL {
+            let slice = slice(load);
+            assert!(slice.wrong > 0 && slice.wrong < slice.ops, "{load:?}: {slice:?}");
+        }
+    }
+}
