@@ -44,6 +44,15 @@ pub(crate) enum Unattached {
     NoRoom,
 }
 
+/// What is done with the answer that there is no such name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// It is cached as a negative dentry.
+    Cached,
+    /// It is not: the caller is about to give somebody that name.
+    Dropped,
+}
+
 /// A counted dentry slot.
 pub(crate) struct DentryHold<'v> {
     vfs: &'v Vfs,
@@ -190,6 +199,17 @@ impl Vfs {
         needle: &Needle<'_>,
         claim: &Claim<'_>,
     ) -> Result<Option<Found<'_>>, Errno> {
+        self.resolve_or(dir, needle, claim, Missing::Cached)
+    }
+
+    /// As [`Vfs::resolve`]; `missing` is what to do with the answer that there is no such name.
+    pub(super) fn resolve_or(
+        &self,
+        dir: &Dir<'_>,
+        needle: &Needle<'_>,
+        claim: &Claim<'_>,
+        missing: Missing,
+    ) -> Result<Option<Found<'_>>, Errno> {
         while let Some((slot, seen)) = self.dcache.find_exact(dir.key(), needle) {
             if seen.body.is_negative() {
                 self.dcache.dentries.cold(slot).touch();
@@ -200,7 +220,7 @@ impl Vfs {
                 return Ok(Some(self.found(slot, seen.body.inode())));
             }
         }
-        self.fill(dir, needle, claim)
+        self.fill(dir, needle, claim, missing)
     }
 
     /// Takes references on a dentry that was seen, and on its inode. None if it has changed since.
@@ -234,6 +254,7 @@ impl Vfs {
         dir: &Dir<'_>,
         needle: &Needle<'_>,
         claim: &Claim<'_>,
+        missing: Missing,
     ) -> Result<Option<Found<'_>>, Errno> {
         let key = dir.key();
         let changes = self.dcache.inodes.changes();
@@ -257,6 +278,7 @@ impl Vfs {
             }
             Err(Errno::NOENT) => {
                 if is_current
+                    && missing == Missing::Cached
                     && self.dcache.has_room_for_negative()
                     && let Ok(slot) = self.dcache.publish(key, needle, None)
                 {

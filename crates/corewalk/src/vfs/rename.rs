@@ -15,7 +15,7 @@ use std::collections::HashSet;
 
 use corewalk_sync::{CachePadded, Condvar, Mutex};
 
-use super::names::{DentryHold, Dir, Found};
+use super::names::{DentryHold, Dir, Found, Missing};
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::FileKind;
@@ -59,7 +59,7 @@ impl Vfs {
                 self.dcache.claim_key(new_dir.now.slot, &new),
             );
             let source = self.resolve(&old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
-            let target = self.resolve(&new_dir, &new, &claim)?;
+            let target = self.resolve_or(&new_dir, &new, &claim, Missing::Dropped)?;
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
             if op.is_nothing_to_do(&source, target.as_ref())? {
                 return Ok(());
