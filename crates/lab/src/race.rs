@@ -123,7 +123,7 @@ pub(crate) struct Outcome {
 /// What one thread did.
 pub(crate) struct Lap {
     pub tally: Tally,
-    wall: Duration,
+    start: Instant,
     end: Instant,
     cpu_ns: u64,
     delay_ns: u64,
@@ -208,7 +208,7 @@ pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Ou
     let stop = Arc::new(Stop::default());
     let start = Arc::new(Barrier::new(race.readers.len() + race.writers.len() + 1));
     let before = racer.passes();
-    let (reads, renames, started) = thread::scope(|scope| {
+    let (reads, renames) = thread::scope(|scope| {
         let read = |(at, reader)| {
             let (stop, start, cpu) = (Arc::clone(&stop), Arc::clone(&start), race.cpu(at));
             scope.spawn(move || {
@@ -229,20 +229,19 @@ pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Ou
         let readers: Vec<_> = race.readers.iter().enumerate().map(read).collect();
         let writers: Vec<_> = race.writers.iter().enumerate().map(rename).collect();
         start.wait();
-        let started = Instant::now();
         thread::sleep(race.time);
         stop.set();
         let join = |threads: Vec<thread::ScopedJoinHandle<'_, Lap>>| -> Vec<Lap> {
             threads.into_iter().map(|one| one.join().expect("a thread panicked")).collect()
         };
-        (join(readers), join(writers), started)
+        (join(readers), join(writers))
     });
     let passes = racer.passes().zip(before).map(|(after, before)| Passes {
         retries: after.retries - before.retries,
         fallbacks: after.fallbacks - before.fallbacks,
     });
     let wrong = reads.iter().map(|lap| lap.tally.wrong).sum();
-    Outcome { reads: side(&reads, started), renames: side(&renames, started), wrong, passes }
+    Outcome { reads: side(&reads), renames: side(&renames), wrong, passes }
 }
 
 impl Race<'_> {
@@ -270,11 +269,11 @@ fn stay_on(cpu: Option<CpuSet>) {
 pub(crate) fn lap(start: &Barrier, work: impl FnOnce() -> Tally) -> Lap {
     start.wait();
     take_spent();
-    let (wall, cpu_start, delay_start) = (Instant::now(), thread_cpu_ns(), run_delay_ns());
+    let (began, cpu_start, delay_start) = (Instant::now(), thread_cpu_ns(), run_delay_ns());
     let tally = work();
     let cpu_ns = thread_cpu_ns() - cpu_start;
-    let (wall, end, spent) = (wall.elapsed(), Instant::now(), take_spent());
-    Lap { tally, wall, end, cpu_ns, delay_ns: run_delay_ns() - delay_start, spent }
+    let (end, spent) = (Instant::now(), take_spent());
+    Lap { tally, start: began, end, cpu_ns, delay_ns: run_delay_ns() - delay_start, spent }
 }
 
 /// Returns for how long the calling thread was ready and had no processor; 0 if the kernel does not
@@ -284,14 +283,17 @@ fn run_delay_ns() -> u64 {
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-/// Returns what several threads did together since `started`.
+/// Returns what several threads did together.
 ///
-/// The time is that of all of them, until the last one ended. With more threads than processors one may
-/// not have run before the end is near; a rate by its own clock would be anything.
-pub(crate) fn side(laps: &[Lap], started: Instant) -> Side {
+/// The time is that of all of them, from the first one that began to the last one that ended. With more
+/// threads than processors, one may not have run before the end is near, and whoever started them may
+/// not run before they are half through: a rate by the clock of either would be anything.
+pub(crate) fn side(laps: &[Lap]) -> Side {
     let ops: u64 = laps.iter().map(|lap| lap.tally.ops).sum();
     let cpu_ns: u64 = laps.iter().map(|lap| lap.cpu_ns).sum();
-    let all = laps.iter().map(|lap| lap.end - started).max().unwrap_or_default();
+    let (first, last) =
+        (laps.iter().map(|lap| lap.start).min(), laps.iter().map(|lap| lap.end).max());
+    let all = last.zip(first).map_or(Duration::ZERO, |(last, first)| last - first);
     let mut side = Side {
         ops,
         ops_per_s: ops as f64 / all.as_secs_f64().max(1e-9),
@@ -299,7 +301,7 @@ pub(crate) fn side(laps: &[Lap], started: Instant) -> Side {
         ..Side::default()
     };
     for lap in laps {
-        let seconds = lap.wall.as_secs_f64().max(1e-9);
+        let seconds = (lap.end - lap.start).as_secs_f64().max(1e-9);
         side.wall_s += seconds;
         side.starved_share = side.starved_share.max(lap.delay_ns as f64 / 1e9 / seconds);
         side.spent.waiting_ns += lap.spent.waiting_ns;
@@ -358,16 +360,16 @@ mod tests {
 
     #[test]
     fn side_of_a_thread_that_came_late_is_not_faster_for_it() {
-        let started = Instant::now();
+        let end = Instant::now() + Duration::from_secs(1);
         let lap = |wall_ms: u64| Lap {
             tally: Tally { ops: 100, wrong: 0 },
-            wall: Duration::from_millis(wall_ms),
-            end: started + Duration::from_millis(100),
+            start: end - Duration::from_millis(wall_ms),
+            end,
             cpu_ns: 1_000_000,
             delay_ns: wall_ms * 500_000,
             spent: Spent::default(),
         };
-        let side = side(&[lap(100), lap(1)], started);
+        let side = side(&[lap(100), lap(1)]);
         assert_eq!((side.ops, side.ops_per_s), (200, 2000.0));
         assert_eq!((side.ops_per_cpu_s, side.starved_share), (100_000.0, 0.5));
     }
