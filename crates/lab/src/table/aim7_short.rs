@@ -103,9 +103,9 @@ impl Table for Aim7Short {
                 for at in rotated(shops.len(), round) {
                     let done = shops[at].open(settings, users)?;
                     let params = Params::from([("op", "job".into()), ("users", users.into())]);
-                    let cost = 1e9 / done.ops_per_cpu_s.max(1e-9);
+                    let cost = 1e9 / done.ops_per_cpu_s().max(1e-9);
                     for measured in
-                        [(Metric::OpsPerSecond, done.ops_per_s), (Metric::NsPerOp, cost)]
+                        [(Metric::OpsPerSecond, done.ops_per_s()), (Metric::NsPerOp, cost)]
                     {
                         let variant = shops[at].dentries.variant();
                         samples.add(round, variant, &params, measured, BASELINE);
