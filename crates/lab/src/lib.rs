@@ -9,6 +9,7 @@
 //! `table` lists the tables and says how one is run; `table/*.rs` are the tables, one file each.
 //! `samples` turns measurements into rows. `baseline`, `ours` and `peer` are what is measured.
 //! `corpus` and `lane` are what it is measured with, `slice` is one measurement.
+//! `before` and `ramfs` are measured by the tables that re-run the documents, with `race` and `job`.
 //!
 //! # Output
 //! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one

@@ -12,7 +12,7 @@
 //! # When a race counts
 //! A renamer that gets no processor flatters every design, since nothing is disturbed; so each
 //! thread also reads how long it was ready to run and had to wait for a processor (`run_delay`), and
-//! the outcome says the worst share. Waiting for a lock is not counted there, which is the point: a
+//! the outcome says the share of it. Waiting for a lock is not counted there, which is the point: a
 //! renamer that the design slows down is a result, one that the machine slows down is none.
 //!
 //! # What went wrong before
@@ -97,20 +97,20 @@ pub(crate) struct Race<'a> {
 pub(crate) struct Side {
     /// Operations.
     pub ops: u64,
-    /// Operations per second of wall time, all threads together.
-    pub ops_per_s: f64,
-    /// Operations per second of processor time.
-    pub ops_per_cpu_s: f64,
-    /// The worst share of its time that a thread waited for a processor.
-    pub starved_share: f64,
-    /// Seconds, all threads together.
+    /// Seconds from the first thread's begin to the last one's end.
+    pub span_s: f64,
+    /// Seconds of processor time, all threads together.
+    pub cpu_s: f64,
+    /// Seconds of wall time, all threads together.
     pub wall_s: f64,
+    /// Seconds that threads were ready to run and waited for a processor, all together.
+    pub delay_s: f64,
     /// What was spent in lock sections, in builds that count it.
     pub spent: Spent,
 }
 
 /// What came out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub reads: Side,
     pub renames: Side,
@@ -123,7 +123,7 @@ pub(crate) struct Outcome {
 /// What one thread did.
 pub(crate) struct Lap {
     pub tally: Tally,
-    wall: Duration,
+    start: Instant,
     end: Instant,
     cpu_ns: u64,
     delay_ns: u64,
@@ -175,6 +175,52 @@ impl Writer {
     }
 }
 
+impl Side {
+    /// Returns operations per second of wall time.
+    pub(crate) fn ops_per_s(&self) -> f64 {
+        self.ops as f64 / self.span_s.max(1e-9)
+    }
+
+    /// Returns operations per second of processor time.
+    pub(crate) fn ops_per_cpu_s(&self) -> f64 {
+        self.ops as f64 / self.cpu_s.max(1e-9)
+    }
+
+    /// Returns operations per second of the wall time in which threads had a processor, or waited for
+    /// something else.
+    pub(crate) fn ops_per_served_s(&self) -> f64 {
+        self.ops as f64 / (self.wall_s - self.delay_s).max(1e-9)
+    }
+
+    /// Returns the share of their time that threads waited for a processor.
+    pub(crate) fn starved_share(&self) -> f64 {
+        self.delay_s / self.wall_s.max(1e-9)
+    }
+
+    /// Adds what was done in another race.
+    fn add(&mut self, other: &Side) {
+        self.ops += other.ops;
+        self.span_s += other.span_s;
+        self.cpu_s += other.cpu_s;
+        self.wall_s += other.wall_s;
+        self.delay_s += other.delay_s;
+        self.spent.add(&other.spent);
+    }
+}
+
+impl Outcome {
+    /// Adds another race of the same kind.
+    pub(crate) fn add(&mut self, other: &Outcome) {
+        self.reads.add(&other.reads);
+        self.renames.add(&other.renames);
+        self.wrong += other.wrong;
+        self.passes = self.passes.zip(other.passes).map(|(a, b)| Passes {
+            retries: a.retries + b.retries,
+            fallbacks: a.fallbacks + b.fallbacks,
+        });
+    }
+}
+
 impl<D: Dentries> Racer for D {
     fn variant(&self) -> &'static str {
         crate::baseline::Namespace::variant(self)
@@ -208,7 +254,7 @@ pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Ou
     let stop = Arc::new(Stop::default());
     let start = Arc::new(Barrier::new(race.readers.len() + race.writers.len() + 1));
     let before = racer.passes();
-    let (reads, renames, started) = thread::scope(|scope| {
+    let (reads, renames) = thread::scope(|scope| {
         let read = |(at, reader)| {
             let (stop, start, cpu) = (Arc::clone(&stop), Arc::clone(&start), race.cpu(at));
             scope.spawn(move || {
@@ -229,20 +275,19 @@ pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Ou
         let readers: Vec<_> = race.readers.iter().enumerate().map(read).collect();
         let writers: Vec<_> = race.writers.iter().enumerate().map(rename).collect();
         start.wait();
-        let started = Instant::now();
         thread::sleep(race.time);
         stop.set();
         let join = |threads: Vec<thread::ScopedJoinHandle<'_, Lap>>| -> Vec<Lap> {
             threads.into_iter().map(|one| one.join().expect("a thread panicked")).collect()
         };
-        (join(readers), join(writers), started)
+        (join(readers), join(writers))
     });
     let passes = racer.passes().zip(before).map(|(after, before)| Passes {
         retries: after.retries - before.retries,
         fallbacks: after.fallbacks - before.fallbacks,
     });
     let wrong = reads.iter().map(|lap| lap.tally.wrong).sum();
-    Outcome { reads: side(&reads, started), renames: side(&renames, started), wrong, passes }
+    Outcome { reads: side(&reads), renames: side(&renames), wrong, passes }
 }
 
 impl Race<'_> {
@@ -270,11 +315,11 @@ fn stay_on(cpu: Option<CpuSet>) {
 pub(crate) fn lap(start: &Barrier, work: impl FnOnce() -> Tally) -> Lap {
     start.wait();
     take_spent();
-    let (wall, cpu_start, delay_start) = (Instant::now(), thread_cpu_ns(), run_delay_ns());
+    let (began, cpu_start, delay_start) = (Instant::now(), thread_cpu_ns(), run_delay_ns());
     let tally = work();
     let cpu_ns = thread_cpu_ns() - cpu_start;
-    let (wall, end, spent) = (wall.elapsed(), Instant::now(), take_spent());
-    Lap { tally, wall, end, cpu_ns, delay_ns: run_delay_ns() - delay_start, spent }
+    let (end, spent) = (Instant::now(), take_spent());
+    Lap { tally, start: began, end, cpu_ns, delay_ns: run_delay_ns() - delay_start, spent }
 }
 
 /// Returns for how long the calling thread was ready and had no processor; 0 if the kernel does not
@@ -284,28 +329,24 @@ fn run_delay_ns() -> u64 {
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-/// Returns what several threads did together since `started`.
+/// Returns what several threads did together.
 ///
-/// The time is that of all of them, until the last one ended. With more threads than processors one may
-/// not have run before the end is near; a rate by its own clock would be anything.
-pub(crate) fn side(laps: &[Lap], started: Instant) -> Side {
+/// The time is that of all of them, from the first one that began to the last one that ended. With more
+/// threads than processors, one may not have run before the end is near, and whoever started them may
+/// not run before they are half through: a rate by the clock of either would be anything.
+pub(crate) fn side(laps: &[Lap]) -> Side {
     let ops: u64 = laps.iter().map(|lap| lap.tally.ops).sum();
     let cpu_ns: u64 = laps.iter().map(|lap| lap.cpu_ns).sum();
-    let all = laps.iter().map(|lap| lap.end - started).max().unwrap_or_default();
-    let mut side = Side {
-        ops,
-        ops_per_s: ops as f64 / all.as_secs_f64().max(1e-9),
-        ops_per_cpu_s: ops as f64 * 1e9 / cpu_ns.max(1) as f64,
-        ..Side::default()
-    };
+    let (first, last) =
+        (laps.iter().map(|lap| lap.start).min(), laps.iter().map(|lap| lap.end).max());
+    let all = last.zip(first).map_or(Duration::ZERO, |(last, first)| last - first);
+    let mut side =
+        Side { ops, span_s: all.as_secs_f64(), cpu_s: cpu_ns as f64 / 1e9, ..Side::default() };
     for lap in laps {
-        let seconds = lap.wall.as_secs_f64().max(1e-9);
+        let seconds = (lap.end - lap.start).as_secs_f64().max(1e-9);
         side.wall_s += seconds;
-        side.starved_share = side.starved_share.max(lap.delay_ns as f64 / 1e9 / seconds);
-        side.spent.waiting_ns += lap.spent.waiting_ns;
-        side.spent.holding_ns += lap.spent.holding_ns;
-        side.spent.sections += lap.spent.sections;
-        side.spent.aside_ns += lap.spent.aside_ns;
+        side.delay_s += lap.delay_ns as f64 / 1e9;
+        side.spent.add(&lap.spent);
     }
     side
 }
@@ -341,7 +382,7 @@ mod tests {
         let outcome = race(dentries, dentries, &[b"/a/b/c", b"/a/other/c"]);
         assert_eq!(outcome.wrong, 0, "{variant}");
         assert!(outcome.reads.ops > 0 && outcome.renames.ops > 0, "{variant}");
-        assert!(outcome.reads.ops_per_cpu_s > 0.0 && outcome.reads.wall_s > 0.0, "{variant}");
+        assert!(outcome.reads.ops_per_cpu_s() > 0.0 && outcome.reads.wall_s > 0.0, "{variant}");
         // It ends at home.
         assert_eq!(dentries.walk(b"/a/other"), None, "{variant}");
         let outcome = race(dentries, dentries, &[b"/somewhere/else"]);
@@ -358,18 +399,18 @@ mod tests {
 
     #[test]
     fn side_of_a_thread_that_came_late_is_not_faster_for_it() {
-        let started = Instant::now();
+        let end = Instant::now() + Duration::from_secs(1);
         let lap = |wall_ms: u64| Lap {
             tally: Tally { ops: 100, wrong: 0 },
-            wall: Duration::from_millis(wall_ms),
-            end: started + Duration::from_millis(100),
+            start: end - Duration::from_millis(wall_ms),
+            end,
             cpu_ns: 1_000_000,
             delay_ns: wall_ms * 500_000,
             spent: Spent::default(),
         };
-        let side = side(&[lap(100), lap(1)], started);
-        assert_eq!((side.ops, side.ops_per_s), (200, 2000.0));
-        assert_eq!((side.ops_per_cpu_s, side.starved_share), (100_000.0, 0.5));
+        let side = side(&[lap(100), lap(1)]);
+        assert_eq!((side.ops, side.ops_per_s()), (200, 2000.0));
+        assert_eq!((side.ops_per_cpu_s(), side.starved_share()), (100_000.0, 0.5));
     }
 
     #[test]

@@ -34,6 +34,16 @@ pub(crate) struct Spent {
     pub aside_ns: u64,
 }
 
+impl Spent {
+    /// Adds what another thread has spent.
+    pub(crate) fn add(&mut self, other: &Spent) {
+        self.waiting_ns += other.waiting_ns;
+        self.holding_ns += other.holding_ns;
+        self.sections += other.sections;
+        self.aside_ns += other.aside_ns;
+    }
+}
+
 #[cfg(feature = "lock-share")]
 thread_local! {
     static SPENT: Cell<Spent> = const {

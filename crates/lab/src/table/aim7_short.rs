@@ -22,14 +22,15 @@
 //!
 //! # Claims
 //! The document's: the sequence gives no fewer jobs than the lock, at any number of users. Ours: corewalk
-//! gives no fewer than the lock at 1 to 4 users, by more than the spread.
+//! gives no fewer than the lock at 1 to 4 users. A row is held to be a loss if it is one by more than
+//! its spread, in jobs or in processor time per job. corewalk does what the small designs leave out
+//! (permissions, a back end that is asked, inodes that are counted), so it can lose here.
 //!
 //! # Checks
 //! Every answer of every job is compared; a wrong one fails the run.
 
 use std::fmt::Write as _;
 use std::sync::Barrier;
-use std::time::Instant;
 
 use anyhow::ensure;
 use corewalk_sync::primitives::{Arc, thread};
@@ -102,9 +103,9 @@ impl Table for Aim7Short {
                 for at in rotated(shops.len(), round) {
                     let done = shops[at].open(settings, users)?;
                     let params = Params::from([("op", "job".into()), ("users", users.into())]);
-                    let cost = 1e9 / done.ops_per_cpu_s.max(1e-9);
+                    let cost = 1e9 / done.ops_per_cpu_s().max(1e-9);
                     for measured in
-                        [(Metric::OpsPerSecond, done.ops_per_s), (Metric::NsPerOp, cost)]
+                        [(Metric::OpsPerSecond, done.ops_per_s()), (Metric::NsPerOp, cost)]
                     {
                         let variant = shops[at].dentries.variant();
                         samples.add(round, variant, &params, measured, BASELINE);
@@ -132,7 +133,7 @@ impl Shop {
     fn open(&self, settings: &Settings, users: usize) -> anyhow::Result<Side> {
         let stop = Arc::new(Stop::default());
         let start = Arc::new(Barrier::new(users + 1));
-        let (laps, started): (Vec<Lap>, Instant) = thread::scope(|scope| {
+        let laps: Vec<Lap> = thread::scope(|scope| {
             let work = |user| {
                 let (stop, start) = (Arc::clone(&stop), Arc::clone(&start));
                 let dentries = &*self.dentries;
@@ -140,15 +141,13 @@ impl Shop {
             };
             let threads: Vec<_> = self.users[..users].iter().map(work).collect();
             start.wait();
-            let started = Instant::now();
             thread::sleep((settings.time_per_row / settings.rounds as u32).mul_f64(SHARE_OF_TIME));
             stop.set();
-            let join = threads.into_iter().map(|one| one.join().expect("a user panicked"));
-            (join.collect(), started)
+            threads.into_iter().map(|one| one.join().expect("a user panicked")).collect()
         });
         let wrong: u64 = laps.iter().map(|lap| lap.tally.wrong).sum();
         ensure!(wrong == 0, "{}: {wrong} answers were wrong", self.dentries.variant());
-        Ok(side(&laps, started))
+        Ok(side(&laps))
     }
 }
 
@@ -195,30 +194,36 @@ fn footer(rows: &[Row]) -> String {
         (
             "of the document: the sequence is no slower than the lock",
             RenameSeqLock::VARIANT,
-            usize::MAX,
+            u64::MAX,
         ),
         ("corewalk is no slower than the lock at 1 to 4 users", "corewalk", 4),
     ];
     for (claim, variant, users_max) in claims {
-        let is_asked = |row: &&Row| {
-            row.variant == variant && row.params["users"].as_u64() <= u64::try_from(users_max).ok()
-        };
-        // A row is a loss only if it is one by more than its own spread.
-        let losses: Vec<String> = jobs()
-            .filter(is_asked)
-            .filter(|row| {
-                row.ratio.is_some_and(|ratio| ratio * (1.0 + spread_pct(row) / 100.0) < 1.0)
+        let losses: Vec<String> = rows
+            .iter()
+            .filter(|row| row.variant == variant && row.params["users"].as_u64() <= Some(users_max))
+            .filter(|row| is_loss(row))
+            .map(|row| {
+                let ratio = row.ratio.unwrap_or(0.0);
+                format!("{} users x{ratio:.2} {}", row.params["users"], row.metric)
             })
-            .map(|row| format!("{} users x{:.2}", row.params["users"], row.ratio.unwrap_or(0.0)))
             .collect();
-        let verdict = if losses.is_empty() {
-            String::from("holds")
-        } else {
-            format!("DOES NOT HOLD: {}", losses.join(", "))
+        let verdict = match &losses[..] {
+            [] => String::from("holds"),
+            losses => format!("DOES NOT HOLD: {}", losses.join(", ")),
         };
         let _ = writeln!(out, "claim {claim}, by more than the spread: {verdict}");
     }
     out
+}
+
+/// Returns true if the row is worse than its baseline by more than its own spread.
+fn is_loss(row: &Row) -> bool {
+    let margin = 1.0 + spread_pct(row) / 100.0;
+    row.ratio.is_some_and(|ratio| match row.better {
+        "higher" => ratio * margin < 1.0,
+        _ => ratio > margin,
+    })
 }
 
 /// Returns the distance from the lowest to the highest run, in percent of the median.
@@ -276,6 +281,6 @@ mod tests {
         let calm = footer(&[row("corewalk", 0.95, (97.0, 107.0))]);
         assert!(!calm.contains("DOES NOT HOLD"), "{calm}");
         let loss = footer(&[row("corewalk", 0.8, (97.0, 107.0))]);
-        assert!(loss.contains("DOES NOT HOLD: 1 users x0.80"), "{loss}");
+        assert!(loss.contains("DOES NOT HOLD: 1 users x0.80 ops_per_s"), "{loss}");
     }
 }

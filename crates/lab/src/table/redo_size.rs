@@ -190,8 +190,8 @@ fn add(
                 ("readers", readers.into()),
                 ("writers", writers.into()),
             ]);
-            let cost = 1e9 / side.ops_per_cpu_s.max(1e-9);
-            for measured in [(Metric::OpsPerSecond, side.ops_per_s), (Metric::NsPerOp, cost)] {
+            let cost = 1e9 / side.ops_per_cpu_s().max(1e-9);
+            for measured in [(Metric::OpsPerSecond, side.ops_per_s()), (Metric::NsPerOp, cost)] {
                 samples.add(round, variant, &params, measured, GlobalLock::VARIANT);
             }
         }

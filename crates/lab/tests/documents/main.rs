@@ -1,0 +1,80 @@
+//! The tables that re-run the source documents, as users meet them: a program and what it writes.
+//!
+//! Every run is a quick one: it shows that the tables work, check their answers and keep the form that
+//! other tools rely on.
+
+#![forbid(unsafe_code)]
+
+#[path = "../program/schema.rs"]
+mod schema;
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The schema that is published with the crate.
+const SCHEMA: &str = include_str!("../../schema.json");
+
+fn lab(args: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_corewalk-lab");
+    Command::new(program).args(args).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Returns what a quick run of `table` prints and writes, the latter checked against the schema.
+fn quick(table: &str) -> (String, Value) {
+    let name = format!("corewalk-lab-{}-{table}.json", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    let path = file.to_str().expect("a path in ASCII");
+    let output = lab(&["run", table, "--quick", "--json", path]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json = std::fs::read_to_string(&file).expect("the file was written");
+    std::fs::remove_file(&file).expect("the file is there");
+    let json: Value = serde_json::from_str(&json).expect("it is JSON");
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    schema::check(&schema, &schema, &json, "").expect("the output follows the schema");
+    (text(&output.stdout), json)
+}
+
+#[test]
+fn quick_run_of_each_document_follows_the_schema_and_prints_its_figures() {
+    let tables = [
+        ("path-under-rename", "time in spin locks before the patch 8.46"),
+        ("redo-size", "80 readers 64 writers: 658 714 (+8.5 %)"),
+        ("aim7-short", "1100-2000 users: 6964439 7422598 (+6.6 %)"),
+    ];
+    for (table, figure) in tables {
+        let (printed, json) = quick(table);
+        assert_eq!(json["table"], table);
+        assert!(printed.contains(figure) && printed.contains("\nclaim"), "{printed}");
+        let rows = json["rows"].as_array().expect("rows are a list");
+        for variant in ["corewalk", "before-global-lock", "before-seqrwlock", "before-seqlock"] {
+            assert!(rows.iter().any(|row| row["variant"] == variant), "{table}: {variant}");
+        }
+        // A published figure is never a row.
+        let ours = |row: &Value| {
+            let variant = row["variant"].as_str().unwrap_or_default();
+            ["corewalk", "linux"].contains(&variant) || variant.starts_with("before-")
+        };
+        assert!(rows.iter().all(ours), "{table}");
+    }
+}
+
+#[test]
+fn lock_share_runs_in_a_build_that_counts_and_names_it_in_any_other() {
+    if cfg!(feature = "lock-share") {
+        let (printed, json) = quick("lock-share");
+        assert!(printed.contains("34.8(58.7)"), "{printed}");
+        assert!(json["rows"].as_array().is_some_and(|rows| !rows.is_empty()));
+        return;
+    }
+    let output = lab(&["run", "lock-share", "--quick"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    assert!(error.lines().count() == 1 && error.contains("--features lock-share"), "{error}");
+    let listed = text(&lab(&["list"]).stdout);
+    assert!(listed.contains("lock-share"), "{listed}");
+}
