@@ -77,7 +77,8 @@ pub(crate) struct Counters {
     pub(crate) reclaimed: ShardedCounter,
     pub(crate) renames: ShardedCounter,
     pub(crate) invalidations: ShardedCounter,
-    pub(crate) walk_retries: ShardedCounter,
+    pub(crate) retries: ShardedCounter,
+    pub(crate) fallbacks: ShardedCounter,
 }
 
 /// A directory, as its children's key was at one instant.

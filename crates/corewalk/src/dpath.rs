@@ -214,7 +214,9 @@ impl Trail {
             if self.is_unchanged(dcache) {
                 return;
             }
+            dcache.counters.retries.add(1);
         }
+        dcache.counters.fallbacks.add(1);
         let _still = dcache.topology.read_shared();
         let _leaf = dcache.dentries.lockref(slot).lock();
         self.clear();
@@ -271,7 +273,11 @@ pub(crate) fn path_of_number(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     // nothing had changed.
     let leaf = dcache.dentries.line(alias).glimpse_now().body;
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
-    if !is_it || trail.kind != PathKind::Linked || !trail.is_unchanged(dcache) {
+    if !trail.is_unchanged(dcache) {
+        dcache.counters.retries.add(1);
+        return None;
+    }
+    if !is_it || trail.kind != PathKind::Linked {
         return None;
     }
     Some(trail.whole().to_vec())

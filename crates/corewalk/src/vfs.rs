@@ -125,7 +125,6 @@ pub struct Vfs {
     moves: Moves,
     crossings: Crossings,
     /// Walks that became a ref-walk.
-    pub(crate) fallbacks: ShardedCounter,
     /// Who changes the attributes of an inode: see `attributes`.
     changers: Claims,
     security: OnceLock<Box<dyn Security>>,
@@ -167,7 +166,6 @@ impl Vfs {
             mounts: Mounts::new(),
             moves: Moves::new(),
             crossings: Crossings::new(),
-            fallbacks: ShardedCounter::new(),
             changers: Claims::new(),
             security: OnceLock::new(),
         };
@@ -374,8 +372,8 @@ impl Vfs {
             reclaimed: counters.reclaimed.sum() as u64,
             renames: counters.renames.sum() as u64,
             invalidations: counters.invalidations.sum() as u64,
-            retries: count(&counters.walk_retries),
-            fallbacks: count(&self.fallbacks),
+            retries: count(&counters.retries),
+            fallbacks: count(&counters.fallbacks),
         }
     }
 }
@@ -407,9 +405,11 @@ pub struct Stats {
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
-    /// Passes of walks that began again, since something on the way had changed.
+    /// Passes of walks and of path translations that came to nothing, since something on the way had
+    /// changed.
     pub retries: u64,
-    /// Walks that began again so often that they took references on the way.
+    /// Walks that began again so often that they took references on the way, and translations that
+    /// kept directories in place.
     pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,

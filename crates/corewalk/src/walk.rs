@@ -205,10 +205,10 @@ impl Vfs {
         for pass in 0.. {
             let mode = if pass < RCU_PASSES { Mode::Rcu } else { Mode::Ref };
             if pass > 0 {
-                self.dcache.counters.walk_retries.add(1);
+                self.dcache.counters.retries.add(1);
             }
             if pass == RCU_PASSES {
-                self.fallbacks.add(1);
+                self.dcache.counters.fallbacks.add(1);
             }
             let mut walk = Walk::new(self, cred, flags, root, start, mode);
             match walk.follow(path).and_then(|()| finish(&mut walk)) {

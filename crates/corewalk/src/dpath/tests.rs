@@ -138,6 +138,43 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
+/// Passes that come to nothing are counted, and so are translations that take the lock; others are not.
+#[test]
+fn passes_of_translations_are_counted() {
+    const TRANSLATIONS: usize = 5_000_000;
+    let vfs = chain();
+    let (dcache, leaf, root) = (&vfs.dcache, place(&vfs, DEPTH + 1), place(&vfs, 0));
+    let counts = || (vfs.stats().retries, vfs.stats().fallbacks);
+    let (before, ino) = (counts(), leaf.inode().ino());
+    vfs.path_of_number(ino).unwrap();
+    Trail::new().collect(dcache, leaf.dentry, 0);
+    assert_eq!(counts(), before, "nothing has changed");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // ORDERING: Relaxed. A flag; nothing is published through it.
+            while !done.load(Ordering::Relaxed) {
+                rename(&vfs, &root, "d0", "D0");
+                rename(&vfs, &root, "D0", "d0");
+            }
+        });
+        let is_counted = |translate: &dyn Fn()| {
+            let before = counts().0;
+            (0..TRANSLATIONS).any(|_| {
+                translate();
+                counts().0 > before
+            })
+        };
+        let by_number = is_counted(&|| drop(vfs.path_of_number(ino)));
+        let by_place = is_counted(&|| Trail::new().collect(dcache, leaf.dentry, 0));
+        // ORDERING: Relaxed. As above.
+        done.store(true, Ordering::Relaxed);
+        assert!(by_number && by_place, "by number: {by_number}, by place: {by_place}");
+    });
+    let (retries, fallbacks) = counts();
+    assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
+}
+
 /// A locked pass that reads a step again goes on where the path was, also if it has grown meanwhile.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
