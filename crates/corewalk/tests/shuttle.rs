@@ -14,8 +14,8 @@ use backends::{Call, Meddled};
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, Errno, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode, SetAttr, Vfs,
-    VfsOptions, WalkFlags,
+    Cred, Errno, FileKind, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode, SetAttr,
+    Vfs, VfsOptions, WalkFlags,
 };
 use corewalk_sync::primitives::{
     atomic::{AtomicU64, Ordering},
@@ -25,7 +25,7 @@ use corewalk_sync::primitives::{
 use corewalk_testkit::rng::{ReportSeed, Seed};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 
 /// Schedules of each scheduler.
 const SCHEDULES: usize = 1_500;
@@ -517,24 +517,28 @@ fn wrong_forget_beside_lookup_by_number_takes_nothing() {
 #[test]
 fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
     check(|| {
-        let place: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
-        let above = Arc::clone(&place);
-        // While `d` is made the back end hears that the name has changed elsewhere.
-        let vfs = over(Arc::new(Meddled::new(move |_, call| {
-            let vfs = above.get().and_then(Weak::upgrade);
-            match vfs.filter(|_| call == Call::Make(b"d")) {
-                Some(vfs) => vfs.invalidate(&vfs.root(), name("d")),
-                None => Ok(()),
+        // `other` is renamed over `d` when the back end has moved that elsewhere: the cache takes it for
+        // removed and finds it again, while its dentry is still held. So it gets another dentry, in a
+        // slot that its inode is not in: only there can another dentry follow.
+        let vfs = over(Arc::new(Meddled::new(|fs: &Tmpfs, call| {
+            if call != Call::Rename(b"other") {
+                return Ok(());
             }
+            let root = Node::detached(fs.root()?.ino, FileKind::Directory);
+            fs.rename((root, name("d")), (root, name("moved")), RenameMode::NoReplace)
         })));
-        place.set(Arc::downgrade(&vfs)).ok().unwrap();
-        let cred = Cred::root();
-        let root = vfs.root();
-        // The dentry and the inode of d get different slots: see above.
-        assert_eq!(vfs.lookup(&cred, &root, name("d")).err(), Some(Errno::NOENT));
-        let d = make(&vfs, None, "d", S_IFDIR);
-        // Known again.
-        let held = vfs.lookup(&cred, &root, name("d")).unwrap();
+        let (cred, root) = (Cred::root(), vfs.root());
+        let (d, _) = (make(&vfs, None, "d", S_IFDIR), make(&vfs, None, "other", S_IFDIR));
+        let place = |path| {
+            let at = FsStruct { root: vfs.root_path(), cwd: vfs.root_path() };
+            vfs.walk(&cred, &at, path, WalkFlags::empty()).unwrap()
+        };
+        let first = place(b"/d");
+        rename(&vfs, "other", "d", RenameMode::Replace);
+        let held = vfs.lookup(&cred, &root, name("moved")).unwrap();
+        assert_eq!(held.ino(), d);
+        assert_ne!(first.id().0, place(b"/moved").id().0, "a dentry apart from the inode");
+        drop(first);
         let looker = {
             let vfs = Arc::clone(&vfs);
             thread::spawn(move || {
@@ -543,11 +547,99 @@ fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
                 assert!(found.is_err(), "x of another: {found:?}");
             })
         };
-        let removed = vfs.remove(&cred, &root, name("d"), Removal::Rmdir);
-        removed.unwrap();
+        vfs.remove(&cred, &root, name("moved"), Removal::Rmdir).unwrap();
         let e = vfs.make(&cred, &root, name("e"), Make::new(S_IFDIR | 0o755, 0, 0)).unwrap().0;
         vfs.make(&cred, &e, name("x"), Make::new(S_IFREG | 0o755, 0, 0)).unwrap();
         looker.join().unwrap();
         drop(held);
+    });
+}
+
+/// Makes a directory `d` with `mkdir` where that name is known to be missing, beside two who look for
+/// it, each twice, and `meanwhile`. Who has found it, or begins when it is made, finds it.
+fn mkdir_against_lookup(mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
+    let vfs = new();
+    let start = vfs.stats();
+    let root = vfs.root().into_lookups();
+    assert_eq!(lookup(&vfs, "d"), Err(Errno::NOENT));
+    let made = Arc::new(AtomicU64::new(0));
+    let maker: Body = {
+        let made = Arc::clone(&made);
+        // ORDERING: SeqCst. The order of the history, not part of what is modelled.
+        Box::new(move |vfs| made.store(mkdir(vfs), Ordering::SeqCst))
+    };
+    let looker = |look: fn(&Vfs, u64) -> Result<u64, Errno>| -> Body {
+        let made = Arc::clone(&made);
+        Box::new(move |vfs| {
+            let mut last = Err(Errno::NOENT);
+            for _ in 0..2 {
+                // ORDERING: SeqCst. As above.
+                let known = made.load(Ordering::SeqCst);
+                let found = look(vfs, root);
+                assert!(known == 0 || found == Ok(known), "not there: {found:?}");
+                assert!(last.is_err() || found == last, "not there any more: {found:?}");
+                last = found;
+            }
+        })
+    };
+    let by_number = |vfs: &Vfs, root| {
+        let ino = vfs.lookup_number(&Cred::root(), root, b"d")?;
+        let path = vfs.path_of_number(ino);
+        assert!(vfs.forget(ino, 1));
+        path.map(|_| ino)
+    };
+    let threads = [maker, looker(by_number), looker(|vfs, _| walk(vfs, b"/d"))];
+    run(&vfs, threads.into_iter().chain([Box::new(meanwhile) as Body]).collect());
+    assert!(vfs.forget(root, 1));
+    vfs.remove(&Cred::root(), &vfs.root(), name("d"), Removal::Rmdir).unwrap();
+    vfs.prune();
+    let end = vfs.stats();
+    assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
+    assert_eq!(end.removed, 0);
+}
+
+/// Traps T16, T25: a negative dentry goes, and that of the directory comes in another slot.
+#[test]
+fn directory_made_under_a_missing_name_is_found_from_then_on() {
+    check(|| {
+        mkdir_against_lookup(
+            |vfs| make(vfs, None, "d", S_IFDIR),
+            |vfs| {
+                vfs.prune();
+                vfs.invalidate(&vfs.root(), name("d")).unwrap();
+            },
+        );
+    });
+}
+
+/// Traps T16, T55: the slot of the negative dentry serves another name in the meantime.
+#[test]
+fn directory_made_beside_a_file_that_takes_the_slot_is_found_from_then_on() {
+    check(|| {
+        mkdir_against_lookup(
+            |vfs| make(vfs, None, "d", S_IFDIR),
+            |vfs| {
+                let f = make(vfs, None, "f", S_IFREG);
+                assert_eq!(lookup(vfs, "f"), Ok(f));
+                vfs.remove(&Cred::root(), &vfs.root(), name("f"), Removal::Unlink).unwrap();
+            },
+        );
+    });
+}
+
+/// Trap T16: the directory loses its name for a moment.
+#[test]
+#[should_panic(expected = "not there any more")]
+fn control_directory_that_goes_and_comes_again_is_caught() {
+    check(|| {
+        mkdir_against_lookup(
+            |vfs| {
+                let d = make(vfs, None, "d", S_IFDIR);
+                rename(vfs, "d", "e", RenameMode::Replace);
+                rename(vfs, "e", "d", RenameMode::Replace);
+                d
+            },
+            |_| {},
+        );
     });
 }

@@ -130,6 +130,19 @@ fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
 }
 
+fn publish_directory_a(dcache: &Dcache, key: Key) {
+    let node = enter(dcache, 7, mode::S_IFDIR | 0o700);
+    let slot = dcache.publish(key, &needle_a(dcache), Some(node)).unwrap();
+    dcache.put(slot);
+    dcache.put_inode(node.inode, 1);
+}
+
+/// Traps T3, T16: the same where a negative dentry goes for that of a directory in another slot.
+#[test]
+fn directory_in_place_of_a_negative_is_found_whole_or_not() {
+    assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
+}
+
 /// Trap T23: the dentry says its inode before that has a number, outside of a write section.
 #[test]
 #[should_panic(expected = "half-born")]

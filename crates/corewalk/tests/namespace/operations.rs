@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Cred, Errno, FsStruct, Make, PathKind, Removal, RenameMode, WalkFlags};
+use corewalk::{
+    Cred, Errno, FsStruct, Make, PathKind, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
+};
 
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 
@@ -238,4 +241,31 @@ fn prune_leaves_what_is_in_use_and_nothing_else() {
     vfs.prune();
     let end = vfs.stats();
     assert_eq!((end.entries, end.inodes, end.negatives), (start.entries, start.inodes, 0));
+}
+
+/// A look for a name takes the last slot; what is then made under the name takes it over, whatever it
+/// is, since the back end has made it by the time that a slot is asked for.
+#[test]
+fn make_under_a_missing_name_that_has_the_last_slot_succeeds() {
+    let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
+    let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
+    let (cred, root) = (Cred::root(), vfs.root());
+    let make = |file: &str, mode| {
+        let made = vfs.make(&cred, &root, name(file), Make::new(mode | 0o755, 0, 0));
+        made.map(|(inode, _)| inode)
+    };
+    let mut held = vec![];
+    while vfs.stats().inodes < 1022 {
+        held.push(make(&format!("f{}", held.len()), S_IFREG).unwrap());
+    }
+    for (kind, removal) in [(S_IFREG, Removal::Unlink), (S_IFDIR, Removal::Rmdir)] {
+        assert_eq!(vfs.lookup(&cred, &root, name("x")).map(drop), Err(Errno::NOENT));
+        assert_eq!(vfs.stats().negatives, 1, "it has a slot");
+        let x = make("x", kind).expect("it has taken that over");
+        assert_eq!(vfs.lookup(&cred, &root, name("x")).unwrap().ino(), x.ino());
+        assert_eq!(vfs.stats().negatives, 0);
+        drop(x);
+        remove(&vfs, "x", removal).unwrap();
+        vfs.prune();
+    }
 }
