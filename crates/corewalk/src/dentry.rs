@@ -456,7 +456,12 @@ impl Dentries {
     /// Returns a slot for an inode: that of the dentry in `beside` if the inode half is free there
     /// (0 is none), and otherwise one of `group`. The caller holds a reference on that dentry.
     pub(crate) fn alloc_inode(&self, beside: u32, group: Group) -> Option<u32> {
-        self.alloc_half(Half::Inode, beside, group)
+        match group {
+            Group::Many => self.alloc_half(Half::Inode, beside, group),
+            Group::Few => self
+                .alloc_half(Half::Inode, 0, group)
+                .or_else(|| self.alloc_half(Half::Inode, beside, group)),
+        }
     }
 
     /// Gives the inode half of a slot back.

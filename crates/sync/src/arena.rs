@@ -18,8 +18,8 @@
 //!   `alloc` neither. No free list runs through a slot (trap T7).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
 //! - A.4: fresh slots are used only when neither the shard nor the depot has a freed one of the group,
-//!   so the touched memory follows the peaks of what was in use, plus at most two batches of each
-//!   group per shard.
+//!   nor the depot many of the other one; so the touched memory follows the peak of what was in use,
+//!   plus at most two batches of each group per shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if no free slot was found in any shard.
 //! - A.6: a small arena takes small pages: see `arena/memory` for when huge ones are used.
 //!
@@ -27,7 +27,7 @@
 //!
 //! Objects that are few and often read, strewn among many that are not, lie on a page each, and every
 //! look at one misses the processor's cache of addresses. So slots come in two groups ([`Group`]), of
-//! which each has batches of its own; a slot stays in its group. In a namespace of 100,000 entries,
+//! which each has batches of its own; a slot that was lent to the other group goes back to its own. In a namespace of 100,000 entries,
 //! 7,000 of them directories, path translation took a quarter less time with the directories together.
 //!
 //! # Slots by number
@@ -66,6 +66,9 @@ use std::{fmt, io, sync::OnceLock};
 /// Slots that move between a shard and the depot, or from fresh memory, at once.
 const BATCH: usize = if crate::primitives::IS_MODEL { 2 } else { 64 };
 
+/// Free slots of a group in the depot from which on the other group takes some.
+const SPARE: usize = 16 * BATCH;
+
 /// An arena of slots of `WORDS` words each.
 ///
 /// With eight words a slot is one 64-byte cache line.
@@ -102,6 +105,15 @@ pub enum Group {
     Many,
     /// Among those that are few, and read often.
     Few,
+}
+
+impl Group {
+    fn other(self) -> Group {
+        match self {
+            Group::Many => Group::Few,
+            Group::Few => Group::Many,
+        }
+    }
 }
 
 /// Free slots by group.
@@ -297,14 +309,19 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         few[batch / 64].fetch_or(1 << (batch % 64), Ordering::Relaxed);
     }
 
-    /// Fills a shard's empty list from the depot, else with fresh slots.
+    /// Fills a shard's empty list from the depot, else with fresh slots, unless there are many of the
+    /// other group in the depot: those are there because that group has become smaller.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {
             let mut depot = self.depot.lock();
-            let depot = depot.of(group);
-            let keep = depot.len().saturating_sub(BATCH);
-            slots.extend(depot.drain(keep..));
+            let own = depot.of(group);
+            let keep = own.len().saturating_sub(BATCH);
+            slots.extend(own.drain(keep..));
+            let other = depot.of(group.other());
+            if slots.is_empty() && other.len() >= SPARE {
+                slots.extend(other.drain(..BATCH));
+            }
         }
         if slots.is_empty() {
             self.take_fresh(group, slots);

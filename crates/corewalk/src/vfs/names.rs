@@ -442,9 +442,11 @@ impl Vfs {
             let (key, changes) = (dir.key(), self.dcache.inodes.changes());
             let source = self.source(dir.now.inode);
             let attr = self.fs(dir.now.inode).make(self.node(&source), name, &what)?;
-            // A directory lies among directories instead.
-            let negative = negative.filter(|_| attr.kind() != FileKind::Directory);
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
+            if attr.kind() == FileKind::Directory {
+                // A directory lies among directories instead: nobody needs it now.
+                drop(negative);
+            }
             let inode = entered.inspect_err(|_| {
                 // It exists, so what is cached of the name is wrong.
                 self.make_unknown(&dir, &needle);

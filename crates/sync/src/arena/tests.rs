@@ -151,6 +151,19 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
+/// A.4 with groups: what one group no longer needs the other one uses, before fresh slots are.
+#[test]
+fn group_that_has_shrunk_lends_its_slots() {
+    let arena: SlotArena<1> = SlotArena::new("groups", 100_000).unwrap();
+    for group in [Group::Many, Group::Few, Group::Many] {
+        let slots: HashSet<u32> = (0..20_000).map(|_| arena.alloc_in(group).unwrap()).collect();
+        assert_eq!(slots.len(), 20_000);
+        slots.into_iter().for_each(|slot| arena.free(slot));
+    }
+    let most = 20_000 + SPARE + 6 * BATCH;
+    assert!(arena.len_touched() as usize <= most, "A.4: touched {}", arena.len_touched());
+}
+
 /// A group that has no slots left takes those of the other one, which go back to where they belong.
 #[test]
 fn group_without_slots_takes_the_others() {
