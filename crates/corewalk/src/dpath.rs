@@ -12,15 +12,20 @@
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 
+mod trail;
+
 use corewalk_sync::Pass;
 
 use crate::Errno;
 use crate::dcache::Dcache;
-use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy};
-use crate::passed::Passed;
+use crate::mount::Mount;
+use crate::passed::STEPS;
+pub(crate) use trail::Trail;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
+/// Steps that a translation into a lent buffer can check without a lock, at the second attempt.
+const DEEP: usize = 1024;
 
 /// Where a translated path leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,199 +34,92 @@ pub enum PathKind {
     Linked,
     /// To a dentry that has been removed: the path it had.
     Unlinked,
-    /// From the root of the dentry's file system or mount, which does not lie below the root that
-    /// was asked for.
+    /// From the root of the namespace, to a dentry that is not below the root that was asked for.
+    OutsideRoot,
+    /// From the top of what the dentry hangs on, which is not mounted anywhere.
     Unreachable,
 }
 
-/// Bytes that a trail has room for without an allocation, and [`WINDOW`] more.
-const BYTES: usize = 256 + WINDOW;
-/// Bytes before the path that a name which lies in its dentry may be put into: all that its length could
-/// be, as far as a compiler sees, and one word.
-const WINDOW: usize = LENGTHS + 8;
-/// A power of two above the lengths of names that lie in their dentries.
-const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
-
-/// A path as it was read from the leaf to the root.
-pub(crate) struct Trail {
-    /// The dentries on the way.
-    steps: Passed,
-    /// The path, from `start` to the end: names come in front of what is there. It is in `more` as soon
-    /// as that is not empty.
-    first: [u8; BYTES],
-    more: Vec<u8>,
-    start: usize,
-    pub(crate) kind: PathKind,
-    /// The dentry at which the trail ended.
-    pub(crate) top: u32,
+/// What a translation goes along.
+#[derive(Clone, Copy)]
+pub(crate) enum Way<'m> {
+    /// From the dentry to the root of its file system.
+    Names(u32),
+    /// From a dentry in a mount to the root, a mount and a dentry in it, or to the root of the namespace.
+    Mounts((&'m Mount, u32), Option<(u64, u32)>),
 }
 
-impl Trail {
-    pub(crate) fn new() -> Trail {
-        Trail {
-            steps: Passed::new(),
-            first: [0; BYTES],
-            more: Vec::new(),
-            start: BYTES,
-            kind: PathKind::Linked,
-            top: 0,
+impl Way<'_> {
+    fn leaf(self) -> u32 {
+        match self {
+            Way::Names(slot) | Way::Mounts((_, slot), _) => slot,
         }
     }
 
-    /// Forgets everything: a pass starts as if it were the first (trap T8).
-    pub(crate) fn clear(&mut self) {
-        self.steps.clear();
-        self.start = self.bytes().len();
-        self.kind = PathKind::Linked;
-        self.top = 0;
-    }
-
-    /// Collects the names from `slot` up to `root` (or the root of the file system).
-    fn climb(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
-        match pass {
-            Pass::Optimistic => self.climb_in(dcache, slot, root, Pass::Optimistic),
-            Pass::Locked => self.climb_in(dcache, slot, root, Pass::Locked),
+    fn climb<const N: usize>(self, trail: &mut Trail<'_, N>, dcache: &Dcache, pass: Pass) {
+        match self {
+            Way::Names(slot) => trail.climb(dcache, slot, 0, pass),
+            Way::Mounts(from, root) => trail.climb_mounts(dcache, from, root, pass),
         }
     }
+}
 
-    #[inline(always)]
-    fn climb_in(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
-        let mut at = slot;
-        let mut common = Flags::HASHED;
-        loop {
-            let line = dcache.dentries.line(at);
-            let mut seen = line.glimpse_now();
-            if seen.seq & 1 != 0 {
-                seen = dcache.dentries.glimpse(at);
-            }
-            let flags = seen.body.flags();
-            self.steps.push(at, seen.seq);
-            if at == root || flags.contains(Flags::ROOT) {
-                break;
-            }
-            let before = self.path().len();
-            if flags.contains(Flags::LONG) {
-                self.put_long_name(dcache, at, seen.body);
-            } else {
-                self.put_name(&line, seen.body);
-            }
-            if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // Names and parents stay, but a mark on a dentry may change.
-                self.start = self.bytes().len() - before;
-                self.steps.pop();
-                continue;
-            }
-            common &= flags;
-            // What was read may belong to different instants; a loop that this makes is left when
-            // a sequence that has moved is noticed.
-            let len = self.steps.len();
-            let must_look = len >= 256 && pass == Pass::Optimistic && len.is_power_of_two();
-            if seen.key.parent() == 0 || (must_look && !self.is_unchanged(dcache)) {
-                break;
-            }
-            at = seen.key.parent();
-        }
-        self.top = at;
-        if !common.contains(Flags::HASHED) {
-            self.kind = PathKind::Unlinked;
-        }
-    }
-
-    /// Puts a `/` and a name in front of the path. A name that is in its dentry is put there by words,
-    /// as many as there can be, the last one first; if it is shorter than one, all of them are the
-    /// first, and what is too much lies before it, where the next name comes.
-    #[inline(always)]
-    fn put_name(&mut self, line: &Line<'_>, body: Body) {
-        if self.start < WINDOW {
-            self.grow(WINDOW);
-        }
-        let (len, words) = (body.len() % LENGTHS, line.name_words());
-        let start = self.start;
-        self.start = start - len - 1;
-        let window = self.bytes()[..start].last_chunk_mut::<WINDOW>().expect("it has been made");
-        let from = WINDOW - len.max(8);
-        let mut put = |i: usize, word: u64| {
-            let at = (from + 8 * i).min(WINDOW - 8);
-            window[at..at + 8].copy_from_slice(&word.to_le_bytes());
-        };
-        if !body.is_directory() {
-            (DIRECTORY_ROOM..INLINE_WORDS).rev().for_each(|i| put(i, words[i]));
-        }
-        (1..DIRECTORY_ROOM).rev().for_each(|i| put(i, words[i]));
-        put(0, words[0] << (8 * 8_usize.saturating_sub(len) as u32 % 64));
-        window[WINDOW - 1 - len] = b'/';
-    }
-
-    #[cold]
-    fn put_long_name(&mut self, dcache: &Dcache, slot: u32, body: Body) {
-        let mut copy = NameCopy::new();
-        dcache.dentries.copy_name(slot, body, &mut copy);
-        let name = copy.as_bytes();
-        if self.start < name.len() + 1 {
-            self.grow(name.len() + 1);
-        }
-        let end = self.start;
-        self.start -= name.len() + 1;
-        let start = self.start;
-        let bytes = self.bytes();
-        bytes[start] = b'/';
-        bytes[start + 1..end].copy_from_slice(name);
-    }
-
-    /// Makes room for `wanted` bytes more.
-    #[cold]
-    fn grow(&mut self, wanted: usize) {
-        let path = self.path().to_vec();
-        let len = (2 * self.bytes().len()).max(path.len() + wanted);
-        self.more.resize(len, 0);
-        self.start = len - path.len();
-        self.more[len - path.len()..].copy_from_slice(&path);
-    }
-
-    #[inline]
-    fn bytes(&mut self) -> &mut [u8] {
-        if self.more.is_empty() { &mut self.first } else { &mut self.more }
-    }
-
-    /// Returns the collected names, each with a `/` before it.
-    fn path(&self) -> &[u8] {
-        if self.more.is_empty() { &self.first[self.start..] } else { &self.more[self.start..] }
-    }
-
-    /// Returns the path as one from the root of the file system.
-    fn whole(&self) -> &[u8] {
-        match self.path() {
-            [] => b"/",
-            path => path,
-        }
-    }
-
-    /// Returns true if nothing that was collected has changed since.
-    pub(crate) fn is_unchanged(&self, dcache: &Dcache) -> bool {
-        self.steps.is_unchanged(&dcache.dentries)
-    }
-
-    /// Appends the collected names, each with a `/` before it.
-    pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self.path());
-    }
-
-    /// Collects a trail that existed at one instant.
-    pub(crate) fn collect(&mut self, dcache: &Dcache, slot: u32, root: u32) {
+impl<const N: usize> Trail<'_, N> {
+    /// Collects a trail that existed at one instant. The caller holds the dentry at its beginning.
+    pub(crate) fn collect(&mut self, dcache: &Dcache, way: Way<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
-            self.climb(dcache, slot, root, Pass::Optimistic);
+            way.climb(self, dcache, Pass::Optimistic);
+            if self.is_cut() {
+                break;
+            }
             if self.is_unchanged(dcache) {
                 return;
             }
             dcache.counters.retries.add(1);
         }
+        if self.is_cut() && N < DEEP {
+            return;
+        }
         dcache.counters.fallbacks.add(1);
         let _still = dcache.topology.read_shared();
-        let _leaf = dcache.dentries.lockref(slot).lock();
+        let _leaf = dcache.dentries.lockref(way.leaf()).lock();
         self.clear();
-        self.climb(dcache, slot, root, Pass::Locked);
+        way.climb(self, dcache, Pass::Locked);
     }
+}
+
+/// Leaves a path that existed at one instant at the end of `buf`, and returns where it begins. The caller
+/// holds the dentry at the beginning of `way`. Nothing is allocated.
+///
+/// # Errors
+/// `ENAMETOOLONG` if it does not fit.
+pub(crate) fn path_into(
+    dcache: &Dcache,
+    way: Way<'_>,
+    buf: &mut [u8],
+) -> Result<(usize, PathKind), Errno> {
+    let mut trail = Trail::<STEPS>::lent(buf);
+    trail.collect(dcache, way);
+    if trail.is_cut() {
+        return deep_path_into(dcache, way, buf);
+    }
+    let kind = trail.kind;
+    Ok((trail.into_buffer()?, kind))
+}
+
+/// As [`path_into`], of a path with many names.
+#[cold]
+#[inline(never)]
+fn deep_path_into(
+    dcache: &Dcache,
+    way: Way<'_>,
+    buf: &mut [u8],
+) -> Result<(usize, PathKind), Errno> {
+    let mut trail = Trail::<DEEP>::lent(buf);
+    trail.collect(dcache, way);
+    let kind = trail.kind;
+    Ok((trail.into_buffer()?, kind))
 }
 
 /// Appends a path of an inode from the root of its file system to `out`, `/` for the root itself.
@@ -244,7 +142,7 @@ pub(crate) fn append_inode_path(
         }
         let is_alias = dcache.dentries.image(alias).body.inode() == inode;
         if is_alias {
-            trail.collect(dcache, alias, 0);
+            trail.collect(dcache, Way::Names(alias));
         }
         dcache.put(alias);
         if is_alias && trail.kind == PathKind::Linked {

@@ -1,9 +1,11 @@
 //! A place in the namespace: a mount and a dentry, held.
 
+mod spelling;
+
 use std::fmt;
 
 use crate::Errno;
-use crate::dpath::{PathKind, Trail};
+use crate::dpath::{PathKind, Trail, Way, path_into};
 use crate::mount::MountRef;
 use crate::vfs::{InodeRef, Vfs};
 
@@ -26,68 +28,71 @@ impl<'v> PathRef<'v> {
     }
 
     /// Returns the path from `root`, as it was at one instant, and what kind of path it is: `/` and
-    /// [`PathKind::Linked`] for `root` itself, `/a/b` below it.
-    pub fn path_from(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
-        let dcache = &self.vfs.dcache;
-        let mut trails = vec![];
-        let (mut mount, mut dentry) = (&*self.mount, self.dentry);
-        let is_outside = loop {
-            let stop = if mount.id == root.mount.id { root.dentry } else { mount.root };
-            let mut trail = Trail::new();
-            trail.collect(dcache, dentry, stop);
-            let top = trail.top;
-            trails.push(trail);
-            if mount.id == root.mount.id && top == root.dentry {
-                break false;
-            }
-            match &mount.point {
-                Some((parent, point)) if top == mount.root => (mount, dentry) = (parent, *point),
-                _ => break true,
-            }
-        };
-        // Mounts are joined trail by trail: one snapshot over all of them would need the same
-        // check again; a rename in another mount in between moves that part only.
-        let mut out = Vec::new();
-        for trail in trails.iter().rev() {
-            trail.append_to(&mut out);
-        }
-        if out.is_empty() {
-            out.push(b'/');
-        }
-        let kind = match trails[0].kind {
-            PathKind::Linked if is_outside => PathKind::Unreachable,
-            kind => kind,
-        };
-        (out, kind)
+    /// [`PathKind::Linked`] for `root` itself, `/a/b` below it. Mounts on the way are part of that
+    /// instant.
+    #[must_use]
+    pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
+        self.translated(self.way(Some(root)))
     }
 
-    /// Returns the text that d_path gives: the path from `root`, with ` (deleted)` behind it for an
-    /// unlinked one.
-    ///
-    /// A path that is not below `root` is shown from the top of what it hangs on and looks like any
-    /// other: Linux 6.18 reads `/tmp/out/a` behind `/proc/self/fd/3` in a process whose root is
-    /// `/tmp/jail`, and `/a/b` for a working directory in a tmpfs that was unmounted lazily.
-    /// (`prepend_path` tells the two apart by what it returns; only getcwd(2) shows it.) Use
-    /// [`PathRef::path_from`] to know.
-    pub fn d_path(&self, root: &PathRef<'_>) -> Vec<u8> {
-        let (mut path, kind) = self.path_from(root);
-        if kind == PathKind::Unlinked {
-            path.extend_from_slice(b" (deleted)");
-        }
-        path
-    }
-
-    /// Returns the text that getcwd(2) gives for this working directory.
+    /// As [`PathRef::path_of`], at the end of `buf`; what lies before it may have been written to.
+    /// Nothing is allocated, however long the path is.
     ///
     /// # Errors
-    /// `ENOENT` if it has been removed.
-    pub fn getcwd(&self, root: &PathRef<'_>) -> Result<Vec<u8>, Errno> {
-        let (path, kind) = self.path_from(root);
-        match kind {
-            PathKind::Linked => Ok(path),
-            PathKind::Unlinked => Err(Errno::NOENT),
-            PathKind::Unreachable => Ok([b"(unreachable)", &path[..]].concat()),
-        }
+    /// `ENAMETOOLONG` if it does not fit. There is no NUL behind it, so a buffer of its length is enough.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk::{Errno, PathKind, Vfs, VfsOptions};
+    /// use std::sync::Arc;
+    /// # fn main() -> Result<(), Errno> {
+    /// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// let root = vfs.root_path();
+    /// assert_eq!(root.path_of_in(&root, &mut [0; 8])?, (&b"/"[..], PathKind::Linked));
+    /// assert_eq!(root.path_of_in(&root, &mut []), Err(Errno::NAMETOOLONG));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn path_of_in<'b>(
+        &self,
+        root: &PathRef<'_>,
+        buf: &'b mut [u8],
+    ) -> Result<(&'b [u8], PathKind), Errno> {
+        let (start, kind) = self.path_into(Some(root), buf)?;
+        Ok((&buf[start..], kind))
+    }
+
+    /// Returns true if the place is `of` or below it, at one instant; mounts may lie in between.
+    #[must_use]
+    pub fn is_subdir(&self, of: &PathRef<'_>) -> bool {
+        let mut trail = Trail::new();
+        trail.collect(&self.vfs.dcache, self.way(Some(of)));
+        !matches!(trail.kind, PathKind::OutsideRoot | PathKind::Unreachable)
+            && trail.top == of.dentry
+    }
+
+    /// Returns the way from here to `root`, or to the root of the namespace.
+    fn way(&self, root: Option<&PathRef<'_>>) -> Way<'_> {
+        Way::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
+    }
+
+    fn translated(&self, way: Way<'_>) -> (Vec<u8>, PathKind) {
+        let mut trail = Trail::new();
+        trail.collect(&self.vfs.dcache, way);
+        (trail.whole().to_vec(), trail.kind)
+    }
+
+    fn path_into(
+        &self,
+        root: Option<&PathRef<'_>>,
+        buf: &mut [u8],
+    ) -> Result<(usize, PathKind), Errno> {
+        self.way_into(self.way(root), buf)
+    }
+
+    fn way_into(&self, way: Way<'_>, buf: &mut [u8]) -> Result<(usize, PathKind), Errno> {
+        path_into(&self.vfs.dcache, way, buf)
     }
 
     /// Returns a weak name of the place: the slot of the dentry and its generation.

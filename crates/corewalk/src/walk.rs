@@ -32,7 +32,7 @@ use crate::cred::Cred;
 use crate::dentry::Flags;
 use crate::mount::{Mount, MountRef};
 use crate::name::{Name, PATH_MAX};
-use crate::passed::Passed;
+use crate::passed::{Growth, Passed};
 use crate::path::PathRef;
 use crate::vfs::{Place, Vfs};
 
@@ -245,7 +245,7 @@ impl<'v, 'a> Walk<'v, 'a> {
             dentry: start.dentry,
             seen,
             hold: None,
-            trail: Passed::new(),
+            trail: Passed::new(Growth::Allowed),
             links: 0,
         }
     }

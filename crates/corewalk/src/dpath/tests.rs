@@ -52,10 +52,8 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
 }
 
 /// What a translation says, and where it ended.
-fn said(trail: &Trail) -> (Vec<u8>, PathKind, u32, usize) {
-    let mut path = Vec::new();
-    trail.append_to(&mut path);
-    (path, trail.kind, trail.top, trail.steps.len())
+fn said(trail: &Trail<'_>) -> (Vec<u8>, PathKind, u32, usize) {
+    (trail.path().to_vec(), trail.kind, trail.top, trail.steps())
 }
 
 /// Trap T8: a pass is refused whichever name on the way changed, and the next says what a fresh
@@ -73,9 +71,9 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
         assert!(trail.is_unchanged(dcache), "a name beside the way");
         rename(&vfs, &dir, &name, "renamed");
         assert!(!trail.is_unchanged(dcache), "a name on the way, at depth {depth}");
-        trail.collect(dcache, leaf.dentry, 0);
+        trail.collect(dcache, Way::Names(leaf.dentry));
         let mut fresh = Trail::new();
-        fresh.collect(dcache, leaf.dentry, 0);
+        fresh.collect(dcache, Way::Names(leaf.dentry));
         assert_eq!(said(&trail), said(&fresh));
         rename(&vfs, &dir, "renamed", &name);
     }
@@ -83,7 +81,7 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
 
 /// Translates places of all depths and kinds one after the other with one trail; `clear` is what
 /// comes between two of them.
-fn translate_in_turn(clear: fn(&mut Trail)) {
+fn translate_in_turn(clear: fn(&mut Trail<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
     let file = Name::new(b"f").unwrap();
@@ -147,7 +145,7 @@ fn passes_of_translations_are_counted() {
     let counts = || (vfs.stats().retries, vfs.stats().fallbacks);
     let (before, ino) = (counts(), leaf.inode().ino());
     vfs.path_of_number(ino).unwrap();
-    Trail::new().collect(dcache, leaf.dentry, 0);
+    Trail::new().collect(dcache, Way::Names(leaf.dentry));
     assert_eq!(counts(), before, "nothing has changed");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -166,7 +164,7 @@ fn passes_of_translations_are_counted() {
             })
         };
         let by_number = is_counted(&|| drop(vfs.path_of_number(ino)));
-        let by_place = is_counted(&|| Trail::new().collect(dcache, leaf.dentry, 0));
+        let by_place = is_counted(&|| Trail::new().collect(dcache, Way::Names(leaf.dentry)));
         // ORDERING: Relaxed. As above.
         done.store(true, Ordering::Relaxed);
         assert!(by_number && by_place, "by number: {by_number}, by place: {by_place}");

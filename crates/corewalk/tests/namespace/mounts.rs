@@ -87,7 +87,7 @@ fn walk_that_is_under_way_in_what_is_unmounted_begins_again() {
     mounted.inner.make(root_node(&mounted.inner), name("f"), &Make::new(0o644, 0, 0)).unwrap();
     vfs.mount(Arc::new(mounted), &place(&vfs, "m")).unwrap();
     assert_eq!(place(&vfs, "m/f").inode().ino(), below);
-    assert_eq!(place(&vfs, "m/f").path_from(&vfs.root_path()).0, b"/m/f");
+    assert_eq!(place(&vfs, "m/f").path_of(&vfs.root_path()).0, b"/m/f");
 }
 
 fn root_node(fs: &Tmpfs) -> Node<'static> {

@@ -73,7 +73,7 @@ fn removed_file_stays_usable_until_its_last_reference() {
     assert_eq!(remove(&vfs, "d", Removal::Unlink), Err(Errno::ISDIR));
     let d = vfs.walk(&Cred::root(), &at(&vfs), b"d", WalkFlags::empty()).unwrap();
     remove(&vfs, "d", Removal::Rmdir).unwrap();
-    assert_eq!(d.path_from(&vfs.root_path()), (b"/d".to_vec(), PathKind::Unlinked));
+    assert_eq!(d.path_of(&vfs.root_path()), (b"/d".to_vec(), PathKind::Unlinked));
     assert_eq!(d.d_path(&vfs.root_path()), b"/d (deleted)");
     let made = vfs.make(&Cred::root(), &d.inode(), name("x"), Make::new(0o644, 0, 0));
     assert_eq!(made.err(), Some(Errno::NOENT));
@@ -133,7 +133,7 @@ fn mounts_are_crossed_both_ways() {
     assert_eq!(walk(&vfs, "m/hidden").unwrap_err(), Errno::NOENT);
     tree(&vfs, &["m/new/", "m/new/x"]);
     let x = vfs.walk(&Cred::root(), &at(&vfs), b"m/new/x", WalkFlags::empty()).unwrap();
-    assert_eq!(x.path_from(&vfs.root_path()), (b"/m/new/x".to_vec(), PathKind::Linked));
+    assert_eq!(x.path_of(&vfs.root_path()), (b"/m/new/x".to_vec(), PathKind::Linked));
     assert_eq!(walk(&vfs, "m/new/../../f").unwrap().ino(), walk(&vfs, "f").unwrap().ino());
     let crossing = vfs.walk(&Cred::root(), &at(&vfs), b"m/new", WalkFlags::NO_XDEV);
     assert_eq!(crossing.err(), Some(Errno::XDEV));

@@ -1,8 +1,10 @@
 //! Many lookups against many renames: no name that is there is missed, and nothing is mixed up.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use corewalk::{Cred, Errno, FsStruct, PathKind, RenameMode, WalkFlags};
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{Cred, Errno, FsStruct, PathKind, PathRef, RenameMode, WalkFlags};
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::{self, Watchdog};
@@ -256,7 +258,7 @@ fn parent_is_one_that_the_directory_had() {
             |_| {
                 let parent = vfs.parent_ino(&d.inode()).unwrap();
                 assert!(parent == a.ino() || parent == b.ino());
-                let (path, kind) = d.path_from(&vfs.root_path());
+                let (path, kind) = d.path_of(&vfs.root_path());
                 assert_eq!(kind, PathKind::Linked);
                 assert!(path == b"/a/d" || path == b"/b/d");
             },
@@ -264,4 +266,55 @@ fn parent_is_one_that_the_directory_had() {
         // ORDERING: Relaxed. As above.
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// Renames a directory above a mount point and one in the mount by turns, to the next of three names
+/// each, while `translate` says where a place in the mount is, from the mount point and from the root.
+/// Of the nine paths three never exist.
+fn translate_across_mounts(translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync) {
+    const NAMES: [&str; 3] = ["a", "b", "c"];
+    let vfs = new();
+    tree(&vfs, &["a/", "a/m/"]);
+    let place = |path: &str| {
+        vfs.walk(&Cred::root(), &at(&vfs), path.as_bytes(), WalkFlags::FOLLOW).unwrap()
+    };
+    vfs.mount(Arc::new(Tmpfs::new(TmpfsOptions::default())), &place("a/m")).unwrap();
+    tree(&vfs, &["a/m/a/", "a/m/a/f"]);
+    let (inner, f) = (place("a/m"), place("a/m/a/f"));
+    let (outer, inside, cred) = (vfs.root(), inner.inode(), Cred::root());
+    let root = vfs.root_path();
+    let right: Vec<String> = (0..6)
+        .map(|turn| format!("/{}/m/{}/f", NAMES[turn.div_ceil(2) % 3], NAMES[turn / 2]))
+        .collect();
+    under_storm(
+        Seed::choose(),
+        2,
+        200_000,
+        |i| {
+            let dir = if i % 2 == 0 { &outer } else { &inside };
+            let from = i as usize / 2 % 3;
+            let (from, to) = (name(NAMES[from]), name(NAMES[(from + 1) % 3]));
+            vfs.rename(&cred, (dir, from), (dir, to), RenameMode::NoReplace).unwrap();
+        },
+        |_| {
+            let path = translate(&f, [&inner, &root]);
+            let is_right = right.iter().any(|right| right.as_bytes() == path);
+            assert!(is_right, "no such path: {}", path.escape_ascii());
+        },
+    );
+}
+
+/// Traps T8, P8: a path across mounts is one snapshot, too.
+#[test]
+fn path_across_mounts_existed_at_one_instant() {
+    let _watchdog = Watchdog::start("paths across mounts", Duration::from_secs(300));
+    translate_across_mounts(|f, [_, root]| f.d_path(root));
+}
+
+/// Traps T8, P8: two translations, one on each side of the mount point, joined.
+#[test]
+#[should_panic(expected = "no such path")]
+fn control_path_joined_of_two_translations_is_caught() {
+    let _watchdog = Watchdog::start("joined paths", Duration::from_secs(300));
+    translate_across_mounts(|f, [inner, root]| [inner.d_path(root), f.d_path(inner)].concat());
 }

@@ -139,7 +139,7 @@ fn parent_and_child_evicted_together_leave_nothing_stale() {
             let path = format!("/{}/{}/f", racer.rng.pick(&names), racer.rng.pick(&names));
             let place = at(&vfs);
             let found = vfs.walk(&Cred::root(), &place, path.as_bytes(), WalkFlags::empty());
-            let (seen, kind) = found.unwrap().path_from(&place.root);
+            let (seen, kind) = found.unwrap().path_of(&place.root);
             assert_eq!((seen, kind), (path.into_bytes(), PathKind::Linked));
         }
     });

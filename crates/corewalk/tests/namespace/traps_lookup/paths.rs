@@ -28,12 +28,8 @@ fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     let (moved, replaced) = (place(&vfs, &format!("d/{a}")), place(&vfs, &format!("d/{b}")));
     rename(&vfs, &format!("d/{a}"), &format!("d/{b}"), mode).unwrap();
     let path = format!("/d/{b}").into_bytes();
-    assert_eq!(moved.path_from(&root), (path.clone(), PathKind::Linked));
-    assert_eq!(
-        replaced.path_from(&root),
-        (path, PathKind::Unlinked),
-        "the old target lost its name"
-    );
+    assert_eq!(moved.path_of(&root), (path.clone(), PathKind::Linked));
+    assert_eq!(replaced.path_of(&root), (path, PathKind::Unlinked), "the old target lost its name");
 }
 
 /// The pairs of names that make every mix of inline, small and large storage.
@@ -199,7 +195,7 @@ fn translation_that_begins_again_keeps_nothing() {
 /// Trap T11: each kind of path result and each spelling of it.
 #[test]
 fn path_results_have_their_kinds_and_spellings() {
-    use PathKind::{Linked, Unlinked, Unreachable};
+    use PathKind::{Linked, OutsideRoot, Unlinked};
     let vfs = new();
     let long = "n".repeat(255);
     tree(
@@ -224,13 +220,13 @@ fn path_results_have_their_kinds_and_spellings() {
         (place(&vfs, "m/sub/g"), &root, b"/m/sub/g", Linked, Ok(b"/m/sub/g")),
         (place(&vfs, "m/sub/g"), &place(&vfs, "m/sub"), b"/g", Linked, Ok(b"/g")),
         (place(&vfs, &long), &root, &long_path, Linked, Ok(&long_path)),
-        (place(&vfs, "out/f"), &jail, b"/out/f", Unreachable, Ok(b"(unreachable)/out/f")),
-        (root.clone(), &jail, b"/", Unreachable, Ok(b"(unreachable)/")),
+        (place(&vfs, "out/f"), &jail, b"/out/f", OutsideRoot, Ok(b"(unreachable)/out/f")),
+        (root.clone(), &jail, b"/", OutsideRoot, Ok(b"(unreachable)/")),
         (gone_dir, &root, b"/jail/in", Unlinked, noent),
         (gone, &root, b"/gone", Unlinked, noent),
     ];
     for (place, from, path, kind, cwd) in table {
-        assert_eq!(place.path_from(from), (path.to_vec(), kind));
+        assert_eq!(place.path_of(from), (path.to_vec(), kind));
         assert_eq!(place.getcwd(from).as_deref(), cwd.as_deref());
         let end: &[u8] = if kind == Unlinked { b" (deleted)" } else { b"" };
         assert_eq!(place.d_path(from), [path, end].concat());
@@ -238,7 +234,7 @@ fn path_results_have_their_kinds_and_spellings() {
     // The text of d_path is ambiguous, the typed result is not.
     let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());
     assert_eq!(odd.d_path(&root), text);
-    assert_eq!(odd.path_from(&root), (text, Linked));
+    assert_eq!(odd.path_of(&root), (text, Linked));
 }
 
 /// Trap T11: a path of any length is whole; there is no buffer that could cut it.

@@ -1,0 +1,303 @@
+//! A path while it is collected, from the leaf to the root.
+//!
+//! Names come in front of what is there, so the path lies at the end of its room and is whole at any
+//! time. It starts in a room of its own on the stack, which is enough for nearly all; what grows longer
+//! goes on in a vector or, for callers who allow no allocation, in the buffer they lent.
+//!
+//! Source: `dpath`.
+
+use corewalk_sync::Pass;
+
+use super::PathKind;
+use crate::Errno;
+use crate::dcache::Dcache;
+use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy};
+use crate::mount::Mount;
+use crate::passed::{Growth, Passed, STEPS};
+
+/// Bytes that a trail has room for by itself, and [`WINDOW`] more.
+const BYTES: usize = 256 + WINDOW;
+/// Bytes before the path that a name which lies in its dentry may be put into: all that its length could
+/// be, as far as a compiler sees, and one word.
+const WINDOW: usize = LENGTHS + 8;
+/// A power of two above the lengths of names that lie in their dentries.
+const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
+
+/// A path as it was read from the leaf to the root.
+pub(crate) struct Trail<'b, const N: usize = STEPS> {
+    /// The dentries on the way.
+    steps: Passed<N>,
+    first: [u8; BYTES],
+    room: Room<'b>,
+    /// Where in the bytes the path begins; it ends with them.
+    start: usize,
+    is_too_long: bool,
+    pub(crate) kind: PathKind,
+    /// The dentry at which the trail ended.
+    pub(crate) top: u32,
+}
+
+/// Where the bytes of a path are.
+enum Room<'b> {
+    /// In the trail, with a vector to go on in.
+    Own,
+    /// In the trail, with a buffer to go on in.
+    OwnAndLent(&'b mut [u8]),
+    Lent(&'b mut [u8]),
+    Grown(Vec<u8>),
+}
+
+impl Trail<'static> {
+    /// Returns a trail that allocates what a long path needs.
+    pub(crate) fn new() -> Trail<'static> {
+        Trail::with(Room::Own, Growth::Allowed)
+    }
+}
+
+impl<'b, const N: usize> Trail<'b, N> {
+    /// Returns a trail that allocates nothing, for a path that is to fit in `buf`.
+    pub(crate) fn lent(buf: &'b mut [u8]) -> Trail<'b, N> {
+        Trail::with(Room::OwnAndLent(buf), Growth::Refused)
+    }
+
+    fn with(room: Room<'b>, growth: Growth) -> Trail<'b, N> {
+        Trail {
+            steps: Passed::new(growth),
+            first: [0; BYTES],
+            room,
+            start: BYTES,
+            is_too_long: false,
+            kind: PathKind::Linked,
+            top: 0,
+        }
+    }
+
+    /// Forgets everything: a pass starts as if it were the first (trap T8).
+    pub(crate) fn clear(&mut self) {
+        self.steps.clear();
+        self.start = self.bytes().len();
+        self.is_too_long = false;
+        self.kind = PathKind::Linked;
+        self.top = 0;
+    }
+
+    /// Collects the names from `slot` up to `root` (or the root of the file system).
+    pub(crate) fn climb(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+        match pass {
+            Pass::Optimistic => self.climb_in(dcache, slot, root, Pass::Optimistic),
+            Pass::Locked => self.climb_in(dcache, slot, root, Pass::Locked),
+        }
+    }
+
+    /// Collects the names from `slot` in `mount` up to `root` (a mount and a dentry in it) or, if that
+    /// is not on the way or None, to the root of the outermost mount. All mounts on the way are one
+    /// trail, so the check at its end is one of the whole path.
+    pub(crate) fn climb_mounts(
+        &mut self,
+        dcache: &Dcache,
+        (mount, slot): (&Mount, u32),
+        root: Option<(u64, u32)>,
+        pass: Pass,
+    ) {
+        let (mut mount, mut slot) = (mount, slot);
+        let is_outside = loop {
+            let stop = root.filter(|root| root.0 == mount.id).map_or(mount.root, |root| root.1);
+            self.climb(dcache, slot, stop, pass);
+            if root == Some((mount.id, self.top)) {
+                break None;
+            }
+            match &mount.point {
+                _ if self.top != mount.root => break Some(PathKind::Unreachable),
+                Some((parent, point)) => (mount, slot) = (parent, *point),
+                None => break root.map(|_| PathKind::OutsideRoot),
+            }
+        };
+        if let (Some(kind), PathKind::Linked) = (is_outside, self.kind) {
+            self.kind = kind;
+        }
+    }
+
+    #[inline(always)]
+    fn climb_in(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+        let mut at = slot;
+        let mut common = Flags::HASHED;
+        loop {
+            let line = dcache.dentries.line(at);
+            let mut seen = line.glimpse_now();
+            if seen.seq & 1 != 0 {
+                seen = dcache.dentries.glimpse(at);
+            }
+            let flags = seen.body.flags();
+            if pass == Pass::Optimistic {
+                self.steps.push(at, seen.seq);
+            }
+            if at == root || flags.contains(Flags::ROOT) {
+                break;
+            }
+            let before = self.path().len();
+            if flags.contains(Flags::LONG) || !self.put_name(&line, seen.body) {
+                self.put_copy(dcache, at, seen.body);
+            }
+            if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
+                // Names and parents stay, but a mark on a dentry may change.
+                self.start = self.bytes().len() - before;
+                self.is_too_long = false;
+                continue;
+            }
+            common &= flags;
+            // What was read may belong to different instants; a loop that this makes is left when
+            // a sequence that has moved is noticed, or when there is no room any more.
+            let len = self.steps.len();
+            let must_stop = len > N && self.must_stop(dcache, len);
+            if seen.key.parent() == 0 || must_stop || self.is_too_long {
+                break;
+            }
+            at = seen.key.parent();
+        }
+        self.top = at;
+        if !common.contains(Flags::HASHED) {
+            self.kind = PathKind::Unlinked;
+        }
+    }
+
+    #[cold]
+    fn must_stop(&self, dcache: &Dcache, len: usize) -> bool {
+        let must_look = len >= 256 && len.is_power_of_two();
+        self.is_cut() || (must_look && !self.is_unchanged(dcache))
+    }
+
+    /// Puts a `/` and a name in front of the path. A name that is in its dentry is put there by words,
+    /// as many as there can be, the last one first; if it is shorter than one, all of them are the
+    /// first, and what is too much lies before it, where the next name comes. False if there is no room
+    /// for that.
+    #[inline(always)]
+    fn put_name(&mut self, line: &Line<'_>, body: Body) -> bool {
+        if self.start < WINDOW && !self.make_room(WINDOW) {
+            return false;
+        }
+        let (len, words) = (body.len() % LENGTHS, line.name_words());
+        let start = self.start;
+        self.start = start - len - 1;
+        let window = self.bytes()[..start].last_chunk_mut::<WINDOW>().expect("it has been made");
+        let from = WINDOW - len.max(8);
+        let mut put = |i: usize, word: u64| {
+            let at = (from + 8 * i).min(WINDOW - 8);
+            window[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        };
+        if !body.is_directory() {
+            (DIRECTORY_ROOM..INLINE_WORDS).rev().for_each(|i| put(i, words[i]));
+        }
+        (1..DIRECTORY_ROOM).rev().for_each(|i| put(i, words[i]));
+        put(0, words[0] << (8 * 8_usize.saturating_sub(len) as u32 % 64));
+        window[WINDOW - 1 - len] = b'/';
+        true
+    }
+
+    /// Puts a `/` and a name in front of the path, and nothing before them.
+    #[cold]
+    fn put_copy(&mut self, dcache: &Dcache, slot: u32, body: Body) {
+        let mut copy = NameCopy::new();
+        dcache.dentries.copy_name(slot, body, &mut copy);
+        let name = copy.as_bytes();
+        let len = name.len() + 1;
+        if self.start < len && !self.make_room(len) {
+            self.is_too_long = true;
+            return;
+        }
+        let end = self.start;
+        self.start -= len;
+        let start = self.start;
+        let bytes = self.bytes();
+        bytes[start] = b'/';
+        bytes[start + 1..end].copy_from_slice(name);
+    }
+
+    /// Makes room for `wanted` bytes more; false if there is none to be had.
+    #[cold]
+    fn make_room(&mut self, wanted: usize) -> bool {
+        let len = self.path().len();
+        let grown = |path: &[u8]| {
+            let room = (2 * path.len()).max(path.len() + wanted);
+            let mut bytes = vec![0; room - path.len()];
+            bytes.extend_from_slice(path);
+            Room::Grown(bytes)
+        };
+        let own = &self.first[self.start.min(BYTES)..];
+        self.room = match std::mem::replace(&mut self.room, Room::Own) {
+            Room::Own => grown(own),
+            Room::Grown(bytes) => grown(&bytes[self.start..]),
+            Room::OwnAndLent(buf) if len <= buf.len() => {
+                let at = buf.len() - len;
+                buf[at..].copy_from_slice(own);
+                Room::Lent(buf)
+            }
+            fixed => fixed,
+        };
+        self.start = self.bytes().len() - len;
+        self.start >= wanted
+    }
+
+    #[inline]
+    fn bytes(&mut self) -> &mut [u8] {
+        match &mut self.room {
+            Room::Own | Room::OwnAndLent(_) => &mut self.first,
+            Room::Lent(buf) => buf,
+            Room::Grown(bytes) => bytes,
+        }
+    }
+
+    /// Returns the collected names, each with a `/` before it.
+    pub(crate) fn path(&self) -> &[u8] {
+        match &self.room {
+            Room::Own | Room::OwnAndLent(_) => &self.first[self.start..],
+            Room::Lent(buf) => &buf[self.start..],
+            Room::Grown(bytes) => &bytes[self.start..],
+        }
+    }
+
+    /// Returns the path, `/` if there is no name in it.
+    pub(crate) fn whole(&self) -> &[u8] {
+        match self.path() {
+            [] => b"/",
+            path => path,
+        }
+    }
+
+    /// Leaves the path at the end of the buffer that was lent, and returns where it begins.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG` if it does not fit.
+    pub(crate) fn into_buffer(self) -> Result<usize, Errno> {
+        let len = self.whole().len();
+        match self.room {
+            _ if self.is_too_long => Err(Errno::NAMETOOLONG),
+            // It is there because of what did not fit elsewhere, so it is not empty.
+            Room::Lent(_) => Ok(self.start),
+            Room::OwnAndLent(buf) => {
+                let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;
+                match &self.first[self.start..] {
+                    [] => buf[start] = b'/',
+                    path => buf[start..].copy_from_slice(path),
+                }
+                Ok(start)
+            }
+            Room::Own | Room::Grown(_) => unreachable!("nothing was lent"),
+        }
+    }
+
+    /// Returns true if nothing that was collected has changed since.
+    pub(crate) fn is_unchanged(&self, dcache: &Dcache) -> bool {
+        self.steps.is_unchanged(&dcache.dentries)
+    }
+
+    /// Returns true if there were more steps than a trail of this size can check.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.steps.is_cut()
+    }
+
+    /// Returns how many steps can be checked.
+    #[cfg(test)]
+    pub(super) fn steps(&self) -> usize {
+        self.steps.len()
+    }
+}

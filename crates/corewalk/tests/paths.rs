@@ -1,0 +1,209 @@
+//! Path translation into buffers: every spelling, every size of buffer, and no allocation.
+//!
+//! Each place is translated once into a vector, and then into buffers of all sizes around that: what
+//! fits is the same text at the end of the buffer, what does not is an error, and nothing in between.
+//!
+//! Source: Linux `fs/d_path.c`; getcwd(2); trap T11.
+
+use std::sync::Arc;
+
+use corewalk::attr::mode::{S_IFDIR, S_IFREG};
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{
+    Cred, Errno, FsStruct, InodeRef, Make, Name, PathKind, PathRef, Removal, Vfs, VfsOptions,
+    WalkFlags,
+};
+use corewalk_testkit::alloc::{Counting, thread_allocations};
+
+#[global_allocator]
+static ALLOC: Counting = Counting::new();
+
+/// Names below each other: more than a translation can check without a lock.
+const DEPTH: usize = 1_500;
+
+fn tmpfs() -> Arc<Tmpfs> {
+    Arc::new(Tmpfs::new(TmpfsOptions::default()))
+}
+
+fn new() -> Arc<Vfs> {
+    Vfs::new(tmpfs(), VfsOptions::default()).unwrap()
+}
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, text: &str, mode: u32) -> InodeRef<'v> {
+    vfs.make(&Cred::root(), dir, name(text), Make::new(mode | 0o755, 0, 0)).unwrap().0
+}
+
+fn place<'v>(vfs: &'v Vfs, from: &PathRef<'v>, path: &str) -> PathRef<'v> {
+    let at = FsStruct { root: vfs.root_path(), cwd: from.clone() };
+    vfs.walk(&Cred::root(), &at, path.as_bytes(), WalkFlags::FOLLOW).unwrap()
+}
+
+type Owned = Result<Vec<u8>, Errno>;
+type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
+
+/// Returns all spellings of `place` from `root`: its name, the owned form, the other one, and what a
+/// buffer that is too small is told.
+fn spellings<'a>(
+    place: &'a PathRef<'_>,
+    root: &'a PathRef<'_>,
+) -> Vec<(&'static str, Owned, InBuffer<'a>, Errno)> {
+    let owned = |path: &[u8]| path.to_vec();
+    let too_long = Errno::NAMETOOLONG;
+    vec![
+        (
+            "path_of",
+            Ok(place.path_of(root).0),
+            Box::new(move |buf| place.path_of_in(root, buf).map(|found| owned(found.0))),
+            too_long,
+        ),
+        (
+            "d_path",
+            Ok(place.d_path(root)),
+            Box::new(move |buf| place.d_path_in(root, buf).map(owned)),
+            too_long,
+        ),
+        (
+            "d_absolute_path",
+            place.d_absolute_path(),
+            Box::new(move |buf| place.d_absolute_path_in(buf).map(owned)),
+            too_long,
+        ),
+        (
+            "dentry_path",
+            Ok(place.dentry_path()),
+            Box::new(move |buf| place.dentry_path_in(buf).map(owned)),
+            too_long,
+        ),
+        (
+            "dentry_path_raw",
+            Ok(place.dentry_path_raw()),
+            Box::new(move |buf| place.dentry_path_raw_in(buf).map(owned)),
+            too_long,
+        ),
+        (
+            "getcwd",
+            place.getcwd(root),
+            Box::new(move |buf| place.getcwd_in(root, buf).map(owned)),
+            Errno::RANGE,
+        ),
+    ]
+}
+
+/// Checks all spellings of `place` in buffers of all sizes up to 400 bytes more than it needs.
+fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
+    for (spelling, owned, in_buffer, too_small) in spellings(place, root) {
+        let len = owned.as_ref().map_or(600, Vec::len);
+        let sizes = (0..=len.min(64)).chain(len.saturating_sub(400)..=len + 400);
+        for size in sizes {
+            let mut buf = vec![0xaa; size];
+            let found = in_buffer(&mut buf);
+            match &owned {
+                Ok(path) if size >= path.len() => {
+                    assert_eq!(found.as_ref(), Ok(path), "{spelling} in {size}");
+                    assert!(buf.ends_with(path), "{spelling}: it lies at the end");
+                }
+                Ok(_) => assert_eq!(found, Err(too_small), "{spelling} in {size}"),
+                // Too small a buffer may hide what else is wrong, as in the kernel.
+                Err(error) => {
+                    assert!(found == Err(*error) || (size < 600 && found == Err(too_small)));
+                }
+            }
+        }
+    }
+}
+
+/// Trap T11: root, empty buffer, exact fit, one byte short; removed, outside of the root, across
+/// mounts; names and paths of all kinds of lengths.
+#[test]
+fn path_fits_its_buffer_exactly_or_is_an_error() {
+    let vfs = new();
+    let root = vfs.root_path();
+    let mut dir = make(&vfs, &root.inode(), "jail", S_IFDIR);
+    make(&vfs, &dir, "in", S_IFDIR);
+    make(&vfs, &root.inode(), "m", S_IFDIR);
+    vfs.mount(tmpfs(), &place(&vfs, &root, "m")).unwrap();
+    make(&vfs, &place(&vfs, &root, "m").inode(), "f", S_IFREG);
+    make(&vfs, &root.inode(), "gone", S_IFREG);
+    let mut paths = vec![String::from("jail"), "m".into(), "m/f".into(), "jail/in".into()];
+    let mut path = String::from("jail");
+    for len in [1, 7, 8, 9, 23, 24, 25, 39, 40, 41, 55, 56, 57, 73, 255, 3, 200, 41, 1, 1, 1, 1] {
+        let text = "n".repeat(len);
+        dir = make(&vfs, &dir, &text, S_IFDIR);
+        path += &format!("/{text}");
+        make(&vfs, &dir, &"f".repeat(len), S_IFREG);
+        paths.extend([path.clone(), format!("{path}/{}", "f".repeat(len))]);
+    }
+    let jail = place(&vfs, &root, "jail");
+    check_in_buffers(&root, &root);
+    check_in_buffers(&root, &jail);
+    check_in_buffers(&jail, &jail);
+    for path in &paths {
+        check_in_buffers(&place(&vfs, &root, path), &root);
+        check_in_buffers(&place(&vfs, &root, path), &jail);
+    }
+    let gone = place(&vfs, &root, "gone");
+    vfs.remove(&Cred::root(), &vfs.root(), name("gone"), Removal::Unlink).unwrap();
+    check_in_buffers(&gone, &root);
+    assert_eq!(gone.path_of(&root), (b"/gone".to_vec(), PathKind::Unlinked));
+    assert_eq!(gone.dentry_path(), b"/gone//deleted");
+    assert_eq!(gone.dentry_path_raw(), b"/gone");
+    let inside = place(&vfs, &root, "m/f");
+    assert_eq!((&inside.dentry_path()[..], &inside.d_path(&root)[..]), (&b"/f"[..], &b"/m/f"[..]));
+    assert_eq!(inside.d_absolute_path().unwrap(), b"/m/f");
+    assert_eq!(inside.path_of(&jail), (b"/m/f".to_vec(), PathKind::OutsideRoot));
+    assert_eq!(inside.getcwd(&jail).unwrap(), b"(unreachable)/m/f");
+}
+
+#[test]
+fn is_subdir_sees_through_mounts_and_not_upwards() {
+    let vfs = new();
+    let root = vfs.root_path();
+    for text in ["a", "b"] {
+        let dir = make(&vfs, &root.inode(), text, S_IFDIR);
+        make(&vfs, &dir, "c", S_IFDIR);
+    }
+    vfs.mount(tmpfs(), &place(&vfs, &root, "a/c")).unwrap();
+    make(&vfs, &place(&vfs, &root, "a/c").inode(), "d", S_IFDIR);
+    let [a, b, d] = ["a", "b", "a/c/d"].map(|path| place(&vfs, &root, path));
+    for (place, of) in [(&a, &a), (&a, &root), (&d, &a), (&d, &root), (&root, &root)] {
+        assert!(place.is_subdir(of), "{place:?} is below {of:?}");
+    }
+    for (place, of) in [(&a, &b), (&root, &a), (&a, &d), (&b, &d), (&d, &b)] {
+        assert!(!place.is_subdir(of), "{place:?} is not below {of:?}");
+    }
+}
+
+/// Trap T10 and the bound: a path of any depth is translated into a buffer without an allocation and
+/// without recursion, and is what the owned form says.
+#[test]
+fn translation_into_a_buffer_allocates_nothing_at_any_depth() {
+    let vfs = new();
+    let root = vfs.root_path();
+    let (mut dir, mut expected) = (vfs.root(), Vec::new());
+    let mut buf = vec![0; DEPTH * 256];
+    for depth in 1..=DEPTH {
+        let text = "d".repeat(if depth % 100 == 0 { 255 } else { depth % 60 + 1 });
+        dir = make(&vfs, &dir, &text, S_IFDIR);
+        expected.extend_from_slice(b"/");
+        expected.extend_from_slice(text.as_bytes());
+        if ![1, 15, 16, 17, 255, 256, 257, 1_023, 1_024, 1_025, DEPTH].contains(&depth) {
+            continue;
+        }
+        let mut at = root.clone();
+        for part in expected.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+            at = place(&vfs, &at, std::str::from_utf8(part).unwrap());
+        }
+        let before = thread_allocations();
+        let found = at.path_of_in(&root, &mut buf).map(|(path, kind)| (path == expected, kind));
+        let exact = at.d_path_in(&root, &mut buf[..expected.len()]).map(|path| path == expected);
+        let short = at.getcwd_in(&root, &mut buf[..expected.len() - 1]).map(drop);
+        assert_eq!(thread_allocations(), before, "at depth {depth}");
+        assert_eq!(found, Ok((true, PathKind::Linked)), "at depth {depth}");
+        assert_eq!((exact, short), (Ok(true), Err(Errno::RANGE)), "at depth {depth}");
+        assert_eq!(at.d_path(&root), expected);
+    }
+}
