@@ -29,6 +29,8 @@ pub(crate) struct Trail<'b, const N: usize = STEPS> {
     steps: Passed<N>,
     first: [u8; BYTES],
     room: Room<'b>,
+    /// Whether the path has left the bytes of the trail's own.
+    is_elsewhere: bool,
     /// Where in the bytes the path begins; it ends with them.
     start: usize,
     is_too_long: bool,
@@ -65,6 +67,7 @@ impl<'b, const N: usize> Trail<'b, N> {
             steps: Passed::new(growth),
             first: [0; BYTES],
             room,
+            is_elsewhere: false,
             start: BYTES,
             is_too_long: false,
             kind: PathKind::Linked,
@@ -134,7 +137,7 @@ impl<'b, const N: usize> Trail<'b, N> {
             if at == root || flags.contains(Flags::ROOT) {
                 break;
             }
-            let before = self.path().len();
+            let before = if pass == Pass::Locked { self.path().len() } else { 0 };
             if flags.contains(Flags::LONG) || !self.put_name(&line, seen.body) {
                 self.put_copy(dcache, at, seen.body);
             }
@@ -166,30 +169,20 @@ impl<'b, const N: usize> Trail<'b, N> {
         self.is_cut() || (must_look && !self.is_unchanged(dcache))
     }
 
-    /// Puts a `/` and a name in front of the path. A name that is in its dentry is put there by words,
-    /// as many as there can be, the last one first; if it is shorter than one, all of them are the
-    /// first, and what is too much lies before it, where the next name comes. False if there is no room
-    /// for that.
+    /// Puts a `/` and a name that lies in its dentry in front of the path. False if there is no room for
+    /// all that is written then.
     #[inline(always)]
     fn put_name(&mut self, line: &Line<'_>, body: Body) -> bool {
         if self.start < WINDOW && !self.make_room(WINDOW) {
             return false;
         }
-        let (len, words) = (body.len() % LENGTHS, line.name_words());
         let start = self.start;
-        self.start = start - len - 1;
-        let window = self.bytes()[..start].last_chunk_mut::<WINDOW>().expect("it has been made");
-        let from = WINDOW - len.max(8);
-        let mut put = |i: usize, word: u64| {
-            let at = (from + 8 * i).min(WINDOW - 8);
-            window[at..at + 8].copy_from_slice(&word.to_le_bytes());
-        };
-        if !body.is_directory() {
-            (DIRECTORY_ROOM..INLINE_WORDS).rev().for_each(|i| put(i, words[i]));
+        self.start = start - body.len() % LENGTHS - 1;
+        if self.is_elsewhere {
+            put_words_elsewhere(&mut self.bytes()[..start], line, body);
+        } else {
+            put_words(&mut self.first[..start], line, body);
         }
-        (1..DIRECTORY_ROOM).rev().for_each(|i| put(i, words[i]));
-        put(0, words[0] << (8 * 8_usize.saturating_sub(len) as u32 % 64));
-        window[WINDOW - 1 - len] = b'/';
         true
     }
 
@@ -233,6 +226,7 @@ impl<'b, const N: usize> Trail<'b, N> {
             }
             fixed => fixed,
         };
+        self.is_elsewhere = matches!(self.room, Room::Lent(_) | Room::Grown(_));
         self.start = self.bytes().len() - len;
         self.start >= wanted
     }
@@ -300,4 +294,30 @@ impl<'b, const N: usize> Trail<'b, N> {
     pub(super) fn steps(&self) -> usize {
         self.steps.len()
     }
+}
+
+/// Puts a `/` and a name at the end of `bytes`: by words, as many as there can be, the last one first. If
+/// the name is shorter than one, all of them are the first, and what is too much lies before it, where
+/// the next name comes.
+#[inline(always)]
+fn put_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
+    let (len, words) = (body.len() % LENGTHS, line.name_words());
+    let window = bytes.last_chunk_mut::<WINDOW>().expect("room has been made");
+    let from = WINDOW - len.max(8);
+    let mut put = |i: usize, word: u64| {
+        let at = (from + 8 * i).min(WINDOW - 8);
+        window[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    };
+    if !body.is_directory() {
+        (DIRECTORY_ROOM..INLINE_WORDS).rev().for_each(|i| put(i, words[i]));
+    }
+    (1..DIRECTORY_ROOM).rev().for_each(|i| put(i, words[i]));
+    put(0, words[0] << (8 * 8_usize.saturating_sub(len) as u32 % 64));
+    window[WINDOW - 1 - len] = b'/';
+}
+
+/// As [`put_words`], for the few paths that have outgrown the room of their own.
+#[inline(never)]
+fn put_words_elsewhere(bytes: &mut [u8], line: &Line<'_>, body: Body) {
+    put_words(bytes, line, body);
 }
