@@ -283,7 +283,7 @@ fn translate_across_mounts(translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -
     let (inner, f) = (place("a/m"), place("a/m/a/f"));
     let (outer, inside, cred) = (vfs.root(), inner.inode(), Cred::root());
     let root = vfs.root_path();
-    let right: Vec<String> = (0..6)
+    let right: Vec<String> = (0..6_usize)
         .map(|turn| format!("/{}/m/{}/f", NAMES[turn.div_ceil(2) % 3], NAMES[turn / 2]))
         .collect();
     under_storm(
