@@ -436,8 +436,8 @@ impl Dentries {
     // Writing.
 
     /// Returns a slot for a dentry, with no references: that of the inode in `beside` if the dentry
-    /// half is free there (0 is none). None when `slots_max` are in use. The caller holds a reference
-    /// on that inode. Otherwise it is one of `group`.
+    /// half is free there (0 is none), and otherwise one of `group`. None when `slots_max` are in use.
+    /// The caller holds a reference on that inode.
     pub(crate) fn alloc(&self, beside: u32, group: Group) -> Option<u32> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside, group);
@@ -454,7 +454,8 @@ impl Dentries {
     }
 
     /// Returns a slot for an inode: that of the dentry in `beside` if the inode half is free there
-    /// (0 is none), and otherwise one of `group`. The caller holds a reference on that dentry.
+    /// (0 is none), and otherwise one of `group`; for the few the group comes first. The caller holds a
+    /// reference on that dentry.
     pub(crate) fn alloc_inode(&self, beside: u32, group: Group) -> Option<u32> {
         match group {
             Group::Many => self.alloc_half(Half::Inode, beside, group),

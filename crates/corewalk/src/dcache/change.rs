@@ -53,9 +53,9 @@ impl Dcache {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
                     // A directory lies among directories, so it gets another slot if it can.
-                    let hash = self.hash(key.parent(), needle.hash);
+                    let hash = || self.hash(key.parent(), needle.hash);
                     if node.kind == FileKind::Directory
-                        && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash)
+                        && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash())
                     {
                         self.let_go(parent, inode);
                         break;

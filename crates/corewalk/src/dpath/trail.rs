@@ -215,13 +215,12 @@ impl<'b, const N: usize> Trail<'b, N> {
             bytes.extend_from_slice(path);
             Room::Grown(bytes)
         };
-        let own = &self.first[self.start.min(BYTES)..];
         self.room = match std::mem::replace(&mut self.room, Room::Own) {
-            Room::Own => grown(own),
+            Room::Own => grown(&self.first[self.start..]),
             Room::Grown(bytes) => grown(&bytes[self.start..]),
             Room::OwnAndLent(buf) if len <= buf.len() => {
                 let at = buf.len() - len;
-                buf[at..].copy_from_slice(own);
+                buf[at..].copy_from_slice(&self.first[self.start..]);
                 Room::Lent(buf)
             }
             fixed => fixed,

@@ -117,8 +117,9 @@ impl Table for SmallLoads {
                     shape::median(rows, variant, "ns_per_op", &params)
                 };
                 let share = at("corewalk").zip(at(other)).map(|(ours, theirs)| theirs / ours);
-                let times = shape::times(share);
-                let _ = writeln!(out, "{}, one thread: corewalk over {other} {times}", load.name());
+                let lost = if share.is_some_and(|share| share < 1.0) { ": a loss" } else { "" };
+                let (load, times) = (load.name(), shape::times(share));
+                let _ = writeln!(out, "{load}, one thread: corewalk over {other} {times}{lost}");
             }
         }
         out
