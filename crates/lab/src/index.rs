@@ -15,9 +15,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use corewalk::attr::mode;
 use corewalk::{
-    Attr, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs, Timespec,
+    Attr, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
+    Timespec,
 };
 use corewalk_sync::RwLock;
 
@@ -46,24 +46,30 @@ impl Index {
 
     fn attr(&self, ino: u64) -> Attr {
         let is_directory = self.corpus.is_directory(ino);
-        let zero = Timespec::default();
-        Attr {
-            ino,
-            generation: 0,
-            mode: if is_directory { mode::S_IFDIR | 0o755 } else { mode::S_IFREG | 0o644 },
-            nlink: if is_directory { 2 } else { 1 },
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            blksize: 4096,
-            atime: zero,
-            mtime: zero,
-            ctime: zero,
-            btime: zero,
-            has_acl: false,
-        }
+        plain_attr(ino, if is_directory { FileKind::Directory } else { FileKind::Regular })
+    }
+}
+
+/// Returns the attributes of an empty file of root's, of which nothing is known but its kind.
+pub(crate) fn plain_attr(ino: u64, kind: FileKind) -> Attr {
+    let zero = Timespec::default();
+    let (permissions, nlink) = if kind == FileKind::Directory { (0o755, 2) } else { (0o644, 1) };
+    Attr {
+        ino,
+        generation: 0,
+        mode: kind.to_mode() | permissions,
+        nlink,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: zero,
+        mtime: zero,
+        ctime: zero,
+        btime: zero,
+        has_acl: false,
     }
 }
 

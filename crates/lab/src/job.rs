@@ -120,13 +120,13 @@ mod tests {
     use crate::baseline::Namespace as _;
     use crate::before::tests::all;
     use crate::before::{Passes, filled};
-    use crate::ramfs::Cached;
+    use crate::ours::Ours;
 
     #[test]
     fn jobs_of_every_design_get_right_answers_and_leave_nothing() {
         let corpus = Corpus::collect(2000);
         let mut designs = all(&corpus);
-        designs.push(Box::new(filled(Cached::new(4000).unwrap(), &corpus)));
+        designs.push(Box::new(filled(Ours::empty(4000).unwrap(), &corpus)));
         for dentries in designs {
             let variant = dentries.variant();
             let user = User::new(&*dentries, &corpus, 3);

@@ -9,12 +9,19 @@
 
 use std::sync::Arc;
 
-use corewalk::{Cred, FsStruct, Name, RenameMode, Vfs, VfsOptions, WalkFlags};
+use corewalk::attr::mode;
+use corewalk::{
+    Cred, FileSystem, FsStruct, Make, Name, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
+};
 
 use crate::baseline::Namespace;
+use crate::before::timed::timed_if_moved;
+use crate::before::{Dentries, Kind, Passes};
 use crate::corpus::{Corpus, ROOT};
 use crate::index::Index;
+use crate::job::User;
 use crate::lane::{Lane, Op, Stop, Tally};
+use crate::ramfs::Ramfs;
 
 /// Bytes of cache: more than the largest tree takes, so that nothing is evicted.
 const CACHE_BYTES: u64 = 4 << 30;
@@ -31,10 +38,7 @@ impl Ours {
     /// # Errors
     /// What the namespace says; it has no reason to fail.
     pub(crate) fn load(corpus: &Arc<Corpus>) -> anyhow::Result<Ours> {
-        let entries_max = u32::try_from(4 * corpus.len() + 4096)?;
-        let options = VfsOptions { cache_bytes: CACHE_BYTES, entries_max, hash_seed: None };
-        let vfs = Vfs::new(Arc::new(Index::new(corpus)), options)?;
-        let ours = Ours { vfs, cred: Cred::prechecked(0, 0) };
+        let ours = Ours::over(Arc::new(Index::new(corpus)), 4 * corpus.len() + 4096)?;
         ours.vfs.root().into_lookups();
         for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
             let found = ours.lookup(corpus.parent(ino), corpus.name(ino));
@@ -44,6 +48,21 @@ impl Ours {
         let (home, away) = ((moved.home.0, &moved.home.1[..]), (moved.away.0, &moved.away.1[..]));
         anyhow::ensure!(ours.rename(home, away) && ours.rename(away, home), "a move failed");
         Ok(ours)
+    }
+
+    /// Returns a namespace with a root and room for `capacity` names, all of which stay in its cache: the
+    /// back end keeps none.
+    ///
+    /// # Errors
+    /// What the namespace says; it has no reason to fail.
+    pub(crate) fn empty(capacity: usize) -> anyhow::Result<Ours> {
+        Ours::over(Arc::new(Ramfs::new()), 4 * capacity + 65_536)
+    }
+
+    fn over(fs: Arc<dyn FileSystem>, entries_max: usize) -> anyhow::Result<Ours> {
+        let entries_max = u32::try_from(entries_max)?;
+        let options = VfsOptions { cache_bytes: CACHE_BYTES, entries_max, hash_seed: None };
+        Ok(Ours { vfs: Vfs::new(fs, options)?, cred: Cred::prechecked(0, 0) })
     }
 
     /// Asks for whole paths, with the root taken once, as a server has it.
@@ -69,7 +88,7 @@ impl Namespace for Ours {
 
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
-        self.vfs.path_of_number(ino).ok()
+        timed_if_moved(|| self.vfs.path_of_number(ino).ok(), || self.vfs.stats().fallbacks)
     }
 
     fn walk(&self, path: &[u8]) -> Option<u64> {
@@ -112,5 +131,53 @@ impl Namespace for Ours {
                 })
             }
         }
+    }
+}
+
+impl Dentries for Ours {
+    #[inline]
+    fn open(&self, path: &[u8]) -> Option<u64> {
+        let root = self.vfs.root_path();
+        let at = FsStruct { cwd: root.clone(), root };
+        let place = self.vfs.walk(&self.cred, &at, path, WalkFlags::empty()).ok()?;
+        Some(place.inode().ino())
+    }
+
+    #[inline]
+    fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64> {
+        let dir = self.vfs.inode(parent).ok()?;
+        let mode = match kind {
+            Kind::File => mode::S_IFREG | 0o644,
+            Kind::Directory => mode::S_IFDIR | 0o755,
+        };
+        let what = Make::new(mode, 0, 0);
+        let (_, attr) = self.vfs.make(&self.cred, &dir, Name::new(name).ok()?, what).ok()?;
+        Some(attr.ino)
+    }
+
+    #[inline]
+    fn unlink(&self, parent: u64, name: &[u8]) -> bool {
+        let (Ok(dir), Ok(name)) = (self.vfs.inode(parent), Name::new(name)) else { return false };
+        self.vfs.remove(&self.cred, &dir, name, Removal::Unlink).is_ok()
+    }
+
+    /// Does jobs with a root and a working directory of its own, as a process has them.
+    fn be_user(&self, user: &User, stop: &Stop) -> Tally {
+        let root = self.vfs.root_path();
+        let at = FsStruct { cwd: root.clone(), root };
+        let stat = |path: &[u8]| {
+            let found = self.vfs.resolve_path(&self.cred, &at, path, WalkFlags::empty());
+            found.ok().map(|found| found.ino)
+        };
+        let open = |path: &[u8]| {
+            let place = self.vfs.walk(&self.cred, &at, path, WalkFlags::empty()).ok()?;
+            Some(place.inode().ino())
+        };
+        user.work(self, stop, stat, open)
+    }
+
+    fn passes(&self) -> Option<Passes> {
+        let stats = self.vfs.stats();
+        Some(Passes { retries: stats.retries, fallbacks: stats.fallbacks })
     }
 }

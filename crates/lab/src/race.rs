@@ -355,11 +355,11 @@ pub(crate) fn side(laps: &[Lap]) -> Side {
 mod tests {
     use super::*;
     use crate::before::{GlobalLock, Kind, RenameSeqLock, RenameSeqRwLock, make_path};
-    use crate::ramfs::Cached;
+    use crate::ours::Ours;
 
     fn racers() -> Vec<Box<dyn Dentries>> {
         vec![
-            Box::new(Cached::new(64).unwrap()),
+            Box::new(Ours::empty(64).unwrap()),
             Box::new(GlobalLock::new(64)),
             Box::new(RenameSeqRwLock::new(64)),
             Box::new(RenameSeqLock::new(64)),
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn race_of_every_design_counts_what_it_does_and_what_is_wrong() {
-        check(&Cached::new(64).unwrap());
+        check(&Ours::empty(64).unwrap());
         check(&GlobalLock::new(64));
         check(&RenameSeqRwLock::new(64));
         check(&RenameSeqLock::new(64));

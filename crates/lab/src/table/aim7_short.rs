@@ -41,8 +41,8 @@ use crate::corpus::Corpus;
 use crate::job::{self, User};
 use crate::lane::Stop;
 use crate::machine::Disturbance;
+use crate::ours::Ours;
 use crate::race::{Lap, Side, lap, side};
-use crate::ramfs::Cached;
 use crate::samples::{Metric, Params, Row, Samples};
 
 /// What document 001 printed: users, mean jobs per minute without and with the patch. (It prints the
@@ -156,7 +156,7 @@ fn shops(entries: usize, users: usize) -> anyhow::Result<Vec<Shop>> {
     // Two directories per user, the files of a job, and some for names that are being freed.
     let capacity = corpus.len() + users * (2 + 4 * job::FILES) + 1024;
     let designs: Vec<Box<dyn Dentries>> = vec![
-        Box::new(filled(Cached::new(capacity)?, &corpus)),
+        Box::new(filled(Ours::empty(capacity)?, &corpus)),
         Box::new(filled(GlobalLock::new(capacity), &corpus)),
         Box::new(filled(RenameSeqRwLock::new(capacity), &corpus)),
         Box::new(filled(RenameSeqLock::new(capacity), &corpus)),

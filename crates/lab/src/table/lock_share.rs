@@ -41,8 +41,8 @@ use super::{Settings, Size, Table, progress, rotated};
 use crate::before::timed::{IS_COUNTED, Spent};
 use crate::before::{Dentries as _, GlobalLock, RenameSeqRwLock, make_path};
 use crate::machine::Disturbance;
+use crate::ours::Ours;
 use crate::race::{self, Pinning, Race, Reader, Side, Writer};
-use crate::ramfs::Cached;
 use crate::samples::{Metric, Params, Row, Samples};
 
 /// What document 000 printed: readers, writers, percent of the time in spin locks, before and in
@@ -158,7 +158,7 @@ fn shares(side: &Side) -> [f64; 2] {
 
 /// Returns true if corewalk's counters move when translations are disturbed.
 fn counts_translations() -> anyhow::Result<bool> {
-    let dentries = Cached::new(64)?;
+    let dentries = Ours::empty(64)?;
     let parent = make_path(&dentries, b"/a");
     let leaf = make_path(&dentries, b"/a/b/c/d");
     let right = vec![b"/a/b/c/d".to_vec(), b"/a/x/c/d".to_vec()];

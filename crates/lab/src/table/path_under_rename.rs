@@ -54,9 +54,9 @@ use crate::before::{
 };
 use crate::lane::{Stop, Tally};
 use crate::machine::Disturbance;
+use crate::ours::Ours;
 use crate::peer::Scratch;
 use crate::race::{self, Outcome, Pinning, Race, Racer, Reader, Writer};
-use crate::ramfs::Cached;
 use crate::samples::{Metric, Params, Row, Samples};
 
 /// What document 001 says of the short workload of AIM7, in percent: of all time in spin locks
@@ -446,7 +446,7 @@ impl Kernel {
 
 fn entrants(place: &Place) -> anyhow::Result<Vec<Entrant>> {
     Ok(vec![
-        Entrant::design(place, || Cached::new(CAPACITY))?,
+        Entrant::design(place, || Ours::empty(CAPACITY))?,
         Entrant::design(place, || Ok(GlobalLock::new(CAPACITY)))?,
         Entrant::design(place, || Ok(RenameSeqRwLock::new(CAPACITY)))?,
         Entrant::design(place, || Ok(RenameSeqLock::new(CAPACITY)))?,

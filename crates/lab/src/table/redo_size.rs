@@ -31,8 +31,8 @@ use anyhow::{Context as _, ensure};
 use super::{Settings, Size, Table, progress, rotated};
 use crate::before::{Dentries, GlobalLock, Kind, RenameSeqLock, RenameSeqRwLock, make_path};
 use crate::machine::Disturbance;
+use crate::ours::Ours;
 use crate::race::{self, Outcome, Pinning, Race, Racer, Reader, Writer};
-use crate::ramfs::Cached;
 use crate::samples::{Metric, Params, Row, Samples};
 
 /// What document 000 printed: readers, writers, MB/s of redo without and with the patch.
@@ -169,7 +169,7 @@ impl Load {
 pub(super) fn loads() -> anyhow::Result<Vec<Load>> {
     let capacity = FILES + FILLERS + WRITERS_MAX * (FILES + 2) + 64;
     Ok(vec![
-        Load::over(Cached::new(capacity)?)?,
+        Load::over(Ours::empty(capacity)?)?,
         Load::over(GlobalLock::new(capacity))?,
         Load::over(RenameSeqRwLock::new(capacity))?,
         Load::over(RenameSeqLock::new(capacity))?,
