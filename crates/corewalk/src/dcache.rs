@@ -132,6 +132,13 @@ impl Dcache {
         Needle::of_component(path, start, &self.keys)
     }
 
+    /// Returns what the children of a directory, on whose dentry the caller has a reference, are entered
+    /// under now. Those of one that has been removed are found by nobody.
+    #[inline]
+    pub(crate) fn key_of_held(&self, slot: u32) -> Key {
+        Key::new(slot, self.dentries.child_generation_now(slot))
+    }
+
     /// Returns the directory in `slot`, or None if there is none.
     pub(crate) fn directory(&self, slot: u32) -> Option<Directory> {
         loop {

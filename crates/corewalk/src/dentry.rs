@@ -392,6 +392,15 @@ impl Dentries {
         self.hot.get(slot)[WORDS - 1].load(Ordering::Relaxed)
     }
 
+    /// Returns the child generation of a directory, which is one word: what the caller does after this is
+    /// done after it was read.
+    #[inline]
+    pub(crate) fn child_generation_now(&self, slot: u32) -> u64 {
+        // ORDERING(child-generation): Acquire. A back end that is asked after this is asked under this
+        // generation or a newer one. Nothing is published by it.
+        self.hot.get(slot)[WORDS - 1].load(Ordering::Acquire)
+    }
+
     /// Returns the words of a directory, part of the section that `seq` began.
     #[inline]
     pub(crate) fn directory_words(&self, slot: u32) -> DirectoryWords {

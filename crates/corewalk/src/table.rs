@@ -130,13 +130,26 @@ impl Table {
 
     /// Enters `slot` under `hash`, and splits a bucket if the table has become crowded.
     pub(crate) fn insert(&self, hash: u32, slot: u32) {
+        self.insert_and_find(hash, slot, |_| None::<()>);
+    }
+
+    /// As [`Table::insert`]; returns what `probe` returns for an entry that was there before under the
+    /// hash, exactly.
+    pub(crate) fn insert_and_find<R>(
+        &self,
+        hash: u32,
+        slot: u32,
+        probe: impl FnMut(u32) -> Option<R>,
+    ) -> Option<R> {
         let mut stripe = self.lock(hash);
+        let found = stripe.find(probe);
         stripe.insert(slot);
         let crowded = stripe.is_crowded();
         drop(stripe);
         if crowded {
             self.grow();
         }
+        found
     }
 
     /// Takes one entry of `slot` under `hash` out.

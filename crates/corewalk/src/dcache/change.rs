@@ -307,7 +307,8 @@ impl Dcache {
         self.put(slot);
     }
 
-    /// Moves a dentry to `to`, replacing `target`. The caller holds the claims of both names, a
+    /// Moves a dentry from the name `from` to `to`, replacing `target`, or the negative dentry that the
+    /// name has. The caller holds the claims of both names, a
     /// reference on both dentries, and on the new parent one that goes to the moved dentry if the
     /// parent changes. With a directory, the caller holds `topology` for writing. Returns the
     /// parent whose reference the caller now has to drop, or 0.
@@ -317,13 +318,50 @@ impl Dcache {
     /// changed then.
     pub(crate) fn d_move(
         &self,
-        moved: u32,
+        (moved, from): (u32, &Needle<'_>),
         to: Key,
         needle: &Needle<'_>,
         target: Option<u32>,
     ) -> Result<u32, Errno> {
         let hash = self.hash(to.parent(), needle.hash);
-        self.table.insert(hash, moved);
+        let negative = self.insert_over_negative(hash, moved, to, needle);
+        let moved = self.d_move_listed((moved, from), to, (needle, hash), target.or(negative));
+        negative.into_iter().for_each(|slot| self.put(slot));
+        moved
+    }
+
+    /// Enters `slot` under a name, and returns the negative dentry that the name has, counted.
+    fn insert_over_negative(
+        &self,
+        hash: u32,
+        slot: u32,
+        key: Key,
+        needle: &Needle<'_>,
+    ) -> Option<u32> {
+        let mut found = self.table.insert_and_find(hash, slot, |slot| {
+            self.dentries.compare(slot, key, needle).map(|seen| (slot, seen))
+        });
+        while !key.is_stale()
+            && let Some((slot, seen)) = found
+            && seen.body.is_negative()
+        {
+            if self.get(slot, seen.seq) {
+                return Some(slot);
+            }
+            // It changed between the look and the reference.
+            found = self.find_exact(key, needle);
+        }
+        None
+    }
+
+    /// [`Dcache::d_move`], of a dentry that is in the table under `hash`, that of its new name, already.
+    fn d_move_listed(
+        &self,
+        (moved, from): (u32, &Needle<'_>),
+        to: Key,
+        (needle, hash): (&Needle<'_>, u32),
+        target: Option<u32>,
+    ) -> Result<u32, Errno> {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
@@ -339,7 +377,8 @@ impl Dcache {
             self.table.remove(hash, moved);
             return Err(Errno::NOMEM);
         };
-        let old_hash = self.hash_of(moved, &before);
+        let old_hash = self.hash(before.key.parent(), from.hash);
+        debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
             // Not `hash`: a victim may have been invalidated, and then has a stale key.

@@ -210,7 +210,8 @@ impl Vfs {
         claim: &Claim<'_>,
         missing: Missing,
     ) -> Result<Option<Found<'_>>, Errno> {
-        while let Some((slot, seen)) = self.dcache.find_exact(dir.key(), needle) {
+        // One that is missed is asked for, and found when the answer is entered.
+        while let Some((slot, seen)) = self.dcache.find(dir.key(), needle) {
             if seen.body.is_negative() {
                 self.dcache.dentries.cold(slot).touch();
                 return Ok(None);
@@ -261,6 +262,9 @@ impl Vfs {
         self.dcache.counters.fills.add(1);
         let source = self.source(dir.now.inode);
         let answer = self.fs(dir.now.inode).lookup(self.node(&source), needle.name);
+        if missing == Missing::Dropped && matches!(answer, Err(Errno::NOENT)) {
+            return Ok(None);
+        }
         let is_current = !claim.is_doomed() && dir.key() == key;
         if !is_current {
             self.dcache.counters.refused_fills.add(1);
@@ -278,7 +282,6 @@ impl Vfs {
             }
             Err(Errno::NOENT) => {
                 if is_current
-                    && missing == Missing::Cached
                     && self.dcache.has_room_for_negative()
                     && let Ok(slot) = self.dcache.publish(key, needle, None)
                 {
@@ -376,13 +379,12 @@ impl Vfs {
             // It was moved before the claim was taken, which is that of another name now (T21).
             return Err(Unattached::Overtaken);
         }
-        let negative = self.negative(dir, needle);
         let _topology = self.dcache.topology.write();
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
             return Err(Unattached::Loop);
         }
-        let target = negative.as_ref().map(DentryHold::slot);
-        self.move_dentry(hold.slot, key, needle, target).map_err(|_| Unattached::NoRoom)
+        self.move_dentry((hold.slot, &old_needle), key, needle, None)
+            .map_err(|_| Unattached::NoRoom)
     }
 
     /// Returns what an operation with `inodes` came to. If it failed because one of them is gone, and
@@ -591,7 +593,8 @@ impl Vfs {
         dir: &Dir<'_>,
         needle: &Needle<'_>,
     ) -> Result<Option<DentryHold<'_>>, Errno> {
-        match self.dcache.find_exact(dir.key(), needle) {
+        // One that is missed is found when the back end has refused, or when the answer is entered.
+        match self.dcache.find(dir.key(), needle) {
             Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
             Some((slot, seen)) if self.dcache.get(slot, seen.seq) => {
                 Ok(Some(DentryHold { vfs: self, slot }))
@@ -645,11 +648,13 @@ impl Vfs {
         victim: &Found<'_>,
     ) -> Result<(), Errno> {
         self.permission(cred, dir, May::WRITE | May::EXEC)?;
+        if cred.has(Caps::FOWNER) {
+            return Ok(());
+        }
         let perm = self.perm(dir)?;
         let is_sticky = perm.mode & mode::S_ISVTX != 0
             && perm.uid != cred.uid
-            && self.perm(victim.inode.slot)?.uid != cred.uid
-            && !cred.has(Caps::FOWNER);
+            && self.perm(victim.inode.slot)?.uid != cred.uid;
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
@@ -676,11 +681,6 @@ impl Vfs {
     /// Makes what is cached under a name unknown. The caller holds its claim.
     pub(super) fn make_unknown(&self, dir: &Dir<'_>, needle: &Needle<'_>) {
         self.dcache.make_name_stale(dir.key(), needle);
-    }
-
-    /// Returns the negative dentry of a name, counted, if there is one.
-    pub(super) fn negative(&self, dir: &Dir<'_>, needle: &Needle<'_>) -> Option<DentryHold<'_>> {
-        self.free_name(dir, needle).ok().flatten()
     }
 
     /// Gives a new file what it inherits from its directory: group and set-group-ID bit, ACLs.
@@ -726,7 +726,7 @@ impl Vfs {
 impl Dir<'_> {
     /// Returns what the directory's children are entered under now.
     pub(crate) fn key(&self) -> Key {
-        self.vfs.dcache.directory(self.now.slot).map_or(self.now.key, |now| now.key)
+        self.vfs.dcache.key_of_held(self.now.slot)
     }
 }
 

@@ -48,7 +48,11 @@ impl Vfs {
     ) -> Result<(), Errno> {
         self.settled(&[from.0.slot, to.0.slot], || {
             let old_dir = self.searched(cred, from.0)?;
-            let new_dir = self.searched(cred, to.0)?;
+            let other_dir = match from.0.slot == to.0.slot {
+                true => None,
+                false => Some(self.searched(cred, to.0)?),
+            };
+            let (old_dir, new_dir) = (&old_dir, other_dir.as_ref().unwrap_or(&old_dir));
             let inodes = &self.dcache.inodes;
             if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
                 return Err(Errno::XDEV);
@@ -58,8 +62,8 @@ impl Vfs {
                 self.dcache.claim_key(old_dir.now.slot, &old),
                 self.dcache.claim_key(new_dir.now.slot, &new),
             );
-            let source = self.resolve(&old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
-            let target = self.resolve_or(&new_dir, &new, &claim, Missing::Dropped)?;
+            let source = self.resolve(old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
+            let target = self.resolve_or(new_dir, &new, &claim, Missing::Dropped)?;
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
             if op.is_nothing_to_do(&source, target.as_ref())? {
                 return Ok(());
@@ -79,7 +83,7 @@ impl Vfs {
             if mode != RenameMode::Exchange {
                 self.wait_for_crossings(target.as_ref());
             }
-            op.commit(source, target, key, &claim);
+            op.commit(source, target, key, claim);
             drop((crossing, announced));
             Ok(())
         })
@@ -98,12 +102,12 @@ impl Vfs {
         }
     }
 
-    /// Moves a dentry that the caller holds, with its claims, to a name under `key`. With a
+    /// Moves a dentry that the caller holds, with its claims, from the name `from` to one under `key`. With a
     /// directory the caller holds `topology`. Returns the parent that the caller has to let go of
     /// once it holds no lock.
     pub(super) fn move_dentry(
         &self,
-        slot: u32,
+        (slot, from): (u32, &Needle<'_>),
         key: Key,
         needle: &Needle<'_>,
         target: Option<u32>,
@@ -112,7 +116,7 @@ impl Vfs {
         if is_new_parent && !self.dcache.dentries.lockref(key.parent()).get_not_dead() {
             return Err(Errno::STALE);
         }
-        match self.dcache.d_move(slot, key, needle, target) {
+        match self.dcache.d_move((slot, from), key, needle, target) {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
@@ -129,8 +133,8 @@ impl Vfs {
 struct Rename<'v, 'a> {
     vfs: &'v Vfs,
     cred: &'a Cred,
-    old_dir: Dir<'v>,
-    new_dir: Dir<'v>,
+    old_dir: &'a Dir<'v>,
+    new_dir: &'a Dir<'v>,
     old: Needle<'a>,
     new: Needle<'a>,
     mode: RenameMode,
@@ -215,7 +219,7 @@ impl<'v> Rename<'v, '_> {
 
     /// Makes the cache say what the back end says now. If one of the names was invalidated
     /// meanwhile, the dentries still get their new names, but cannot be found by them.
-    fn commit(&self, source: Found<'_>, target: Option<Found<'_>>, key: Key, claim: &Claim<'_>) {
+    fn commit(&self, source: Found<'_>, target: Option<Found<'_>>, key: Key, claim: Claim<'_>) {
         let vfs = self.vfs;
         let moves_directory = [Some(&source), target.as_ref()]
             .into_iter()
@@ -225,7 +229,7 @@ impl<'v> Rename<'v, '_> {
         // back end.
         let (replaced, _victim) = match target {
             Some(target) => (target.dentry.ok(), Some(target.inode)),
-            None => (vfs.negative(&self.new_dir, &self.new), None),
+            None => (None, None),
         };
         let replaced_slot = replaced.as_ref().map(|replaced| replaced.slot());
         let done = source.dentry.as_ref().map_err(|_| Errno::STALE).and_then(|dentry| {
@@ -243,14 +247,16 @@ impl<'v> Rename<'v, '_> {
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
                     let key = if is_current { key } else { Key::stale(key.parent()) };
-                    vfs.move_dentry(dentry.slot(), key, &self.new, target).map(Some)
+                    let moved = (dentry.slot(), &self.old);
+                    vfs.move_dentry(moved, key, &self.new, target).map(Some)
                 }
             }
         });
-        if done.is_err() || claim.is_doomed() {
+        let failed = if done.is_err() { Some(claim) } else { claim.release_undoomed() };
+        if let Some(_claim) = failed {
             // The next lookup of either name asks the back end.
-            vfs.make_unknown(&self.old_dir, &self.old);
-            vfs.make_unknown(&self.new_dir, &self.new);
+            vfs.make_unknown(self.old_dir, &self.old);
+            vfs.make_unknown(self.new_dir, &self.new);
         }
     }
 }
