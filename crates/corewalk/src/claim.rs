@@ -165,12 +165,8 @@ impl Shard {
     fn release(&self, key: u64, keep_doomed: bool) -> bool {
         // ORDERING(claim): Release. See `take_alone`; and K.2, for whoever dooms it from now on.
         // ORDERING: Relaxed on failure. The lock is taken then.
-        let given = self.word.compare_exchange(
-            key | ALONE,
-            0,
-            Ordering::Release,
-            Ordering::Relaxed,
-        );
+        let given =
+            self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
         given.is_ok() || self.release_listed(key, keep_doomed)
     }
 

@@ -328,10 +328,15 @@ impl Dcache {
     /// Returns a counted dentry of a directory inode, if it has one.
     pub(crate) fn get_directory(&self, inode: u32) -> Option<Directory> {
         loop {
-            let slot = self.get_alias(inode)?;
-            match self.directory(slot) {
-                Some(directory) if directory.inode == inode => return Some(directory),
-                _ => self.put(slot),
+            let slot = self.inodes.alias(inode);
+            if slot != 0 && self.dentries.lockref(slot).get_not_dead() {
+                match self.directory(slot) {
+                    Some(directory) if directory.inode == inode => return Some(directory),
+                    _ => self.put(slot),
+                }
+            }
+            if self.inodes.alias(inode) == slot {
+                return None;
             }
         }
     }

@@ -410,6 +410,14 @@ impl Inodes {
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
 
+    /// Returns true if it is a directory, which never changes.
+    #[inline]
+    pub(crate) fn is_directory(&self, slot: u32) -> bool {
+        // ORDERING: Relaxed. As for the kind.
+        let mode = self.perm.get(slot)[MODE].load(Ordering::Relaxed) as u32;
+        mode & mode::S_IFMT == mode::S_IFDIR
+    }
+
     /// Returns how many attribute changes have begun.
     pub(crate) fn changes(&self) -> i64 {
         self.changes.sum()

@@ -127,14 +127,18 @@ impl<const N: usize> Tally<N> {
         self.counts[self.position(name)].load(Ordering::Relaxed)
     }
 
+    /// Returns true if each outcome was reached.
+    pub fn is_complete(&self) -> bool {
+        self.names.iter().all(|name| self.count(name) > 0)
+    }
+
     /// Checks that each outcome was reached.
     ///
     /// # Panics
     ///
     /// Panics with all counts if one of them is zero.
     pub fn assert_all_reached(&self) {
-        let is_reached = self.names.iter().all(|name| self.count(name) > 0);
-        assert!(is_reached, "an outcome was never reached: {}", self.counts_text());
+        assert!(self.is_complete(), "an outcome was never reached: {}", self.counts_text());
     }
 
     /// Returns the counts as one line for people.

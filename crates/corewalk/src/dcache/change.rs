@@ -45,17 +45,22 @@ impl Dcache {
         needle: &Needle<'_>,
         node: Option<Node>,
     ) -> Result<u32, Errno> {
+        let (parent, hash) = (key.parent(), self.hash(key.parent(), needle.hash));
         // A dentry that changed between the look and the reference, as when it is mounted on, is
         // looked for again: a name must not get a second one.
-        while !key.is_stale()
-            && let Some((slot, seen)) = self.find_exact(key, needle)
+        let find = || self.find(key, needle).or_else(|| self.find_exact(key, needle));
+        // Whoever enters a name has its claim, so where there is none there will be none.
+        let is_known = (!key.is_stale() && self.find(key, needle).is_some())
+            || self.is_known(hash, parent, needle);
+        while is_known
+            && !key.is_stale()
+            && let Some((slot, seen)) = find()
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
                     // A directory lies among directories, so it gets another slot if it can.
-                    let hash = || self.hash(key.parent(), needle.hash);
                     if node.kind == FileKind::Directory
-                        && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash())
+                        && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash)
                     {
                         self.let_go(parent, inode);
                         break;
@@ -68,14 +73,22 @@ impl Dcache {
                 return Ok(slot);
             }
         }
-        let parent = key.parent();
         if !self.dentries.lockref(parent).get_not_dead() {
             return Err(Errno::STALE);
         }
         let is_current = |now: super::Directory| now.key == key || key.is_stale();
         let directory = self.directory(parent).filter(|now| is_attached(now.flags));
         let result = match directory {
-            Some(now) if is_current(now) => self.publish_new(key, needle, node),
+            Some(now) if is_current(now) => {
+                let back = if is_known { self.take_back(hash, key, needle, node) } else { None };
+                match back {
+                    Some(slot) => {
+                        self.put(parent);
+                        Ok(slot)
+                    }
+                    None => self.publish_new(hash, key, needle, node),
+                }
+            }
             _ => Err(Errno::STALE),
         };
         if result.is_err() {
@@ -84,11 +97,14 @@ impl Dcache {
         result
     }
 
-    fn publish_new(&self, key: Key, needle: &Needle<'_>, node: Option<Node>) -> Result<u32, Errno> {
-        if let Some(slot) = self.take_back(key, needle, node) {
-            self.put(key.parent());
-            return Ok(slot);
-        }
+    /// Enters a name that is not there. The reference on the parent that the caller has taken goes along.
+    fn publish_new(
+        &self,
+        hash: u32,
+        key: Key,
+        needle: &Needle<'_>,
+        node: Option<Node>,
+    ) -> Result<u32, Errno> {
         let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
         let inode = node.map_or(0, |node| node.inode);
         let group = node.map_or(Group::Many, |node| group_of(node.kind));
@@ -111,7 +127,7 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        self.table.insert(self.hash(key.parent(), needle.hash), slot);
+        self.table.insert(hash, slot);
         if slot.is_multiple_of(Self::RECLAIM_EVERY) {
             self.reclaim_over_budget();
         }
@@ -131,8 +147,13 @@ impl Dcache {
     /// the same inode is put back under `key` and returned, with a reference for the caller; others
     /// that nobody needs go. So however often a name is invalidated, it has one dentry per inode in
     /// use. The caller holds the name's claim.
-    fn take_back(&self, key: Key, needle: &Needle<'_>, node: Option<Node>) -> Option<u32> {
-        let hash = self.hash(key.parent(), needle.hash);
+    fn take_back(
+        &self,
+        hash: u32,
+        key: Key,
+        needle: &Needle<'_>,
+        node: Option<Node>,
+    ) -> Option<u32> {
         'look: loop {
             for (slot, seen) in self.collect_stale(hash, key, needle) {
                 let inode = seen.body.inode();
@@ -157,22 +178,32 @@ impl Dcache {
     fn collect_stale(&self, hash: u32, key: Key, needle: &Needle<'_>) -> Vec<(u32, Glimpse)> {
         let mut stale = Vec::new();
         let _: Option<()> = self.table.lock(hash).find(|slot| {
-            // A dentry that changes meanwhile is read again: one that is missed here would stay
-            // beside the one that is made in its place.
-            let (seen, is_named) = loop {
-                let seen = self.dentries.glimpse(slot);
-                let is_named = self.dentries.line(slot).is_named(seen, needle, &self.dentries);
-                if self.dentries.is_unchanged(slot, seen.seq) {
-                    break (seen, is_named);
-                }
-            };
-            let is_older = seen.key.parent() == key.parent() && (seen.key != key || key.is_stale());
-            if is_named && is_older {
+            let seen = self.seen_as(slot, key.parent(), needle)?;
+            if seen.key != key || key.is_stale() {
                 stale.push((slot, seen));
             }
             None
         });
         stale
+    }
+
+    /// Returns true if a name has a dentry, under whatever key.
+    fn is_known(&self, hash: u32, parent: u32, needle: &Needle<'_>) -> bool {
+        let seen = self.table.lock(hash).find(|slot| self.seen_as(slot, parent, needle));
+        seen.is_some()
+    }
+
+    /// Returns how a dentry is seen, if it has that name below `parent`, under whatever key.
+    fn seen_as(&self, slot: u32, parent: u32, needle: &Needle<'_>) -> Option<Glimpse> {
+        // A dentry that changes meanwhile is read again: one that is missed here would stay beside the
+        // one that is made in its place.
+        loop {
+            let seen = self.dentries.glimpse(slot);
+            let is_named = self.dentries.line(slot).is_named(seen, needle, &self.dentries);
+            if self.dentries.is_unchanged(slot, seen.seq) {
+                return (is_named && seen.key.parent() == parent).then_some(seen);
+            }
+        }
     }
 
     /// Enters a dentry under another key and takes a reference on it for the caller. False if it has

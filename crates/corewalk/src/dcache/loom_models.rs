@@ -181,7 +181,7 @@ fn rename_against_name(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
 
 fn rename_to_b(dcache: &Dcache, slot: u32, key: Key) {
     let needle = dcache.needle(Name::new(B).unwrap());
-    assert_eq!(dcache.d_move(slot, key, &needle, None), Ok(0));
+    assert_eq!(dcache.d_move((slot, &needle_a(dcache)), key, &needle, None), Ok(0));
 }
 
 /// Returns the image of the dentry under the name `B`.
@@ -281,7 +281,7 @@ fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
         let needle = dcache.needle(Name::new(B).unwrap());
-        assert_eq!(dcache.d_move(moved, key, &needle, Some(victim)), Ok(0));
+        assert_eq!(dcache.d_move((moved, &needle_a(dcache)), key, &needle, Some(victim)), Ok(0));
     }));
 }
 
@@ -295,7 +295,7 @@ fn control_rename_in_two_sections_is_caught() {
         dcache.write(victim, &guard, |dcache| dcache.dentries.store_body(victim, body));
         drop(guard);
         let needle = dcache.needle(Name::new(B).unwrap());
-        assert_eq!(dcache.d_move(moved, key, &needle, None), Ok(0));
+        assert_eq!(dcache.d_move((moved, &needle_a(dcache)), key, &needle, None), Ok(0));
     });
 }
 

@@ -275,7 +275,7 @@ impl Vfs {
         // Who overrides everything may do anything with a directory, whatever its mode.
         if cred.has(Caps::DAC_OVERRIDE)
             && self.security().is_none()
-            && self.dcache.inodes.kind(slot) == FileKind::Directory
+            && self.dcache.inodes.is_directory(slot)
         {
             return Checked::Yes;
         }

@@ -26,11 +26,13 @@ pub(crate) struct Dir<'v> {
     pub(crate) now: Directory,
 }
 
-/// A name that the back end or the cache knows: its inode and, if it is cached, its dentry, both
-/// counted.
+/// A name that the back end or the cache knows, with its inode, as long as the name is claimed: a
+/// counted dentry, which keeps the inode until somebody with the claim takes it away, or a counted inode
+/// without a dentry.
 pub(crate) struct Found<'v> {
-    pub(crate) inode: InodeRef<'v>,
-    pub(crate) dentry: Result<DentryHold<'v>, Unattached>,
+    vfs: &'v Vfs,
+    pub(crate) inode: u32,
+    dentry: Result<u32, Unattached>,
 }
 
 /// Why an inode that the back end named has no dentry.
@@ -164,9 +166,9 @@ impl Vfs {
         let found = self.settled(&[dir], || {
             let dir = self.dir(dir)?;
             let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, needle));
-            self.resolve(&dir, needle, &claim)
+            Ok(self.resolve(&dir, needle, &claim)?.map(Found::into_inode))
         })?;
-        found.ok_or(Errno::NOENT)?.inode.unless_crowded()
+        found.ok_or(Errno::NOENT)?.unless_crowded()
     }
 
     /// Returns the counted dentry of a directory inode.
@@ -174,7 +176,7 @@ impl Vfs {
     /// # Errors
     /// `ENOENT` if it has been removed, `ENOTDIR` if it is none.
     pub(crate) fn dir(&self, inode: u32) -> Result<Dir<'_>, Errno> {
-        if self.dcache.inodes.kind(inode) != FileKind::Directory {
+        if !self.dcache.inodes.is_directory(inode) {
             return Err(Errno::NOTDIR);
         }
         let now = self.dcache.get_directory(inode).ok_or(Errno::NOENT)?;
@@ -218,7 +220,8 @@ impl Vfs {
             }
             // A dentry that was evicted or changed in between is looked for again.
             if self.dcache.get(slot, seen.seq) {
-                return Ok(Some(self.found(slot, seen.body.inode())));
+                let inode = seen.body.inode();
+                return Ok(Some(Found { vfs: self, inode, dentry: Ok(slot) }));
             }
         }
         self.fill(dir, needle, claim, missing)
@@ -236,16 +239,6 @@ impl Vfs {
         }
         self.dcache.inodes.touch(inode);
         Some(Place { dentry, inode: InodeRef { vfs: self, slot: inode } })
-    }
-
-    /// Returns a dentry that the caller counted with its inode. The caller holds the claim of the
-    /// name, so the dentry keeps its inode.
-    fn found(&self, slot: u32, inode: u32) -> Found<'_> {
-        self.dcache.inodes.lockref(inode).get();
-        Found {
-            inode: InodeRef { vfs: self, slot: inode },
-            dentry: Ok(DentryHold { vfs: self, slot }),
-        }
     }
 
     /// Asks the back end for a name and caches the answer, unless what it says may be out of date
@@ -278,7 +271,7 @@ impl Vfs {
                     // An invalidation came between the look above and the entry.
                     self.make_unknown(dir, needle);
                 }
-                Ok(Some(Found { inode, dentry }))
+                Ok(Some(Found::new(inode, dentry)))
             }
             Err(Errno::NOENT) => {
                 if is_current
@@ -540,18 +533,18 @@ impl Vfs {
             let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
             let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
             self.may_delete(cred, dir.now.inode, &found)?;
-            match (removal, found.inode.kind() == FileKind::Directory) {
+            match (removal, found.is_directory()) {
                 (Removal::Unlink, true) => return Err(Errno::ISDIR),
                 (Removal::Rmdir, false) => return Err(Errno::NOTDIR),
                 _ if self.is_mounted_on(&found) => return Err(Errno::BUSY),
                 _ => {}
             }
-            let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode.slot));
+            let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode));
             let removed =
                 self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
             self.wait_for_crossings(Some(&found));
             removed.map_err(|error| self.doubted(Some(&found), error))?;
-            if let Ok(dentry) = found.dentry {
+            if let Ok(dentry) = found.into_dentry() {
                 self.dcache.remove(dentry.into_slot());
             }
             Ok(())
@@ -654,7 +647,7 @@ impl Vfs {
         let perm = self.perm(dir)?;
         let is_sticky = perm.mode & mode::S_ISVTX != 0
             && perm.uid != cred.uid
-            && self.perm(victim.inode.slot)?.uid != cred.uid;
+            && self.perm(victim.inode)?.uid != cred.uid;
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
@@ -664,17 +657,17 @@ impl Vfs {
     /// which names are being made would take a list that every maker writes to; so all are made unknown.
     pub(super) fn doubted(&self, victim: Option<&Found<'_>>, error: Errno) -> Errno {
         if matches!(error, Errno::NOTEMPTY | Errno::EXIST)
-            && let Some(Found { dentry: Ok(dentry), .. }) = victim
+            && let Some(Found { dentry: Ok(slot), .. }) = victim
         {
-            self.dcache.invalidate_directory(dentry.slot);
+            self.dcache.invalidate_directory(*slot);
         }
         error
     }
 
     /// Returns true if something is mounted on what was found.
     pub(super) fn is_mounted_on(&self, found: &Found<'_>) -> bool {
-        found.dentry.as_ref().is_ok_and(|dentry| {
-            self.dcache.dentries.glimpse(dentry.slot).body.flags().contains(Flags::MOUNTED)
+        found.dentry.is_ok_and(|slot| {
+            self.dcache.dentries.glimpse(slot).body.flags().contains(Flags::MOUNTED)
         })
     }
 
@@ -733,6 +726,57 @@ impl Dir<'_> {
 impl Drop for Dir<'_> {
     fn drop(&mut self) {
         self.vfs.dcache.put(self.now.slot);
+    }
+}
+
+impl<'v> Found<'v> {
+    /// Returns what has a counted dentry with that inode, or no dentry.
+    fn new(inode: InodeRef<'v>, dentry: Result<DentryHold<'v>, Unattached>) -> Found<'v> {
+        let (vfs, slot) = (inode.vfs, inode.slot);
+        let dentry = dentry.map(DentryHold::into_slot);
+        if dentry.is_err() {
+            // Its reference goes along.
+            std::mem::forget(inode);
+        }
+        Found { vfs, inode: slot, dentry }
+    }
+
+    #[inline]
+    pub(super) fn is_directory(&self) -> bool {
+        self.vfs.dcache.inodes.is_directory(self.inode)
+    }
+
+    /// Returns the slot of the dentry, if there is one.
+    pub(crate) fn dentry(&self) -> Result<u32, Unattached> {
+        self.dentry
+    }
+
+    /// Returns another reference on the inode.
+    pub(crate) fn inode_ref(&self) -> InodeRef<'v> {
+        self.vfs.dcache.inodes.lockref(self.inode).get();
+        InodeRef { vfs: self.vfs, slot: self.inode }
+    }
+
+    /// Returns the inode.
+    fn into_inode(self) -> InodeRef<'v> {
+        self.inode_ref()
+    }
+
+    /// Returns the dentry.
+    pub(crate) fn into_dentry(self) -> Result<DentryHold<'v>, Unattached> {
+        let slot = self.dentry?;
+        let vfs = self.vfs;
+        std::mem::forget(self);
+        Ok(DentryHold { vfs, slot })
+    }
+}
+
+impl Drop for Found<'_> {
+    fn drop(&mut self) {
+        match self.dentry {
+            Ok(slot) => self.vfs.dcache.put(slot),
+            Err(_) => self.vfs.dcache.put_inode(self.inode, 1),
+        }
     }
 }
 

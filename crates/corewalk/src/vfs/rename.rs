@@ -18,7 +18,6 @@ use corewalk_sync::{CachePadded, Condvar, Mutex};
 use super::names::{DentryHold, Dir, Found, Missing};
 use super::{InodeRef, Vfs};
 use crate::Errno;
-use crate::attr::FileKind;
 use crate::claim::Claim;
 use crate::cred::{Cred, May};
 use crate::dcache::Dcache;
@@ -57,13 +56,13 @@ impl Vfs {
             if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
                 return Err(Errno::XDEV);
             }
-            let (old, new) = (self.dcache.needle(from.1), self.dcache.needle(to.1));
+            let (old, new) = (&self.dcache.needle(from.1), &self.dcache.needle(to.1));
             let claim = self.dcache.claims.claim_both(
-                self.dcache.claim_key(old_dir.now.slot, &old),
-                self.dcache.claim_key(new_dir.now.slot, &new),
+                self.dcache.claim_key(old_dir.now.slot, old),
+                self.dcache.claim_key(new_dir.now.slot, new),
             );
-            let source = self.resolve(old_dir, &old, &claim)?.ok_or(Errno::NOENT)?;
-            let target = self.resolve_or(new_dir, &new, &claim, Missing::Dropped)?;
+            let source = self.resolve(old_dir, old, &claim)?.ok_or(Errno::NOENT)?;
+            let target = self.resolve_or(new_dir, new, &claim, Missing::Dropped)?;
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
             if op.is_nothing_to_do(&source, target.as_ref())? {
                 return Ok(());
@@ -83,7 +82,7 @@ impl Vfs {
             if mode != RenameMode::Exchange {
                 self.wait_for_crossings(target.as_ref());
             }
-            op.commit(source, target, key, claim);
+            op.commit(&source, target.as_ref(), key, claim);
             drop((crossing, announced));
             Ok(())
         })
@@ -95,10 +94,10 @@ impl Vfs {
     /// operation has failed, has left what it was crossing.
     pub(super) fn wait_for_crossings(&self, victim: Option<&Found<'_>>) {
         if let Some(victim) = victim
-            && victim.inode.kind() == FileKind::Directory
-            && let Ok(dentry) = &victim.dentry
+            && victim.is_directory()
+            && let Ok(slot) = victim.dentry()
         {
-            self.crossings.wait(dentry.slot());
+            self.crossings.wait(slot);
         }
     }
 
@@ -135,8 +134,8 @@ struct Rename<'v, 'a> {
     cred: &'a Cred,
     old_dir: &'a Dir<'v>,
     new_dir: &'a Dir<'v>,
-    old: Needle<'a>,
-    new: Needle<'a>,
+    old: &'a Needle<'a>,
+    new: &'a Needle<'a>,
     mode: RenameMode,
 }
 
@@ -149,7 +148,7 @@ impl<'v> Rename<'v, '_> {
         match (self.mode, target) {
             (RenameMode::NoReplace, Some(_)) => Err(Errno::EXIST),
             (RenameMode::Exchange, None) => Err(Errno::NOENT),
-            (_, Some(target)) => Ok(target.inode.slot == source.inode.slot),
+            (_, Some(target)) => Ok(target.inode == source.inode),
             _ => Ok(false),
         }
     }
@@ -160,7 +159,7 @@ impl<'v> Rename<'v, '_> {
 
     fn check(&self, source: &Found<'_>, target: Option<&Found<'_>>) -> Result<(), Errno> {
         let (vfs, cred) = (self.vfs, self.cred);
-        let is_dir = |found: &Found<'_>| found.inode.kind() == FileKind::Directory;
+        let is_dir = |found: &Found<'_>| found.is_directory();
         vfs.may_delete(cred, self.old_dir.now.inode, source)?;
         match target {
             None => vfs.permission(cred, self.new_dir.now.inode, May::WRITE | May::EXEC)?,
@@ -178,7 +177,7 @@ impl<'v> Rename<'v, '_> {
         if self.changes_parent() {
             // The `..` of a directory is rewritten.
             for moved in [Some(source), exchanged].into_iter().flatten().filter(|f| is_dir(f)) {
-                vfs.permission(cred, moved.inode.slot, May::WRITE)?;
+                vfs.permission(cred, moved.inode, May::WRITE)?;
             }
         }
         let is_busy = vfs.is_mounted_on(source) || target.is_some_and(|to| vfs.is_mounted_on(to));
@@ -191,10 +190,7 @@ impl<'v> Rename<'v, '_> {
         source: &Found<'_>,
         target: Option<&Found<'_>>,
     ) -> Result<Option<Announced<'v>>, Errno> {
-        let directory = |found: &Found<'_>| match &found.dentry {
-            Ok(dentry) if found.inode.kind() == FileKind::Directory => Some(dentry.slot()),
-            _ => None,
-        };
+        let directory = |found: &Found<'_>| found.dentry().ok().filter(|_| found.is_directory());
         let (old_parent, new_parent) = (self.old_dir.now.slot, self.new_dir.now.slot);
         if !self.changes_parent() {
             return Ok(None);
@@ -219,44 +215,37 @@ impl<'v> Rename<'v, '_> {
 
     /// Makes the cache say what the back end says now. If one of the names was invalidated
     /// meanwhile, the dentries still get their new names, but cannot be found by them.
-    fn commit(&self, source: Found<'_>, target: Option<Found<'_>>, key: Key, claim: Claim<'_>) {
+    fn commit(&self, source: &Found<'_>, target: Option<&Found<'_>>, key: Key, claim: Claim<'_>) {
         let vfs = self.vfs;
-        let moves_directory = [Some(&source), target.as_ref()]
-            .into_iter()
-            .flatten()
-            .any(|found| found.inode.kind() == FileKind::Directory);
+        let moves_directory = source.is_directory() || target.is_some_and(Found::is_directory);
         // The victim's inode is held until all locks are released: its last reference goes to the
         // back end.
-        let (replaced, _victim) = match target {
-            Some(target) => (target.dentry.ok(), Some(target.inode)),
-            None => (None, None),
-        };
-        let replaced_slot = replaced.as_ref().map(|replaced| replaced.slot());
-        let done = source.dentry.as_ref().map_err(|_| Errno::STALE).and_then(|dentry| {
+        let _victim = target.map(Found::inode_ref);
+        let replaced = target.and_then(|target| target.dentry().ok());
+        let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
             // A back end that moves directories by itself could have made a loop of what is
             // announced and what is not.
-            if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, dentry.slot()) {
+            if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, moved) {
                 return Err(Errno::STALE);
             }
-            match (self.mode, replaced_slot) {
+            match (self.mode, replaced) {
                 (RenameMode::Exchange, Some(other)) => {
-                    vfs.dcache.exchange(dentry.slot(), other).map(|()| None)
+                    vfs.dcache.exchange(moved, other).map(|()| None)
                 }
                 (RenameMode::Exchange, None) => Err(Errno::STALE),
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
                     let key = if is_current { key } else { Key::stale(key.parent()) };
-                    let moved = (dentry.slot(), &self.old);
-                    vfs.move_dentry(moved, key, &self.new, target).map(Some)
+                    vfs.move_dentry((moved, self.old), key, self.new, target).map(Some)
                 }
             }
         });
         let failed = if done.is_err() { Some(claim) } else { claim.release_undoomed() };
         if let Some(_claim) = failed {
             // The next lookup of either name asks the back end.
-            vfs.make_unknown(self.old_dir, &self.old);
-            vfs.make_unknown(self.new_dir, &self.new);
+            vfs.make_unknown(self.old_dir, self.old);
+            vfs.make_unknown(self.new_dir, self.new);
         }
     }
 }

@@ -117,14 +117,15 @@ impl<'v> Walk<'v, '_> {
         })?;
         // While the claim is held the name stays missing, so this is the instant of the answer.
         let found = found.ok_or_else(|| self.verdict(Errno::NOENT))?;
-        let dentry = match found.dentry {
+        let inode = found.inode_ref();
+        let dentry = match found.into_dentry() {
             Ok(dentry) => dentry,
             Err(why) => {
                 drop(claim);
-                return Err(self.unattached(&found.inode, why));
+                return Err(self.unattached(&inode, why));
             }
         };
-        let hold = Place { dentry, inode: found.inode };
+        let hold = Place { dentry, inode };
         let slot = hold.dentry.slot();
         let seen = vfs.dcache.dentries.glimpse(slot);
         if !vfs.dcache.dentries.is_unchanged(slot, seen.seq) {
