@@ -159,31 +159,28 @@ impl Shard {
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives the claim of `key` back; unless it is doomed, if `keep_doomed` says so. Returns false for one
-    /// that is kept.
+    /// Gives the claim of `key` back.
     #[inline]
-    fn release(&self, key: u64, keep_doomed: bool) -> bool {
-        // ORDERING(claim): Release. See `take_alone`; and K.2, for whoever dooms it from now on.
+    fn release(&self, key: u64) {
+        // ORDERING(claim): Release. See `take_alone`.
         // ORDERING: Relaxed on failure. The lock is taken then.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
-        given.is_ok() || self.release_listed(key, keep_doomed)
+        if given.is_err() {
+            self.release_listed(key);
+        }
     }
 
     #[cold]
-    fn release_listed(&self, key: u64, keep_doomed: bool) -> bool {
+    fn release_listed(&self, key: u64) {
         let mut held = self.held.lock();
         let at = held.iter().position(|h| h.key == key).expect("a claim is held until released");
-        if keep_doomed && held[at].is_doomed {
-            return false;
-        }
         let gone = held.swap_remove(at);
         self.unlist(&held);
         drop(held);
         if gone.waiters > 0 {
             self.released.notify_all();
         }
-        true
     }
 
     #[inline]
@@ -221,30 +218,19 @@ impl Shard {
 }
 
 impl Claim<'_> {
-    /// Returns true if what was learnt under the claim must not be cached.
+    /// Returns true if what was learnt under the claim must not be cached. What the caller did before is
+    /// seen by whoever dooms the claim after that: so it asks inside of what makes a change visible,
+    /// which whoever dooms waits for (a stripe's lock, a dentry's write section).
     #[inline]
     pub(crate) fn is_doomed(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.claims.shard(key).is_doomed(key))
-    }
-
-    /// Gives the claim back, unless it is doomed: then what is left of it is returned.
-    #[inline]
-    pub(crate) fn release_undoomed(mut self) -> Option<Self> {
-        for i in 0..self.keys.len() {
-            let key = self.keys[i];
-            if key != 0 && !self.claims.shard(key).release(key, true) {
-                return Some(self);
-            }
-            self.keys[i] = 0;
-        }
-        None
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         for key in self.keys.into_iter().filter(|&key| key != 0) {
-            self.claims.shard(key).release(key, false);
+            self.claims.shard(key).release(key);
         }
     }
 }

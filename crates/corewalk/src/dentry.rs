@@ -38,6 +38,7 @@ use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
 use corewalk_sync::{Group, Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
 
 use crate::attr::FileKind;
+use crate::claim::Claim;
 use crate::name::NAME_MAX;
 use cold::{Cold, Half};
 use needle::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
@@ -159,6 +160,12 @@ impl Key {
 
     pub(crate) fn is_stale(self) -> bool {
         self.0 & 0xffff_ffff == 0
+    }
+
+    /// Returns the key, or a stale one if what is entered under it is out of date already: asked inside
+    /// of the write section that makes it visible (see `Claim::is_doomed`).
+    pub(crate) fn unless_doomed(self, claim: &Claim<'_>) -> Key {
+        if claim.is_doomed() { Key::stale(self.parent()) } else { self }
     }
 
     #[inline]

@@ -130,26 +130,26 @@ impl Table {
 
     /// Enters `slot` under `hash`, and splits a bucket if the table has become crowded.
     pub(crate) fn insert(&self, hash: u32, slot: u32) {
-        self.insert_and_find(hash, slot, |_| None::<()>);
+        self.insert_if(hash, slot, |_| Some(()));
     }
 
-    /// As [`Table::insert`]; returns what `probe` returns for an entry that was there before under the
-    /// hash, exactly.
-    pub(crate) fn insert_and_find<R>(
+    /// Enters `slot` if `look` returns something: it is called with the stripe locked, before the entry
+    /// can be found.
+    pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
         slot: u32,
-        probe: impl FnMut(u32) -> Option<R>,
+        look: impl FnOnce(&Stripe<'_>) -> Option<R>,
     ) -> Option<R> {
         let mut stripe = self.lock(hash);
-        let found = stripe.find(probe);
+        let seen = look(&stripe)?;
         stripe.insert(slot);
         let crowded = stripe.is_crowded();
         drop(stripe);
         if crowded {
             self.grow();
         }
-        found
+        Some(seen)
     }
 
     /// Takes one entry of `slot` under `hash` out.

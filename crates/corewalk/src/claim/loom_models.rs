@@ -101,12 +101,6 @@ fn undoomed_change_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_doom(|claim| claim.is_doomed()));
 }
 
-/// Trap T25: the same where the claim is given back in that step.
-#[test]
-fn released_change_is_seen_by_the_invalidation() {
-    assert_all_reached(&change_against_doom(|claim| claim.release_undoomed().is_some()));
-}
-
 /// Trap T25: a plain look at the word.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]

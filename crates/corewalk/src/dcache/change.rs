@@ -5,9 +5,18 @@ use corewalk_sync::{Group, LockrefGuard};
 use super::{Dcache, full, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
+use crate::claim::Claim;
 use crate::dentry::{
     Body, DirectoryWords, Flags, Glimpse, Image, Key, NameCopy, Needle, group_of, kind_flags,
 };
+
+/// A name that is about to be entered under a key, by whoever has claimed it.
+struct Entry<'a> {
+    hash: u32,
+    key: Key,
+    needle: &'a Needle<'a>,
+    claim: &'a Claim<'a>,
+}
 
 /// The inode a name is to refer to.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +53,7 @@ impl Dcache {
         key: Key,
         needle: &Needle<'_>,
         node: Option<Node>,
+        claim: &Claim<'_>,
     ) -> Result<u32, Errno> {
         let (parent, hash) = (key.parent(), self.hash(key.parent(), needle.hash));
         // A dentry that changed between the look and the reference, as when it is mounted on, is
@@ -60,7 +70,7 @@ impl Dcache {
                 Some(node) if seen.body.is_negative() => {
                     // A directory lies among directories, so it gets another slot if it can.
                     if node.kind == FileKind::Directory
-                        && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash)
+                        && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash, claim)
                     {
                         self.let_go(parent, inode);
                         break;
@@ -80,13 +90,14 @@ impl Dcache {
         let directory = self.directory(parent).filter(|now| is_attached(now.flags));
         let result = match directory {
             Some(now) if is_current(now) => {
-                let back = if is_known { self.take_back(hash, key, needle, node) } else { None };
+                let entry = Entry { hash, key, needle, claim };
+                let back = if is_known { self.take_back(&entry, node) } else { None };
                 match back {
                     Some(slot) => {
                         self.put(parent);
                         Ok(slot)
                     }
-                    None => self.publish_new(hash, key, needle, node),
+                    None => self.publish_new(&entry, node),
                 }
             }
             _ => Err(Errno::STALE),
@@ -98,13 +109,8 @@ impl Dcache {
     }
 
     /// Enters a name that is not there. The reference on the parent that the caller has taken goes along.
-    fn publish_new(
-        &self,
-        hash: u32,
-        key: Key,
-        needle: &Needle<'_>,
-        node: Option<Node>,
-    ) -> Result<u32, Errno> {
+    fn publish_new(&self, entry: &Entry<'_>, node: Option<Node>) -> Result<u32, Errno> {
+        let &Entry { hash, key, needle, claim } = entry;
         let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
         let inode = node.map_or(0, |node| node.inode);
         let group = node.map_or(Group::Many, |node| group_of(node.kind));
@@ -127,7 +133,15 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        self.table.insert(hash, slot);
+        // Whoever dooms the claim later looks for the name later, and finds it (C.1).
+        if self.table.insert_if(hash, slot, |_| (!claim.is_doomed()).then_some(())).is_none() {
+            let guard = self.dentries.lockref(slot).lock();
+            self.write(slot, &guard, |dcache| {
+                dcache.dentries.store_key(slot, Key::stale(key.parent()))
+            });
+            drop(guard);
+            self.table.insert(hash, slot);
+        }
         if slot.is_multiple_of(Self::RECLAIM_EVERY) {
             self.reclaim_over_budget();
         }
@@ -147,25 +161,20 @@ impl Dcache {
     /// the same inode is put back under `key` and returned, with a reference for the caller; others
     /// that nobody needs go. So however often a name is invalidated, it has one dentry per inode in
     /// use. The caller holds the name's claim.
-    fn take_back(
-        &self,
-        hash: u32,
-        key: Key,
-        needle: &Needle<'_>,
-        node: Option<Node>,
-    ) -> Option<u32> {
+    fn take_back(&self, entry: &Entry<'_>, node: Option<Node>) -> Option<u32> {
+        let &Entry { hash, key, needle, claim } = entry;
         'look: loop {
             for (slot, seen) in self.collect_stale(hash, key, needle) {
                 let inode = seen.body.inode();
                 if inode != 0 && node.is_some_and(|node| node.inode == inode) {
-                    if self.set_key(slot, seen.seq, key) {
+                    if self.set_key(slot, seen.seq, key, claim) {
                         return Some(slot);
                     }
                     // It changed otherwise, as when it is mounted on, and still is the one.
                     continue 'look;
                 }
                 if !key.is_stale()
-                    && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash)
+                    && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash, claim)
                 {
                     self.let_go(parent, inode);
                 }
@@ -206,15 +215,17 @@ impl Dcache {
         }
     }
 
-    /// Enters a dentry under another key and takes a reference on it for the caller. False if it has
-    /// changed since it was seen.
-    fn set_key(&self, slot: u32, seq: u64, key: Key) -> bool {
+    /// Enters a dentry under another key, or a stale one if the claim is doomed, and takes a reference on
+    /// it for the caller. False if it has changed since it was seen.
+    fn set_key(&self, slot: u32, seq: u64, key: Key, claim: &Claim<'_>) -> bool {
         let mut guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return false;
         }
         guard.add(1);
-        self.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, key));
+        self.write(slot, &guard, |dcache| {
+            dcache.dentries.store_key(slot, key.unless_doomed(claim));
+        });
         true
     }
 
@@ -279,22 +290,15 @@ impl Dcache {
                 return self.put(slot);
             }
         }
-        drop(guard);
-        self.unhash(slot);
+        self.unhash(slot, guard, &image);
     }
 
-    /// Takes a dentry away from readers and drops the caller's reference on it.
-    fn unhash(&self, slot: u32) {
-        let guard = self.dentries.lockref(slot).lock();
-        let image = self.dentries.image(slot);
+    /// Takes a dentry, which is hashed, away from readers and drops the caller's reference on it.
+    fn unhash(&self, slot: u32, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
-        if !image.body.is_hashed() {
-            drop(guard);
-            return self.put(slot);
-        }
-        let hash = self.hash_of(slot, &image);
+        let hash = self.hash_of(slot, image);
         self.write(slot, &guard, |dcache| {
-            dcache.store_unhashed(slot, &image);
+            dcache.store_unhashed(slot, image);
         });
         if inode != 0 {
             self.inodes.remove_alias(inode, slot, &self.dentries);
@@ -329,8 +333,7 @@ impl Dcache {
         }
         if before.body.is_negative() {
             // Nobody uses an inode through it.
-            drop(guard);
-            return self.unhash(slot);
+            return self.unhash(slot, guard, &before);
         }
         let stale = Key::stale(before.key.parent());
         self.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, stale));
@@ -353,10 +356,12 @@ impl Dcache {
         to: Key,
         needle: &Needle<'_>,
         target: Option<u32>,
+        claim: &Claim<'_>,
     ) -> Result<u32, Errno> {
         let hash = self.hash(to.parent(), needle.hash);
         let negative = self.insert_over_negative(hash, moved, to, needle);
-        let moved = self.d_move_listed((moved, from), to, (needle, hash), target.or(negative));
+        let entry = Entry { hash, key: to, needle, claim };
+        let moved = self.d_move_listed((moved, from), &entry, target.or(negative));
         negative.into_iter().for_each(|slot| self.put(slot));
         moved
     }
@@ -369,9 +374,9 @@ impl Dcache {
         key: Key,
         needle: &Needle<'_>,
     ) -> Option<u32> {
-        let mut found = self.table.insert_and_find(hash, slot, |slot| {
-            self.dentries.compare(slot, key, needle).map(|seen| (slot, seen))
-        });
+        let compare = |slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen));
+        let mut found =
+            self.table.insert_if(hash, slot, |stripe| Some(stripe.find(compare))).flatten();
         while !key.is_stale()
             && let Some((slot, seen)) = found
             && seen.body.is_negative()
@@ -389,10 +394,10 @@ impl Dcache {
     fn d_move_listed(
         &self,
         (moved, from): (u32, &Needle<'_>),
-        to: Key,
-        (needle, hash): (&Needle<'_>, u32),
+        entry: &Entry<'_>,
         target: Option<u32>,
     ) -> Result<u32, Errno> {
+        let &Entry { hash, key: to, needle, claim } = entry;
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
@@ -403,7 +408,8 @@ impl Dcache {
         }
         let (body, words) = (before.body, before.directory_words());
         let (place, name) = ((body.superblock(), body.inode()), needle.name.as_bytes());
-        let Some(image) = self.dentries.new_image(to, place, name, body.flags(), words) else {
+        let image = self.dentries.new_image(to, place, name, body.flags(), words);
+        let Some(mut image) = image else {
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::NOMEM);
@@ -418,6 +424,7 @@ impl Dcache {
         });
         // C.2: readers of either name wait while a sequence is odd, so they see the move whole.
         self.write(moved, &guard, |dcache| {
+            image.key = image.key.unless_doomed(claim);
             if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
                 dcache.write(*slot, target_guard, |dcache| {
                     dcache.store_unhashed(*slot, victim);
@@ -451,7 +458,7 @@ impl Dcache {
     /// # Errors
     /// `ENOMEM` if a long name finds no room, `ESTALE` if one was invalidated; nothing has changed
     /// then.
-    pub(crate) fn exchange(&self, a: u32, b: u32) -> Result<(), Errno> {
+    pub(crate) fn exchange(&self, a: u32, b: u32, claim: &Claim<'_>) -> Result<(), Errno> {
         let hash_a = self.hash_now(a);
         let hash_b = self.hash_now(b);
         self.table.insert(hash_b, a);
@@ -471,16 +478,18 @@ impl Dcache {
                 None
             }
         });
-        if let Some((image_a, image_b)) = &images {
+        let swapped = images.is_some();
+        if let Some((mut image_a, mut image_b)) = images {
             self.write(a, &guard_a, |dcache| {
                 dcache.write(b, &guard_b, |dcache| {
-                    dcache.dentries.store(a, image_a);
-                    dcache.dentries.store(b, image_b);
+                    image_a.key = image_a.key.unless_doomed(claim);
+                    image_b.key = image_b.key.unless_doomed(claim);
+                    dcache.dentries.store(a, &image_a);
+                    dcache.dentries.store(b, &image_b);
                 });
             });
         }
         drop((guard_a, guard_b));
-        let swapped = images.is_some();
         self.table.remove(if swapped { hash_a } else { hash_b }, a);
         self.table.remove(if swapped { hash_b } else { hash_a }, b);
         if !swapped {

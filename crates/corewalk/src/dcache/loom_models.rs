@@ -11,6 +11,7 @@ use corewalk_sync::tally::{Tally, assert_all_reached};
 
 use super::*;
 use crate::attr::{Attr, FileKind, mode};
+use crate::claim::Claim;
 use crate::dentry::{DirectoryWords, kind_flags};
 
 /// How often a thread loses its processor, apart from where it waits.
@@ -68,7 +69,10 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> Node {
 /// Enters a file and returns its dentry, which nobody holds, and its inode, which only that does.
 pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, Node) {
     let node = enter(dcache, ino, mode::S_IFREG | 0o600);
-    let slot = dcache.publish(key, &dcache.needle(Name::new(name).unwrap()), Some(node)).unwrap();
+    let needle = dcache.needle(Name::new(name).unwrap());
+    let claim = dcache.claims.claim(dcache.claim_key(key.parent(), &needle));
+    let slot = dcache.publish(key, &needle, Some(node), &claim).unwrap();
+    drop(claim);
     dcache.put(slot);
     dcache.put_inode(node.inode, 1);
     (slot, node)
@@ -109,12 +113,17 @@ pub(super) fn needle_a(dcache: &Dcache) -> Needle<'static> {
     dcache.needle(Name::new(A).unwrap())
 }
 
+/// Returns the claim of `A` in the directory that `key` is of.
+pub(super) fn claim_a(dcache: &Dcache, key: Key) -> Claim<'_> {
+    dcache.claims.claim(dcache.claim_key(key.parent(), &needle_a(dcache)))
+}
+
 fn publish_a(dcache: &Dcache, key: Key) {
     file(dcache, key, A, 7);
 }
 
 fn publish_negative_a(dcache: &Dcache, key: Key) {
-    let slot = dcache.publish(key, &needle_a(dcache), None).unwrap();
+    let slot = dcache.publish(key, &needle_a(dcache), None, &claim_a(dcache, key)).unwrap();
     dcache.put(slot);
 }
 
@@ -132,7 +141,7 @@ fn name_that_turns_positive_is_found_whole_or_not() {
 
 fn publish_directory_a(dcache: &Dcache, key: Key) {
     let node = enter(dcache, 7, mode::S_IFDIR | 0o700);
-    let slot = dcache.publish(key, &needle_a(dcache), Some(node)).unwrap();
+    let slot = dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap();
     dcache.put(slot);
     dcache.put_inode(node.inode, 1);
 }
@@ -181,7 +190,8 @@ fn rename_against_name(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
 
 fn rename_to_b(dcache: &Dcache, slot: u32, key: Key) {
     let needle = dcache.needle(Name::new(B).unwrap());
-    assert_eq!(dcache.d_move((slot, &needle_a(dcache)), key, &needle, None), Ok(0));
+    let moved = (slot, &needle_a(dcache));
+    assert_eq!(dcache.d_move(moved, key, &needle, None, &claim_a(dcache, key)), Ok(0));
 }
 
 /// Returns the image of the dentry under the name `B`.
@@ -281,7 +291,8 @@ fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
         let needle = dcache.needle(Name::new(B).unwrap());
-        assert_eq!(dcache.d_move((moved, &needle_a(dcache)), key, &needle, Some(victim)), Ok(0));
+        let (moved, claim) = ((moved, &needle_a(dcache)), claim_a(dcache, key));
+        assert_eq!(dcache.d_move(moved, key, &needle, Some(victim), &claim), Ok(0));
     }));
 }
 
@@ -295,7 +306,8 @@ fn control_rename_in_two_sections_is_caught() {
         dcache.write(victim, &guard, |dcache| dcache.dentries.store_body(victim, body));
         drop(guard);
         let needle = dcache.needle(Name::new(B).unwrap());
-        assert_eq!(dcache.d_move((moved, &needle_a(dcache)), key, &needle, None), Ok(0));
+        let (moved, claim) = ((moved, &needle_a(dcache)), claim_a(dcache, key));
+        assert_eq!(dcache.d_move(moved, key, &needle, None, &claim), Ok(0));
     });
 }
 

@@ -22,6 +22,7 @@
 use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Dcache, unhashed};
+use crate::claim::Claim;
 use crate::dentry::{Glimpse, NameCopy};
 use crate::name::Name;
 
@@ -236,11 +237,7 @@ impl Dcache {
             return Outcome::Kept;
         };
         let hash = self.hash(seen.key.parent(), needle.hash);
-        let outcome = self.evict_claimed(slot, seen, hash);
-        if claim.is_doomed() && matches!(outcome, Err(Outcome::Pinned)) {
-            // An invalidation looked while the name was out of sight.
-            self.make_name_stale(seen.key, &needle);
-        }
+        let outcome = self.evict_claimed(slot, seen, hash, &claim);
         drop(claim);
         match outcome {
             Ok((parent, inode)) => {
@@ -260,6 +257,7 @@ impl Dcache {
         slot: u32,
         seen: Glimpse,
         hash: u32,
+        claim: &Claim<'_>,
     ) -> Result<(u32, u32), Outcome> {
         let guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || guard.count() > 0 || !self.dentries.is_unchanged(slot, seen.seq) {
@@ -271,7 +269,11 @@ impl Dcache {
         // is counted, and whoever takes one later finds the dentry changed: both go through the
         // inode's lockref (see `Dcache::get_inode`).
         if inode != 0 && self.is_only_name_in_use(inode, slot) {
-            self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, seen.body));
+            self.write(slot, &guard, |dcache| {
+                // An invalidation may have looked while the name was out of sight.
+                dcache.dentries.store_key(slot, seen.key.unless_doomed(claim));
+                dcache.dentries.store_body(slot, seen.body);
+            });
             return Err(Outcome::Pinned);
         }
         if inode == 0 {

@@ -258,7 +258,7 @@ impl Vfs {
         if missing == Missing::Dropped && matches!(answer, Err(Errno::NOENT)) {
             return Ok(None);
         }
-        let is_current = !claim.is_doomed() && dir.key() == key;
+        let is_current = dir.key() == key && !claim.is_doomed();
         if !is_current {
             self.dcache.counters.refused_fills.add(1);
         }
@@ -266,22 +266,15 @@ impl Vfs {
             Ok(attr) => {
                 let inode = self.enter(dir.now.inode, &attr, changes, None)?;
                 let key = if is_current { key } else { Key::stale(key.parent()) };
-                let dentry = self.attach(dir, key, needle, &inode);
-                if is_current && claim.is_doomed() {
-                    // An invalidation came between the look above and the entry.
-                    self.make_unknown(dir, needle);
-                }
+                let dentry = self.attach(dir, key, needle, &inode, claim);
                 Ok(Some(Found::new(inode, dentry)))
             }
             Err(Errno::NOENT) => {
                 if is_current
                     && self.dcache.has_room_for_negative()
-                    && let Ok(slot) = self.dcache.publish(key, needle, None)
+                    && let Ok(slot) = self.dcache.publish(key, needle, None, claim)
                 {
                     self.dcache.put(slot);
-                    if claim.is_doomed() {
-                        self.make_unknown(dir, needle);
-                    }
                 }
                 Ok(None)
             }
@@ -328,6 +321,7 @@ impl Vfs {
         key: Key,
         needle: &Needle<'_>,
         inode: &InodeRef<'_>,
+        claim: &Claim<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         let node = Node { inode: inode.slot, kind: inode.kind() };
         if node.kind == FileKind::Directory
@@ -335,14 +329,14 @@ impl Vfs {
         {
             let hold = DentryHold { vfs: self, slot: alias.slot };
             // The old parent is let go of here, with no lock held.
-            let _old_parent = self.splice(dir, key, needle, &hold)?;
+            let _old_parent = self.splice(dir, key, needle, &hold, claim)?;
             return Ok(hold);
         }
         // An invalidation may come in between: the dentry is then entered under a stale key.
         let slot = self
             .dcache
-            .publish(key, needle, Some(node))
-            .or_else(|_| self.dcache.publish(Key::stale(key.parent()), needle, Some(node)));
+            .publish(key, needle, Some(node), claim)
+            .or_else(|_| self.dcache.publish(Key::stale(key.parent()), needle, Some(node), claim));
         slot.map(|slot| DentryHold { vfs: self, slot }).map_err(|_| Unattached::NoRoom)
     }
 
@@ -356,6 +350,7 @@ impl Vfs {
         key: Key,
         needle: &Needle<'_>,
         hold: &DentryHold<'_>,
+        claim: &Claim<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
         // Only a root has no name, and it is nobody's child.
@@ -376,7 +371,7 @@ impl Vfs {
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
             return Err(Unattached::Loop);
         }
-        self.move_dentry((hold.slot, &old_needle), key, needle, None)
+        self.move_dentry((hold.slot, &old_needle), key, needle, None, claim)
             .map_err(|_| Unattached::NoRoom)
     }
 
@@ -622,15 +617,8 @@ impl Vfs {
         inode: &InodeRef<'_>,
         claim: &Claim<'_>,
     ) {
-        if !claim.is_doomed() && dir.key() == key {
-            drop(self.attach(dir, key, needle, inode));
-            if claim.is_doomed() {
-                self.make_unknown(dir, needle);
-            }
-        } else {
-            self.make_unknown(dir, needle);
-            drop(self.attach(dir, Key::stale(key.parent()), needle, inode));
-        }
+        let key = if dir.key() == key { key } else { Key::stale(key.parent()) };
+        drop(self.attach(dir, key, needle, inode, claim));
     }
 
     /// Checks that a caller who may search `dir` may take this name away from it.

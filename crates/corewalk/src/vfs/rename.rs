@@ -82,7 +82,7 @@ impl Vfs {
             if mode != RenameMode::Exchange {
                 self.wait_for_crossings(target.as_ref());
             }
-            op.commit(&source, target.as_ref(), key, claim);
+            op.commit(&source, target.as_ref(), key, &claim);
             drop((crossing, announced));
             Ok(())
         })
@@ -110,12 +110,13 @@ impl Vfs {
         key: Key,
         needle: &Needle<'_>,
         target: Option<u32>,
+        claim: &Claim<'_>,
     ) -> Result<DentryHold<'_>, Errno> {
         let is_new_parent = self.dcache.parent(slot).0 != key.parent();
         if is_new_parent && !self.dcache.dentries.lockref(key.parent()).get_not_dead() {
             return Err(Errno::STALE);
         }
-        match self.dcache.d_move((slot, from), key, needle, target) {
+        match self.dcache.d_move((slot, from), key, needle, target, claim) {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
@@ -215,7 +216,7 @@ impl<'v> Rename<'v, '_> {
 
     /// Makes the cache say what the back end says now. If one of the names was invalidated
     /// meanwhile, the dentries still get their new names, but cannot be found by them.
-    fn commit(&self, source: &Found<'_>, target: Option<&Found<'_>>, key: Key, claim: Claim<'_>) {
+    fn commit(&self, source: &Found<'_>, target: Option<&Found<'_>>, key: Key, claim: &Claim<'_>) {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(Found::is_directory);
         // The victim's inode is held until all locks are released: its last reference goes to the
@@ -231,18 +232,17 @@ impl<'v> Rename<'v, '_> {
             }
             match (self.mode, replaced) {
                 (RenameMode::Exchange, Some(other)) => {
-                    vfs.dcache.exchange(moved, other).map(|()| None)
+                    vfs.dcache.exchange(moved, other, claim).map(|()| None)
                 }
                 (RenameMode::Exchange, None) => Err(Errno::STALE),
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
                     let key = if is_current { key } else { Key::stale(key.parent()) };
-                    vfs.move_dentry((moved, self.old), key, self.new, target).map(Some)
+                    vfs.move_dentry((moved, self.old), key, self.new, target, claim).map(Some)
                 }
             }
         });
-        let failed = if done.is_err() { Some(claim) } else { claim.release_undoomed() };
-        if let Some(_claim) = failed {
+        if done.is_err() {
             // The next lookup of either name asks the back end.
             vfs.make_unknown(self.old_dir, self.old);
             vfs.make_unknown(self.new_dir, self.new);

@@ -6,7 +6,7 @@ use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{Arc, thread};
 use corewalk_sync::tally::{Tally, assert_all_reached};
 
-use super::super::loom_models::{A, B, PREEMPTIONS, cache, enter, file, lookup, needle_a};
+use super::super::loom_models::{A, B, PREEMPTIONS, cache, claim_a, enter, file, lookup, needle_a};
 use super::*;
 use crate::attr::mode;
 use crate::name::Name;
@@ -48,7 +48,7 @@ fn put_back_against_lookup(
 }
 
 fn publish_node(dcache: &Dcache, key: Key, node: Node) {
-    let slot = dcache.publish(key, &needle_a(dcache), Some(node)).unwrap();
+    let slot = dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap();
     // The dentry of each lies beside it: the one of a file in use, and the new one of another.
     assert_eq!(slot, node.inode, "a file in use keeps its dentry, and another has its own");
 }
@@ -107,7 +107,8 @@ fn publish_against_mount(
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let node = enter(&dcache, 7, mode::S_IFDIR | 0o700);
-        let slot = dcache.publish(key, &needle_a(&dcache), Some(node)).unwrap();
+        let slot =
+            dcache.publish(key, &needle_a(&dcache), Some(node), &claim_a(&dcache, key)).unwrap();
         let key = before(&dcache, key);
         let count = dcache.dentries.lockref(slot).count();
         let dcache = Arc::new(dcache);
@@ -128,7 +129,7 @@ fn publish_against_mount(
 }
 
 fn publish_directory(dcache: &Dcache, key: Key, node: Node) -> u32 {
-    dcache.publish(key, &needle_a(dcache), Some(node)).unwrap()
+    dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap()
 }
 
 /// Trap T55: a dentry that changes while it is taken back is looked at again.
@@ -144,7 +145,8 @@ fn control_take_back_that_looks_once_is_caught() {
     publish_against_mount(invalidate, |dcache, key, _| {
         let hash = dcache.hash(key.parent(), needle_a(dcache).hash);
         let stale = dcache.collect_stale(hash, key, &needle_a(dcache));
-        let back = stale.iter().find(|(slot, seen)| dcache.set_key(*slot, seen.seq, key));
+        let claim = claim_a(dcache, key);
+        let back = stale.iter().find(|(slot, seen)| dcache.set_key(*slot, seen.seq, key, &claim));
         back.map_or(0, |(slot, _)| *slot)
     });
 }
@@ -200,7 +202,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
-        assert_eq!(dcache.exchange(a, b), Ok(()));
+        let claim = claim_a(dcache, Key::new(dcache.parent(a).0, 1));
+        assert_eq!(dcache.exchange(a, b, &claim), Ok(()));
     }));
 }
 
@@ -222,4 +225,77 @@ fn control_exchange_in_two_sections_is_caught() {
             });
         }
     });
+}
+
+/// What the back end said before an invalidation is entered with `enter` beside it; the invalidator looks
+/// the name up afterwards. Returns how often `enter` was told that (the answer counts, it does not).
+fn enter_against_invalidation(
+    prepare: fn(&Dcache, Key, Node),
+    enter_as: fn(&Dcache, Key, Node, &Claim<'_>),
+) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let node = enter(&dcache, 7, mode::S_IFREG | 0o600);
+        prepare(&dcache, key, node);
+        let dcache = Arc::new(dcache);
+        let claim = claim_a(&dcache, key);
+        let invalidator = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || {
+                dcache.invalidate_name(key.parent(), &needle_a(&dcache));
+                assert_eq!(lookup(&dcache, key, A), None, "T25: an invalidated answer");
+            }
+        });
+        enter_as(&dcache, key, node, &claim);
+        tally.hit(usize::from(claim.is_doomed()));
+        invalidator.join().unwrap();
+    })
+}
+
+fn publish_claimed(dcache: &Dcache, key: Key, node: Node, claim: &Claim<'_>) {
+    dcache.publish(key, &needle_a(dcache), Some(node), claim).unwrap();
+}
+
+/// Enters the name, and invalidates it with its directory.
+fn publish_invalidated(dcache: &Dcache, key: Key, node: Node) {
+    publish_node(dcache, key, node);
+    dcache.make_name_stale(key, &needle_a(dcache));
+}
+
+/// Trap T25: an answer that is older than an invalidation is not found once that is over, whether the
+/// name is entered, put back or given to another file.
+#[test]
+fn answer_from_before_an_invalidation_is_not_found() {
+    let nothing = |_: &Dcache, _: Key, _: Node| ();
+    assert_all_reached(&enter_against_invalidation(nothing, publish_claimed));
+    assert_all_reached(&enter_against_invalidation(publish_invalidated, publish_claimed));
+    let other = |dcache: &Dcache, key: Key, _: Node| {
+        file(dcache, key, B, 8);
+    };
+    assert_all_reached(&enter_against_invalidation(other, |dcache, key, _, claim| {
+        let needle = dcache.needle(Name::new(B).unwrap());
+        let (slot, seen) = dcache.find(key, &needle).unwrap();
+        assert!(dcache.get(slot, seen.seq));
+        let done = dcache.d_move((slot, &needle), key, &needle_a(dcache), None, claim);
+        assert_eq!(done, Ok(0));
+    }));
+}
+
+/// Trap T25: the claim is asked before the name is entered, and not while its stripe is locked.
+#[test]
+#[should_panic(expected = "T25: an invalidated answer")]
+fn control_claim_that_is_asked_too_early_is_caught() {
+    enter_against_invalidation(
+        |dcache, key, node| {
+            publish_node(dcache, key, node);
+            dcache.make_name_stale(key, &needle_a(dcache));
+        },
+        |dcache, key, _, claim| {
+            let hash = dcache.hash(key.parent(), needle_a(dcache).hash);
+            let slot = dcache.table.find(hash, Some).unwrap();
+            let key = key.unless_doomed(claim);
+            let guard = dcache.dentries.lockref(slot).lock();
+            dcache.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, key));
+        },
+    );
 }

@@ -71,7 +71,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         // ORDERING: Release. As above.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
-        dcache.publish(now, &needle_a(dcache), Some(second)).unwrap();
+        let claim = claim_a(dcache, now);
+        dcache.publish(now, &needle_a(dcache), Some(second), &claim).unwrap();
         reader.join().unwrap();
     })
 }
