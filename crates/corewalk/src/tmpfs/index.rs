@@ -1,4 +1,4 @@
-//! From the hash of a name to the cookies of the entries that have it.
+//! From the hash of a name to where the entries are that have it.
 //!
 //! A table that doubles when it is full stops its directory for as long as it takes to move every
 //! entry, and a tree of hashes misses the cache at every level. Linear hashing does neither: the
@@ -8,11 +8,13 @@
 //! # How it works
 //! With n buckets and m the power of two at or above n, hash h belongs to bucket h mod m, or, as
 //! long as that bucket does not exist yet, to bucket h mod m/2. Bucket n, when it comes, takes its
-//! part out of bucket n - m/2, and gives it back when it goes.
+//! part out of bucket n - m/2, and gives it back when it goes. A pair of hash and value is one word,
+//! and who has found it keeps its [`Place`], so that a change looks for nothing again.
 //!
 //! # Invariants
 //! - H.1: every pair is in the bucket that its hash belongs to.
-//! - H.2: there are at most [`FILL_MAX`] pairs per bucket on average, and at least one bucket.
+//! - H.2: there are at most [`FILL_MAX`] pairs per bucket on average, and at least one bucket if
+//!   there is a pair.
 //!
 //! # What it refuses
 //! It compares no names: pairs with one hash are all reported. The hash must be keyed (trap T54).
@@ -26,13 +28,24 @@ const FILL_MAX: usize = 8;
 /// that comes and goes does not split and merge each time.
 const FILL_MIN: usize = 3;
 
-/// A multimap from hashes to cookies.
+/// A multimap from hashes to values.
 ///
 /// # Invariants
 /// H.1, H.2.
 pub(super) struct HashIndex {
-    buckets: Vec<Vec<(u64, u64)>>,
+    buckets: Vec<Vec<Pair>>,
     len: usize,
+}
+
+/// A hash in the upper half, a value in the lower one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Pair(u64);
+
+/// Where a pair is, until the index is changed.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    bucket: usize,
+    at: usize,
 }
 
 impl HashIndex {
@@ -41,33 +54,46 @@ impl HashIndex {
         HashIndex { buckets: Vec::new(), len: 0 }
     }
 
-    /// Returns the cookies that go with `hash`.
-    pub(super) fn get(&self, hash: u64) -> impl Iterator<Item = u64> {
-        let bucket = self.buckets.get(bucket_of(hash, self.buckets.len()));
-        let pairs = bucket.into_iter().flatten();
-        pairs.filter(move |pair| pair.0 == hash).map(|pair| pair.1)
+    /// Returns the first value with `hash` for which `is_wanted` returns true, and its place.
+    #[inline]
+    pub(super) fn find(
+        &self,
+        hash: u32,
+        mut is_wanted: impl FnMut(u32) -> bool,
+    ) -> Option<(Place, u32)> {
+        let bucket = bucket_of(hash, self.buckets.len());
+        let pairs = self.buckets.get(bucket)?;
+        let at = pairs.iter().position(|pair| pair.hash() == hash && is_wanted(pair.value()))?;
+        Some((Place { bucket, at }, pairs[at].value()))
     }
 
     /// Adds a pair.
-    pub(super) fn insert(&mut self, hash: u64, cookie: u64) {
+    pub(super) fn insert(&mut self, hash: u32, value: u32) {
         if self.len == self.buckets.len() * FILL_MAX {
             self.split();
         }
-        let count = self.buckets.len();
-        self.buckets[bucket_of(hash, count)].push((hash, cookie));
+        self.push(Pair::new(hash, value));
         self.len += 1;
     }
 
-    /// Removes a pair.
-    pub(super) fn remove(&mut self, hash: u64, cookie: u64) {
-        let count = self.buckets.len();
-        let Some(bucket) = self.buckets.get_mut(bucket_of(hash, count)) else { return };
-        let Some(index) = bucket.iter().position(|&pair| pair == (hash, cookie)) else { return };
-        bucket.swap_remove(index);
+    /// Removes the pair at `place`.
+    pub(super) fn remove(&mut self, place: Place) {
+        self.buckets[place.bucket].swap_remove(place.at);
         self.len -= 1;
         if self.len < self.buckets.len() * FILL_MIN && self.buckets.len() > 1 {
             self.merge();
         }
+    }
+
+    /// Gives the value at `place` another hash.
+    pub(super) fn rehash(&mut self, place: Place, hash: u32) {
+        let old = self.buckets[place.bucket].swap_remove(place.at);
+        self.push(Pair::new(hash, old.value()));
+    }
+
+    fn push(&mut self, pair: Pair) {
+        let count = self.buckets.len();
+        self.buckets[bucket_of(pair.hash(), count)].push(pair);
     }
 
     /// Adds a bucket.
@@ -76,7 +102,7 @@ impl HashIndex {
         let mut taken = Vec::new();
         if new > 0 {
             let old = &mut self.buckets[sibling_of(new)];
-            taken = old.extract_if(.., |pair| bucket_of(pair.0, new + 1) == new).collect();
+            taken = old.extract_if(.., |pair| bucket_of(pair.hash(), new + 1) == new).collect();
             old.shrink_to(old.len() + 2);
         }
         self.buckets.push(taken);
@@ -94,8 +120,23 @@ impl HashIndex {
     }
 }
 
+impl Pair {
+    fn new(hash: u32, value: u32) -> Pair {
+        Pair(u64::from(hash) << 32 | u64::from(value))
+    }
+
+    fn hash(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn value(self) -> u32 {
+        self.0 as u32
+    }
+}
+
 /// Returns the bucket, of `count`, that `hash` belongs to.
-fn bucket_of(hash: u64, count: usize) -> usize {
+#[inline]
+fn bucket_of(hash: u32, count: usize) -> usize {
     let mask = count.next_power_of_two() - 1;
     let bucket = hash as usize & mask;
     if bucket < count { bucket } else { bucket & (mask >> 1) }
@@ -114,9 +155,21 @@ mod tests {
     fn check(index: &HashIndex) {
         let count = index.buckets.len();
         assert!(index.len <= count * FILL_MAX && count > 0, "H.2");
+        assert_eq!(index.buckets.iter().map(Vec::len).sum::<usize>(), index.len);
         for (number, bucket) in index.buckets.iter().enumerate() {
-            assert!(bucket.iter().all(|pair| bucket_of(pair.0, count) == number), "H.1");
+            assert!(bucket.iter().all(|pair| bucket_of(pair.hash(), count) == number), "H.1");
         }
+    }
+
+    /// Returns all values with `hash`.
+    fn values(index: &HashIndex, hash: u32) -> Vec<u32> {
+        let mut values = Vec::new();
+        let none = index.find(hash, |value| {
+            values.push(value);
+            false
+        });
+        assert!(none.is_none());
+        values
     }
 
     #[test]
@@ -134,23 +187,29 @@ mod tests {
     #[test]
     fn index_keeps_pairs_while_it_grows_and_shrinks() {
         let mut index = HashIndex::new();
-        let hash = |cookie: u64| (cookie / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7;
-        assert_eq!(index.get(0).next(), None);
-        for cookie in 0..5_000 {
-            index.insert(hash(cookie), cookie);
+        let hash = |value: u32| (value / 2).wrapping_mul(0x9e37_79b9) ^ 0x7f4a_7c15;
+        assert!(values(&index, 0).is_empty());
+        for value in 0..5_000 {
+            index.insert(hash(value), value);
             check(&index);
         }
         let longest = index.buckets.iter().map(Vec::len).max();
         assert!(longest < Some(40), "a bucket of {longest:?}");
-        for cookie in 0..5_000 {
-            let found: Vec<u64> = index.get(hash(cookie)).collect();
-            assert!(found.len() == 2 && found.contains(&cookie));
+        for value in 0..5_000 {
+            let found = values(&index, hash(value));
+            assert!(found.len() == 2 && found.contains(&value));
         }
-        for cookie in 0..5_000 {
-            index.remove(hash(cookie), cookie);
-            index.remove(hash(cookie), cookie);
+        for value in 0..5_000 {
+            // A detour by another hash.
+            let (place, found) = index.find(hash(value), |found| found == value).unwrap();
+            assert_eq!(found, value);
+            index.rehash(place, !hash(value));
             check(&index);
-            assert_eq!(index.get(hash(cookie)).count(), 1 - cookie as usize % 2);
+            assert!(!values(&index, hash(value)).contains(&value));
+            let (place, _) = index.find(!hash(value), |found| found == value).unwrap();
+            index.remove(place);
+            check(&index);
+            assert_eq!(values(&index, hash(value)).len(), 1 - value as usize % 2);
         }
         assert_eq!((index.len, index.buckets.len()), (0, 1));
     }
