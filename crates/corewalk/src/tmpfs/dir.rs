@@ -108,6 +108,8 @@ struct Chunk {
     base: u64,
     /// The number of entries that are no marks.
     len: usize,
+    /// `low` of the entry that the chunk was begun with.
+    first: u8,
     entries: Vec<Entry>,
 }
 
@@ -132,17 +134,13 @@ impl Directory {
     }
 
     /// Returns the entry that `key` names.
-    #[inline]
     pub(super) fn find(&self, key: Key<'_>) -> Option<Found> {
-        let mut link = None;
-        let (place, handle) = self.by_hash.find(key.hash, |handle| {
+        let (place, (handle, link)) = self.by_hash.find(key.hash, |handle| {
             let chunk = &self.chunks[chunk_of(handle)];
-            let entry = chunk.index_of(low_of(handle)).map(|index| &chunk.entries[index]);
-            let named = entry.filter(|entry| entry.name.as_bytes() == key.name.as_bytes());
-            link = named.map(Entry::link);
-            link.is_some()
+            let entry = &chunk.entries[chunk.index_of(low_of(handle))?];
+            (entry.name.as_bytes() == key.name.as_bytes()).then(|| (handle, entry.link()))
         })?;
-        Some(Found { link: link?, place, handle })
+        Some(Found { link, place, handle })
     }
 
     /// Checks that entries can be made here. `ENOENT` if the directory is removed.
@@ -189,6 +187,9 @@ impl Directory {
         self.last_cookie += 1;
         let name = EntryName::new(key.name);
         let chunk = &mut self.chunks[self.last as usize];
+        if chunk.len == 0 {
+            chunk.first = low;
+        }
         chunk.entries.push(Entry { name, ino: link.ino, kind: link.kind, low });
         chunk.len += 1;
         self.by_hash.insert(key.hash, self.last << CHUNK_BITS | u32::from(low));
@@ -254,7 +255,7 @@ impl Directory {
             last => {
                 // A directory that has filled a chunk will fill another one.
                 let room = if last.is_some() { CHUNK_COOKIES as usize } else { 0 };
-                let chunk = Chunk { base, len: 0, entries: Vec::with_capacity(room) };
+                let chunk = Chunk { base, entries: Vec::with_capacity(room), ..Chunk::default() };
                 if let Some(id) = self.vacant.pop() {
                     self.chunks[id as usize] = chunk;
                     self.last = id;
@@ -282,7 +283,7 @@ impl Chunk {
     #[inline]
     fn index_of(&self, low: u8) -> Option<usize> {
         // Most chunks were never made dense, and then the place is known.
-        let guess = usize::from(low.wrapping_sub(self.entries.first()?.low));
+        let guess = usize::from(low.wrapping_sub(self.first));
         if self.entries.get(guess).is_some_and(|e| e.low == low) {
             return Some(guess);
         }

@@ -8,8 +8,7 @@
 //! # How it works
 //! With n buckets and m the power of two at or above n, hash h belongs to bucket h mod m, or, as
 //! long as that bucket does not exist yet, to bucket h mod m/2. Bucket n, when it comes, takes its
-//! part out of bucket n - m/2, and gives it back when it goes. A pair of hash and value is one word,
-//! and who has found it keeps its [`Place`], so that a change looks for nothing again.
+//! part out of bucket n - m/2, and gives it back when it goes. Who has found it keeps its [`Place`], so that a change looks for nothing again.
 //!
 //! # Invariants
 //! - H.1: every pair is in the bucket that its hash belongs to.
@@ -23,10 +22,10 @@
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
 /// Pairs per bucket, on average, at which the table grows.
-const FILL_MAX: usize = 8;
+const FILL_MAX: usize = 4;
 /// Pairs per bucket, on average, below which it shrinks; far from [`FILL_MAX`], so that a name
 /// that comes and goes does not split and merge each time.
-const FILL_MIN: usize = 3;
+const FILL_MIN: usize = 2;
 
 /// A multimap from hashes to values.
 ///
@@ -35,36 +34,46 @@ const FILL_MIN: usize = 3;
 pub(super) struct HashIndex {
     buckets: Vec<Vec<Pair>>,
     len: usize,
+    /// m - 1 of the module's text.
+    mask: usize,
 }
 
-/// A hash in the upper half, a value in the lower one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Pair(u64);
+/// A hash and its value.
+#[derive(Clone, Copy)]
+struct Pair {
+    hash: u32,
+    value: u32,
+}
 
 /// Where a pair is, until the index is changed.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    bucket: usize,
-    at: usize,
+    bucket: u32,
+    at: u32,
 }
 
 impl HashIndex {
     /// Returns an empty index.
     pub(super) fn new() -> HashIndex {
-        HashIndex { buckets: Vec::new(), len: 0 }
+        HashIndex { buckets: Vec::new(), len: 0, mask: 0 }
     }
 
-    /// Returns the first value with `hash` for which `is_wanted` returns true, and its place.
+    /// Returns the first value with `hash` for which `is_wanted` returns something, with its place.
     #[inline]
-    pub(super) fn find(
+    pub(super) fn find<R>(
         &self,
         hash: u32,
-        mut is_wanted: impl FnMut(u32) -> bool,
-    ) -> Option<(Place, u32)> {
-        let bucket = bucket_of(hash, self.buckets.len());
-        let pairs = self.buckets.get(bucket)?;
-        let at = pairs.iter().position(|pair| pair.hash() == hash && is_wanted(pair.value()))?;
-        Some((Place { bucket, at }, pairs[at].value()))
+        mut is_wanted: impl FnMut(u32) -> Option<R>,
+    ) -> Option<(Place, R)> {
+        let bucket = bucket_of(hash, self.buckets.len(), self.mask);
+        for (at, pair) in self.buckets.get(bucket)?.iter().enumerate() {
+            if pair.hash == hash
+                && let Some(found) = is_wanted(pair.value)
+            {
+                return Some((Place { bucket: bucket as u32, at: at as u32 }, found));
+            }
+        }
+        None
     }
 
     /// Adds a pair.
@@ -72,13 +81,13 @@ impl HashIndex {
         if self.len == self.buckets.len() * FILL_MAX {
             self.split();
         }
-        self.push(Pair::new(hash, value));
+        self.push(Pair { hash, value });
         self.len += 1;
     }
 
     /// Removes the pair at `place`.
     pub(super) fn remove(&mut self, place: Place) {
-        self.buckets[place.bucket].swap_remove(place.at);
+        self.take(place);
         self.len -= 1;
         if self.len < self.buckets.len() * FILL_MIN && self.buckets.len() > 1 {
             self.merge();
@@ -87,13 +96,17 @@ impl HashIndex {
 
     /// Gives the value at `place` another hash.
     pub(super) fn rehash(&mut self, place: Place, hash: u32) {
-        let old = self.buckets[place.bucket].swap_remove(place.at);
-        self.push(Pair::new(hash, old.value()));
+        let Pair { value, .. } = self.take(place);
+        self.push(Pair { hash, value });
+    }
+
+    fn take(&mut self, place: Place) -> Pair {
+        self.buckets[place.bucket as usize].swap_remove(place.at as usize)
     }
 
     fn push(&mut self, pair: Pair) {
-        let count = self.buckets.len();
-        self.buckets[bucket_of(pair.hash(), count)].push(pair);
+        let bucket = bucket_of(pair.hash, self.buckets.len(), self.mask);
+        self.buckets[bucket].push(pair);
     }
 
     /// Adds a bucket.
@@ -102,15 +115,18 @@ impl HashIndex {
         let mut taken = Vec::new();
         if new > 0 {
             let old = &mut self.buckets[sibling_of(new)];
-            taken = old.extract_if(.., |pair| bucket_of(pair.hash(), new + 1) == new).collect();
+            let mask = mask_of(new + 1);
+            taken = old.extract_if(.., |pair| bucket_of(pair.hash, new + 1, mask) == new).collect();
             old.shrink_to(old.len() + 2);
         }
         self.buckets.push(taken);
+        self.mask = mask_of(new + 1);
     }
 
     /// Removes a bucket, of which there are at least two.
     fn merge(&mut self) {
         if let Some(last) = self.buckets.pop() {
+            self.mask = mask_of(self.buckets.len());
             let sibling = sibling_of(self.buckets.len());
             self.buckets[sibling].extend(last);
             if self.buckets.len() <= self.buckets.capacity() / 4 {
@@ -120,26 +136,16 @@ impl HashIndex {
     }
 }
 
-impl Pair {
-    fn new(hash: u32, value: u32) -> Pair {
-        Pair(u64::from(hash) << 32 | u64::from(value))
-    }
-
-    fn hash(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-
-    fn value(self) -> u32 {
-        self.0 as u32
-    }
-}
-
-/// Returns the bucket, of `count`, that `hash` belongs to.
+/// Returns the bucket, of `count`, that `hash` belongs to; `mask` is that of the count.
 #[inline]
-fn bucket_of(hash: u32, count: usize) -> usize {
-    let mask = count.next_power_of_two() - 1;
+fn bucket_of(hash: u32, count: usize, mask: usize) -> usize {
     let bucket = hash as usize & mask;
     if bucket < count { bucket } else { bucket & (mask >> 1) }
+}
+
+/// Returns the mask for `count` buckets.
+fn mask_of(count: usize) -> usize {
+    count.next_power_of_two() - 1
 }
 
 /// Returns the bucket that bucket `new`, which is not the first, takes its part from.
@@ -155,9 +161,11 @@ mod tests {
     fn check(index: &HashIndex) {
         let count = index.buckets.len();
         assert!(index.len <= count * FILL_MAX && count > 0, "H.2");
+        assert_eq!(index.mask, mask_of(count));
         assert_eq!(index.buckets.iter().map(Vec::len).sum::<usize>(), index.len);
         for (number, bucket) in index.buckets.iter().enumerate() {
-            assert!(bucket.iter().all(|pair| bucket_of(pair.hash(), count) == number), "H.1");
+            let is_here = |pair: &Pair| bucket_of(pair.hash, count, mask_of(count)) == number;
+            assert!(bucket.iter().all(is_here), "H.1");
         }
     }
 
@@ -166,7 +174,7 @@ mod tests {
         let mut values = Vec::new();
         let none = index.find(hash, |value| {
             values.push(value);
-            false
+            None::<()>
         });
         assert!(none.is_none());
         values
@@ -176,7 +184,8 @@ mod tests {
     fn bucket_of_covers_all_and_sibling_is_where_it_was() {
         for count in 1..100 {
             for hash in 0..300 {
-                let (before, after) = (bucket_of(hash, count), bucket_of(hash, count + 1));
+                let of = |count| bucket_of(hash, count, mask_of(count));
+                let (before, after) = (of(count), of(count + 1));
                 assert!(before < count);
                 let is_moved = after == count && before == sibling_of(count);
                 assert!(before == after || is_moved, "hash {hash} of {count}");
@@ -201,12 +210,11 @@ mod tests {
         }
         for value in 0..5_000 {
             // A detour by another hash.
-            let (place, found) = index.find(hash(value), |found| found == value).unwrap();
-            assert_eq!(found, value);
+            let (place, ()) = index.find(hash(value), |v| (v == value).then_some(())).unwrap();
             index.rehash(place, !hash(value));
             check(&index);
             assert!(!values(&index, hash(value)).contains(&value));
-            let (place, _) = index.find(!hash(value), |found| found == value).unwrap();
+            let (place, ()) = index.find(!hash(value), |v| (v == value).then_some(())).unwrap();
             index.remove(place);
             check(&index);
             assert_eq!(values(&index, hash(value)).len(), 1 - value as usize % 2);

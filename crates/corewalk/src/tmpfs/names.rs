@@ -37,7 +37,7 @@ use corewalk_sync::RwLockWriteGuard;
 use super::Tmpfs;
 use super::dir::{Directory, Found, Key, Link};
 use super::inode::{Attributes, Inode, now};
-use super::table::InodeTable;
+use super::table::{InodeTable, rank};
 use crate::Errno;
 use crate::attr::{Attr, FileKind, Timespec};
 use crate::fs::{Make, RenameMode};
@@ -86,17 +86,17 @@ impl Tmpfs {
     /// Removes the name of the inode `node`.
     pub(super) fn remove_name(&self, dir: u64, name: Name<'_>, node: u64) -> Result<(), Errno> {
         let key = self.key(name);
-        let mut wanted = [dir, dir];
+        let mut locks = Locks::pair(&self.table, dir, dir)?;
         loop {
-            let mut locks = Locks::new(&self.table, &wanted)?;
             let found = locks.directory(dir)?.find(key).ok_or(Errno::NOENT)?;
             let link = found.link;
             if link.ino != node {
                 return Err(Errno::NOENT);
             }
             if link.kind == FileKind::Directory {
-                if wanted != [dir, node] {
-                    wanted = [dir, node];
+                if !locks.has(node) {
+                    drop(locks);
+                    locks = Locks::pair(&self.table, dir, node)?;
                     continue;
                 }
                 locks.directory(node)?.mark_removed()?;
@@ -113,6 +113,10 @@ impl Tmpfs {
     /// Adds a name for the inode `node`.
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let key = self.key(name);
+        if rank(node) == rank(dir) {
+            // Two numbers of one slot, of which one is out of date, or a directory.
+            return self.table.read(node).and(Err(Errno::PERM));
+        }
         // The kind of a number never changes, so the lock may be released in between.
         let kind = self.table.read(node)?.kind();
         if kind == FileKind::Directory {
@@ -150,9 +154,8 @@ impl Tmpfs {
     ) -> Result<(), Errno> {
         let (old_key, new_key) = (self.key(from.1), self.key(to.1));
         let ((old_dir, _), (new_dir, _)) = (from, to);
-        let mut wanted = [old_dir, new_dir, old_dir, new_dir];
+        let mut locks = Locks::pair(&self.table, old_dir, new_dir)?;
         loop {
-            let mut locks = Locks::new(&self.table, &wanted)?;
             let target = locks.directory(new_dir)?.find(new_key);
             let moved = locks.directory(old_dir)?.find(old_key).ok_or(Errno::NOENT)?;
             match (mode, &target) {
@@ -162,17 +165,18 @@ impl Tmpfs {
                 (_, Some(target)) if target.link.ino == moved.link.ino => return Ok(()),
                 _ => {}
             }
-            let if_directory = |found: Option<Found>| {
-                let link = found.map(|found| found.link);
-                link.filter(|link| link.kind == FileKind::Directory).map(|link| link.ino)
+            let subdirectory = |found: &Found, dir| match found.link.kind {
+                FileKind::Directory => found.link.ino,
+                _ => dir,
             };
-            let [a, b] = [if_directory(Some(moved)), if_directory(target)];
-            let needed = [old_dir, new_dir, a.unwrap_or(old_dir), b.unwrap_or(new_dir)];
-            if needed != wanted {
-                wanted = needed;
+            let there = target.as_ref().map_or(new_dir, |target| subdirectory(target, new_dir));
+            let back = subdirectory(&moved, old_dir);
+            if !locks.has(there) || !locks.has(back) {
+                drop(locks);
+                locks = Locks::all(&self.table, [old_dir, new_dir, there, back])?;
                 continue;
             }
-            let mut rename = Rename { fs: self, locks, old_dir, new_dir, moved };
+            let mut rename = Rename { fs: self, locks: &mut locks, old_dir, new_dir, moved };
             return match (mode, target) {
                 (_, None) => rename.move_to_free_name(new_key),
                 (RenameMode::Exchange, Some(target)) => rename.exchange(target),
@@ -218,6 +222,7 @@ impl Tmpfs {
 
     /// Changes what `link` refers to: an entry of a directory that is locked, and if it is one itself it
     /// is locked too.
+    #[inline]
     fn change(
         &self,
         locks: &mut Locks<'_>,
@@ -234,15 +239,15 @@ impl Tmpfs {
 }
 
 /// A rename under way: what it is about, and the locks it holds.
-struct Rename<'a> {
+struct Rename<'a, 'b> {
     fs: &'a Tmpfs,
-    locks: Locks<'a>,
+    locks: &'b mut Locks<'a>,
     old_dir: u64,
     new_dir: u64,
     moved: Found,
 }
 
-impl Rename<'_> {
+impl Rename<'_, '_> {
     /// Renames where the target does not exist.
     fn move_to_free_name(&mut self, new_key: Key<'_>) -> Result<(), Errno> {
         self.check_loop()?;
@@ -256,7 +261,7 @@ impl Rename<'_> {
         }
         let now = now();
         self.touch_directories(now, subdirectories(link), 0)?;
-        self.fs.change(&mut self.locks, link, |attributes| attributes.touch(now))
+        self.fs.change(self.locks, link, |attributes| attributes.touch(now))
     }
 
     /// Renames over the existing `victim`.
@@ -278,8 +283,8 @@ impl Rename<'_> {
         self.touch_directories(now, subdirectories(moved), 0)?;
         // The directory that was replaced counts no more, nor does its place.
         self.locks.inode(self.new_dir)?.attributes.nlink -= subdirectories(victim_link);
-        self.fs.change(&mut self.locks, moved, |attributes| attributes.touch(now))?;
-        self.fs.unlink(&mut self.locks, victim_link, now)
+        self.fs.change(self.locks, moved, |attributes| attributes.touch(now))?;
+        self.fs.unlink(self.locks, victim_link, now)
     }
 
     /// Swaps what the two names refer to.
@@ -293,8 +298,8 @@ impl Rename<'_> {
         self.locks.directory(self.old_dir)?.replace(self.moved, other_link);
         let now = now();
         self.touch_directories(now, subdirectories(moved), subdirectories(other_link))?;
-        self.fs.change(&mut self.locks, moved, |attributes| attributes.touch(now))?;
-        self.fs.change(&mut self.locks, other_link, |attributes| attributes.touch(now))
+        self.fs.change(self.locks, moved, |attributes| attributes.touch(now))?;
+        self.fs.change(self.locks, other_link, |attributes| attributes.touch(now))
     }
 
     /// Refuses to move a directory into itself. `EINVAL`.
@@ -319,35 +324,55 @@ impl Rename<'_> {
 
 /// Directories that are locked at once, without an allocation.
 struct Locks<'a> {
-    held: [Option<RwLockWriteGuard<'a, Inode>>; LOCKS_MAX],
+    /// The one with the lowest slot.
+    first: RwLockWriteGuard<'a, Inode>,
+    more: [Option<RwLockWriteGuard<'a, Inode>>; LOCKS_MAX - 1],
 }
 
 impl<'a> Locks<'a> {
-    /// Returns the locks of the directories `wanted`, at most [`LOCKS_MAX`]; one may come twice.
+    /// Returns the locks of two directories, which may be one. Of two numbers that tell one slot only one
+    /// can be that of a directory, and `inode` will not know the other one.
     ///
     /// # Errors
-    /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is no directory. Such an inode is not
-    /// waited for with, so a file that is asked for as a directory breaks no order of locks.
+    /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is no directory. Whoever has locked
+    /// such an inode waits for no other one, so a file that is asked for as a directory breaks no order.
     #[inline]
-    fn new(table: &'a InodeTable, wanted: &[u64]) -> Result<Locks<'a>, Errno> {
-        let mut locks = Locks { held: [const { None }; LOCKS_MAX] };
-        let mut last = None;
-        for held in &mut locks.held {
-            let next = wanted.iter().map(|&ino| (InodeTable::rank(ino), ino));
-            let next = next.filter(|&(rank, _)| last.is_none_or(|last| rank > last)).min();
-            let Some((rank, ino)) = next else { break };
-            let inode = table.write(ino)?;
-            inode.directory()?;
-            (*held, last) = (Some(inode), Some(rank));
+    fn pair(table: &'a InodeTable, a: u64, b: u64) -> Result<Locks<'a>, Errno> {
+        let (low, high) = if rank(a) <= rank(b) { (a, b) } else { (b, a) };
+        let first = write_directory(table, low)?;
+        let is_one = rank(low) == rank(high);
+        let second = if is_one { None } else { Some(write_directory(table, high)?) };
+        Ok(Locks { first, more: [second, None, None] })
+    }
+
+    /// Returns the locks of directories of which some may be the same. Errors as of `pair`.
+    #[cold]
+    fn all(table: &'a InodeTable, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
+        wanted.sort_unstable_by_key(|&ino| rank(ino));
+        let mut locks =
+            Locks { first: write_directory(table, wanted[0])?, more: Default::default() };
+        for n in 1..LOCKS_MAX {
+            if rank(wanted[n]) != rank(wanted[n - 1]) {
+                locks.more[n - 1] = Some(write_directory(table, wanted[n])?);
+            }
         }
         Ok(locks)
     }
 
-    /// Returns an inode that is locked. `ESTALE` if it is not, since another one has its slot.
+    /// Returns true if this inode is locked.
+    #[inline]
+    fn has(&mut self, ino: u64) -> bool {
+        self.inode(ino).is_ok()
+    }
+
+    /// Returns an inode that is locked. `ESTALE` if it is not.
     #[inline]
     fn inode(&mut self, ino: u64) -> Result<&mut Inode, Errno> {
-        let mut held = self.held.iter_mut().flatten();
-        held.find(|inode| inode.ino() == ino).map(|inode| &mut **inode).ok_or(Errno::STALE)
+        if self.first.ino() == ino {
+            return Ok(&mut self.first);
+        }
+        let mut more = self.more.iter_mut().flatten();
+        more.find(|inode| inode.ino() == ino).map(|inode| &mut **inode).ok_or(Errno::STALE)
     }
 
     /// Returns the entries of a directory that is locked.
@@ -355,6 +380,14 @@ impl<'a> Locks<'a> {
     fn directory(&mut self, ino: u64) -> Result<&mut Directory, Errno> {
         self.inode(ino)?.directory_mut()
     }
+}
+
+/// Returns a directory, locked. `ENOTDIR` for another file.
+#[inline]
+fn write_directory(table: &InodeTable, ino: u64) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
+    let inode = table.write(ino)?;
+    inode.directory()?;
+    Ok(inode)
 }
 
 /// Returns how many links an entry adds to its directory.

@@ -55,7 +55,7 @@ const LEVELS: usize = 27;
 /// Where the count of uses begins in a number.
 const USES_SHIFT: u32 = 32;
 
-type Segment = OnceLock<Box<[OwnLine<RwLock<Inode>>]>>;
+type Segment = OnceLock<Box<[OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize]>>;
 
 /// The inodes of a tmpfs, by number.
 ///
@@ -128,11 +128,6 @@ impl InodeTable {
         inode
     }
 
-    /// Returns what orders the locks of two inodes: their slots, which old numbers tell as well.
-    pub(super) fn rank(ino: u64) -> u32 {
-        ino as u32
-    }
-
     /// Returns the slot that a number tells, whatever is in it.
     #[inline]
     fn slot(&self, ino: u64) -> Option<&RwLock<Inode>> {
@@ -141,7 +136,7 @@ impl InodeTable {
         let level = nth.ilog2();
         let segments = self.levels.get(level as usize)?.get()?;
         let segment = segments.get((nth - (1 << level)) as usize)?.get()?;
-        segment.get((index % SEGMENT_SLOTS) as usize).map(|slot| &**slot)
+        Some(&segment[(index % SEGMENT_SLOTS) as usize])
     }
 
     /// Takes a slot from a list of free ones. None if 32 bits tell no more.
@@ -187,13 +182,17 @@ impl InodeTable {
         let level = nth.ilog2();
         let segments = self.levels[level as usize]
             .get_or_init(|| (0..1_u32 << level).map(|_| Segment::new()).collect());
-        segments[(nth - (1 << level)) as usize].get_or_init(|| {
-            (0..SEGMENT_SLOTS).map(|_| OwnLine::new(RwLock::new(Inode::vacant(0)))).collect()
-        });
+        let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(0)));
+        segments[(nth - (1 << level)) as usize].get_or_init(|| Box::new(std::array::from_fn(slot)));
         // Lowest on top. Number 0 is no inode, and the root directory's is nobody else's.
         let first = start.max(ROOT_INO as u32 + 1);
         free.extend((first..end).rev());
     }
+}
+
+/// Returns what orders the locks of two inodes: their slots, which old numbers tell as well.
+pub(super) fn rank(ino: u64) -> u32 {
+    ino as u32
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
@@ -264,6 +263,6 @@ mod tests {
         table.write(ino).unwrap().set_number(last);
         table.remove(table.write(last).unwrap());
         let drawn: Vec<u64> = (0..1_000).map(|_| table.insert(file()).unwrap().ino()).collect();
-        assert!(drawn.iter().all(|&other| InodeTable::rank(other) != InodeTable::rank(ino)));
+        assert!(drawn.iter().all(|&other| rank(other) != rank(ino)));
     }
 }
