@@ -138,7 +138,7 @@ impl Tmpfs {
         };
         let root_mode = mode::S_IFDIR | options.root_mode & !mode::S_IFMT;
         let root = Make::new(root_mode, options.root_uid, options.root_gid);
-        fs.table.insert_root(Inode::new(&root, now()).expect("a directory is a kind of file"));
+        fs.table.draw_root().fill(FileKind::Directory, &root, now());
         fs
     }
 

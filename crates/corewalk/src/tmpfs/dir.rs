@@ -205,6 +205,7 @@ impl Directory {
     }
 
     /// Gives an entry another name, which is not taken.
+    #[inline]
     pub(super) fn rename(&mut self, found: Found, key: Key<'_>) {
         if let Some(entry) = self.entry_mut(found.handle) {
             entry.name = EntryName::new(key.name);
@@ -271,6 +272,7 @@ impl Directory {
         Ok(())
     }
 
+    #[inline]
     fn entry_mut(&mut self, handle: u32) -> Option<&mut Entry> {
         let chunk = &mut self.chunks[chunk_of(handle)];
         let index = chunk.index_of(low_of(handle))?;

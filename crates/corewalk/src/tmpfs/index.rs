@@ -95,15 +95,18 @@ impl HashIndex {
     }
 
     /// Gives the value at `place` another hash.
+    #[inline]
     pub(super) fn rehash(&mut self, place: Place, hash: u32) {
         let Pair { value, .. } = self.take(place);
         self.push(Pair { hash, value });
     }
 
+    #[inline]
     fn take(&mut self, place: Place) -> Pair {
         self.buckets[place.bucket as usize].swap_remove(place.at as usize)
     }
 
+    #[inline]
     fn push(&mut self, pair: Pair) {
         let bucket = bucket_of(pair.hash, self.buckets.len(), self.mask);
         self.buckets[bucket].push(pair);

@@ -93,13 +93,9 @@ struct File {
 }
 
 impl Inode {
-    /// Returns a new inode without a number and without links, except that a directory has the two it
-    /// starts with.
-    ///
-    /// # Errors
-    /// `EINVAL` for type bits that name no kind.
-    pub(super) fn new(what: &Make<'_>, now: Timespec) -> Result<Inode, Errno> {
-        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
+    /// Makes a vacant slot with a number an inode of `kind`, without links except that a directory has
+    /// the two it starts with.
+    pub(super) fn fill(&mut self, kind: FileKind, what: &Make<'_>, now: Timespec) {
         let (body, nlink) = match kind {
             FileKind::Regular => (Body::File(File::default()), 0),
             FileKind::Directory => (Body::Directory(Box::new(Directory::new())), 2),
@@ -107,7 +103,8 @@ impl Inode {
             FileKind::CharDevice | FileKind::BlockDevice => (Body::Special(kind, what.rdev), 0),
             FileKind::Fifo | FileKind::Socket => (Body::Special(kind, 0), 0),
         };
-        let mut attributes = Attributes {
+        self.body = body;
+        self.attributes = Attributes {
             mode: kind.to_mode() | what.mode & PERMISSION_BITS,
             uid: what.uid,
             gid: what.gid,
@@ -118,10 +115,9 @@ impl Inode {
             [(AclKind::Access, &what.access_acl), (AclKind::Default, &what.default_acl)]
         {
             if acl.is_some() {
-                attributes.set_acl(kind, acl.as_ref(), None);
+                self.attributes.set_acl(kind, acl.as_ref(), None);
             }
         }
-        Ok(Inode { ino: NO_NUMBER, attributes, body })
     }
 
     /// Returns what is in a slot that `uses` inodes have used and none is in.
@@ -371,7 +367,7 @@ mod tests {
     #[test]
     fn is_read_noted_follows_relatime() {
         let at = |secs| Timespec { secs, nanos: 5 };
-        let mut attributes = Inode::new(&Make::new(0o644, 0, 0), at(1000)).unwrap().attributes;
+        let mut attributes = Attributes::none(at(1000).into());
         assert!(attributes.is_read_noted(at(1000)), "not younger than the change time");
         attributes.touch_read(at(1001));
         assert!(!attributes.is_read_noted(at(1002)), "now it is, and is left alone");

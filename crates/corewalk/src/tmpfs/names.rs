@@ -67,12 +67,13 @@ impl Tmpfs {
             parent.directory_mut()?.insert(key, link)?;
             parent.attributes.touch_content(now());
             parent.attributes.nlink += subdirectories(link);
-            Ok(attr)
+            Ok(())
         });
-        if added.is_err() {
+        if let Err(errno) = added {
             self.discard(attr.ino, |_| true);
+            return Err(errno);
         }
-        added
+        Ok(attr)
     }
 
     /// Makes a regular file without a name.
@@ -197,16 +198,12 @@ impl Tmpfs {
         what: &Make<'_>,
         finish: impl FnOnce(&mut Attributes, FileKind),
     ) -> Result<Attr, Errno> {
+        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         self.inodes.take(1)?;
-        let made = Inode::new(what, now()).and_then(|mut inode| {
-            let kind = inode.kind();
-            finish(&mut inode.attributes, kind);
-            Ok(self.table.insert(inode)?.attr())
-        });
-        if made.is_err() {
-            self.inodes.give_back(1);
-        }
-        made
+        let mut inode = self.table.draw().inspect_err(|_| self.inodes.give_back(1))?;
+        inode.fill(kind, what, now());
+        finish(&mut inode.attributes, kind);
+        Ok(inode.attr())
     }
 
     /// Says that what `link` refers to lost a name; a directory has only one.
@@ -249,6 +246,7 @@ struct Rename<'a, 'b> {
 
 impl Rename<'_, '_> {
     /// Renames where the target does not exist.
+    #[inline]
     fn move_to_free_name(&mut self, new_key: Key<'_>) -> Result<(), Errno> {
         self.check_loop()?;
         let link = self.moved.link;
@@ -309,6 +307,7 @@ impl Rename<'_, '_> {
 
     /// Says that both directories changed, and moves the links of `there` subdirectories to the
     /// new one and of `back` subdirectories to the old one.
+    #[inline]
     fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
         let new = &mut self.locks.inode(self.new_dir)?.attributes;
         new.touch_content(now);

@@ -99,21 +99,21 @@ impl InodeTable {
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Puts an inode with a number that was never used before in a vacant slot, and returns it,
-    /// locked. Nobody else has its number yet. `ENOSPC` if there are no slots left.
-    pub(super) fn insert(&self, mut inode: Inode) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
-        let index = self.draw().ok_or(Errno::NOSPC)?;
+    /// Returns a vacant slot, locked, that has a number which was never used before. Nobody else knows
+    /// the number yet. `ENOSPC` if there are no slots left.
+    pub(super) fn draw(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
+        let index = self.draw_index().ok_or(Errno::NOSPC)?;
         let mut slot = self.slot(u64::from(index)).expect("a drawn slot exists").write();
         let uses = slot.uses_of_vacant();
-        inode.set_number(u64::from(uses) << USES_SHIFT | u64::from(index));
-        *slot = inode;
+        slot.set_number(u64::from(uses) << USES_SHIFT | u64::from(index));
         Ok(slot)
     }
 
-    /// Puts the root directory in its slot.
-    pub(super) fn insert_root(&self, mut inode: Inode) {
-        inode.set_number(ROOT_INO);
-        *self.slot(ROOT_INO).expect("the first segment is there").write() = inode;
+    /// Returns the slot of the root directory, locked, which is vacant once.
+    pub(super) fn draw_root(&self) -> RwLockWriteGuard<'_, Inode> {
+        let mut slot = self.slot(ROOT_INO).expect("the first segment is there").write();
+        slot.set_number(ROOT_INO);
+        slot
     }
 
     /// Makes the slot of an inode vacant, and returns what was in it.
@@ -140,7 +140,7 @@ impl InodeTable {
     }
 
     /// Takes a slot from a list of free ones. None if 32 bits tell no more.
-    fn draw(&self) -> Option<u32> {
+    fn draw_index(&self) -> Option<u32> {
         let mut free = self.free[shard_index()].lock();
         if free.is_empty() {
             self.refill(&mut free);
@@ -202,22 +202,16 @@ mod tests {
     use corewalk_sync::primitives::thread;
 
     use super::*;
-    use crate::attr::Timespec;
-    use crate::fs::Make;
-
-    fn file() -> Inode {
-        Inode::new(&Make::new(0o644, 0, 0), Timespec { secs: 1, nanos: 0 }).unwrap()
-    }
 
     /// Trap P11.
     #[test]
-    fn insert_never_repeats_a_number() {
+    fn draw_never_repeats_a_number() {
         let table = InodeTable::new();
         let draw = || {
             let mut drawn = Vec::new();
             let mut kept = Vec::new();
             for n in 0..10_000 {
-                let ino = table.insert(file()).unwrap().ino();
+                let ino = table.draw().unwrap().ino();
                 drawn.push(ino);
                 kept.push(ino);
                 // Some stay, some go at once, and some go later, many together.
@@ -245,24 +239,24 @@ mod tests {
     #[test]
     fn numbers_that_nobody_has_are_estale() {
         let table = InodeTable::new();
-        let ino = table.insert(file()).unwrap().ino();
+        let ino = table.draw().unwrap().ino();
         let next_use = ino | 1 << USES_SHIFT;
         for none in [0, ROOT_INO, ino + 1, next_use, NO_NUMBER, u64::from(u32::MAX), 64, 1 << 20] {
             assert!(table.read(none).is_err(), "{none}");
         }
         table.remove(table.write(ino).unwrap());
         assert!(table.read(next_use).is_err(), "vacant, though its next number is known");
-        assert_eq!(table.insert(file()).unwrap().ino(), next_use);
+        assert_eq!(table.draw().unwrap().ino(), next_use);
     }
 
     #[test]
     fn slot_whose_uses_are_counted_to_the_end_is_left_alone() {
         let table = InodeTable::new();
-        let ino = table.insert(file()).unwrap().ino();
+        let ino = table.draw().unwrap().ino();
         let last = u64::from(u32::MAX) << USES_SHIFT | ino;
         table.write(ino).unwrap().set_number(last);
         table.remove(table.write(last).unwrap());
-        let drawn: Vec<u64> = (0..1_000).map(|_| table.insert(file()).unwrap().ino()).collect();
+        let drawn: Vec<u64> = (0..1_000).map(|_| table.draw().unwrap().ino()).collect();
         assert!(drawn.iter().all(|&other| rank(other) != rank(ino)));
     }
 }
