@@ -453,29 +453,6 @@ fn old_number_beside_the_new_one_of_its_place_is_estale() {
     assert_eq!(list(&fs, new.ino()).len(), 1);
 }
 
-/// What was changed later has no earlier time, though several threads read the clock.
-#[test]
-fn times_of_an_inode_never_go_back() {
-    let fs = new_fs();
-    let d = make(&fs, ROOT, b"d", mode::S_IFDIR | 0o755).ino;
-    race::run(3, Seed::choose(), |racer| {
-        let own = [b'a' + racer.thread as u8];
-        let (mut last, changes) = (times(&fs, d), 20_000);
-        for n in 0..changes {
-            if n % 2 == 0 {
-                make(&fs, d, &own, 0o644);
-            } else {
-                let f = fs.lookup(dir(d), name(&own)).unwrap();
-                fs.remove(dir(d), name(&own), node(&f)).unwrap();
-                fs.forget(f.ino);
-            }
-            let now = times(&fs, d);
-            assert!(now.0 >= last.0 && now.1 >= last.1, "{now:?} after {last:?}");
-            last = now;
-        }
-    });
-}
-
 /// Checks that every inode in `all` has as many links as entries, and none that no entry names.
 fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
