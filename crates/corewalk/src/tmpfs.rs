@@ -7,20 +7,23 @@
 //! check.
 //!
 //! # How it works
-//! There is no global lock. A sharded table maps a number to an inode (`table`); an inode has a
-//! lock around its content and one around its attributes (`inode`). Directories (`dir`) hand out
-//! cookies that stay true while they change; files (`data`, `pages`) keep pages of 4096 bytes and
-//! know holes exactly. Operations on names (`names`) lock the directories they change in the order
-//! of their numbers. Two budgets (`budget`) bound bytes and inodes.
+//! There is no global lock, and nothing that two changes in different directories both write. An array
+//! of slots, read without a lock, leads from a number to an inode (`table`), which has one lock around
+//! all but the bytes of a file (`inode`). Directories (`dir`) hand out cookies that stay true while they
+//! change; files (`data`, `pages`) keep pages of 4096 bytes and know holes exactly. Operations on names
+//! (`names`) lock the directories they change in the order of their slots. Two budgets (`budget`)
+//! bound bytes and inodes; without a limit each thread counts for itself.
 //!
 //! # Locks and their order
-//! Content of directories in ascending order of numbers, or the content of one file; then the
-//! attributes of one inode; then a shard of the table. No lock is held while the caller's sink
+//! The bytes of one file; directories in ascending order of their slots; one inode that is none; lists
+//! of free slots. `names` says why that is free of deadlocks. No lock is held while the caller's sink
 //! runs in `readdir`, and none longer than a batch takes to copy.
 //!
 //! # What it does beyond and short of Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `COLLAPSE_RANGE` and `INSERT_RANGE` work.
-//! - Numbers are 64 bits wide and never used again (trap P11).
+//! - Numbers are never used again (trap P11). They are 64 bits wide: that of a file made in the place
+//!   of an earlier one has a count of such files in its upper half, so programs of 32 bits need
+//!   `_FILE_OFFSET_BITS=64`, as with `inode64` of tmpfs(5).
 //! - Extended attributes are charged to the bytes, not to the inodes.
 //! - Without a limit on bytes or inodes statfs(2) reports a large one, so that programs that look
 //!   for free space find some.
@@ -45,19 +48,20 @@
 //! ```
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
-use foldhash::quality::RandomState;
+use corewalk_sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::Errno;
 use crate::acl::Acl;
-use crate::attr::{Attr, FileKind, SetAttr, StatFs, Timespec, mode};
+use crate::attr::{Attr, FileKind, SetAttr, StatFs, mode};
 use crate::fs::{AclKind, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode};
+use crate::hash::Keys;
 use crate::name::{NAME_MAX, Name};
 
 use budget::Budget;
-use dir::{Batch, Key};
-use inode::{Body, Inode};
+use data::FileContent;
+use dir::Batch;
+use inode::{Attributes, Inode, now};
 use pages::PAGE_BYTES;
 use table::{InodeTable, ROOT_INO};
 
@@ -89,7 +93,7 @@ pub struct Tmpfs {
     table: InodeTable,
     space: Budget,
     inodes: Budget,
-    hasher: RandomState,
+    keys: Keys,
 }
 
 /// What a [`Tmpfs`] starts with, after the mount options of tmpfs(5).
@@ -130,58 +134,87 @@ impl Tmpfs {
             space: Budget::new(options.size_bytes.map(whole_pages)),
             // The root directory is there from the start and not counted.
             inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1))),
-            hasher: RandomState::default(),
+            keys: Keys::new(None),
         };
         let root_mode = mode::S_IFDIR | options.root_mode & !mode::S_IFMT;
         let root = Make::new(root_mode, options.root_uid, options.root_gid);
-        let root = Inode::new(ROOT_INO, &root, Timespec::now());
-        fs.table.insert(Arc::new(root.expect("a directory is a kind of file")));
+        fs.table.draw_root().fill(FileKind::Directory, &root, now());
         fs
     }
 
-    /// Returns an inode. `ESTALE` if there is none with this number any more.
-    fn inode(&self, ino: u64) -> Result<Arc<Inode>, Errno> {
-        self.table.get(ino).ok_or(Errno::STALE)
+    /// Takes an inode out of its slot, if `is_wanted` says so, and gives back what it takes.
+    fn discard(&self, ino: u64, is_wanted: impl FnOnce(&Attributes) -> bool) {
+        let Ok(slot) = self.table.write(ino) else { return };
+        if !is_wanted(&slot.attributes) {
+            return;
+        }
+        let mut inode = self.table.remove(slot);
+        if let Ok(Some(content)) = inode.content() {
+            content.write().discard(&self.space);
+        }
+        if let Some(xattrs) = &mut inode.attributes.xattrs {
+            xattrs.clear(&self.space);
+        }
+        self.inodes.give_back(1);
     }
 
-    /// Takes an inode out of the table and gives back what it takes, once.
-    fn discard(&self, inode: &Inode) {
-        if self.table.remove(inode.ino()).is_some() {
-            if let Ok(file) = inode.file() {
-                file.write().clear(&self.space);
+    /// Changes the content of a regular file, and returns its inode, locked, for the times that go with
+    /// it. Both appear at once to stat(2).
+    ///
+    /// # Errors
+    /// `EISDIR` for a directory, `EINVAL` for another file, and those of `change`.
+    fn change_content<R>(
+        &self,
+        ino: u64,
+        change: impl FnOnce(&mut FileContent) -> Result<R, Errno>,
+    ) -> Result<(R, RwLockWriteGuard<'_, Inode>), Errno> {
+        let content = self.table.read(ino)?.content()?.cloned();
+        let content = match content {
+            Some(content) => content,
+            None => self.table.write(ino)?.content_mut()?.clone(),
+        };
+        let mut content = content.write();
+        content.check_kept()?;
+        let result = change(&mut content)?;
+        let mut inode = self.table.write(ino)?;
+        inode.note_size(&content);
+        Ok((result, inode))
+    }
+
+    /// Says that the content of `inode`, which is released, was read.
+    fn note_read(&self, inode: RwLockReadGuard<'_, Inode>) {
+        let ino = inode.ino();
+        if inode.attributes.is_read_noted(now()) {
+            drop(inode);
+            // If it is gone meanwhile, so is its time.
+            if let Ok(mut inode) = self.table.write(ino) {
+                inode.attributes.touch_read(now());
             }
-            if let Some(xattrs) = &mut inode.attributes().xattrs {
-                xattrs.clear(&self.space);
-            }
-            self.inodes.give_back(1);
         }
     }
 }
 
 impl FileSystem for Tmpfs {
     fn root(&self) -> Result<Attr, Errno> {
-        Ok(self.inode(ROOT_INO)?.attr())
+        Ok(self.table.read(ROOT_INO)?.attr())
     }
 
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        let key = Key::new(name, &self.hasher);
-        let link = self.inode(dir.ino())?.directory()?.read().get(key);
-        Ok(self.inode(link.ok_or(Errno::NOENT)?.ino)?.attr())
+        let key = self.key(name);
+        let found = self.table.read(dir.ino())?.directory()?.find(key);
+        Ok(self.table.read(found.ok_or(Errno::NOENT)?.link.ino)?.attr())
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        Ok(self.inode(node.ino())?.attr())
+        Ok(self.table.read(node.ino())?.attr())
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        let (inode, now) = (self.inode(node.ino())?, Timespec::now());
-        if let Some(size) = set.size {
-            let mut file = inode.file()?.write();
-            file.set_size(size, &self.space)?;
-            inode.attributes().change(set, now);
-        } else {
-            inode.attributes().change(set, now);
-        }
+        let mut inode = match set.size {
+            Some(size) => self.change_content(node.ino(), |c| c.set_size(size, &self.space))?.1,
+            None => self.table.write(node.ino())?,
+        };
+        inode.attributes.change(set, now());
         Ok(inode.attr())
     }
 
@@ -203,14 +236,18 @@ impl FileSystem for Tmpfs {
     }
 
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        let inode = self.inode(dir.ino())?;
-        let directory = inode.directory()?;
-        inode.touch_read();
+        let ino = dir.ino();
         let (mut cookie, mut batch, mut count_max) = (cookie, Batch::default(), 0);
         loop {
+            let is_first = count_max == 0;
             count_max = (count_max * 2).clamp(*BATCH_ENTRIES.start(), *BATCH_ENTRIES.end());
             batch.clear();
-            directory.read().collect_behind(cookie, count_max, &mut batch);
+            let inode = self.table.read(ino)?;
+            inode.directory()?.collect_behind(cookie, count_max, &mut batch);
+            match is_first {
+                true => self.note_read(inode),
+                false => drop(inode),
+            }
             for entry in batch.iter() {
                 if let ControlFlow::Break(()) = sink(entry) {
                     return Ok(());
@@ -224,20 +261,21 @@ impl FileSystem for Tmpfs {
     }
 
     fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        let inode = self.inode(node.ino())?;
-        let count = inode.file()?.read().read(offset, buf);
+        let inode = self.table.read(node.ino())?;
+        let content = inode.content()?.cloned();
         if !buf.is_empty() {
-            inode.touch_read();
+            self.note_read(inode);
+        } else {
+            drop(inode);
         }
-        Ok(count)
+        Ok(content.map_or(0, |content| content.read().read(offset, buf)))
     }
 
     fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        let inode = self.inode(node.ino())?;
-        let mut file = inode.file()?.write();
-        let count = file.write(offset, bytes, &self.space)?;
+        let write = |content: &mut FileContent| content.write(offset, bytes, &self.space);
+        let (count, mut inode) = self.change_content(node.ino(), write)?;
         if count > 0 {
-            inode.attributes().touch_content(Timespec::now());
+            inode.attributes.touch_content(now());
         }
         Ok(count)
     }
@@ -247,10 +285,10 @@ impl FileSystem for Tmpfs {
     }
 
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
-        let inode = self.inode(node.ino())?;
-        let Body::Symlink(target) = inode.body() else { return Err(Errno::INVAL) };
-        inode.touch_read();
-        Ok(target.to_vec())
+        let inode = self.table.read(node.ino())?;
+        let target = inode.target()?.to_vec();
+        self.note_read(inode);
+        Ok(target)
     }
 
     fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
@@ -284,22 +322,21 @@ impl FileSystem for Tmpfs {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        let inode = self.inode(node.ino())?;
-        let mut file = inode.file()?.write();
-        file.allocate(offset, len, how, &self.space)?;
-        inode.attributes().touch_content(Timespec::now());
+        let allocate = |content: &mut FileContent| content.allocate(offset, len, how, &self.space);
+        let ((), mut inode) = self.change_content(node.ino(), allocate)?;
+        inode.attributes.touch_content(now());
         Ok(())
     }
 
     fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
-        self.inode(node.ino())?.file()?.read().seek(offset, what)
+        let content = self.table.read(node.ino())?.content()?.cloned();
+        content.ok_or(Errno::NXIO)?.read().seek(offset, what)
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let inode = self.inode(node.ino())?;
+        let inode = self.table.read(node.ino())?;
         xattr::check_name_to_read(inode.kind(), name)?;
-        let attributes = inode.attributes();
-        attributes.xattrs.as_ref().ok_or(Errno::NODATA)?.get(name)
+        inode.attributes.xattrs.as_ref().ok_or(Errno::NODATA)?.get(name)
     }
 
     fn setxattr(
@@ -309,33 +346,31 @@ impl FileSystem for Tmpfs {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), Errno> {
-        let inode = self.inode(node.ino())?;
+        let mut inode = self.table.write(node.ino())?;
         xattr::check_name(inode.kind(), name)?;
-        let mut attributes = inode.attributes();
+        let attributes = &mut inode.attributes;
         attributes.change_xattrs(|xattrs| xattrs.set(name, value, mode, &self.space))?;
-        attributes.touch(Timespec::now());
+        attributes.touch(now());
         Ok(())
     }
 
     fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
-        let inode = self.inode(node.ino())?;
-        let attributes = inode.attributes();
-        Ok(attributes.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.list()))
+        let inode = self.table.read(node.ino())?;
+        Ok(inode.attributes.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.list()))
     }
 
     fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
-        let inode = self.inode(node.ino())?;
+        let mut inode = self.table.write(node.ino())?;
         xattr::check_name(inode.kind(), name)?;
-        let mut attributes = inode.attributes();
+        let attributes = &mut inode.attributes;
         attributes.change_xattrs(|xattrs| xattrs.remove(name, &self.space))?;
-        attributes.touch(Timespec::now());
+        attributes.touch(now());
         Ok(())
     }
 
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
-        let inode = self.inode(node.ino())?;
-        let attributes = inode.attributes();
-        Ok(attributes.xattrs.as_ref().and_then(|xattrs| match kind {
+        let inode = self.table.read(node.ino())?;
+        Ok(inode.attributes.xattrs.as_ref().and_then(|xattrs| match kind {
             AclKind::Access => xattrs.access_acl.clone(),
             AclKind::Default => xattrs.default_acl.clone(),
         }))
@@ -350,25 +385,19 @@ impl FileSystem for Tmpfs {
         acl: Option<&Acl>,
         mode: Option<u32>,
     ) -> Result<(), Errno> {
-        let inode = self.inode(node.ino())?;
+        let mut inode = self.table.write(node.ino())?;
         match (inode.kind(), kind) {
             (FileKind::Symlink, _) => return Err(Errno::OPNOTSUPP),
             (FileKind::Directory, _) | (_, AclKind::Access) => {}
             (_, AclKind::Default) if acl.is_none() => return Ok(()),
             (_, AclKind::Default) => return Err(Errno::ACCESS),
         }
-        let mut attributes = inode.attributes();
-        attributes.set_acl(kind, acl, mode);
-        attributes.touch(Timespec::now());
+        inode.attributes.set_acl(kind, acl, mode);
+        inode.attributes.touch(now());
         Ok(())
     }
 
     fn forget(&self, ino: u64) {
-        if let Some(inode) = self.table.get(ino) {
-            let is_unused = inode.attributes().nlink == 0;
-            if is_unused {
-                self.discard(&inode);
-            }
-        }
+        self.discard(ino, |attributes| attributes.nlink == 0);
     }
 }

@@ -424,6 +424,35 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
+/// An old number and the new one of the same place, asked for as two directories of one call, are not
+/// waited for twice.
+#[test]
+fn old_number_beside_the_new_one_of_its_place_is_estale() {
+    let _watchdog = Watchdog::start("two numbers of one place", Duration::from_secs(60));
+    let fs = new_fs();
+    let old = node(&make(&fs, ROOT, b"old", mode::S_IFDIR | 0o755));
+    fs.remove(dir(ROOT), name(b"old"), old).unwrap();
+    fs.forget(old.ino());
+    let new = node(&make(&fs, ROOT, b"new", mode::S_IFDIR | 0o755));
+    assert_eq!(
+        new.ino() as u32,
+        old.ino() as u32,
+        "the place is used again, or this tests nothing"
+    );
+    let f = node(&make(&fs, new.ino(), b"f", 0o644));
+    for mode in [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange] {
+        for (from, to) in [(old, new), (new, old)] {
+            let renamed = fs.rename((from, name(b"f")), (to, name(b"g")), mode);
+            assert_eq!(renamed, Err(Errno::STALE));
+        }
+    }
+    assert_eq!(fs.link(old, new, name(b"g")), Err(Errno::STALE));
+    assert_eq!(fs.link(new, old, name(b"g")), Err(Errno::PERM), "a directory");
+    assert_eq!(fs.link(f, old, name(b"g")), Err(Errno::STALE));
+    assert_eq!(fs.remove(new, name(b"f"), old), Err(Errno::NOENT));
+    assert_eq!(list(&fs, new.ino()).len(), 1);
+}
+
 /// Checks that every inode in `all` has as many links as entries, and none that no entry names.
 fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();

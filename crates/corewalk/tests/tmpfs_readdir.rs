@@ -112,6 +112,43 @@ fn readdir_amid_changes_reports_each_stable_entry_once() {
     }
 }
 
+/// A file that is renamed within its directory while that is read is reported once, and renaming each
+/// file that was seen does not make a pass endless.
+#[test]
+fn readdir_amid_renames_reports_each_file_once() {
+    const COUNT: usize = 500;
+    for step in [1, 7, 100] {
+        let fs = Tmpfs::new(TmpfsOptions::default());
+        let files: BTreeSet<u64> = (0..COUNT).map(|n| make(&fs, &format!("f{n}"))).collect();
+        let (mut seen, mut cookie, mut renamed) = (Vec::new(), 0, 0);
+        loop {
+            let mut batch = Vec::new();
+            fs.readdir(dir(ROOT), cookie, &mut |entry| {
+                if batch.len() == step {
+                    return ControlFlow::Break(());
+                }
+                cookie = entry.cookie;
+                batch.push((String::from_utf8(entry.name.as_bytes().to_vec()).unwrap(), entry.ino));
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+            if batch.is_empty() {
+                break;
+            }
+            for (name, ino) in batch {
+                seen.push(ino);
+                assert!(seen.len() <= COUNT, "a pass without an end");
+                rename(&fs, &name, &format!("r{renamed}"), RenameMode::NoReplace).unwrap();
+                renamed += 1;
+            }
+            // One that was perhaps not seen yet.
+            let ahead = (renamed * 7919) % COUNT;
+            let _ = rename(&fs, &format!("f{ahead}"), &format!("x{ahead}"), RenameMode::NoReplace);
+        }
+        assert_eq!((seen.len(), seen.into_iter().collect::<BTreeSet<_>>()), (COUNT, files));
+    }
+}
+
 /// Traps T48, P13: as above, with threads instead of turns.
 #[test]
 fn readdir_amid_threads_reports_each_stable_entry_once() {

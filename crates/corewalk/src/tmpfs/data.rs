@@ -10,6 +10,7 @@
 //! - D.2: no page behind the size is present; there may be reserved ones (`KEEP_SIZE`).
 //! - D.3: every charged page was taken from the budget.
 //! - D.4: the size is at most [`SIZE_MAX`].
+//! - D.5: after `discard` nothing is charged any more, whoever still has it.
 //!
 //! # How it fails
 //! A call checks and pays before it changes anything. Only a write may do part of its work, as
@@ -43,6 +44,7 @@ pub(super) struct FileContent {
     size: u64,
     /// None until the first page: most files of a source tree are small, and many are empty.
     map: Option<Box<PageMap>>,
+    is_discarded: bool,
 }
 
 impl FileContent {
@@ -173,10 +175,16 @@ impl FileContent {
         Ok(())
     }
 
-    /// Drops the content and gives back its room.
-    pub(super) fn clear(&mut self, space: &Budget) {
+    /// Drops the content for good and gives back its room.
+    pub(super) fn discard(&mut self, space: &Budget) {
         self.remove(0..u64::MAX, space);
         self.size = 0;
+        self.is_discarded = true;
+    }
+
+    /// Checks that the content may be changed, for D.5. `ESTALE` after `discard`.
+    pub(super) fn check_kept(&self) -> Result<(), Errno> {
+        if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }
 
     /// Takes the range out and moves what is behind it down.
@@ -299,8 +307,10 @@ mod tests {
         assert_eq!(file.write(0, &bytes, &space), Ok(3 * 4096), "no new page is needed");
         file.set_size(4097, &space).unwrap();
         assert_eq!(space.used(), 2 * 4096);
-        file.clear(&space);
+        assert_eq!(file.check_kept(), Ok(()));
+        file.discard(&space);
         assert_eq!((space.used(), file.charged_pages()), (0, 0));
+        assert_eq!(file.check_kept(), Err(Errno::STALE));
     }
 
     #[test]

@@ -8,17 +8,21 @@
 //! keeps it, so "behind cookie c" means the same whatever happens.
 //!
 //! # How it works
-//! Entries lie in chunks by cookie: chunk n holds those with cookies 128 n to 128 n + 127, in
-//! order, and is as long as it has entries. A tree maps numbers to chunks, and `index` maps the
-//! hash of a name to its cookie. Nothing is ever rehashed or compacted as a whole, so no operation
-//! on a directory of millions takes much longer than on one of hundreds. The hash is keyed, so
-//! crafted names cannot collide (trap T54).
+//! Entries lie in chunks by cookie: those with cookies 128 n to 128 n + 127 are in one chunk, in
+//! order. `index` maps the hash of a name to the entry's handle: the place of its chunk in a list, and
+//! the cookie within it. So a name is found without a search by cookie, and only a pass over the
+//! directory asks `order`, a tree from n to the chunk. A removed entry leaves a mark behind, until there
+//! are so many that the chunk is made dense. Nothing is ever rehashed or compacted as a whole, so no
+//! operation on a directory of millions takes much longer than on one of hundreds. The hash is keyed,
+//! so crafted names cannot collide (trap T54).
 //!
 //! # Guarantees
 //! - E.1: cookies are never 0, never used again, and ascend in the order of insertion.
 //! - E.2: replacing the inode of a name keeps the cookie: a pass over the directory sees a name
 //!   that existed throughout exactly once, even if files were renamed onto it (trap P13).
 //! - E.3: a batch visits a bounded number of entries, however many were removed.
+//! - E.4: renaming an entry within the directory keeps the cookie too: a pass sees a file that was
+//!   renamed meanwhile once, under one of its names, and ends although each file it has seen is renamed.
 //!
 //! # What it refuses
 //! `.` and `..`, which the caller adds, and new entries once it is removed (`ENOENT`). No locks:
@@ -27,18 +31,23 @@
 //! Source: readdir(3), getdents(2); Linux `fs/libfs.c` (stable directory offsets).
 
 use std::collections::BTreeMap;
-use std::hash::BuildHasher;
 
-use foldhash::quality::RandomState;
-
-use super::index::HashIndex;
+use super::index::{HashIndex, Place};
 use crate::Errno;
 use crate::attr::FileKind;
+use crate::dentry::Needle;
 use crate::fs::DirEntry;
+use crate::hash::Keys;
 use crate::name::Name;
 
-/// Cookies of a chunk. Removing an entry moves at most this many.
-const CHUNK_COOKIES: u64 = 128;
+/// Cookies of a chunk. Making a chunk dense moves at most this many entries.
+const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
+/// Bits of a handle that tell the entry within its chunk.
+const CHUNK_BITS: u32 = 7;
+/// The most chunks: what the other bits of a handle can tell.
+const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
+/// Entries and marks from which on a chunk is worth making dense.
+const SPARSE_MIN: usize = 16;
 /// The longest name that an entry holds without an allocation of its own.
 const INLINE_BYTES: usize = 22;
 
@@ -46,13 +55,14 @@ const INLINE_BYTES: usize = 22;
 #[derive(Clone, Copy)]
 pub(super) struct Key<'a> {
     name: Name<'a>,
-    hash: u64,
+    hash: u32,
 }
 
 impl<'a> Key<'a> {
     /// Returns the key of `name`.
-    pub(super) fn new(name: Name<'a>, hasher: &RandomState) -> Key<'a> {
-        Key { name, hash: hasher.hash_one(name.as_bytes()) }
+    #[inline]
+    pub(super) fn new(name: Name<'a>, keys: &Keys) -> Key<'a> {
+        Key { name, hash: Needle::new(name, keys).hash as u32 }
     }
 }
 
@@ -65,14 +75,42 @@ pub(super) struct Link {
     pub(super) kind: FileKind,
 }
 
+/// An entry that was found, and where it is until an entry of its directory is added, renamed or
+/// removed.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    /// What the entry refers to.
+    pub(super) link: Link,
+    place: Place,
+    handle: u32,
+}
+
 /// The entries of one directory.
 pub(super) struct Directory {
     is_removed: bool,
     /// How many cookies were drawn; the last one drawn.
     last_cookie: u64,
     len: usize,
-    by_cookie: BTreeMap<u64, Vec<Entry>>,
+    chunks: Vec<Chunk>,
+    /// Which of `chunks` are in use, by the first of their cookies.
+    order: BTreeMap<u64, u32>,
+    /// Which of `chunks` are not in use.
+    vacant: Vec<u32>,
+    /// The one of `chunks` that entries are added to.
+    last: u32,
     by_hash: HashIndex,
+}
+
+/// Entries with neighbouring cookies, in their order, and marks where others were.
+#[derive(Default)]
+struct Chunk {
+    /// The cookie of the entry with `low` 0.
+    base: u64,
+    /// The number of entries that are no marks.
+    len: usize,
+    /// `low` of the entry that the chunk was begun with.
+    first: u8,
+    entries: Vec<Entry>,
 }
 
 impl Directory {
@@ -82,7 +120,10 @@ impl Directory {
             is_removed: false,
             last_cookie: 0,
             len: 0,
-            by_cookie: BTreeMap::new(),
+            chunks: Vec::new(),
+            order: BTreeMap::new(),
+            vacant: Vec::new(),
+            last: 0,
             by_hash: HashIndex::new(),
         }
     }
@@ -92,9 +133,14 @@ impl Directory {
         self.len
     }
 
-    /// Returns what `key` refers to.
-    pub(super) fn get(&self, key: Key<'_>) -> Option<Link> {
-        self.find(key).map(|(_, entry)| entry.link())
+    /// Returns the entry that `key` names.
+    pub(super) fn find(&self, key: Key<'_>) -> Option<Found> {
+        let (place, (handle, link)) = self.by_hash.find(key.hash, |handle| {
+            let chunk = &self.chunks[chunk_of(handle)];
+            let entry = &chunk.entries[chunk.index_of(low_of(handle))?];
+            (entry.name.as_bytes() == key.name.as_bytes()).then(|| (handle, entry.link()))
+        })?;
+        Some(Found { link, place, handle })
     }
 
     /// Checks that entries can be made here. `ENOENT` if the directory is removed.
@@ -102,68 +148,91 @@ impl Directory {
         if self.is_removed { Err(Errno::NOENT) } else { Ok(()) }
     }
 
-    /// Checks that an entry can be made. `ENOENT` if the directory is removed, `EEXIST` if the name
-    /// is taken.
-    pub(super) fn check_insert(&self, key: Key<'_>) -> Result<(), Errno> {
-        self.check_alive()?;
-        if self.find(key).is_some() { Err(Errno::EXIST) } else { Ok(()) }
-    }
-
     /// Appends to `batch` up to `count_max` entries behind `cookie`.
     pub(super) fn collect_behind(&self, cookie: u64, count_max: usize, batch: &mut Batch) {
         let Some(next) = cookie.checked_add(1) else { return };
         let mut room = count_max;
-        for (&number, chunk) in self.by_cookie.range(next / CHUNK_COOKIES..) {
-            let base = number * CHUNK_COOKIES;
-            let first = chunk.partition_point(|e| base + u64::from(e.low) < next);
-            for entry in chunk[first..].iter().take(room) {
-                batch.push(base + u64::from(entry.low), entry);
+        for &id in self.order.range(next & !(CHUNK_COOKIES - 1)..).map(|(_, id)| id) {
+            let chunk = &self.chunks[id as usize];
+            let first = chunk.entries.partition_point(|e| chunk.base + u64::from(e.low) < next);
+            let entries = chunk.entries[first..].iter().filter(|entry| !entry.is_mark());
+            for entry in entries.take(room) {
+                batch.push(chunk.base + u64::from(entry.low), entry);
+                room -= 1;
             }
-            room = room.saturating_sub(chunk.len() - first);
             if room == 0 {
                 break;
             }
         }
     }
 
-    /// Adds an entry. `EEXIST` if the name is taken, `ENOENT` if the directory is removed.
+    /// Adds an entry. `EEXIST` if the name is taken, `ENOENT` if the directory is removed, `ENOSPC`
+    /// if it can take no more.
     pub(super) fn insert(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
-        self.check_insert(key)?;
+        self.check_alive()?;
+        match self.find(key) {
+            Some(_) => Err(Errno::EXIST),
+            None => self.insert_free(key, link),
+        }
+    }
+
+    /// Adds an entry with a name that is not taken. `ENOENT` if the directory is removed, `ENOSPC` if
+    /// it can take no more.
+    pub(super) fn insert_free(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
+        self.check_alive()?;
+        let low = ((self.last_cookie + 1) % CHUNK_COOKIES) as u8;
+        if low == 0 || self.chunks.is_empty() {
+            self.start_chunk()?;
+        }
         self.last_cookie += 1;
-        let (number, low) = (self.last_cookie / CHUNK_COOKIES, self.last_cookie % CHUNK_COOKIES);
-        let Link { ino, kind } = link;
-        let entry = Entry { name: EntryName::new(key.name), ino, kind, low: low as u8 };
-        self.by_cookie.entry(number).or_default().push(entry);
-        self.by_hash.insert(key.hash, self.last_cookie);
+        let name = EntryName::new(key.name);
+        let chunk = &mut self.chunks[self.last as usize];
+        if chunk.len == 0 {
+            chunk.first = low;
+        }
+        chunk.entries.push(Entry { name, ino: link.ino, kind: link.kind, low });
+        chunk.len += 1;
+        self.by_hash.insert(key.hash, self.last << CHUNK_BITS | u32::from(low));
         self.len += 1;
         Ok(())
     }
 
-    /// Makes a name that exists refer to `link`, and returns what it referred to.
-    pub(super) fn replace(&mut self, key: Key<'_>, link: Link) -> Option<Link> {
-        let (cookie, _) = self.find(key)?;
-        let chunk = self.by_cookie.get_mut(&(cookie / CHUNK_COOKIES))?;
-        let index = index_of(chunk, cookie)?;
-        let entry = &mut chunk[index];
-        let old = entry.link();
-        (entry.ino, entry.kind) = (link.ino, link.kind);
-        Some(old)
+    /// Makes an entry refer to `link`.
+    pub(super) fn replace(&mut self, found: Found, link: Link) {
+        if let Some(entry) = self.entry_mut(found.handle) {
+            (entry.ino, entry.kind) = (link.ino, link.kind);
+        }
     }
 
-    /// Removes an entry and returns what it referred to.
-    pub(super) fn remove(&mut self, key: Key<'_>) -> Option<Link> {
-        let (cookie, _) = self.find(key)?;
-        let number = cookie / CHUNK_COOKIES;
-        let chunk = self.by_cookie.get_mut(&number)?;
-        let entry = chunk.remove(index_of(chunk, cookie)?);
-        if chunk.is_empty() {
-            self.by_cookie.remove(&number);
-        } else if chunk.len() <= chunk.capacity() / 4 {
-            chunk.shrink_to(chunk.len() * 2);
+    /// Gives an entry another name, which is not taken.
+    #[inline]
+    pub(super) fn rename(&mut self, found: Found, key: Key<'_>) {
+        if let Some(entry) = self.entry_mut(found.handle) {
+            entry.name = EntryName::new(key.name);
+            self.by_hash.rehash(found.place, key.hash);
         }
-        self.by_hash.remove(key.hash, cookie);
+    }
+
+    /// Removes an entry.
+    pub(super) fn remove(&mut self, found: Found) {
+        let id = chunk_of(found.handle);
+        let chunk = &mut self.chunks[id];
+        let Some(index) = chunk.index_of(low_of(found.handle)) else { return };
+        chunk.entries[index].make_mark();
+        chunk.len -= 1;
+        if chunk.len == 0 {
+            chunk.entries.clear();
+            if id as u32 != self.last {
+                let chunk = std::mem::take(chunk);
+                self.order.remove(&chunk.base);
+                self.vacant.push(id as u32);
+            }
+        } else if chunk.entries.len() >= SPARSE_MIN && chunk.len <= chunk.entries.len() / 4 {
+            chunk.entries.retain(|entry| !entry.is_mark());
+            chunk.entries.shrink_to(chunk.len * 2);
+        }
+        self.by_hash.remove(found.place);
         self.len -= 1;
-        Some(entry.link())
     }
 
     /// Marks the directory as removed. `ENOTEMPTY` if it has entries.
@@ -175,12 +244,52 @@ impl Directory {
         Ok(())
     }
 
-    fn find(&self, key: Key<'_>) -> Option<(u64, &Entry)> {
-        self.by_hash.get(key.hash).find_map(|cookie| {
-            let chunk = self.by_cookie.get(&(cookie / CHUNK_COOKIES))?;
-            let entry = &chunk[index_of(chunk, cookie)?];
-            (entry.name.as_bytes() == key.name.as_bytes()).then_some((cookie, entry))
-        })
+    /// Makes `last` a chunk for the cookies from the next one on.
+    fn start_chunk(&mut self) -> Result<(), Errno> {
+        let base = (self.last_cookie + 1) & !(CHUNK_COOKIES - 1);
+        match self.chunks.get_mut(self.last as usize) {
+            // What came last is all gone: its memory serves again.
+            Some(last) if last.len == 0 => {
+                self.order.remove(&last.base);
+                last.base = base;
+            }
+            last => {
+                // A directory that has filled a chunk will fill another one.
+                let room = if last.is_some() { CHUNK_COOKIES as usize } else { 0 };
+                let chunk = Chunk { base, entries: Vec::with_capacity(room), ..Chunk::default() };
+                if let Some(id) = self.vacant.pop() {
+                    self.chunks[id as usize] = chunk;
+                    self.last = id;
+                } else if self.chunks.len() < CHUNKS_MAX {
+                    self.last = self.chunks.len() as u32;
+                    self.chunks.push(chunk);
+                } else {
+                    return Err(Errno::NOSPC);
+                }
+            }
+        }
+        self.order.insert(base, self.last);
+        Ok(())
+    }
+
+    #[inline]
+    fn entry_mut(&mut self, handle: u32) -> Option<&mut Entry> {
+        let chunk = &mut self.chunks[chunk_of(handle)];
+        let index = chunk.index_of(low_of(handle))?;
+        Some(&mut chunk.entries[index])
+    }
+}
+
+impl Chunk {
+    /// Returns where the entry is of which the last bits of the cookie are `low`.
+    #[inline]
+    fn index_of(&self, low: u8) -> Option<usize> {
+        // Most chunks were never made dense, and then the place is known.
+        let guess = usize::from(low.wrapping_sub(self.first));
+        if self.entries.get(guess).is_some_and(|e| e.low == low) {
+            return Some(guess);
+        }
+        self.entries.binary_search_by_key(&low, |e| e.low).ok()
     }
 }
 
@@ -235,6 +344,16 @@ impl Entry {
     fn link(&self) -> Link {
         Link { ino: self.ino, kind: self.kind }
     }
+
+    /// Forgets all but the cookie. No inode has number 0.
+    fn make_mark(&mut self) {
+        self.name = EntryName::Inline(0, [0; INLINE_BYTES]);
+        self.ino = 0;
+    }
+
+    fn is_mark(&self) -> bool {
+        self.ino == 0
+    }
 }
 
 /// The name of an entry, in 24 bytes if it is short.
@@ -264,15 +383,14 @@ impl EntryName {
     }
 }
 
-/// Returns where in its chunk the entry with `cookie` is.
-fn index_of(chunk: &[Entry], cookie: u64) -> Option<usize> {
-    let low = (cookie % CHUNK_COOKIES) as u8;
-    // Most chunks have lost nothing, and then the place is known.
-    let guess = usize::from(low);
-    if chunk.get(guess).is_some_and(|e| e.low == low) {
-        return Some(guess);
-    }
-    chunk.binary_search_by_key(&low, |e| e.low).ok()
+/// Returns which chunk an entry is in.
+fn chunk_of(handle: u32) -> usize {
+    (handle >> CHUNK_BITS) as usize
+}
+
+/// Returns the last bits of the cookie of an entry.
+fn low_of(handle: u32) -> u8 {
+    handle as u8 & (CHUNK_COOKIES - 1) as u8
 }
 
 #[cfg(test)]
@@ -285,12 +403,22 @@ mod tests {
 
     fn key(bytes: &[u8]) -> Key<'_> {
         // Three bits of hash: nearly all names collide.
-        let hash = u64::from(bytes[0] & 7);
+        let hash = u32::from(bytes[0] & 7);
         Key { name: Name::new(bytes).unwrap(), hash }
     }
 
     fn link(ino: u64) -> Link {
         Link { ino, kind: FileKind::Regular }
+    }
+
+    fn get(directory: &Directory, bytes: &[u8]) -> Option<Link> {
+        directory.find(key(bytes)).map(|found| found.link)
+    }
+
+    fn remove(directory: &mut Directory, bytes: &[u8]) -> Option<Link> {
+        let found = directory.find(key(bytes))?;
+        directory.remove(found);
+        Some(found.link)
     }
 
     fn listing(directory: &Directory, from: u64, step: usize) -> Vec<(Vec<u8>, u64, u64)> {
@@ -322,10 +450,10 @@ mod tests {
         directory.insert(key(b"a"), link(2)).unwrap();
         assert_eq!(directory.mark_removed(), Err(Errno::NOTEMPTY));
         assert_eq!(directory.insert(key(b"a"), link(3)), Err(Errno::EXIST));
-        assert_eq!(directory.remove(key(b"a")), Some(link(2)));
+        assert_eq!(remove(&mut directory, b"a"), Some(link(2)));
         assert_eq!(directory.mark_removed(), Ok(()));
         assert_eq!(directory.insert(key(b"a"), link(4)), Err(Errno::NOENT));
-        assert_eq!(directory.get(key(b"a")), None);
+        assert_eq!(get(&directory, b"a"), None);
     }
 
     #[test]
@@ -342,6 +470,7 @@ mod tests {
         Insert(u8),
         Remove(u8),
         Replace(u8),
+        Rename(u8, u8),
         List(u8, usize),
     }
 
@@ -350,6 +479,7 @@ mod tests {
             4 => any::<u8>().prop_map(Op::Insert),
             3 => any::<u8>().prop_map(Op::Remove),
             1 => any::<u8>().prop_map(Op::Replace),
+            2 => any::<(u8, u8)>().prop_map(|(from, to)| Op::Rename(from, to)),
             1 => (any::<u8>(), 1..40usize).prop_map(|(skip, step)| Op::List(skip, step)),
         ]
     }
@@ -378,13 +508,26 @@ mod tests {
                     }
                     Op::Remove(n) => {
                         let expected = model.remove(&name(n)).map(|(ino, _)| link(ino));
-                        prop_assert_eq!(directory.remove(key(&name(n))), expected);
+                        prop_assert_eq!(remove(&mut directory, &name(n)), expected);
                     }
                     Op::Replace(n) => {
                         let entry = model.get_mut(&name(n));
                         let expected = entry.map(|e| link(std::mem::replace(&mut e.0, next_ino)));
-                        prop_assert_eq!(directory.replace(key(&name(n)), link(next_ino)), expected);
+                        let found = directory.find(key(&name(n)));
+                        prop_assert_eq!(found.map(|found| found.link), expected);
+                        found.into_iter().for_each(|found| directory.replace(found, link(next_ino)));
                         next_ino += 1;
+                    }
+                    Op::Rename(from, to) => {
+                        let (from, to) = (name(from), name(to));
+                        let found = directory.find(key(&from));
+                        prop_assert_eq!(found.is_some(), model.contains_key(&from));
+                        if let Some(found) = found && !model.contains_key(&to) {
+                            directory.rename(found, key(&to));
+                            // E.4: with its number and its cookie.
+                            let entry = model.remove(&from).unwrap();
+                            model.insert(to, entry);
+                        }
                     }
                     Op::List(skip, step) => {
                         let from = u64::from(skip);
@@ -400,7 +543,7 @@ mod tests {
                 prop_assert_eq!(directory.len(), model.len());
             }
             for (name, (ino, _)) in &model {
-                prop_assert_eq!(directory.get(key(name)), Some(link(*ino)));
+                prop_assert_eq!(get(&directory, name), Some(link(*ino)));
             }
         }
     }

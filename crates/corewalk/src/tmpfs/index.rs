@@ -1,4 +1,4 @@
-//! From the hash of a name to the cookies of the entries that have it.
+//! From the hash of a name to where the entries are that have it.
 //!
 //! A table that doubles when it is full stops its directory for as long as it takes to move every
 //! entry, and a tree of hashes misses the cache at every level. Linear hashing does neither: the
@@ -8,11 +8,12 @@
 //! # How it works
 //! With n buckets and m the power of two at or above n, hash h belongs to bucket h mod m, or, as
 //! long as that bucket does not exist yet, to bucket h mod m/2. Bucket n, when it comes, takes its
-//! part out of bucket n - m/2, and gives it back when it goes.
+//! part out of bucket n - m/2, and gives it back when it goes. Who has found it keeps its [`Place`], so that a change looks for nothing again.
 //!
 //! # Invariants
 //! - H.1: every pair is in the bucket that its hash belongs to.
-//! - H.2: there are at most [`FILL_MAX`] pairs per bucket on average, and at least one bucket.
+//! - H.2: there are at most [`FILL_MAX`] pairs per bucket on average, and at least one bucket if
+//!   there is a pair.
 //!
 //! # What it refuses
 //! It compares no names: pairs with one hash are all reported. The hash must be keyed (trap T54).
@@ -21,53 +22,94 @@
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
 /// Pairs per bucket, on average, at which the table grows.
-const FILL_MAX: usize = 8;
+const FILL_MAX: usize = 4;
 /// Pairs per bucket, on average, below which it shrinks; far from [`FILL_MAX`], so that a name
 /// that comes and goes does not split and merge each time.
-const FILL_MIN: usize = 3;
+const FILL_MIN: usize = 2;
 
-/// A multimap from hashes to cookies.
+/// A multimap from hashes to values.
 ///
 /// # Invariants
 /// H.1, H.2.
 pub(super) struct HashIndex {
-    buckets: Vec<Vec<(u64, u64)>>,
+    buckets: Vec<Vec<Pair>>,
     len: usize,
+    /// m - 1 of the module's text.
+    mask: usize,
+}
+
+/// A hash and its value.
+#[derive(Clone, Copy)]
+struct Pair {
+    hash: u32,
+    value: u32,
+}
+
+/// Where a pair is, until the index is changed.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    bucket: u32,
+    at: u32,
 }
 
 impl HashIndex {
     /// Returns an empty index.
     pub(super) fn new() -> HashIndex {
-        HashIndex { buckets: Vec::new(), len: 0 }
+        HashIndex { buckets: Vec::new(), len: 0, mask: 0 }
     }
 
-    /// Returns the cookies that go with `hash`.
-    pub(super) fn get(&self, hash: u64) -> impl Iterator<Item = u64> {
-        let bucket = self.buckets.get(bucket_of(hash, self.buckets.len()));
-        let pairs = bucket.into_iter().flatten();
-        pairs.filter(move |pair| pair.0 == hash).map(|pair| pair.1)
+    /// Returns the first value with `hash` for which `is_wanted` returns something, with its place.
+    #[inline]
+    pub(super) fn find<R>(
+        &self,
+        hash: u32,
+        mut is_wanted: impl FnMut(u32) -> Option<R>,
+    ) -> Option<(Place, R)> {
+        let bucket = bucket_of(hash, self.buckets.len(), self.mask);
+        for (at, pair) in self.buckets.get(bucket)?.iter().enumerate() {
+            if pair.hash == hash
+                && let Some(found) = is_wanted(pair.value)
+            {
+                return Some((Place { bucket: bucket as u32, at: at as u32 }, found));
+            }
+        }
+        None
     }
 
     /// Adds a pair.
-    pub(super) fn insert(&mut self, hash: u64, cookie: u64) {
+    pub(super) fn insert(&mut self, hash: u32, value: u32) {
         if self.len == self.buckets.len() * FILL_MAX {
             self.split();
         }
-        let count = self.buckets.len();
-        self.buckets[bucket_of(hash, count)].push((hash, cookie));
+        self.push(Pair { hash, value });
         self.len += 1;
     }
 
-    /// Removes a pair.
-    pub(super) fn remove(&mut self, hash: u64, cookie: u64) {
-        let count = self.buckets.len();
-        let Some(bucket) = self.buckets.get_mut(bucket_of(hash, count)) else { return };
-        let Some(index) = bucket.iter().position(|&pair| pair == (hash, cookie)) else { return };
-        bucket.swap_remove(index);
+    /// Removes the pair at `place`.
+    pub(super) fn remove(&mut self, place: Place) {
+        self.take(place);
         self.len -= 1;
         if self.len < self.buckets.len() * FILL_MIN && self.buckets.len() > 1 {
             self.merge();
         }
+    }
+
+    /// Gives the value at `place` another hash.
+    #[inline]
+    pub(super) fn rehash(&mut self, place: Place, hash: u32) {
+        let Pair { value, .. } = self.take(place);
+        self.push(Pair { hash, value });
+    }
+
+    #[inline]
+    fn take(&mut self, place: Place) -> Pair {
+        self.buckets[place.bucket as usize].swap_remove(place.at as usize)
+    }
+
+    #[inline]
+    fn push(&mut self, pair: Pair) {
+        let bucket = bucket_of(pair.hash, self.buckets.len(), self.mask);
+        self.buckets[bucket].push(pair);
     }
 
     /// Adds a bucket.
@@ -76,15 +118,18 @@ impl HashIndex {
         let mut taken = Vec::new();
         if new > 0 {
             let old = &mut self.buckets[sibling_of(new)];
-            taken = old.extract_if(.., |pair| bucket_of(pair.0, new + 1) == new).collect();
+            let mask = mask_of(new + 1);
+            taken = old.extract_if(.., |pair| bucket_of(pair.hash, new + 1, mask) == new).collect();
             old.shrink_to(old.len() + 2);
         }
         self.buckets.push(taken);
+        self.mask = mask_of(new + 1);
     }
 
     /// Removes a bucket, of which there are at least two.
     fn merge(&mut self) {
         if let Some(last) = self.buckets.pop() {
+            self.mask = mask_of(self.buckets.len());
             let sibling = sibling_of(self.buckets.len());
             self.buckets[sibling].extend(last);
             if self.buckets.len() <= self.buckets.capacity() / 4 {
@@ -94,11 +139,16 @@ impl HashIndex {
     }
 }
 
-/// Returns the bucket, of `count`, that `hash` belongs to.
-fn bucket_of(hash: u64, count: usize) -> usize {
-    let mask = count.next_power_of_two() - 1;
+/// Returns the bucket, of `count`, that `hash` belongs to; `mask` is that of the count.
+#[inline]
+fn bucket_of(hash: u32, count: usize, mask: usize) -> usize {
     let bucket = hash as usize & mask;
     if bucket < count { bucket } else { bucket & (mask >> 1) }
+}
+
+/// Returns the mask for `count` buckets.
+fn mask_of(count: usize) -> usize {
+    count.next_power_of_two() - 1
 }
 
 /// Returns the bucket that bucket `new`, which is not the first, takes its part from.
@@ -114,16 +164,31 @@ mod tests {
     fn check(index: &HashIndex) {
         let count = index.buckets.len();
         assert!(index.len <= count * FILL_MAX && count > 0, "H.2");
+        assert_eq!(index.mask, mask_of(count));
+        assert_eq!(index.buckets.iter().map(Vec::len).sum::<usize>(), index.len);
         for (number, bucket) in index.buckets.iter().enumerate() {
-            assert!(bucket.iter().all(|pair| bucket_of(pair.0, count) == number), "H.1");
+            let is_here = |pair: &Pair| bucket_of(pair.hash, count, mask_of(count)) == number;
+            assert!(bucket.iter().all(is_here), "H.1");
         }
+    }
+
+    /// Returns all values with `hash`.
+    fn values(index: &HashIndex, hash: u32) -> Vec<u32> {
+        let mut values = Vec::new();
+        let none = index.find(hash, |value| {
+            values.push(value);
+            None::<()>
+        });
+        assert!(none.is_none());
+        values
     }
 
     #[test]
     fn bucket_of_covers_all_and_sibling_is_where_it_was() {
         for count in 1..100 {
             for hash in 0..300 {
-                let (before, after) = (bucket_of(hash, count), bucket_of(hash, count + 1));
+                let of = |count| bucket_of(hash, count, mask_of(count));
+                let (before, after) = (of(count), of(count + 1));
                 assert!(before < count);
                 let is_moved = after == count && before == sibling_of(count);
                 assert!(before == after || is_moved, "hash {hash} of {count}");
@@ -134,23 +199,28 @@ mod tests {
     #[test]
     fn index_keeps_pairs_while_it_grows_and_shrinks() {
         let mut index = HashIndex::new();
-        let hash = |cookie: u64| (cookie / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7;
-        assert_eq!(index.get(0).next(), None);
-        for cookie in 0..5_000 {
-            index.insert(hash(cookie), cookie);
+        let hash = |value: u32| (value / 2).wrapping_mul(0x9e37_79b9) ^ 0x7f4a_7c15;
+        assert!(values(&index, 0).is_empty());
+        for value in 0..5_000 {
+            index.insert(hash(value), value);
             check(&index);
         }
         let longest = index.buckets.iter().map(Vec::len).max();
         assert!(longest < Some(40), "a bucket of {longest:?}");
-        for cookie in 0..5_000 {
-            let found: Vec<u64> = index.get(hash(cookie)).collect();
-            assert!(found.len() == 2 && found.contains(&cookie));
+        for value in 0..5_000 {
+            let found = values(&index, hash(value));
+            assert!(found.len() == 2 && found.contains(&value));
         }
-        for cookie in 0..5_000 {
-            index.remove(hash(cookie), cookie);
-            index.remove(hash(cookie), cookie);
+        for value in 0..5_000 {
+            // A detour by another hash.
+            let (place, ()) = index.find(hash(value), |v| (v == value).then_some(())).unwrap();
+            index.rehash(place, !hash(value));
             check(&index);
-            assert_eq!(index.get(hash(cookie)).count(), 1 - cookie as usize % 2);
+            assert!(!values(&index, hash(value)).contains(&value));
+            let (place, ()) = index.find(!hash(value), |v| (v == value).then_some(())).unwrap();
+            index.remove(place);
+            check(&index);
+            assert_eq!(values(&index, hash(value)).len(), 1 - value as usize % 2);
         }
         assert_eq!((index.len, index.buckets.len()), (0, 1));
     }

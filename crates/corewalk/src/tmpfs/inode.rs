@@ -1,35 +1,46 @@
 //! One inode: what stat(2) says of it and where its content is.
 //!
-//! An inode is found by number (see `table`), is shared by whoever works on it, and has two locks:
-//! one around its content, which readers share, and one around its attributes, which is held for a
-//! few instructions only. A long write thus holds up neither a chmod nor, what matters more, the
-//! directory operations that count links.
+//! An inode is found by number (see `table`), in a slot with one lock around all that is below but
+//! the bytes of a regular file, which have a lock of their own. So a change of names takes one lock
+//! per inode it changes, stat(2) one, and a long write holds up neither.
 //!
 //! Memory is what a tmpfs is judged by, so the inode is packed: 12 bytes per time, and everything
-//! that most files lack (extended attributes, ACLs) is behind one pointer. An empty file takes 136
-//! bytes here.
+//! that most files lack (bytes, extended attributes, ACLs) is behind a pointer. An inode takes two
+//! cache lines with its lock and shares neither: it is locked for writing by whoever gives it
+//! another name.
+//!
+//! # Times
+//! The clock is that of the kernel's own file systems before they took times of several grains: it
+//! advances with the timer, every 1 to 10 ms, and costs a few loads. A time is read under the lock of
+//! the inode that it is for, so of two changes of an inode the later one never leaves an earlier time,
+//! unless the clock was set back.
 //!
 //! # Locks
-//! - `Body::File`, `Body::Directory`: the content. Directories are locked in ascending order of
-//!   their numbers (see `names`), files never while another content lock is held.
-//! - `attributes`: within the content lock if both are taken; one at a time.
+//! - `FileContent`: the bytes of one file, before any lock of a slot.
+//! - The slot's: the rest. See `names` for the order of several.
 //!
 //! # Invariants
-//! - N.1: the type bits of the mode and the variant of the body never change.
+//! - N.1: the type bits of the mode and the variant of the body never change while a number is valid.
 //! - N.2: `nlink` is the number of directory entries for the inode; for a directory it is 2 and
 //!   the number of its subdirectories, and 0 once it is removed.
 //! - N.3: an access ACL that is kept says more than the mode, and agrees with it.
+//! - N.4: size and pages of a file are those of its content whenever nobody has locked that.
 //!
 //! # What it refuses
 //! It does not check permissions nor clear set-user-ID bits: the caller of a back end does.
 //!
-//! Source: inode(7); POSIX.1-2024 XBD 4.12, File Times Update; mount(8), `relatime`.
+//! Source: inode(7); POSIX.1-2024 XBD 4.12, File Times Update; mount(8), `relatime`; Linux
+//! `ktime_get_coarse_real_ts64`.
 
-use corewalk_sync::{Mutex, MutexGuard, RwLock};
+use std::sync::Arc;
+
+use corewalk_sync::RwLock;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::data::FileContent;
 use super::dir::Directory;
 use super::pages::PAGE_BYTES;
+use super::table::NO_NUMBER;
 use super::xattr::Xattrs;
 use crate::Errno;
 use crate::acl::Acl;
@@ -43,59 +54,82 @@ const RELATIME_SECS: i64 = 24 * 60 * 60;
 /// What a directory entry adds to the size of its directory, in bytes (Linux `BOGO_DIRENT_SIZE`).
 const ENTRY_BYTES: u64 = 20;
 
-/// A file of any kind.
+/// Returns the time for a change that is made now. See the module's text.
+#[inline]
+pub(super) fn now() -> Timespec {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
+}
+
+/// A file of any kind, or a slot without one.
 pub(super) struct Inode {
     ino: u64,
-    attributes: Mutex<Attributes>,
+    /// All that stat(2) says but the size.
+    pub(super) attributes: Attributes,
     body: Body,
 }
 
 /// What an inode holds.
-pub(super) enum Body {
+enum Body {
+    /// Nothing, and no inode either: a slot that so many have used before.
+    Vacant(u32),
     /// The bytes of a regular file.
-    File(RwLock<FileContent>),
+    File(File),
     /// The entries of a directory.
-    Directory(Box<RwLock<Directory>>),
+    Directory(Box<Directory>),
     /// The target of a symbolic link.
     Symlink(Box<[u8]>),
     /// Nothing but a kind and a device number.
     Special(FileKind, u64),
 }
 
+/// What is known of the bytes of a regular file without its lock.
+#[derive(Default)]
+struct File {
+    size_bytes: u64,
+    pages: u64,
+    /// None until the first change: many files are empty.
+    content: Option<Arc<RwLock<FileContent>>>,
+}
+
 impl Inode {
-    /// Returns a new inode without links, except that a directory has the two it starts with.
-    ///
-    /// # Errors
-    /// `EINVAL` for type bits that name no kind.
-    pub(super) fn new(ino: u64, what: &Make<'_>, now: Timespec) -> Result<Inode, Errno> {
-        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
+    /// Makes a vacant slot with a number an inode of `kind`, without links except that a directory has
+    /// the two it starts with.
+    pub(super) fn fill(&mut self, kind: FileKind, what: &Make<'_>, now: Timespec) {
         let (body, nlink) = match kind {
-            FileKind::Regular => (Body::File(RwLock::new(FileContent::default())), 0),
-            FileKind::Directory => (Body::Directory(Box::new(RwLock::new(Directory::new()))), 2),
+            FileKind::Regular => (Body::File(File::default()), 0),
+            FileKind::Directory => (Body::Directory(Box::new(Directory::new())), 2),
             FileKind::Symlink => (Body::Symlink(what.target.into()), 0),
             FileKind::CharDevice | FileKind::BlockDevice => (Body::Special(kind, what.rdev), 0),
             FileKind::Fifo | FileKind::Socket => (Body::Special(kind, 0), 0),
         };
-        let now = Stamp::from(now);
-        let mut attributes = Attributes {
+        self.body = body;
+        self.attributes = Attributes {
             mode: kind.to_mode() | what.mode & PERMISSION_BITS,
             uid: what.uid,
             gid: what.gid,
             nlink,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            xattrs: None,
+            ..Attributes::none(now.into())
         };
         for (kind, acl) in
             [(AclKind::Access, &what.access_acl), (AclKind::Default, &what.default_acl)]
         {
             if acl.is_some() {
-                attributes.set_acl(kind, acl.as_ref(), None);
+                self.attributes.set_acl(kind, acl.as_ref(), None);
             }
         }
-        Ok(Inode { ino, attributes: Mutex::new(attributes), body })
+    }
+
+    /// Returns what is in a slot that `uses` inodes have used and none is in.
+    pub(super) fn vacant(uses: u32) -> Inode {
+        let attributes = Attributes::none(Stamp { secs: 0, nanos: 0 });
+        Inode { ino: NO_NUMBER, attributes, body: Body::Vacant(uses) }
+    }
+
+    /// Returns how many inodes were in this slot, in which there is none. 0 if there is one.
+    pub(super) fn uses_of_vacant(&self) -> u32 {
+        debug_assert!(matches!(self.body, Body::Vacant(_)), "an inode where none should be");
+        if let Body::Vacant(uses) = self.body { uses } else { 0 }
     }
 
     /// Returns the number.
@@ -103,73 +137,107 @@ impl Inode {
         self.ino
     }
 
+    /// Gives the inode its number.
+    pub(super) fn set_number(&mut self, ino: u64) {
+        self.ino = ino;
+    }
+
     /// Returns the kind of file.
     pub(super) fn kind(&self) -> FileKind {
         match &self.body {
-            Body::File(_) => FileKind::Regular,
+            // No caller asks a vacant slot.
+            Body::File(_) | Body::Vacant(_) => FileKind::Regular,
             Body::Directory(_) => FileKind::Directory,
             Body::Symlink(_) => FileKind::Symlink,
             Body::Special(kind, _) => *kind,
         }
     }
 
-    /// Returns the content.
-    pub(super) fn body(&self) -> &Body {
-        &self.body
-    }
-
-    /// Returns the attributes, locked.
-    pub(super) fn attributes(&self) -> MutexGuard<'_, Attributes> {
-        self.attributes.lock()
-    }
-
-    /// Returns the content of a directory. `ENOTDIR` for another file.
-    pub(super) fn directory(&self) -> Result<&RwLock<Directory>, Errno> {
+    /// Returns the entries of a directory. `ENOTDIR` for another file.
+    #[inline]
+    pub(super) fn directory(&self) -> Result<&Directory, Errno> {
         match &self.body {
             Body::Directory(directory) => Ok(directory),
             _ => Err(Errno::NOTDIR),
         }
     }
 
-    /// Returns the content of a regular file. `EISDIR` for a directory, `EINVAL` for another file.
-    pub(super) fn file(&self) -> Result<&RwLock<FileContent>, Errno> {
+    /// Returns the entries of a directory. `ENOTDIR` for another file.
+    #[inline]
+    pub(super) fn directory_mut(&mut self) -> Result<&mut Directory, Errno> {
+        match &mut self.body {
+            Body::Directory(directory) => Ok(directory),
+            _ => Err(Errno::NOTDIR),
+        }
+    }
+
+    /// Returns the target of a symbolic link. `EINVAL` for another file.
+    pub(super) fn target(&self) -> Result<&[u8], Errno> {
         match &self.body {
-            Body::File(file) => Ok(file),
+            Body::Symlink(target) => Ok(target),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Returns the bytes of a regular file, None if there never were any. `EISDIR` for a directory,
+    /// `EINVAL` for another file.
+    pub(super) fn content(&self) -> Result<Option<&Arc<RwLock<FileContent>>>, Errno> {
+        match &self.body {
+            Body::File(file) => Ok(file.content.as_ref()),
             Body::Directory(_) => Err(Errno::ISDIR),
             _ => Err(Errno::INVAL),
         }
     }
 
-    /// Returns what stat(2) reports, at one instant.
-    pub(super) fn attr(&self) -> Attr {
-        match &self.body {
-            Body::File(file) => {
-                let file = file.read();
-                self.attributes().attr(self, file.size(), file.charged_pages())
-            }
-            Body::Directory(directory) => {
-                let entries = directory.read().len() as u64;
-                self.attributes().attr(self, (entries + 2) * ENTRY_BYTES, 0)
-            }
-            Body::Symlink(target) => self.attributes().attr(self, target.len() as u64, 0),
-            Body::Special(..) => self.attributes().attr(self, 0, 0),
+    /// Returns the bytes of a regular file, to be changed. Errors as of `content`.
+    pub(super) fn content_mut(&mut self) -> Result<&Arc<RwLock<FileContent>>, Errno> {
+        match &mut self.body {
+            Body::File(file) => Ok(file.content.get_or_insert_default()),
+            Body::Directory(_) => Err(Errno::ISDIR),
+            _ => Err(Errno::INVAL),
         }
     }
 
-    /// Says that the content was read: sets the access time as `relatime` does.
-    pub(super) fn touch_read(&self) {
-        let now = Timespec::now();
-        let mut attributes = self.attributes();
-        let [atime, mtime, ctime] =
-            [attributes.atime, attributes.mtime, attributes.ctime].map(Timespec::from);
-        let is_old = now.secs.saturating_sub(atime.secs) >= RELATIME_SECS;
-        if atime <= mtime || atime <= ctime || is_old {
-            attributes.atime = now.into();
+    /// Notes the size of the content of a regular file, for N.4.
+    pub(super) fn note_size(&mut self, content: &FileContent) {
+        if let Body::File(file) = &mut self.body {
+            (file.size_bytes, file.pages) = (content.size(), content.charged_pages());
+        }
+    }
+
+    /// Returns what stat(2) reports, at one instant.
+    #[inline]
+    pub(super) fn attr(&self) -> Attr {
+        let (size, pages, rdev) = match &self.body {
+            Body::File(file) => (file.size_bytes, file.pages, 0),
+            Body::Directory(directory) => ((directory.len() as u64 + 2) * ENTRY_BYTES, 0, 0),
+            Body::Symlink(target) => (target.len() as u64, 0, 0),
+            Body::Special(_, rdev) => (0, 0, *rdev),
+            Body::Vacant(_) => (0, 0, 0),
+        };
+        let attributes = &self.attributes;
+        Attr {
+            ino: self.ino,
+            // Numbers are never used again, so they need no generation (trap P11).
+            generation: 0,
+            mode: attributes.mode,
+            nlink: attributes.nlink,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            rdev,
+            size,
+            blocks: pages * (PAGE_BYTES / 512),
+            blksize: PAGE_BYTES as u32,
+            atime: attributes.atime.into(),
+            mtime: attributes.mtime.into(),
+            ctime: attributes.ctime.into(),
+            btime: attributes.btime.into(),
+            has_acl: attributes.xattrs.as_ref().is_some_and(|xattrs| xattrs.access_acl.is_some()),
         }
     }
 }
 
-/// What the attribute lock protects: all that stat(2) says but the size.
+/// All that stat(2) says but the size.
 pub(super) struct Attributes {
     /// Type and permission bits.
     pub(super) mode: u32,
@@ -186,6 +254,24 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
+    /// Returns those of no inode, with all times `now`.
+    fn none(now: Stamp) -> Attributes {
+        let (atime, mtime, ctime, btime) = (now, now, now, now);
+        Attributes { mode: 0, uid: 0, gid: 0, nlink: 0, atime, mtime, ctime, btime, xattrs: None }
+    }
+
+    /// Returns true if reading the content at `now` sets the access time, as `relatime` says.
+    pub(super) fn is_read_noted(&self, now: Timespec) -> bool {
+        let [atime, mtime, ctime] = [self.atime, self.mtime, self.ctime].map(Timespec::from);
+        let is_old = now.secs.saturating_sub(atime.secs) >= RELATIME_SECS;
+        atime <= mtime || atime <= ctime || is_old
+    }
+
+    /// Says that the content was read at `now`.
+    pub(super) fn touch_read(&mut self, now: Timespec) {
+        self.atime = now.into();
+    }
+
     /// Makes every change of `set` but that of the size.
     pub(super) fn change(&mut self, set: &SetAttr, now: Timespec) {
         if let Some(mode) = set.mode {
@@ -247,27 +333,6 @@ impl Attributes {
     fn set_permissions(&mut self, mode: u32) {
         self.mode = self.mode & mode::S_IFMT | mode & PERMISSION_BITS;
     }
-
-    fn attr(&self, inode: &Inode, size: u64, pages: u64) -> Attr {
-        Attr {
-            ino: inode.ino,
-            // Numbers are never used again, so they need no generation (trap P11).
-            generation: 0,
-            mode: self.mode,
-            nlink: self.nlink,
-            uid: self.uid,
-            gid: self.gid,
-            rdev: if let Body::Special(_, rdev) = inode.body { rdev } else { 0 },
-            size,
-            blocks: pages * (PAGE_BYTES / 512),
-            blksize: PAGE_BYTES as u32,
-            atime: self.atime.into(),
-            mtime: self.mtime.into(),
-            ctime: self.ctime.into(),
-            btime: self.btime.into(),
-            has_acl: self.xattrs.as_ref().is_some_and(|xattrs| xattrs.access_acl.is_some()),
-        }
-    }
 }
 
 /// A [`Timespec`] without its padding: 12 bytes, not 16.
@@ -296,23 +361,18 @@ mod tests {
 
     #[test]
     fn inode_is_small() {
-        // With the two counts of its `Arc`, 136 bytes.
-        assert_eq!(size_of::<Inode>() + 2 * size_of::<usize>(), 136);
+        assert_eq!(size_of::<corewalk_sync::OwnLine<RwLock<Inode>>>(), 2 * 64);
     }
 
     #[test]
-    fn touch_read_follows_relatime() {
-        let start = Timespec { secs: 1000, nanos: 5 };
-        let inode = Inode::new(2, &Make::new(0o644, 0, 0), start).unwrap();
-        inode.touch_read();
-        let read = inode.attr().atime;
-        assert!(read > start, "the access time was not younger than the change time");
-        inode.touch_read();
-        assert_eq!(inode.attr().atime, read, "now it is, and is left alone");
-        let yesterday = Timespec { secs: read.secs - RELATIME_SECS, nanos: 0 };
-        let set = SetAttr { atime: Some(SetTime::At(yesterday)), ..SetAttr::default() };
-        inode.attributes().change(&SetAttr { ctime: Some(start), ..set }, start);
-        inode.touch_read();
-        assert!(inode.attr().atime >= read, "a day has passed");
+    fn is_read_noted_follows_relatime() {
+        let at = |secs| Timespec { secs, nanos: 5 };
+        let mut attributes = Attributes::none(at(1000).into());
+        assert!(attributes.is_read_noted(at(1000)), "not younger than the change time");
+        attributes.touch_read(at(1001));
+        assert!(!attributes.is_read_noted(at(1002)), "now it is, and is left alone");
+        assert!(attributes.is_read_noted(at(1001 + RELATIME_SECS)), "a day has passed");
+        attributes.touch(at(1001));
+        assert!(attributes.is_read_noted(at(1002)), "changed since");
     }
 }

@@ -2,23 +2,28 @@
 //!
 //! Each is one step to every observer: it locks the directories it changes, checks, and only then
 //! changes anything, so a failure leaves no trace and a name is never seen missing while it is
-//! renamed over.
+//! renamed over. An entry is looked for once; what was found says where it is until the lock is
+//! released.
 //!
 //! # Locks and their order
-//! 1. Directories, exclusive, in ascending order of their numbers, all at once: the one or two
-//!    that hold the names, and a directory that is removed or renamed over, so that nothing can be
-//!    made in it between the check and the removal. As every thread locks in this order, no two
-//!    wait for each other, whatever they rename (trap P9).
-//! 2. The attributes of one inode at a time, within.
-//! 3. A shard of the inode table, within.
+//! 1. The bytes of one file, with none of the others held.
+//! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]): the one or
+//!    two that hold the names, and a directory that is itself moved, removed or renamed over, so that
+//!    nothing can be made in it between the check and the removal. As every thread locks in this order,
+//!    no two wait for each other, whatever they rename (trap P9). Slots, not numbers, because an old
+//!    number tells a lock too.
+//! 3. One inode that is no directory, within. Who holds it waits for nothing but 4.
+//! 4. A list of free slots.
 //!
-//! A name of the target must be looked up before its directory can be locked with the others, and
-//! is looked up again afterwards. The two differ only if calls for one name overlap, which rule
-//! F.1 of `FileSystem` forbids; then the rename starts again.
+//! Which inodes are directories is known from the entries only, which are found under the locks of
+//! the directories that hold them. If one that must be locked is not among those, all locks are
+//! released, taken again with it, and the entries looked for again. The two answers differ only if
+//! calls for one name overlap, which rule F.1 of `FileSystem` forbids; then this repeats.
 //!
 //! # Invariants
 //! - M.1: links are counted under the lock of the directory that gains or loses the entry, so N.2
 //!   of `inode` holds for whoever holds that lock.
+//! - M.2: an entry has the kind of its inode, so what it calls no directory is locked as 3 says.
 //!
 //! # What it refuses
 //! It checks kinds and the two simplest loops again, which is cheap, but relies on its caller for
@@ -27,17 +32,19 @@
 //! Source: rename(2), link(2), unlink(2), rmdir(2); Linux
 //! `Documentation/filesystems/directory-locking.rst`.
 
-use std::sync::Arc;
-
 use corewalk_sync::RwLockWriteGuard;
 
 use super::Tmpfs;
-use super::dir::{Directory, Key, Link};
-use super::inode::{Body, Inode};
+use super::dir::{Directory, Found, Key, Link};
+use super::inode::{Attributes, Inode, now};
+use super::table::{InodeTable, rank};
 use crate::Errno;
 use crate::attr::{Attr, FileKind, Timespec};
 use crate::fs::{Make, RenameMode};
 use crate::name::Name;
+
+/// The most directories that one call locks: two that hold the names, and what the names refer to.
+const LOCKS_MAX: usize = 4;
 
 impl Tmpfs {
     /// Makes a file and its first name.
@@ -47,80 +54,95 @@ impl Tmpfs {
         name: Name<'_>,
         what: &Make<'_>,
     ) -> Result<Attr, Errno> {
-        let (parent, key, now) = (self.inode(dir)?, self.key(name), Timespec::now());
-        // Most calls succeed, so the inode is made before the lock is taken. I.1 of `table`: it is
-        // in the table before the name is.
-        let child = self.new_inode(what, now)?;
-        if child.kind() != FileKind::Directory {
-            child.attributes().nlink = 1;
-        }
-        let attr = child.attr();
-        let added = parent.directory().and_then(|entries| {
-            let mut entries = entries.write();
-            entries.insert(key, link_to(&child))?;
-            let mut attributes = parent.attributes();
-            attributes.touch_content(now);
-            attributes.nlink += subdirectories(link_to(&child));
-            Ok(attr)
+        let key = self.key(name);
+        // Most calls succeed, so the inode is made before the directory is locked. I.1 of `table`: it
+        // is in its slot before the name is there.
+        let attr = self.insert_new(what, |attributes, kind| {
+            if kind != FileKind::Directory {
+                attributes.nlink = 1;
+            }
+        })?;
+        let link = Link { ino: attr.ino, kind: attr.kind() };
+        let added = self.table.write(dir).and_then(|mut parent| {
+            parent.directory_mut()?.insert(key, link)?;
+            parent.attributes.touch_content(now());
+            parent.attributes.nlink += subdirectories(link);
+            Ok(())
         });
-        if added.is_err() {
-            self.discard(&child);
+        if let Err(errno) = added {
+            self.discard(attr.ino, |_| true);
+            return Err(errno);
         }
-        added
+        Ok(attr)
     }
 
     /// Makes a regular file without a name.
     pub(super) fn make_unnamed(&self, dir: u64, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.inode(dir)?.directory()?.read().check_alive()?;
-        let child = self.new_inode(what, Timespec::now())?;
-        child.attributes().xattrs.get_or_insert_default().is_linkable = true;
-        Ok(child.attr())
+        self.table.read(dir)?.directory()?.check_alive()?;
+        self.insert_new(what, |attributes, _| {
+            attributes.xattrs.get_or_insert_default().is_linkable = true;
+        })
     }
 
     /// Removes the name of the inode `node`.
     pub(super) fn remove_name(&self, dir: u64, name: Name<'_>, node: u64) -> Result<(), Errno> {
-        let (parent, child, key) = (self.inode(dir)?, self.inode(node)?, self.key(name));
-        let mut locks = DirectoryLocks::new([&*parent, &*child]);
-        let link = locks.get(&parent)?.get(key).ok_or(Errno::NOENT)?;
-        if link.ino != child.ino() {
-            return Err(Errno::NOENT);
+        let key = self.key(name);
+        let mut locks = Locks::pair(&self.table, dir, dir)?;
+        loop {
+            let found = locks.directory(dir)?.find(key).ok_or(Errno::NOENT)?;
+            let link = found.link;
+            if link.ino != node {
+                return Err(Errno::NOENT);
+            }
+            if link.kind == FileKind::Directory {
+                if !locks.has(node) {
+                    drop(locks);
+                    locks = Locks::pair(&self.table, dir, node)?;
+                    continue;
+                }
+                locks.directory(node)?.mark_removed()?;
+            }
+            let parent = locks.inode(dir)?;
+            parent.directory_mut()?.remove(found);
+            let now = now();
+            parent.attributes.touch_content(now);
+            parent.attributes.nlink -= subdirectories(link);
+            return self.unlink(&mut locks, link, now);
         }
-        if child.kind() == FileKind::Directory {
-            locks.get(&child)?.mark_removed()?;
-        }
-        locks.get(&parent)?.remove(key);
-        let now = Timespec::now();
-        unlink(&child, now);
-        let mut attributes = parent.attributes();
-        attributes.touch_content(now);
-        attributes.nlink -= subdirectories(link);
-        Ok(())
     }
 
     /// Adds a name for the inode `node`.
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
-        let (parent, child, key) = (self.inode(dir)?, self.inode(node)?, self.key(name));
-        if child.kind() == FileKind::Directory {
+        let key = self.key(name);
+        if rank(node) == rank(dir) {
+            // Two numbers of one slot, of which one is out of date, or a directory.
+            return self.table.read(node).and(Err(Errno::PERM));
+        }
+        // The kind of a number never changes, so the lock may be released in between.
+        let kind = self.table.read(node)?.kind();
+        if kind == FileKind::Directory {
             return Err(Errno::PERM);
         }
-        let now = Timespec::now();
-        let mut entries = parent.directory()?.write();
-        entries.check_insert(key)?;
-        {
-            let mut attributes = child.attributes();
-            let is_linkable = attributes.xattrs.as_ref().is_some_and(|x| x.is_linkable);
-            if attributes.nlink == 0 && !is_linkable {
-                return Err(Errno::NOENT);
-            }
-            attributes.nlink = attributes.nlink.checked_add(1).ok_or(Errno::MLINK)?;
-            if is_linkable {
-                attributes.change_xattrs(|xattrs| xattrs.is_linkable = false);
-            }
-            attributes.touch(now);
+        let mut parent = self.table.write(dir)?;
+        let entries = parent.directory_mut()?;
+        entries.check_alive()?;
+        if entries.find(key).is_some() {
+            return Err(Errno::EXIST);
         }
-        entries.insert(key, link_to(&child))?;
-        parent.attributes().touch_content(now);
-        drop(entries);
+        let mut child = self.table.write(node)?;
+        let is_linkable = child.attributes.xattrs.as_ref().is_some_and(|x| x.is_linkable);
+        if child.attributes.nlink == 0 && !is_linkable {
+            return Err(Errno::NOENT);
+        }
+        let nlink = child.attributes.nlink.checked_add(1).ok_or(Errno::MLINK)?;
+        entries.insert_free(key, Link { ino: node, kind })?;
+        let now = now();
+        child.attributes.nlink = nlink;
+        if is_linkable {
+            child.attributes.change_xattrs(|xattrs| xattrs.is_linkable = false);
+        }
+        child.attributes.touch(now);
+        parent.attributes.touch_content(now);
         Ok(child.attr())
     }
 
@@ -131,177 +153,243 @@ impl Tmpfs {
         to: (u64, Name<'_>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
-        let (old_dir, new_dir) = (self.inode(from.0)?, self.inode(to.0)?);
         let (old_key, new_key) = (self.key(from.1), self.key(to.1));
+        let ((old_dir, _), (new_dir, _)) = (from, to);
+        let mut locks = Locks::pair(&self.table, old_dir, new_dir)?;
         loop {
-            let target = new_dir.directory()?.read().get(new_key);
-            let Ok(target) = target.map(|link| self.inode(link.ino)).transpose() else { continue };
-            let lockable = [Some(&old_dir), Some(&new_dir), target.as_ref()];
-            let locks = DirectoryLocks::new(lockable.into_iter().flatten().map(|inode| &**inode));
-            let mut rename =
-                Rename { locks, old_dir: &old_dir, old_key, new_dir: &new_dir, new_key };
-            let found = rename.locks.get(&new_dir)?.get(new_key);
-            if found.map(|link| link.ino) != target.as_ref().map(|inode| inode.ino()) {
+            let target = locks.directory(new_dir)?.find(new_key);
+            let moved = locks.directory(old_dir)?.find(old_key).ok_or(Errno::NOENT)?;
+            match (mode, &target) {
+                (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST),
+                (RenameMode::Exchange, None) => return Err(Errno::NOENT),
+                // Two names of one file: rename(2) leaves both.
+                (_, Some(target)) if target.link.ino == moved.link.ino => return Ok(()),
+                _ => {}
+            }
+            let subdirectory = |found: &Found, dir| match found.link.kind {
+                FileKind::Directory => found.link.ino,
+                _ => dir,
+            };
+            let there = target.as_ref().map_or(new_dir, |target| subdirectory(target, new_dir));
+            let back = subdirectory(&moved, old_dir);
+            if !locks.has(there) || !locks.has(back) {
+                drop(locks);
+                locks = Locks::all(&self.table, [old_dir, new_dir, there, back])?;
                 continue;
             }
-            let link = rename.locks.get(&old_dir)?.get(old_key).ok_or(Errno::NOENT)?;
-            // I.1 of `table`: the directory that names it is locked, so it is there.
-            let moved = self.inode(link.ino)?;
-            return match (mode, &target) {
-                (RenameMode::NoReplace, Some(_)) => Err(Errno::EXIST),
-                (RenameMode::Exchange, None) => Err(Errno::NOENT),
-                // Two names of one file: rename(2) leaves both.
-                (_, Some(target)) if target.ino() == moved.ino() => Ok(()),
-                (RenameMode::Exchange, Some(target)) => rename.exchange(&moved, target),
-                (_, None) => rename.move_to_free_name(&moved),
-                (_, Some(target)) => rename.replace(&moved, target),
+            let mut rename = Rename { fs: self, locks: &mut locks, old_dir, new_dir, moved };
+            return match (mode, target) {
+                (_, None) => rename.move_to_free_name(new_key),
+                (RenameMode::Exchange, Some(target)) => rename.exchange(target),
+                (_, Some(target)) => rename.replace(target),
             };
         }
     }
 
-    fn key<'a>(&self, name: Name<'a>) -> Key<'a> {
-        Key::new(name, &self.hasher)
+    #[inline]
+    pub(super) fn key<'a>(&self, name: Name<'a>) -> Key<'a> {
+        Key::new(name, &self.keys)
     }
 
-    /// Returns a new inode that is in the table and paid for.
-    fn new_inode(&self, what: &Make<'_>, now: Timespec) -> Result<Arc<Inode>, Errno> {
+    /// Makes a new inode, paid for, lets `finish` set what is special about it, and returns what
+    /// stat(2) says of it.
+    fn insert_new(
+        &self,
+        what: &Make<'_>,
+        finish: impl FnOnce(&mut Attributes, FileKind),
+    ) -> Result<Attr, Errno> {
+        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         self.inodes.take(1)?;
-        match Inode::new(self.table.draw_number(), what, now) {
-            Ok(inode) => {
-                let inode = Arc::new(inode);
-                self.table.insert(Arc::clone(&inode));
-                Ok(inode)
-            }
-            Err(errno) => {
-                self.inodes.give_back(1);
-                Err(errno)
-            }
+        let mut inode = self.table.draw().inspect_err(|_| self.inodes.give_back(1))?;
+        inode.fill(kind, what, now());
+        finish(&mut inode.attributes, kind);
+        Ok(inode.attr())
+    }
+
+    /// Says that what `link` refers to lost a name; a directory has only one.
+    fn unlink(&self, locks: &mut Locks<'_>, link: Link, now: Timespec) -> Result<(), Errno> {
+        self.change(locks, link, |attributes| {
+            attributes.nlink = match link.kind {
+                FileKind::Directory => 0,
+                _ => attributes.nlink - 1,
+            };
+            attributes.touch(now);
+        })
+    }
+
+    /// Changes what `link` refers to: an entry of a directory that is locked, and if it is one itself it
+    /// is locked too.
+    #[inline]
+    fn change(
+        &self,
+        locks: &mut Locks<'_>,
+        link: Link,
+        change: impl FnOnce(&mut Attributes),
+    ) -> Result<(), Errno> {
+        match link.kind {
+            FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
+            // I.1 of `table`: it is there. M.2: it is no directory.
+            _ => change(&mut self.table.write(link.ino)?.attributes),
         }
+        Ok(())
     }
 }
 
 /// A rename under way: what it is about, and the locks it holds.
-struct Rename<'a> {
-    locks: DirectoryLocks<'a>,
-    old_dir: &'a Inode,
-    old_key: Key<'a>,
-    new_dir: &'a Inode,
-    new_key: Key<'a>,
+struct Rename<'a, 'b> {
+    fs: &'a Tmpfs,
+    locks: &'b mut Locks<'a>,
+    old_dir: u64,
+    new_dir: u64,
+    moved: Found,
 }
 
-impl Rename<'_> {
+impl Rename<'_, '_> {
     /// Renames where the target does not exist.
-    fn move_to_free_name(&mut self, moved: &Inode) -> Result<(), Errno> {
-        self.check_loop(moved)?;
-        self.locks.get(self.new_dir)?.insert(self.new_key, link_to(moved))?;
-        self.locks.get(self.old_dir)?.remove(self.old_key);
-        let now = Timespec::now();
-        moved.attributes().touch(now);
-        self.touch_directories(now, subdirectories(link_to(moved)), 0);
-        Ok(())
+    #[inline]
+    fn move_to_free_name(&mut self, new_key: Key<'_>) -> Result<(), Errno> {
+        self.check_loop()?;
+        let link = self.moved.link;
+        let new = self.locks.directory(self.new_dir)?;
+        if self.old_dir == self.new_dir {
+            new.rename(self.moved, new_key);
+        } else {
+            new.insert_free(new_key, link)?;
+            self.locks.directory(self.old_dir)?.remove(self.moved);
+        }
+        let now = now();
+        self.touch_directories(now, subdirectories(link), 0)?;
+        self.fs.change(self.locks, link, |attributes| attributes.touch(now))
     }
 
     /// Renames over the existing `victim`.
-    fn replace(&mut self, moved: &Inode, victim: &Inode) -> Result<(), Errno> {
-        self.check_loop(moved)?;
-        match (moved.kind(), victim.kind()) {
+    fn replace(&mut self, victim: Found) -> Result<(), Errno> {
+        self.check_loop()?;
+        let (moved, victim_link) = (self.moved.link, victim.link);
+        match (moved.kind, victim_link.kind) {
             (FileKind::Directory, FileKind::Directory) => {
-                self.locks.get(victim)?.mark_removed()?;
+                self.locks.directory(victim_link.ino)?.mark_removed()?;
             }
             (FileKind::Directory, _) => return Err(Errno::NOTDIR),
             (_, FileKind::Directory) => return Err(Errno::ISDIR),
             _ => {}
         }
-        self.locks.get(self.new_dir)?.replace(self.new_key, link_to(moved));
-        self.locks.get(self.old_dir)?.remove(self.old_key);
-        let now = Timespec::now();
-        moved.attributes().touch(now);
-        unlink(victim, now);
+        // The first of the two moves no entry, so `moved` is still where it was found.
+        self.locks.directory(self.new_dir)?.replace(victim, moved);
+        self.locks.directory(self.old_dir)?.remove(self.moved);
+        let now = now();
+        self.touch_directories(now, subdirectories(moved), 0)?;
         // The directory that was replaced counts no more, nor does its place.
-        self.touch_directories(now, subdirectories(link_to(moved)), 0);
-        self.new_dir.attributes().nlink -= subdirectories(link_to(victim));
-        Ok(())
+        self.locks.inode(self.new_dir)?.attributes.nlink -= subdirectories(victim_link);
+        self.fs.change(self.locks, moved, |attributes| attributes.touch(now))?;
+        self.fs.unlink(self.locks, victim_link, now)
     }
 
     /// Swaps what the two names refer to.
-    fn exchange(&mut self, moved: &Inode, other: &Inode) -> Result<(), Errno> {
-        self.check_loop(moved)?;
-        if other.ino() == self.old_dir.ino() {
+    fn exchange(&mut self, other: Found) -> Result<(), Errno> {
+        self.check_loop()?;
+        let (moved, other_link) = (self.moved.link, other.link);
+        if other_link.ino == self.old_dir {
             return Err(Errno::INVAL);
         }
-        self.locks.get(self.new_dir)?.replace(self.new_key, link_to(moved));
-        self.locks.get(self.old_dir)?.replace(self.old_key, link_to(other));
-        let now = Timespec::now();
-        moved.attributes().touch(now);
-        other.attributes().touch(now);
-        let (there, back) = (subdirectories(link_to(moved)), subdirectories(link_to(other)));
-        self.touch_directories(now, there, back);
-        Ok(())
+        self.locks.directory(self.new_dir)?.replace(other, moved);
+        self.locks.directory(self.old_dir)?.replace(self.moved, other_link);
+        let now = now();
+        self.touch_directories(now, subdirectories(moved), subdirectories(other_link))?;
+        self.fs.change(self.locks, moved, |attributes| attributes.touch(now))?;
+        self.fs.change(self.locks, other_link, |attributes| attributes.touch(now))
     }
 
     /// Refuses to move a directory into itself. `EINVAL`.
-    fn check_loop(&self, moved: &Inode) -> Result<(), Errno> {
-        if moved.ino() == self.new_dir.ino() { Err(Errno::INVAL) } else { Ok(()) }
+    fn check_loop(&self) -> Result<(), Errno> {
+        if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
 
     /// Says that both directories changed, and moves the links of `there` subdirectories to the
     /// new one and of `back` subdirectories to the old one.
-    fn touch_directories(&self, now: Timespec, there: u32, back: u32) {
-        {
-            let mut attributes = self.old_dir.attributes();
-            attributes.touch_content(now);
-            attributes.nlink = attributes.nlink - there + back;
+    #[inline]
+    fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
+        let new = &mut self.locks.inode(self.new_dir)?.attributes;
+        new.touch_content(now);
+        if self.old_dir != self.new_dir {
+            new.nlink = new.nlink + there - back;
+            let old = &mut self.locks.inode(self.old_dir)?.attributes;
+            old.touch_content(now);
+            old.nlink = old.nlink + back - there;
         }
-        let mut attributes = self.new_dir.attributes();
-        attributes.touch_content(now);
-        attributes.nlink = attributes.nlink + there - back;
+        Ok(())
     }
 }
 
-/// Up to three directories, locked in the order of their numbers.
-struct DirectoryLocks<'a> {
-    held: Vec<(u64, RwLockWriteGuard<'a, Directory>)>,
+/// Directories that are locked at once, without an allocation.
+struct Locks<'a> {
+    /// The one with the lowest slot.
+    first: RwLockWriteGuard<'a, Inode>,
+    more: [Option<RwLockWriteGuard<'a, Inode>>; LOCKS_MAX - 1],
 }
 
-impl<'a> DirectoryLocks<'a> {
-    /// Returns the locks of those of `inodes` that are directories; one may come twice.
-    fn new(inodes: impl IntoIterator<Item = &'a Inode>) -> DirectoryLocks<'a> {
-        let mut wanted: Vec<(u64, _)> = inodes
-            .into_iter()
-            .filter_map(|inode| match inode.body() {
-                Body::Directory(entries) => Some((inode.ino(), entries)),
-                _ => None,
-            })
-            .collect();
-        wanted.sort_unstable_by_key(|&(ino, _)| ino);
-        wanted.dedup_by_key(|&mut (ino, _)| ino);
-        let held = wanted.into_iter().map(|(ino, entries)| (ino, entries.write())).collect();
-        DirectoryLocks { held }
+impl<'a> Locks<'a> {
+    /// Returns the locks of two directories, which may be one. Of two numbers that tell one slot only one
+    /// can be that of a directory, and `inode` will not know the other one.
+    ///
+    /// # Errors
+    /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is no directory. Whoever has locked
+    /// such an inode waits for no other one, so a file that is asked for as a directory breaks no order.
+    #[inline]
+    fn pair(table: &'a InodeTable, a: u64, b: u64) -> Result<Locks<'a>, Errno> {
+        let (low, high) = if rank(a) <= rank(b) { (a, b) } else { (b, a) };
+        let first = write_directory(table, low)?;
+        let is_one = rank(low) == rank(high);
+        let second = if is_one { None } else { Some(write_directory(table, high)?) };
+        Ok(Locks { first, more: [second, None, None] })
     }
 
-    /// Returns the entries of a directory that is locked. `ENOTDIR` for any other file.
-    fn get(&mut self, directory: &Inode) -> Result<&mut Directory, Errno> {
-        let held = self.held.iter_mut().find(|(ino, _)| *ino == directory.ino());
-        held.map(|(_, entries)| &mut **entries).ok_or(Errno::NOTDIR)
+    /// Returns the locks of directories of which some may be the same. Errors as of `pair`.
+    #[cold]
+    fn all(table: &'a InodeTable, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
+        wanted.sort_unstable_by_key(|&ino| rank(ino));
+        let mut locks =
+            Locks { first: write_directory(table, wanted[0])?, more: Default::default() };
+        for n in 1..LOCKS_MAX {
+            if rank(wanted[n]) != rank(wanted[n - 1]) {
+                locks.more[n - 1] = Some(write_directory(table, wanted[n])?);
+            }
+        }
+        Ok(locks)
+    }
+
+    /// Returns true if this inode is locked.
+    #[inline]
+    fn has(&mut self, ino: u64) -> bool {
+        self.inode(ino).is_ok()
+    }
+
+    /// Returns an inode that is locked. `ESTALE` if it is not.
+    #[inline]
+    fn inode(&mut self, ino: u64) -> Result<&mut Inode, Errno> {
+        if self.first.ino() == ino {
+            return Ok(&mut self.first);
+        }
+        let mut more = self.more.iter_mut().flatten();
+        more.find(|inode| inode.ino() == ino).map(|inode| &mut **inode).ok_or(Errno::STALE)
+    }
+
+    /// Returns the entries of a directory that is locked.
+    #[inline]
+    fn directory(&mut self, ino: u64) -> Result<&mut Directory, Errno> {
+        self.inode(ino)?.directory_mut()
     }
 }
 
-/// Returns what a directory entry for `inode` says.
-fn link_to(inode: &Inode) -> Link {
-    Link { ino: inode.ino(), kind: inode.kind() }
+/// Returns a directory, locked. `ENOTDIR` for another file.
+#[inline]
+fn write_directory(table: &InodeTable, ino: u64) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
+    let inode = table.write(ino)?;
+    inode.directory()?;
+    Ok(inode)
 }
 
 /// Returns how many links an entry adds to its directory.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
-}
-
-/// Says that `inode` lost a name; a directory has only one.
-fn unlink(inode: &Inode, now: Timespec) {
-    let mut attributes = inode.attributes();
-    attributes.nlink = match inode.kind() {
-        FileKind::Directory => 0,
-        _ => attributes.nlink - 1,
-    };
-    attributes.touch(now);
 }

@@ -1,122 +1,198 @@
 //! The inodes of a tmpfs, by number.
 //!
 //! Every call names an inode by its number, so this is the one place that all threads of a tmpfs
-//! meet. It is cut into shards, each with a lock that is held for one step in a hash map; numbers
-//! that follow each other are in different shards.
+//! pass. It is an array of slots that grows and never moves: a number tells the slot, which is
+//! reached without a lock, a count or a store, and each slot has a lock of its own. Two threads
+//! meet here only if they work on one inode.
 //!
 //! # How it works
-//! Numbers come from one count and are never used again within a mount, so (number, generation 0)
-//! names an inode for ever (trap P11): at a thousand million inodes per second the count lasts
-//! 584 years. So that the count is no meeting point either, a thread draws 256 numbers at a time
-//! into its shard of `ranges`. Numbers say nothing about the order of creation.
+//! The lower half of a number is its slot, the upper half counts how often the slot was used
+//! before. So a slot can be used again and a number never is: (number, generation 0) names an inode
+//! for ever (trap P11). A slot whose count has come to its end is left alone. Who has locked a slot
+//! compares the number; a caller with an old one gets `ESTALE`.
+//!
+//! Slots come in segments of 64, and segments in levels that double, so that neither is ever
+//! copied. A thread has a list of free slots in its shard, and takes or gives a batch at a time from
+//! or to a depot; fresh slots are used when the depot has none. Numbers say nothing about the order
+//! of creation.
 //!
 //! # Locks
-//! - `ranges`: a shard each, around the rest of the numbers it drew. Taken with no other lock held.
-//! - `shards`: innermost, taken under any lock of an inode, and nothing is taken under it.
+//! - A slot's: see `names` for the order of several.
+//! - A shard of `free`, then `depot`: innermost. Taken with at most a file's content locked.
 //!
 //! # Invariants
-//! - I.1: an inode is here from before its first directory entry until it is forgotten without
-//!   links; a number that a locked directory names is here.
+//! - I.1: an inode is in its slot from before its first directory entry until it is forgotten
+//!   without links; a number that a locked directory names is here.
+//! - I.2: a slot is in one list of free slots, or on its way between two, if and only if it is
+//!   vacant and may be used again.
 //!
 //! # What it refuses
-//! It counts no references: the caller of the back end says when an inode has gone out of use.
+//! It counts no references: the caller of the back end says when an inode has gone out of use. It
+//! gives no memory back: the slots are as many as there were inodes at one time.
 //!
-//! Source: research on inode tables of user-space file systems (traps P1, P2, P11).
+//! Source: research on inode tables of user-space file systems (traps P1, P2, P11); Bonwick and
+//! Adams, "Magazines and Vmem", USENIX 2001.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::ops::Range;
-use std::sync::Arc;
+use std::sync::OnceLock;
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{CachePadded, Mutex, RwLock};
+use corewalk_sync::{CachePadded, Mutex, OwnLine, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::inode::Inode;
+use crate::Errno;
 
 /// The number of the root directory.
 pub(super) const ROOT_INO: u64 = 1;
 
-/// Shards of the table; a power of two, and a power of two more than the threads one expects.
-const TABLE_SHARDS: u64 = 64;
-/// How many numbers a thread draws at a time.
-const RANGE_LEN: u64 = 256;
+/// What is the number of no inode: its slot is never made.
+pub(super) const NO_NUMBER: u64 = u64::MAX;
 
-type Shard = CachePadded<RwLock<HashMap<u64, Arc<Inode>, BuildHasherDefault<NumberHasher>>>>;
+/// Slots of a segment, and of a batch of free ones.
+const SEGMENT_SLOTS: u32 = 64;
+/// Levels of segments: level n has 2^n, so there are enough for all slots that 32 bits can tell.
+const LEVELS: usize = 27;
+/// Where the count of uses begins in a number.
+const USES_SHIFT: u32 = 32;
+
+type Segment = OnceLock<Box<[OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize]>>;
 
 /// The inodes of a tmpfs, by number.
 ///
+/// - `levels`: written once each.
+/// - `free`, `depot`: protected by their own locks.
+///
 /// # Invariants
-/// I.1.
+/// I.1, I.2.
 pub(super) struct InodeTable {
-    shards: Box<[Shard]>,
-    ranges: Box<[CachePadded<Mutex<Range<u64>>>]>,
-    next: AtomicU64,
+    levels: [OnceLock<Box<[Segment]>>; LEVELS],
+    free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
+    depot: CachePadded<Mutex<Vec<u32>>>,
+    /// The number of segments that were ever taken.
+    segments: CachePadded<AtomicU64>,
 }
 
 impl InodeTable {
-    /// Returns an empty table.
+    /// Returns a table in which the slot of the root directory, which is not in a list, is vacant.
     pub(super) fn new() -> InodeTable {
-        InodeTable {
-            shards: (0..TABLE_SHARDS).map(|_| Shard::default()).collect(),
-            ranges: (0..SHARDS).map(|_| CachePadded::new(Mutex::new(0..0))).collect(),
-            next: AtomicU64::new(ROOT_INO + 1),
+        let table = InodeTable {
+            levels: [const { OnceLock::new() }; LEVELS],
+            free: (0..SHARDS).map(|_| OwnLine::default()).collect(),
+            depot: CachePadded::default(),
+            segments: CachePadded::default(),
+        };
+        table.take_segment(&mut table.free[shard_index()].lock());
+        table
+    }
+
+    /// Returns an inode, locked for reading. `ESTALE` if there is none with this number any more.
+    #[inline]
+    pub(super) fn read(&self, ino: u64) -> Result<RwLockReadGuard<'_, Inode>, Errno> {
+        let inode = self.slot(ino).ok_or(Errno::STALE)?.read();
+        if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
+    }
+
+    /// Returns an inode, locked. `ESTALE` if there is none with this number any more.
+    #[inline]
+    pub(super) fn write(&self, ino: u64) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
+        let inode = self.slot(ino).ok_or(Errno::STALE)?.write();
+        if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
+    }
+
+    /// Returns a vacant slot, locked, that has a number which was never used before. Nobody else knows
+    /// the number yet. `ENOSPC` if there are no slots left.
+    pub(super) fn draw(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
+        let index = self.draw_index().ok_or(Errno::NOSPC)?;
+        let mut slot = self.slot(u64::from(index)).expect("a drawn slot exists").write();
+        let uses = slot.uses_of_vacant();
+        slot.set_number(u64::from(uses) << USES_SHIFT | u64::from(index));
+        Ok(slot)
+    }
+
+    /// Returns the slot of the root directory, locked, which is vacant once.
+    pub(super) fn draw_root(&self) -> RwLockWriteGuard<'_, Inode> {
+        let mut slot = self.slot(ROOT_INO).expect("the first segment is there").write();
+        slot.set_number(ROOT_INO);
+        slot
+    }
+
+    /// Makes the slot of an inode vacant, and returns what was in it.
+    pub(super) fn remove(&self, mut slot: RwLockWriteGuard<'_, Inode>) -> Inode {
+        let number = slot.ino();
+        let uses = (number >> USES_SHIFT) as u32;
+        let inode = std::mem::replace(&mut *slot, Inode::vacant(uses.saturating_add(1)));
+        drop(slot);
+        if uses < u32::MAX {
+            self.give_back(number as u32);
+        }
+        inode
+    }
+
+    /// Returns the slot that a number tells, whatever is in it.
+    #[inline]
+    fn slot(&self, ino: u64) -> Option<&RwLock<Inode>> {
+        let index = ino as u32;
+        let nth = index / SEGMENT_SLOTS + 1;
+        let level = nth.ilog2();
+        let segments = self.levels.get(level as usize)?.get()?;
+        let segment = segments.get((nth - (1 << level)) as usize)?.get()?;
+        Some(&segment[(index % SEGMENT_SLOTS) as usize])
+    }
+
+    /// Takes a slot from a list of free ones. None if 32 bits tell no more.
+    fn draw_index(&self) -> Option<u32> {
+        let mut free = self.free[shard_index()].lock();
+        if free.is_empty() {
+            self.refill(&mut free);
+        }
+        free.pop()
+    }
+
+    /// Puts a slot in a list of free ones.
+    fn give_back(&self, index: u32) {
+        let mut free = self.free[shard_index()].lock();
+        free.push(index);
+        if free.len() >= 2 * SEGMENT_SLOTS as usize {
+            self.depot.lock().extend(free.drain(..SEGMENT_SLOTS as usize));
         }
     }
 
-    /// Returns an inode.
-    pub(super) fn get(&self, ino: u64) -> Option<Arc<Inode>> {
-        self.shard(ino).read().get(&ino).cloned()
-    }
-
-    /// Returns a number that was never returned before.
-    pub(super) fn draw_number(&self) -> u64 {
-        let mut range = self.ranges[shard_index()].lock();
-        if range.is_empty() {
-            // ORDERING: Relaxed. The word is the whole of the shared state.
-            let start = self.next.fetch_add(RANGE_LEN, Ordering::Relaxed);
-            *range = start..start + RANGE_LEN;
+    #[cold]
+    fn refill(&self, free: &mut Vec<u32>) {
+        {
+            let mut depot = self.depot.lock();
+            let rest = depot.len().saturating_sub(SEGMENT_SLOTS as usize);
+            free.extend(depot.drain(rest..));
         }
-        range.start += 1;
-        range.start - 1
+        if free.is_empty() {
+            self.take_segment(free);
+        }
     }
 
-    /// Adds an inode.
-    pub(super) fn insert(&self, inode: Arc<Inode>) {
-        let old = self.shard(inode.ino()).write().insert(inode.ino(), inode);
-        debug_assert!(old.is_none(), "numbers are never used again");
-    }
-
-    /// Removes an inode.
-    pub(super) fn remove(&self, ino: u64) -> Option<Arc<Inode>> {
-        self.shard(ino).write().remove(&ino)
-    }
-
-    fn shard(&self, ino: u64) -> &Shard {
-        &self.shards[(ino % TABLE_SHARDS) as usize]
+    /// Makes a segment, if there can be another one, and adds its slots to `free`.
+    fn take_segment(&self, free: &mut Vec<u32>) {
+        // ORDERING: Relaxed. The count only hands out numbers; a segment is published by its own
+        // `OnceLock`.
+        let nth = self.segments.fetch_add(1, Ordering::Relaxed);
+        let end = (nth + 1) * u64::from(SEGMENT_SLOTS);
+        // The last one is never made, so that `NO_NUMBER` tells no slot.
+        let Ok(end) = u32::try_from(end) else { return };
+        let start = end - SEGMENT_SLOTS;
+        let nth = start / SEGMENT_SLOTS + 1;
+        let level = nth.ilog2();
+        let segments = self.levels[level as usize]
+            .get_or_init(|| (0..1_u32 << level).map(|_| Segment::new()).collect());
+        let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(0)));
+        segments[(nth - (1 << level)) as usize].get_or_init(|| Box::new(std::array::from_fn(slot)));
+        // Lowest on top. Number 0 is no inode, and the root directory's is nobody else's.
+        let first = start.max(ROOT_INO as u32 + 1);
+        free.extend((first..end).rev());
     }
 }
 
-/// Hashes numbers that only this table hands out, so nobody can craft them to collide.
-#[derive(Default)]
-struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        // Fibonacci hashing; the top bits, which the map also uses, are the well-mixed ones.
-        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ mixed >> 32;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
+/// Returns what orders the locks of two inodes: their slots, which old numbers tell as well.
+pub(super) fn rank(ino: u64) -> u32 {
+    ino as u32
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
@@ -129,14 +205,58 @@ mod tests {
 
     /// Trap P11.
     #[test]
-    fn draw_number_never_repeats() {
+    fn draw_never_repeats_a_number() {
         let table = InodeTable::new();
-        let draw = || (0..10_000).map(|_| table.draw_number()).collect::<Vec<_>>();
+        let draw = || {
+            let mut drawn = Vec::new();
+            let mut kept = Vec::new();
+            for n in 0..10_000 {
+                let ino = table.draw().unwrap().ino();
+                drawn.push(ino);
+                kept.push(ino);
+                // Some stay, some go at once, and some go later, many together.
+                if n % 3 == 0 || n % 1_000 == 500 {
+                    let count = if n % 3 == 0 { 1 } else { 300 };
+                    for ino in kept.split_off(kept.len() - count) {
+                        table.remove(table.write(ino).unwrap());
+                        assert!(table.write(ino).is_err() && table.read(ino).is_err());
+                    }
+                }
+            }
+            assert!(kept.iter().all(|&ino| table.read(ino).unwrap().ino() == ino));
+            drawn
+        };
         let drawn: Vec<u64> = thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(draw)).collect();
             threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
         });
         assert!(drawn.iter().all(|&ino| ino > ROOT_INO));
         assert_eq!(drawn.iter().collect::<HashSet<_>>().len(), 40_000);
+        let again = drawn.iter().filter(|&&ino| ino >> USES_SHIFT > 0).count();
+        assert!(again > 10_000, "slots are used again: {again}");
+    }
+
+    #[test]
+    fn numbers_that_nobody_has_are_estale() {
+        let table = InodeTable::new();
+        let ino = table.draw().unwrap().ino();
+        let next_use = ino | 1 << USES_SHIFT;
+        for none in [0, ROOT_INO, ino + 1, next_use, NO_NUMBER, u64::from(u32::MAX), 64, 1 << 20] {
+            assert!(table.read(none).is_err(), "{none}");
+        }
+        table.remove(table.write(ino).unwrap());
+        assert!(table.read(next_use).is_err(), "vacant, though its next number is known");
+        assert_eq!(table.draw().unwrap().ino(), next_use);
+    }
+
+    #[test]
+    fn slot_whose_uses_are_counted_to_the_end_is_left_alone() {
+        let table = InodeTable::new();
+        let ino = table.draw().unwrap().ino();
+        let last = u64::from(u32::MAX) << USES_SHIFT | ino;
+        table.write(ino).unwrap().set_number(last);
+        table.remove(table.write(last).unwrap());
+        let drawn: Vec<u64> = (0..1_000).map(|_| table.draw().unwrap().ino()).collect();
+        assert!(drawn.iter().all(|&other| rank(other) != rank(ino)));
     }
 }
