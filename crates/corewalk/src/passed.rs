@@ -49,6 +49,12 @@ impl<const N: usize> Passed<N> {
         }
     }
 
+    /// Returns true if there is room for a step without an allocation.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.len < N
+    }
+
     /// Returns the room for steps that need no allocation.
     #[inline(always)]
     pub(crate) fn room(&mut self) -> Room<'_, N> {
@@ -139,13 +145,31 @@ mod tests {
         let steps = 2 * STEPS as u32;
         for slot in 0..=steps {
             let mut passed = Passed::<STEPS>::new(Growth::Allowed);
-            (1..=steps).for_each(|slot| passed.push(slot, dentries.stable_seq(slot)));
+            let mut room = passed.room();
+            let put = (1..=steps).take_while(|&slot| room.put(slot, dentries.stable_seq(slot)));
+            let put = put.count() as u32;
+            assert_eq!((put, room.at()), (STEPS as u32, STEPS));
+            drop(room);
+            assert!(!passed.has_room());
+            (put + 1..=steps).for_each(|slot| passed.push(slot, dentries.stable_seq(slot)));
             assert!(passed.is_unchanged(&dentries));
             drop(dentries.seq(slot).write());
             assert_eq!(passed.is_unchanged(&dentries), slot == 0, "step {slot}");
             passed.clear();
             assert!(passed.is_unchanged(&dentries) && passed.len() == 0);
         }
+    }
+
+    /// An odd sequence was read while a writer was inside, so what goes with it may be torn.
+    #[test]
+    fn step_under_an_odd_sequence_never_validates() {
+        let dentries = Dentries::new(64).unwrap();
+        let mut passed = Passed::<STEPS>::new(Growth::Allowed);
+        dentries.seq(1).write_begin();
+        passed.push(1, dentries.seq(1).raw_begin());
+        assert!(!passed.is_unchanged(&dentries));
+        dentries.seq(1).write_end();
+        assert!(!passed.is_unchanged(&dentries));
     }
 
     #[test]

@@ -4,6 +4,17 @@
 //! name that is not cached, a link, a mount point, `..`, permissions that have to be asked for) is
 //! left to [`Walk::step`], which starts where this ends. Nothing is validated here but noted: the
 //! trail is checked where the walk ends, or where it does something else.
+//!
+//! # How it works
+//! What a step needs stays in registers only if there is nothing in the loop but what nearly always
+//! happens: one look, at the first entry with the right tag, for a name that lies in its dentry. So
+//! [`Spot::hurry`] does that alone, and where it does not find what it wants [`Spot::look`], which is not
+//! inlined, looks again, from the beginning. The last component is a copy of the loop's body: it may be
+//! any file, and the line with the number of its inode is fetched before the dentry has arrived.
+//!
+//! A step is about 120 instructions on x86-64, and one more look at its sequence at the end of the walk
+//! about 10. They depend on each other from the number of the directory over one product, the tags of a
+//! bucket and the slot of an entry to the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -27,7 +38,9 @@ impl Walk<'_, '_> {
         };
         let mut at = Spot { dentry: self.dentry, seen: self.seen, path, done: 0 };
         while at.done < path.len() && at.seen.body.flags().contains(needed) {
-            at.hurry(dcache, self.trail, needed);
+            if self.trail.has_room() {
+                at.hurry(dcache, self.trail, needed);
+            }
             let is_over = at.done == path.len() || !at.seen.body.flags().contains(needed);
             // Whatever it was that stopped it, a closer look tells.
             if is_over || !at.look(dcache, self.trail) {
@@ -150,5 +163,50 @@ impl Spot<'_> {
         (self.dentry, self.seen, self.done) = (slot, seen, end);
         trail.push(slot, seen.seq);
         true
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::tmpfs::{Tmpfs, TmpfsOptions};
+    use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
+
+    /// Names of all lengths that are compared in different ways, of directories and of files, among others
+    /// that differ in one byte, are found on a path that is longer than what a trail has room for.
+    #[test]
+    fn path_of_names_of_all_lengths_leads_to_its_end() {
+        let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
+        let vfs = vfs.unwrap();
+        let (cred, root) = (Cred::root(), vfs.root_path());
+        let at = FsStruct { cwd: root.clone(), root };
+        let (mut dir, mut path) = (vfs.root(), Vec::new());
+        let resolve = |path: &[u8]| {
+            vfs.resolve_path(&cred, &at, path, WalkFlags::empty()).map(|found| found.ino)
+        };
+        for len in (1..=48_u8).rev() {
+            let name: Vec<u8> = (0..len).map(|i| b'A' + i).collect();
+            let mut other = name.clone();
+            other[usize::from(len) / 2] = b'~';
+            let make = |name: &[u8], mode| {
+                let make = Make::new(mode, 0, 0);
+                vfs.make(&cred, &dir, Name::new(name).unwrap(), make).unwrap().0
+            };
+            let file = make(&other, 0o100_644);
+            path.push(b'/');
+            assert_eq!(resolve(&[&path[..], &other[..]].concat()), Ok(file.ino()), "file of {len}");
+            let missing = [&path[..], &name[..]].concat();
+            assert_eq!(resolve(&missing), Err(Errno::NOENT), "none of {len}");
+            assert_eq!(resolve(&missing), Err(Errno::NOENT), "none of {len}, which is cached");
+            let through = [&path[..], &other[..], b"/x"].concat();
+            assert_eq!(resolve(&through), Err(Errno::NOTDIR), "below a file of {len}");
+            dir = make(&name, 0o040_755);
+            path.extend_from_slice(&name);
+            let twice = [&path[..], b"//."].concat();
+            assert_eq!(resolve(&path), Ok(dir.ino()), "directory of {len}");
+            assert_eq!(resolve(&twice), Ok(dir.ino()), "directory of {len}, by way of itself");
+        }
+        assert_eq!(vfs.stats().fallbacks, 0, "the cache stands still");
     }
 }
