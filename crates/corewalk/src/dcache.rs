@@ -33,12 +33,13 @@ use corewalk_sync::{SeqRwLock, ShardedCounter};
 use crate::Errno;
 use crate::claim::Claims;
 use crate::dentry::{
-    Body, Dentries, Flags, Glimpse, Image, Key, Line, NameCopy, Needle, directory_id,
+    Body, Dentries, Flags, Glimpse, Image, Key, Line, NameCopy, Needle, SHORT_MAX, ShortNeedle,
+    directory_id,
 };
-use crate::hash::Keys;
+use crate::hash::{Keys, NameHash};
 use crate::inode::{self, Inodes};
 use crate::name::Name;
-use crate::table::Table;
+use crate::table::{Extent, Table};
 
 pub(crate) use change::{Mounted, Node, is_attached};
 pub(crate) use reclaim::Hand;
@@ -126,12 +127,6 @@ impl Dcache {
         Needle::new(name, &self.keys)
     }
 
-    /// Returns the component that begins at `start` of a path and ends with it, with its hash.
-    #[inline(always)]
-    pub(crate) fn component<'a>(&self, path: &'a [u8], start: usize) -> Needle<'a> {
-        Needle::of_component(path, start, &self.keys)
-    }
-
     /// Returns what the children of a directory, on whose dentry the caller has a reference, are entered
     /// under now. Those of one that has been removed are found by nobody.
     #[inline]
@@ -162,28 +157,49 @@ impl Dcache {
             .find(hash, |slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
     }
 
-    /// As [`Dcache::find`], of a directory whose superblock and number are known. The caller
-    /// validates what it was seen under. `before` is called with each slot that may be the name's, before
-    /// it is looked at.
-    #[inline(always)]
-    pub(crate) fn find_unchecked(
+    /// As [`Dcache::find`], of the component that begins at `start` of a path and ends with it, in the
+    /// directory that `id` tells apart. Only what is neither a symbolic link nor a mount point is found;
+    /// the caller validates what it was seen under.
+    pub(crate) fn find_plain(
         &self,
-        (superblock, ino): (u32, u64),
-        key: Key,
-        needle: &Needle<'_>,
-        before: impl Fn(u32),
-    ) -> Option<Child<'_>> {
-        let hash = self.keys.child(directory_id(superblock, ino), needle.hash) as u32;
-        self.table.find(hash, |slot| {
-            before(slot);
+        (id, key): (u64, Key),
+        (path, start): (&[u8], usize),
+    ) -> Option<(u32, Glimpse)> {
+        let needle = Needle::of_component(path, start, &self.keys);
+        self.table.find(needle.hash.child(id) as u32, |slot| {
             let line = self.dentries.line(slot);
             let seen = line.glimpse_now();
-            (seen.key == key && line.is_named(seen, needle, &self.dentries)).then_some(Child {
-                slot,
-                seen,
-                line,
-            })
+            let is_plain = !seen.body.flags().intersects(Flags::SYMLINK | Flags::MOUNTED);
+            let is_it = is_plain && seen.key == key && line.is_named(seen, &needle, &self.dentries);
+            is_it.then_some((slot, seen))
         })
+    }
+
+    /// As [`Dcache::find_plain`], if one look is enough for it and it has the flags in `needed`. `before` is called with the slot that may
+    /// be the name's, before it is looked at.
+    #[inline(always)]
+    pub(crate) fn find_at_once(
+        &self,
+        extent: Extent,
+        (id, key): (u64, Key),
+        (path, start): (&[u8], usize),
+        needed: Flags,
+        before: impl Fn(u32),
+    ) -> Option<Child<'_>> {
+        if path.len() - start > SHORT_MAX {
+            return None;
+        }
+        let needle = ShortNeedle::of_component((path, start), needed, &self.keys);
+        let slot = self.table.first_within(extent, needle.hash.child(id) as u32)?;
+        before(slot);
+        let line = self.dentries.line(slot);
+        line.plain(key, &needle).map(|seen| Child { slot, seen, line })
+    }
+
+    /// Returns the size of the index, for [`Dcache::find_at_once`].
+    #[inline]
+    pub(crate) fn extent(&self) -> Extent {
+        self.table.extent()
     }
 
     /// Returns the dentry of a name, for sure if the caller holds the name's claim.
@@ -203,7 +219,7 @@ impl Dcache {
     #[inline]
     pub(crate) fn count_by_number(&self, ino: u64, name: &[u8], n: u64) -> Option<u64> {
         let needle = Needle::new(Name::unchecked(name), &self.keys);
-        let hash = self.keys.child(directory_id(0, ino), needle.hash) as u32;
+        let hash = needle.hash.child(directory_id(0, ino)) as u32;
         let (dentry, seen) = self.table.find(hash, |slot| {
             self.inodes.prefetch(slot);
             let dentry = self.dentries.line(slot);
@@ -250,12 +266,12 @@ impl Dcache {
     /// Returns the claim key of a name in a directory. The generation has no part in it: a name is
     /// the same name before and after an invalidation.
     pub(crate) fn claim_key(&self, directory: u32, needle: &Needle<'_>) -> u64 {
-        self.keys.child(u64::from(directory) << 32, needle.hash.rotate_left(17))
+        needle.hash.child(u64::from(directory) << 32)
     }
 
     #[inline]
-    fn hash(&self, parent: u32, name_hash: u64) -> u32 {
-        self.keys.child(self.dentries.directory_id(parent), name_hash) as u32
+    fn hash(&self, parent: u32, name_hash: NameHash) -> u32 {
+        name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
     /// Returns the table hash of what `image` says. The caller holds the dentry's lock or owns it.

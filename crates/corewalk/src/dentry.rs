@@ -42,7 +42,7 @@ use crate::claim::Claim;
 use crate::name::NAME_MAX;
 use cold::{Cold, Half};
 use needle::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
-pub(crate) use needle::{Needle, name_word};
+pub(crate) use needle::{Needle, SHORT_MAX, ShortNeedle, name_word};
 
 /// Words of a name that lie in the dentry itself; 40 bytes, or 24 for a directory. Models take
 /// fewer, to have fewer steps.
@@ -304,6 +304,13 @@ impl Dentries {
     #[inline]
     pub(crate) fn is_unchanged(&self, slot: u32, seq: u64) -> bool {
         !self.seq(slot).read_retry(seq)
+    }
+
+    /// Returns zero if nothing was written since `seq`, which was even: for whoever looks at many and
+    /// branches once, after [`SeqCount::end_of_reads`].
+    #[inline(always)]
+    pub(crate) fn difference(&self, slot: u32, seq: u64) -> u64 {
+        self.seq(slot).difference(seq)
     }
 
     /// Returns the sequence if the dentry's name under `key` is `needle`, and its body. A dentry
@@ -635,6 +642,13 @@ impl Line<'_> {
         Glimpse { seq, key, body }
     }
 
+    /// Returns the key; as good as the sequence says afterwards.
+    #[inline]
+    pub(crate) fn key(&self) -> Key {
+        // ORDERING: Relaxed. Data of a sequence section.
+        Key(self.0[1].load(Ordering::Relaxed))
+    }
+
     #[inline]
     pub(crate) fn is_unchanged(&self, seq: u64) -> bool {
         !SeqCount::from_word(&self.0[0]).read_retry(seq)
@@ -661,6 +675,23 @@ impl Line<'_> {
         let len = needle.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, needle.name.as_bytes())
+    }
+
+    /// Returns the sequence, key and body if the dentry is what `needle` seeks under `key`; as good as the
+    /// sequence says afterwards.
+    #[inline(always)]
+    pub(crate) fn plain(&self, key: Key, needle: &ShortNeedle) -> Option<Glimpse> {
+        let seq = SeqCount::from_word(&self.0[0]).raw_begin();
+        // ORDERING: Relaxed. Data of a sequence section.
+        let word = |i: usize| self.0[i].load(Ordering::Relaxed);
+        // One after the other: each word is needed no longer than it is compared.
+        if word(1) != key.0 {
+            return None;
+        }
+        let body = Body(word(2));
+        let is_it =
+            needle.is_of(body) && (0..DIRECTORY_ROOM).all(|i| word(3 + i) == needle.words[i]);
+        is_it.then_some(Glimpse { seq, key, body })
     }
 
     /// Returns the name words; the last two of a directory are something else.
@@ -723,7 +754,7 @@ fn long_at(body: Body) -> usize {
 /// Returns what tells a directory apart in the hashes of its children.
 #[inline]
 pub(crate) fn directory_id(superblock: u32, ino: u64) -> u64 {
-    ino ^ (u64::from(superblock) << 48)
+    ino.wrapping_add(u64::from(superblock) << 48)
 }
 
 #[cfg(all(test, corewalk_loom))]

@@ -1,9 +1,9 @@
 //! Keyed hashes of names and inode numbers.
 //!
 //! Every [`Keys`] is seeded at random, so that a caller who chooses the names cannot choose the
-//! buckets (trap T54); a fixed seed makes runs repeatable. A name is hashed once, on its own, and
-//! then mixed with what tells its directory apart, so a walk hashes each component before it knows
-//! the directory and the two steps overlap.
+//! buckets (trap T54); a fixed seed makes runs repeatable. A name is hashed once, on its own, to two
+//! words ([`NameHash`]), and one multiplication mixes these with what tells its directory apart. So a
+//! walk hashes each component before it knows the directory, and the two steps overlap.
 //!
 //! The mixing is our own, after the folded multiply that wyhash and foldhash use: it takes the words that
 //! names are compared by, and every factor has a secret in it. foldhash 0.2 multiplies words of a long
@@ -16,13 +16,22 @@ use std::hash::BuildHasher;
 
 use crate::dentry::{INLINE_WORDS, name_word};
 
+/// Words of a name that the first part of its hash is made from.
+pub(crate) const SHORT_WORDS: usize = 3;
+
 /// The secret of one namespace.
 #[derive(Clone)]
 pub(crate) struct Keys {
     names: [u64; 6],
     rests: [u64; 5],
-    directories: u64,
     inodes: u64,
+}
+
+/// The hash of a name, before it is known which directory it is in. Both words have a secret in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NameHash {
+    first: u64,
+    second: u64,
 }
 
 impl Keys {
@@ -35,37 +44,48 @@ impl Keys {
         Keys {
             names: std::array::from_fn(|i| key(i as u64 + 1)),
             rests: std::array::from_fn(|i| key(i as u64 + 11)),
-            directories: key(8) | 1,
             inodes: key(9) | 1,
         }
     }
 
-    /// Returns the hash of the name alone. Of a name that `words` tell, with its length, it is found
-    /// without a branch on the length.
+    /// Returns the hash of the name alone. `words` tell it, with its length, unless it is longer than
+    /// they are; of a name that is no longer than the first three, those are enough.
     #[inline(always)]
-    pub(crate) fn name(&self, name: &[u8], words: &[u64; INLINE_WORDS]) -> u64 {
-        let [k0, k1, k2, k3, k4, k5] = self.names;
-        let first = fold(words[0] ^ k0, words[1] ^ k1);
+    pub(crate) fn name(&self, name: &[u8], words: &[u64; INLINE_WORDS]) -> NameHash {
+        let [.., k2, k3, _, _] = self.names;
+        let short = self.short_name(name.len(), [words[0], words[1], words[2]]);
         // Models have three words.
-        let second = match words.get(3) {
-            Some(word) => fold(words[2] ^ k2, word ^ k3),
+        let more = match words.get(3) {
+            Some(word) => fold(word ^ k2, words[INLINE_WORDS - 1] ^ k3),
             None => 0,
         };
-        let last = words[INLINE_WORDS - 1];
-        let start = fold(first ^ last ^ k4, second ^ name.len() as u64 ^ k5);
-        if name.len() > 8 * INLINE_WORDS { self.rest(start, name) } else { start }
+        // The branch that this is not would often be mispredicted.
+        let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
+        let hash = NameHash { second: short.second ^ more, ..short };
+        if name.len() > 8 * INLINE_WORDS { self.rest(hash, name) } else { hash }
+    }
+
+    /// Returns what [`Keys::name`] does, of a name of `len` bytes that is no longer than its first three
+    /// words.
+    #[inline(always)]
+    pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
+        let [k0, k1, _, _, k4, k5] = self.names;
+        let first = fold(words[0] ^ k0, words[1] ^ k1);
+        // Directories are told apart by small numbers that are added later, so the factor is secret.
+        let first = first.wrapping_add((len as u64).wrapping_mul(k4));
+        NameHash { first, second: words[2] ^ k5 }
     }
 
     /// Returns the hash of a name whose first words and length have the hash `start`. Nearly all of
     /// those that are long have no more than four words more, which takes no branch on the length.
     /// Both sides of every product have a secret in them, so that nobody can choose one to be 0.
     #[inline(never)]
-    fn rest(&self, start: u64, name: &[u8]) -> u64 {
-        let mut hash = self.four(start, name, 8 * INLINE_WORDS);
+    fn rest(&self, start: NameHash, name: &[u8]) -> NameHash {
+        let mut hash = self.four(start.first, name, 8 * INLINE_WORDS);
         for at in (8 * (INLINE_WORDS + 4)..name.len()).step_by(32) {
             hash = self.four(hash, name, at);
         }
-        hash
+        NameHash { first: hash, ..start }
     }
 
     /// Returns `hash` with the four words of the name from `at` on.
@@ -77,16 +97,18 @@ impl Keys {
         fold(hash ^ first, second ^ k4)
     }
 
-    /// Returns the hash of a name in the directory that `id` stands for.
-    #[inline]
-    pub(crate) fn child(&self, id: u64, name_hash: u64) -> u64 {
-        fold(id.wrapping_add(name_hash), self.directories)
-    }
-
     /// Returns the hash of an inode number within a superblock.
     #[inline]
     pub(crate) fn inode(&self, superblock: u32, ino: u64) -> u64 {
         fold(ino ^ (u64::from(superblock) << 48), self.inodes)
+    }
+}
+
+impl NameHash {
+    /// Returns the hash of the name in the directory that `id` stands for.
+    #[inline(always)]
+    pub(crate) fn child(self, id: u64) -> u64 {
+        fold(id.wrapping_add(self.first), self.second)
     }
 }
 

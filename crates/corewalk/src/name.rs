@@ -129,9 +129,10 @@ pub(crate) struct Slashes<'a> {
 }
 
 impl<'a> Slashes<'a> {
+    /// Returns those of `path` from `from` on.
     #[inline(always)]
-    pub(crate) fn of(path: &'a [u8]) -> Slashes<'a> {
-        Slashes { path, found: slashes_in(path, 0), from: 0 }
+    pub(crate) fn from(path: &'a [u8], from: usize) -> Slashes<'a> {
+        Slashes { path, found: slashes_in(path, from), from }
     }
 
     /// Returns where the next one is, or the length of the path.
@@ -154,19 +155,31 @@ impl<'a> Slashes<'a> {
 /// Returns bit i for each of the [`GROUP`] bytes from `from` on that is a `/`.
 #[inline(always)]
 fn slashes_in(path: &[u8], from: usize) -> u64 {
-    let Some(last) = path.len().checked_sub(16) else {
-        return (0..path.len()).fold(0, |found, i| found | (u64::from(path[i] == b'/') << i));
+    let slashes = |bytes: &[u8; 16]| {
+        u64::from(WordPair::new(eight(bytes, 0), eight(bytes, 8)).bytes_equal(b'/'))
     };
-    let mut found = 0;
-    let mut at = from;
-    while at < path.len().min(from + GROUP) {
-        // The last sixteen bytes are looked at again, and what was seen of them is shifted out.
-        let start = at.min(last);
-        let bytes = WordPair::new(eight(path, start), eight(path, start + 8));
-        found |= u64::from(bytes.bytes_equal(b'/') >> (at - start)) << (at - from);
-        at += 16;
+    let rest = path.get(from..).unwrap_or_default();
+    if let Some(group) = rest.first_chunk::<GROUP>() {
+        let (sixteens, _) = group.as_chunks();
+        return (0..4).fold(0, |found, i| found | (slashes(&sixteens[i]) << (16 * i)));
     }
-    found
+    let Some(last) = path.last_chunk() else {
+        // All that there is, filled up with zeroes.
+        let pair = match path.len().checked_sub(8) {
+            Some(rest) => {
+                let second = eight(path, rest).unbounded_shr(64 - 8 * rest as u32);
+                WordPair::new(eight(path, 0), second)
+            }
+            None => WordPair::new(padded(path), 0),
+        };
+        return u64::from(pair.bytes_equal(b'/') >> from);
+    };
+    let (sixteens, fewer) = rest.as_chunks();
+    let found = sixteens.iter().enumerate();
+    let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
+    // The last sixteen bytes are looked at again, and what was seen of them is shifted out.
+    let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
+    found | again.unbounded_shl(16 * sixteens.len() as u32)
 }
 
 #[cfg(test)]
@@ -194,11 +207,13 @@ mod tests {
             for step in [1, 2, 3, 15, 16, 17, 63, 64, 65, 100] {
                 let path: Vec<u8> =
                     (0..len).map(|i| if i % step == step / 2 { b'/' } else { b'x' }).collect();
-                let mut slashes = Slashes::of(&path);
-                for at in (0..len).filter(|i| i % step == step / 2) {
-                    assert_eq!(slashes.next(), at, "{step} of {len}");
+                for from in 0..=len {
+                    let mut slashes = Slashes::from(&path, from);
+                    for at in (from..len).filter(|i| i % step == step / 2) {
+                        assert_eq!(slashes.next(), at, "{step} of {len} from {from}");
+                    }
+                    assert_eq!((slashes.next(), slashes.next()), (len, len), "{step} of {len}");
                 }
-                assert_eq!((slashes.next(), slashes.next()), (len, len), "{step} of {len}");
             }
         }
     }

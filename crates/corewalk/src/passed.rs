@@ -3,6 +3,8 @@
 //! If none of their sequences has moved, all that was read of them was there together at the instant
 //! between the last look and this one (trap T8).
 
+use corewalk_sync::SeqCount;
+
 use crate::dentry::Dentries;
 
 /// Steps that need no allocation; most paths are shorter.
@@ -10,7 +12,8 @@ pub(crate) const STEPS: usize = 16;
 
 /// Dentries, each with the sequence it was seen under.
 pub(crate) struct Passed<const N: usize = STEPS> {
-    first: [(u32, u64); N],
+    slots: [u32; N],
+    seqs: [u64; N],
     len: usize,
     more: Vec<(u32, u64)>,
     growth: Growth,
@@ -27,17 +30,35 @@ pub(crate) enum Growth {
 
 impl<const N: usize> Passed<N> {
     pub(crate) fn new(growth: Growth) -> Passed<N> {
-        Passed { first: [(0, 0); N], len: 0, more: Vec::new(), growth }
+        Passed { slots: [0; N], seqs: [0; N], len: 0, more: Vec::new(), growth }
     }
 
     #[inline]
     pub(crate) fn push(&mut self, slot: u32, seq: u64) {
-        match self.first.get_mut(self.len) {
-            Some(step) => *step = (slot, seq),
-            None if self.growth == Growth::Allowed => self.more.push((slot, seq)),
-            None => {}
+        match (self.slots.get_mut(self.len), self.seqs.get_mut(self.len)) {
+            (Some(to), Some(at)) => (*to, *at) = (slot, seq),
+            _ => self.push_more(slot, seq),
         }
         self.len += 1;
+    }
+
+    #[cold]
+    fn push_more(&mut self, slot: u32, seq: u64) {
+        if self.growth == Growth::Allowed {
+            self.more.push((slot, seq));
+        }
+    }
+
+    /// Returns true if there is room for a step without an allocation.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.len < N
+    }
+
+    /// Returns the room for steps that need no allocation.
+    #[inline(always)]
+    pub(crate) fn room(&mut self) -> Room<'_, N> {
+        Room { len: self.len, passed: self }
     }
 
     /// Returns true if steps were dropped: nothing can be said of the whole then.
@@ -58,10 +79,58 @@ impl<const N: usize> Passed<N> {
     /// Returns true if nothing that was passed has changed since.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
-        // One branch for all of them: they are nearly always unchanged.
-        let check = |still, &(slot, seq): &(u32, u64)| still & dentries.is_unchanged(slot, seq);
-        let first = &self.first[..self.len.min(N)];
-        first.iter().fold(true, check) & self.more.iter().fold(true, check)
+        // One branch for all of them: they are nearly always unchanged. An odd sequence, of a writer who
+        // was inside, never validates.
+        SeqCount::end_of_reads();
+        let len = self.len.min(N);
+        let (mut differ, mut odd) = (0, 0);
+        for (&slot, &seq) in self.slots[..len].iter().zip(&self.seqs[..len]) {
+            odd |= seq;
+            differ |= dentries.difference(slot, seq);
+        }
+        for &(slot, seq) in &self.more {
+            odd |= seq;
+            differ |= dentries.difference(slot, seq);
+        }
+        differ | (odd & 1) == 0
+    }
+}
+
+/// Room for steps that need no allocation. What was put there counts when it is dropped.
+pub(crate) struct Room<'a, const N: usize = STEPS> {
+    passed: &'a mut Passed<N>,
+    /// Kept here, so that it can stay in a register.
+    len: usize,
+}
+
+impl<const N: usize> Room<'_, N> {
+    /// Adds a step; false if there is no room.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, slot: u32, seq: u64) -> bool {
+        let Passed { slots, seqs, .. } = &mut *self.passed;
+        let (Some(to), Some(at)) = (slots.get_mut(self.len), seqs.get_mut(self.len)) else {
+            return false;
+        };
+        (*to, *at) = (slot, seq);
+        self.len += 1;
+        true
+    }
+
+    /// Returns how many steps there are.
+    #[inline(always)]
+    pub(crate) fn at(&self) -> usize {
+        self.len
+    }
+
+    /// Returns the sequence of the last step, of which there is one.
+    pub(crate) fn last_seq(&self) -> u64 {
+        self.passed.seqs[self.len - 1]
+    }
+}
+
+impl<const N: usize> Drop for Room<'_, N> {
+    fn drop(&mut self) {
+        self.passed.len = self.len;
     }
 }
 
@@ -76,13 +145,31 @@ mod tests {
         let steps = 2 * STEPS as u32;
         for slot in 0..=steps {
             let mut passed = Passed::<STEPS>::new(Growth::Allowed);
-            (1..=steps).for_each(|slot| passed.push(slot, dentries.stable_seq(slot)));
+            let mut room = passed.room();
+            let put = (1..=steps).take_while(|&slot| room.put(slot, dentries.stable_seq(slot)));
+            let put = put.count() as u32;
+            assert_eq!((put, room.at()), (STEPS as u32, STEPS));
+            drop(room);
+            assert!(!passed.has_room());
+            (put + 1..=steps).for_each(|slot| passed.push(slot, dentries.stable_seq(slot)));
             assert!(passed.is_unchanged(&dentries));
             drop(dentries.seq(slot).write());
             assert_eq!(passed.is_unchanged(&dentries), slot == 0, "step {slot}");
             passed.clear();
             assert!(passed.is_unchanged(&dentries) && passed.len() == 0);
         }
+    }
+
+    /// An odd sequence was read while a writer was inside, so what goes with it may be torn.
+    #[test]
+    fn step_under_an_odd_sequence_never_validates() {
+        let dentries = Dentries::new(64).unwrap();
+        let mut passed = Passed::<STEPS>::new(Growth::Allowed);
+        dentries.seq(1).write_begin();
+        passed.push(1, dentries.seq(1).raw_begin());
+        assert!(!passed.is_unchanged(&dentries));
+        dentries.seq(1).write_end();
+        assert!(!passed.is_unchanged(&dentries));
     }
 
     #[test]

@@ -29,7 +29,7 @@
 //! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for the bucket of one line.
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Mutex, MutexGuard, OwnLine, SlotArena, WordPair};
+use corewalk_sync::{Lane, Lanes, Mutex, MutexGuard, OwnLine, SlotArena, WordPair};
 
 /// Stripe locks; also the smallest table, in buckets. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
@@ -60,6 +60,13 @@ pub(crate) struct Table {
     load: u32,
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     grow: Mutex<()>,
+}
+
+/// The size of a table as a reader has seen it; one that has become too small makes it miss at worst.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    buckets: u32,
+    mask: u32,
 }
 
 /// A number of buckets in the lower half, and above it the mask of a table that is twice as large or
@@ -97,19 +104,22 @@ impl Table {
         })
     }
 
+    /// Returns the size of the table, for readers that look for several hashes.
+    #[inline]
+    pub(crate) fn extent(&self) -> Extent {
+        // ORDERING(table-size): Acquire. A reader that sees the larger table also sees the bucket
+        // filled by the split (see `split`).
+        Extent::of(self.size.0.load(Ordering::Acquire))
+    }
+
     /// Calls `probe` with each slot that may be stored under `hash`, until it returns something. It is
     /// called with 0, too, which is no slot in use.
     #[inline]
     pub(crate) fn find<R>(&self, hash: u32, mut probe: impl FnMut(u32) -> Option<R>) -> Option<R> {
-        // ORDERING(table-size): Acquire. A reader that sees the larger table also sees the bucket
-        // filled by the split (see `split`).
-        let mut line = self.buckets.get(bucket_of(hash, self.size.0.load(Ordering::Acquire)));
+        let mut line = self.buckets.get(self.extent().bucket_of(hash));
         loop {
-            let mut matches = matches(line, hash);
-            while matches != 0 {
-                let slot = slot_of(line, entry_of(matches));
-                matches &= matches - 1;
-                if let Some(found) = probe(slot) {
+            for lane in matches(line, hash) {
+                if let Some(found) = probe(slot_at(line, lane)) {
                     return Some(found);
                 }
             }
@@ -120,6 +130,14 @@ impl Table {
             }
             line = self.overflow.get(link);
         }
+    }
+
+    /// Returns the first slot that may be stored under `hash`, in a table that was no smaller than
+    /// `extent`. None if there is none, or it is in a line behind the first.
+    #[inline(always)]
+    pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<u32> {
+        let line = self.buckets.get(extent.bucket_of(hash));
+        matches(line, hash).next().map(|lane| slot_at(line, lane))
     }
 
     /// Locks the stripe of `hash`.
@@ -224,10 +242,7 @@ impl Stripe<'_> {
         let mut line = self.table.buckets.get(self.bucket());
         let mut before = None;
         loop {
-            let mut candidates = matches(line, self.hash);
-            while candidates != 0 {
-                let entry = entry_of(candidates);
-                candidates &= candidates - 1;
+            for entry in matches(line, self.hash).map(Lane::index) {
                 if slot_of(line, entry) == slot && rest_of(line, entry) == rest(self.hash) {
                     store_slot(line, entry, 0);
                     self.state.entries -= 1;
@@ -337,6 +352,19 @@ impl Stripe<'_> {
 
 type Line = [AtomicU64; WORDS];
 
+impl Extent {
+    #[inline(always)]
+    fn of(size: u64) -> Extent {
+        Extent { buckets: size as u32, mask: (size >> 32) as u32 }
+    }
+
+    #[inline(always)]
+    fn bucket_of(self, hash: u32) -> u32 {
+        let bucket = hash & self.mask;
+        if bucket < self.buckets { bucket } else { hash & (self.mask >> 1) }
+    }
+}
+
 impl Size {
     fn word(buckets: u32) -> u64 {
         let mask = u32::MAX.unbounded_shr((buckets - 1).leading_zeros());
@@ -352,30 +380,30 @@ impl Size {
 /// Returns the bucket of `hash` in a table whose size is `size`.
 #[inline(always)]
 fn bucket_of(hash: u32, size: u64) -> u32 {
-    let (buckets, mask) = (size as u32, (size >> 32) as u32);
-    let bucket = hash & mask;
-    if bucket < buckets { bucket } else { hash & (mask >> 1) }
+    Extent::of(size).bucket_of(hash)
 }
 
-/// Returns bit 2 * i for each entry i whose tag is that of `hash`.
+/// Returns the entries whose tag is that of `hash`.
 #[inline(always)]
-fn matches(line: &Line, hash: u32) -> u32 {
+fn matches(line: &Line, hash: u32) -> Lanes {
     let tags = line.first_chunk().expect("a line has more than two words");
     // ORDERING(table-entry): Acquire. What the entry says, and its slot, was stored before.
     WordPair::load_acquire(tags).lanes_equal((hash >> 16) as u16)
 }
 
-/// Returns the entry of the lowest bit that [`matches`] has set.
-#[inline]
-fn entry_of(matches: u32) -> usize {
-    matches.trailing_zeros() as usize / 2
-}
-
-#[inline]
-fn slot_of(line: &Line, entry: usize) -> u32 {
+/// Returns the slot of the entry in a lane that [`matches`] gave.
+#[inline(always)]
+fn slot_at(line: &Line, lane: Lane) -> u32 {
+    let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
     // ORDERING(table-slot): Acquire. A reader may see the slot before the tag that goes with it;
     // what is in the slot was stored before either.
-    let pair = line[(SLOTS + entry / 2) % WORDS].load(Ordering::Acquire);
+    lane.half_of(slots)
+}
+
+/// Returns the slot of an entry, for who holds the stripe's lock.
+fn slot_of(line: &Line, entry: usize) -> u32 {
+    // ORDERING: Relaxed. Written only under the stripe's lock.
+    let pair = line[SLOTS + entry / 2].load(Ordering::Relaxed);
     (pair >> (32 * (entry % 2))) as u32
 }
 
@@ -420,7 +448,7 @@ fn store_slot(line: &Line, entry: usize, slot: u32) {
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = pair.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-slot): Release. See `slot_of`.
+    // ORDERING(table-slot): Release. See `slot_at`.
     pair.store(word | (u64::from(slot) << shift), Ordering::Release);
 }
 

@@ -124,8 +124,8 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) seen: crate::dentry::Glimpse,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<Place<'v>>,
-    /// What has been passed since the last reference was taken.
-    trail: Passed,
+    /// What has been passed since the walk began. Lent, since it is large and a walk is moved.
+    trail: &'a mut Passed,
     pub(crate) links: u32,
 }
 
@@ -202,7 +202,9 @@ impl Vfs {
             [b'/', ..] => root,
             _ => &at.cwd,
         };
+        let mut trail = Passed::new(Growth::Allowed);
         for pass in 0.. {
+            trail.clear();
             let mode = if pass < RCU_PASSES { Mode::Rcu } else { Mode::Ref };
             if pass > 0 {
                 self.dcache.counters.retries.add(1);
@@ -210,7 +212,7 @@ impl Vfs {
             if pass == RCU_PASSES {
                 self.dcache.counters.fallbacks.add(1);
             }
-            let mut walk = Walk::new(self, cred, flags, root, start, mode);
+            let mut walk = Walk::new(self, cred, flags, (root, start), mode, &mut trail);
             match walk.follow(path).and_then(|()| finish(&mut walk)) {
                 Ok(found) => return Ok(found),
                 Err(Stop::Fail(error)) => return Err(error),
@@ -226,9 +228,9 @@ impl<'v, 'a> Walk<'v, 'a> {
         vfs: &'v Vfs,
         cred: &'a Cred,
         flags: WalkFlags,
-        root: &'a PathRef<'v>,
-        start: &'a PathRef<'v>,
+        (root, start): (&'a PathRef<'v>, &'a PathRef<'v>),
         mode: Mode,
+        trail: &'a mut Passed,
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.glimpse(start.dentry);
         if seen.body.is_negative() {
@@ -245,7 +247,7 @@ impl<'v, 'a> Walk<'v, 'a> {
             dentry: start.dentry,
             seen,
             hold: None,
-            trail: Passed::new(Growth::Allowed),
+            trail,
             links: 0,
         }
     }

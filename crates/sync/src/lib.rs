@@ -91,7 +91,7 @@ pub use crossbeam_utils::CachePadded;
 pub use lockref::{Lockref, LockrefGuard};
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use own_line::OwnLine;
-pub use pair::WordPair;
+pub use pair::{Lane, Lanes, WordPair};
 pub use rcu::RcuCell;
 pub use seqcount::{SeqCount, SeqWriteGuard};
 pub use seqlock::{Pass, SeqLock, SeqLockExclGuard, SeqLockWriteGuard};

@@ -9,7 +9,7 @@
 //! # Guarantees
 //!
 //! - W.1: each word of a pair is loaded as by [`AtomicU64::load`], with the ordering that is named;
-//!   the two of a pair need not be of one instant.
+//!   the two of a pair need not be of one instant. A half of a word is one of such a load.
 //!
 //! # How it works
 //!
@@ -46,7 +46,7 @@ use words as chosen;
 /// let pair = WordPair::load(&words);
 /// assert!(pair.xor(WordPair::new(7, 0x0005_0000_0000_0005)).is_zero());
 /// // Of the lanes of 16 bits, the fifth and the eighth are 5.
-/// assert_eq!(pair.lanes_equal(5), (1 << (2 * 4)) | (1 << (2 * 7)));
+/// assert!(pair.lanes_equal(5).map(|lane| lane.index()).eq([4, 7]));
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct WordPair(chosen::Pair);
@@ -109,12 +109,54 @@ impl WordPair {
         chosen::bytes_equal(self.0, byte)
     }
 
-    /// Returns bit 2 * i for each of the eight lanes of 16 bits that is `lane`; lane 0 is the lowest of
-    /// the first word.
+    /// Returns which of the eight lanes of 16 bits are `lane`; lane 0 is the lowest of the first word.
     #[inline(always)]
     #[must_use]
-    pub fn lanes_equal(self, lane: u16) -> u32 {
-        chosen::lanes_equal(self.0, lane)
+    pub fn lanes_equal(self, lane: u16) -> Lanes {
+        Lanes(chosen::lanes_equal(self.0, lane))
+    }
+}
+
+/// Some of eight lanes, from the lowest to the highest.
+///
+/// # Invariants
+/// Bit 2 * i, for i below 8, is set for lane i, and no other bit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes(u32);
+
+/// One of eight lanes.
+///
+/// # Invariants
+/// Twice a number below 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane(u32);
+
+impl Iterator for Lanes {
+    type Item = Lane;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Lane> {
+        // INVARIANT: the lowest bit of some, of which each is at twice a number below 8.
+        let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
+        self.0 &= self.0 - 1;
+        Some(lowest)
+    }
+}
+
+impl Lane {
+    /// Returns the number of the lane, below 8.
+    #[inline(always)]
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize / 2
+    }
+
+    /// Returns the half word that has the number of the lane, of four words of two halves each, of which
+    /// the lower is the first. Loaded with `Acquire`.
+    #[inline(always)]
+    #[must_use]
+    pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {
+        chosen::half_of(words, self.0)
     }
 }
 
@@ -197,6 +239,20 @@ mod sse2 {
         let equal = sse2!(_mm_cmpeq_epi16(pair, wanted));
         sse2!(_mm_movemask_epi8(equal)).cast_unsigned() & 0x5555
     }
+
+    /// Returns half `twice / 2` of `words`.
+    #[inline(always)]
+    pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
+        let half;
+        // SAFETY: `twice` is at most 14 (invariant of `Lane`), so the four bytes lie behind the reference
+        // and may be read. They are a half of one aligned word, which the processor reads whole, so this
+        // does what a load of that word may do. The rest is as in `load_acquire`.
+        unsafe {
+            asm!("mov {:e}, dword ptr [{} + 2 * {}]", out(reg) half, in(reg) words.as_ptr(),
+                in(reg) u64::from(twice), options(nostack, preserves_flags));
+        }
+        half
+    }
 }
 
 #[cfg(any(
@@ -258,6 +314,13 @@ mod words {
         let is_equal = |i: usize| (pair[i / 4] >> (16 * (i % 4))) as u16 == lane;
         (0..8).fold(0, |found, i| found | (u32::from(is_equal(i)) << (2 * i)))
     }
+
+    #[inline(always)]
+    pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
+        // ORDERING: Acquire. What the caller asked for.
+        let word = words[twice as usize / 4].load(Ordering::Acquire);
+        (word >> (32 * (twice / 2 % 2))) as u32
+    }
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
@@ -284,7 +347,7 @@ mod tests {
                     let words: [u64; 2] = words;
                     assert_eq!(pair.is_zero(), words::is_zero(words));
                     for lane in 0..4 {
-                        assert_eq!(pair.lanes_equal(lane), words::lanes_equal(words, lane));
+                        assert_eq!(pair.lanes_equal(lane).0, words::lanes_equal(words, lane));
                         let byte = lane as u8;
                         assert_eq!(pair.bytes_equal(byte), words::bytes_equal(words, byte));
                     }
@@ -294,6 +357,12 @@ mod tests {
                 is(pair.and(other), words::and(a, b));
                 is(pair.or(other), words::or(a, b));
                 assert!(pair.xor(WordPair::new(a[0], a[1])).is_zero());
+            }
+            let four = [a[0], a[1], b[0], b[1]];
+            let shared = four.map(AtomicU64::new);
+            for (i, lane) in Lanes(0x5555).enumerate() {
+                assert_eq!(lane.half_of(&shared), (four[i / 2] >> (32 * (i % 2))) as u32);
+                assert_eq!(lane.half_of(&shared), words::half_of(&shared, 2 * i as u32));
             }
         }
     }

@@ -126,6 +126,24 @@ impl SeqCount {
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
+    /// Orders the words that were read before it before the counts that are compared after it: the first
+    /// half of `read_retry`, once for many counts.
+    #[inline(always)]
+    pub fn end_of_reads() {
+        // ORDERING(seq-begin): Acquire fence. See `write_begin`.
+        fence(Ordering::Acquire);
+    }
+
+    /// Returns the bits in which the count is not `start`: the second half of `read_retry`, for a reader
+    /// that checks many counts and branches once. Zero, after `end_of_reads` and if `start` is even, is
+    /// what false is there.
+    #[inline(always)]
+    #[must_use]
+    pub fn difference(&self, start: u64) -> u64 {
+        // ORDERING: Relaxed. The fence of `end_of_reads` orders it after the reads of the section.
+        self.count.load(Ordering::Relaxed) ^ start
+    }
+
     /// Makes the count odd. The caller holds the writers' lock.
     ///
     /// A panic before `write_end` leaves readers retrying for ever; use `write` where user code

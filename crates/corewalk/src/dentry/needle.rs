@@ -11,8 +11,8 @@
 
 use corewalk_sync::WordPair;
 
-use super::{DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
-use crate::hash::Keys;
+use super::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
+use crate::hash::{Keys, NameHash, SHORT_WORDS};
 use crate::name::{Name, eight, padded};
 
 /// The flags of a dentry that can be found and whose name goes on elsewhere.
@@ -21,12 +21,52 @@ pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
 pub(super) const NAMED_MASK: u64 =
     (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
+/// The longest name that no dentry has elsewhere, in bytes; nearly all names of directories are shorter.
+pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
+/// The parts of a body that say, besides the length, whether a dentry is one that a walk need not think
+/// about.
+const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
+
+/// A component of at most [`SHORT_MAX`] bytes, ready to be compared with the words of a dentry that a
+/// walk need not think about: neither a symbolic link nor a mount point.
+#[derive(Clone, Copy)]
+pub(crate) struct ShortNeedle {
+    pub(crate) hash: NameHash,
+    len: usize,
+    needed: Flags,
+    pub(super) words: [u64; SHORT_WORDS],
+}
+
+impl ShortNeedle {
+    /// Returns the component that begins at `start` of a path and ends with it, of a dentry that has the
+    /// flags in `needed`. The one branch on its length is that which tells the first component.
+    #[inline(always)]
+    pub(crate) fn of_component(
+        (path, start): (&[u8], usize),
+        needed: Flags,
+        keys: &Keys,
+    ) -> ShortNeedle {
+        let len = path.len() - start;
+        debug_assert!(len <= SHORT_MAX);
+        let words = component_words(path, start);
+        ShortNeedle { hash: keys.short_name(len, words), len, needed, words }
+    }
+
+    /// Returns true if the name of a dentry may be this one, as far as its body tells, and it is plain.
+    #[inline(always)]
+    pub(super) fn is_of(&self, body: Body) -> bool {
+        let needed = u64::from(self.needed.bits());
+        let plain = ((self.len as u64) << 24) | u64::from(Flags::HASHED.bits()) | needed;
+        body.0 & (PLAIN_MASK | needed) == plain
+    }
+}
+
 /// A name ready to be compared with the words of a dentry.
 #[derive(Clone, Copy)]
 pub(crate) struct Needle<'a> {
     pub(crate) name: Name<'a>,
     /// The keyed hash of the name alone.
-    pub(crate) hash: u64,
+    pub(crate) hash: NameHash,
     /// What the words of a file's dentry from the body on are, as far as they count.
     pub(super) pairs: [WordPair; PAIRS],
     /// Which bits of the last pair count.
@@ -102,15 +142,11 @@ pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
 /// As [`name_words`] of the component that begins at `start` of a path and ends with it: what is read of
 /// a short one begins before it, and is shifted out.
 #[inline(always)]
-fn component_words(path: &[u8], start: usize) -> [u64; INLINE_WORDS] {
+fn component_words<const N: usize>(path: &[u8], start: usize) -> [u64; N] {
     // Nothing lies before the first component.
-    let Some(last) = path.len().checked_sub(8) else { return name_words(&path[start..]) };
-    let excess = start.saturating_sub(last);
-    let short = eight(path, last).wrapping_shr(8 * excess as u32);
-    std::array::from_fn(|i| {
-        let word = eight(path, (start + 8 * i).min(last));
-        if excess > 0 { short } else { word }
-    })
+    let Some(last) = path.len().checked_sub(8) else { return [padded(&path[start..]); N] };
+    let excess = 8 * (start - start.min(last)) as u32;
+    std::array::from_fn(|i| eight(path, (start + 8 * i).min(last)).wrapping_shr(excess))
 }
 
 #[cfg(test)]
@@ -123,7 +159,7 @@ mod tests {
             let path: Vec<u8> = (1..=len).collect();
             for start in 0..path.len() {
                 for end in start + 1..=path.len() {
-                    let words = component_words(&path[..end], start);
+                    let words: [u64; INLINE_WORDS] = component_words(&path[..end], start);
                     assert_eq!(words, name_words(&path[start..end]), "{start}..{end} of {len}");
                 }
             }

@@ -113,7 +113,9 @@ mod mapped {
 
         #[inline]
         pub(in crate::arena) fn slot(&self, index: u32) -> &[AtomicU64; WORDS] {
-            assert!(index < self.max_slots, "slot {index} is out of range");
+            if index >= self.max_slots {
+                out_of_range(index);
+            }
             // SAFETY: the index is below `max_slots`, so the result stays inside the mapping
             // (M.1), whose size fits in an `isize`.
             let slot = unsafe { self.base.add(index as usize) };
@@ -121,6 +123,13 @@ mod mapped {
             // (M.1); zero pages are valid words, and they are only reached as atomics (M.2).
             unsafe { slot.as_ref() }
         }
+    }
+
+    /// Panics. An `assert!` would have every caller put the index where its message can refer to it.
+    #[cold]
+    #[inline(never)]
+    fn out_of_range(index: u32) -> ! {
+        panic!("slot {index} is out of range");
     }
 
     // SAFETY: the mapping belongs to the process, not to a thread, and M.2 makes it a shared

@@ -25,7 +25,7 @@ fn count_with(
     is_unchanged: fn(&Line<'_>, u64) -> bool,
 ) -> Option<u64> {
     let needle = needle_a(dcache);
-    let hash = dcache.keys.child(directory_id(0, ROOT_INO), needle.hash) as u32;
+    let hash = needle.hash.child(directory_id(0, ROOT_INO)) as u32;
     let (dentry, seen) = dcache.table.find(hash, |slot| {
         let dentry = dcache.dentries.line(slot);
         let seen = dentry.glimpse_now();
@@ -140,7 +140,7 @@ const LOOKUP: u64 = 8;
 /// of the count.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
     let needle = needle_a(dcache);
-    let hash = dcache.keys.child(directory_id(0, ROOT_INO), needle.hash) as u32;
+    let hash = needle.hash.child(directory_id(0, ROOT_INO)) as u32;
     let (dentry, seen) = dcache.table.find(hash, |slot| {
         let dentry = dcache.dentries.line(slot);
         let seen = dentry.glimpse_now();
