@@ -16,7 +16,8 @@ use crate::tree::{Deep, MOVED, TOP, Tree};
 
 /// One tree whose paths have so many names that hardly a pass gets through undisturbed, and one whose
 /// paths are now deep, now not, for which a translation into a buffer begins again with more room.
-const TREES: [Deep; 2] = [Deep { above: 600, between: 300 }, Deep { above: 0, between: 900 }];
+const TREES: [Deep; 2] =
+    [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 /// Translations at least, and at most.
 const TRANSLATIONS: usize = 50_000;
 const TRANSLATIONS_MAX: usize = 200 * TRANSLATIONS;

@@ -146,7 +146,7 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
 /// Returns lookups of names that exist by turns: a miss is an answer, too.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
-        let dir = [(TOP, &tree.base), (WAY, &tree.top), (INNER, &tree.mounted)]
+        let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
             .into_iter()
             .find_map(|(known, dir)| (known == variable).then(|| dir.inode()))
             .expect("a directory whose names are its children's only");

@@ -42,7 +42,7 @@ use doors::Door;
 use tree::{Deep, Tree};
 use windows::{DISTURBED, Extent, Report, run};
 
-const SHALLOW: Deep = Deep { above: 0, between: 2 };
+const SHALLOW: Deep = Deep { below_top: 0, above_moved: 2 };
 /// How many paths are judged, at least.
 const PATHS: u64 = 10_000_000;
 const ALL: Extent = Extent { windows: 100, windows_max: 1000, questions: 50_000 };
@@ -71,7 +71,7 @@ fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
     let vfs = fixtures::new();
-    let tree = Tree::new(&vfs, Deep { above: 1100, between: 2 });
+    let tree = Tree::new(&vfs, Deep { below_top: 1100, above_moved: 2 });
     let found = run(report.seed(), &tree, &doors::into_buffers(&tree), LOCKED);
     assert_judged(&found, LOCKED.answers());
     assert!(vfs.stats().fallbacks >= found.answers, "{found:?}");

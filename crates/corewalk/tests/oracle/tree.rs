@@ -1,9 +1,9 @@
 //! The tree whose paths are asked for, and the renames that change it.
 //!
 //! ```text
-//! /q/.../TOP/             variable 0: a directory with four names
+//! /TOP/q/.../             variable 0: a directory with four names, and below it some that keep theirs
 //!   WAY/                  variable 1: a directory with three names
-//!   q/.../q/              as many directories as wanted, here and above, which keep their names
+//!   q/.../q/              some more that keep their names
 //!   MOVED/                variable 2: lies in WAY or in the last q, with a name of its own in each
 //!     x0/ and x1/         variable 3: two directories that are exchanged
 //!       LEAF, d/LEAF      variable 4: in what was made as x0, a file that changes its name, and its parent
@@ -54,17 +54,17 @@ fn tmpfs() -> Arc<Tmpfs> {
 /// How many directories called `q` there are.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// Between the root and [`TOP`].
-    pub(crate) above: usize,
-    /// Between [`TOP`] and [`MOVED`], on one of its ways.
-    pub(crate) between: usize,
+    /// Below [`TOP`] and above all else: so many names lie between the first that a translation reads
+    /// and the last.
+    pub(crate) below_top: usize,
+    /// Above [`MOVED`] on one of its ways.
+    pub(crate) above_moved: usize,
 }
 
 /// The tree, and what is held of it.
 pub(crate) struct Tree<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) root: PathRef<'v>,
-    pub(crate) top: PathRef<'v>,
     pub(crate) way: PathRef<'v>,
     pub(crate) moved: PathRef<'v>,
     pub(crate) swapped: [PathRef<'v>; 2],
@@ -72,8 +72,8 @@ pub(crate) struct Tree<'v> {
     pub(crate) beside: PathRef<'v>,
     pub(crate) mounted: PathRef<'v>,
     pub(crate) inner: PathRef<'v>,
-    /// The directory that [`TOP`] is in.
-    pub(crate) base: PathRef<'v>,
+    /// The directory that [`WAY`] is in.
+    pub(crate) middle: PathRef<'v>,
     deep: Deep,
     /// Where each variable is with each value: a directory and a name in it.
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
@@ -87,16 +87,17 @@ impl<'v> Tree<'v> {
             vfs.walk(&Cred::root(), &at, path.as_bytes(), WalkFlags::FOLLOW).expect("it was made")
         };
         let root = vfs.root_path();
-        let mut base = root.clone();
-        for _ in 0..deep.above {
-            make(vfs, &base.inode(), "q", S_IFDIR);
-            base = below(&base, "q");
+        make(vfs, &root.inode(), "t", S_IFDIR);
+        let top = below(&root, "t");
+        let mut middle = top.clone();
+        for _ in 0..deep.below_top {
+            make(vfs, &middle.inode(), "q", S_IFDIR);
+            middle = below(&middle, "q");
         }
-        let place = |path: &str| below(&base, path);
-        let top = make(vfs, &base.inode(), "t", S_IFDIR);
-        let way = make(vfs, &top, "w", S_IFDIR);
-        let mut last = top.clone();
-        for _ in 0..deep.between {
+        let place = |path: &str| below(&middle, path);
+        let way = make(vfs, &middle.inode(), "w", S_IFDIR);
+        let mut last = middle.inode();
+        for _ in 0..deep.above_moved {
             last = make(vfs, &last, "q", S_IFDIR);
         }
         let moved = make(vfs, &way, "m", S_IFDIR);
@@ -105,8 +106,8 @@ impl<'v> Tree<'v> {
         let sub = make(vfs, &first, "d", S_IFDIR);
         make(vfs, &second, "s", S_IFREG);
         make(vfs, &second, "mnt", S_IFDIR);
-        vfs.mount(tmpfs(), &place("t/w/m/x1/mnt")).expect("nothing is mounted there");
-        let mounted = place("t/w/m/x1/mnt");
+        vfs.mount(tmpfs(), &place("w/m/x1/mnt")).expect("nothing is mounted there");
+        let mounted = place("w/m/x1/mnt");
         let inner = make(vfs, &mounted.inode(), "i", S_IFDIR);
         make(vfs, &inner, "g", S_IFREG);
         let in_one = |dir: &InodeRef<'v>, variable| {
@@ -117,24 +118,23 @@ impl<'v> Tree<'v> {
             dirs.into_iter().zip(names_of(variable)).collect()
         };
         let places = [
-            in_one(&base.inode(), TOP),
-            in_one(&top, WAY),
+            in_one(&root.inode(), TOP),
+            in_one(&middle.inode(), WAY),
             in_two([&way, &last], MOVED),
             in_one(&moved, SWAP),
             in_two([&first, &sub], LEAF),
             in_one(&mounted.inode(), INNER),
         ];
         Tree {
-            top: place("t"),
-            way: place("t/w"),
-            moved: place("t/w/m"),
-            swapped: SWAPPED.map(|name| place(&format!("t/w/m/{name}"))),
-            leaf: place("t/w/m/x0/f"),
-            beside: place("t/w/m/x1/s"),
-            inner: place("t/w/m/x1/mnt/i/g"),
+            way: place("w"),
+            moved: place("w/m"),
+            swapped: SWAPPED.map(|name| place(&format!("w/m/{name}"))),
+            leaf: place("w/m/x0/f"),
+            beside: place("w/m/x1/s"),
+            inner: place("w/m/x1/mnt/i/g"),
             mounted,
             root,
-            base,
+            middle,
             deep,
             vfs,
             places,
@@ -174,13 +174,13 @@ impl<'v> Tree<'v> {
     /// Returns how [`MOVED`] is spelled from the root.
     pub(crate) fn to_moved(&self) -> Vec<Part> {
         let way = one(WAY, spellings(WAY));
-        let last = names(&"/q".repeat(self.deep.between));
+        let last = names(&"/q".repeat(self.deep.above_moved));
         let parts = spellings(MOVED).into_iter().enumerate().map(|(value, name)| {
             let before = if IN_WAY & (1 << value) != 0 { &way } else { &last };
             [vec![before.clone()], name].concat()
         });
-        let above = names(&"/q".repeat(self.deep.above));
-        vec![above, one(TOP, spellings(TOP)), one(MOVED, parts)]
+        let middle = names(&"/q".repeat(self.deep.below_top));
+        vec![one(TOP, spellings(TOP)), middle, one(MOVED, parts)]
     }
 
     /// Returns how [`MOVED`] is spelled from [`WAY`], if it lies there.
