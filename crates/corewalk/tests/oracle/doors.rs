@@ -1,8 +1,8 @@
 //! The ways in which the tree can be asked, each with what its answer says.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
-use corewalk::{Cred, Errno, PathKind};
+use corewalk::{Cred, Errno, FsStruct, PathKind, WalkFlags};
 use corewalk_testkit::rng::Rng;
 
 use crate::fixtures::name;
@@ -168,6 +168,36 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
         door("lookup on the way", 0, lookup(WAY)),
         door("lookup in a mount", 0, lookup(INNER)),
     ]
+}
+
+/// Returns a walk along a path that is there now and then. One that found nothing says nothing: any of
+/// the names may have been missing. Nor does one that took references, which is no snapshot.
+pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
+    thread_local! {
+        /// Walks that had taken references when this thread last found something.
+        static FALLBACKS: Cell<u64> = const { Cell::new(0) };
+    }
+    let names = [TOP, WAY].map(names_of);
+    let ino = tree.way.inode().ino();
+    let start = FsStruct { root: tree.root.clone(), cwd: tree.root.clone() };
+    door("resolve_path", 0, move |rng, _| {
+        let [top, way] = names.each_ref().map(|names| rng.index(names.len()));
+        let path = ["/", &names[0][top], &tree.spelled_middle(), "/", &names[1][way]].concat();
+        let found =
+            tree.vfs.resolve_path(&Cred::root(), &start, path.as_bytes(), WalkFlags::empty());
+        let mut seen = [ANY; VARIABLES];
+        match found.map(|found| found.ino) {
+            Ok(found) if found == ino => {
+                let fallbacks = tree.vfs.stats().fallbacks;
+                if FALLBACKS.replace(fallbacks) == fallbacks {
+                    (seen[TOP], seen[WAY]) = (1 << top, 1 << way);
+                }
+                Ok(seen)
+            }
+            Err(Errno::NOENT) => Ok(seen),
+            found => Err(format!("{found:?} at {path}")),
+        }
+    })
 }
 
 /// Returns a translation that is none: the names are collected level by level, and each of them is

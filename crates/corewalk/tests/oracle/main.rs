@@ -48,6 +48,7 @@ const PATHS: u64 = 10_000_000;
 const ALL: Extent = Extent { windows: 100, windows_max: 1000, questions: 50_000 };
 const TENTH: Extent = Extent { windows: 10, windows_max: 1000, questions: 50_000 };
 const LOCKED: Extent = Extent { windows: 10, windows_max: 1000, questions: 2_500 };
+const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000 };
 
 /// Traps T1, T8, T9, P8: ten million paths, through every door, of a tree whose names change on all
 /// levels at once, each were there at one instant; both sides make progress in every window.
@@ -86,6 +87,17 @@ fn lookups_and_misses_were_right_at_one_instant() {
     let tree = Tree::new(&vfs, SHALLOW);
     let found = run(report.seed(), &tree, &doors::lookups(&tree), TENTH);
     assert_judged(&found, TENTH.answers());
+}
+
+/// Traps T12, T20: a walk that finds something has gone along a path that was there at one instant.
+#[test]
+fn walks_found_what_was_there_at_one_instant() {
+    let _watchdog = Watchdog::start("walks", Duration::from_secs(300));
+    let report = ReportSeed::new(Seed::choose());
+    let vfs = fixtures::new();
+    let tree = Tree::new(&vfs, Deep { below_top: 100, above_moved: 2 });
+    let found = run(report.seed(), &tree, &[doors::walk(&tree)], WALKS);
+    assert_judged(&found, WALKS.answers());
 }
 
 /// Checks that so many answers were judged, all of them right, and that it was not too easy.

@@ -179,8 +179,12 @@ impl<'v> Tree<'v> {
             let before = if IN_WAY & (1 << value) != 0 { &way } else { &last };
             [vec![before.clone()], name].concat()
         });
-        let middle = names(&"/q".repeat(self.deep.below_top));
-        vec![one(TOP, spellings(TOP)), middle, one(MOVED, parts)]
+        vec![one(TOP, spellings(TOP)), names(&self.spelled_middle()), one(MOVED, parts)]
+    }
+
+    /// Returns how the directory that [`WAY`] is in is spelled from [`TOP`].
+    pub(crate) fn spelled_middle(&self) -> String {
+        "/q".repeat(self.deep.below_top)
     }
 
     /// Returns how [`MOVED`] is spelled from [`WAY`], if it lies there.
