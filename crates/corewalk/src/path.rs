@@ -30,13 +30,18 @@ impl<'v> PathRef<'v> {
     /// Returns the path from `root`, as it was at one instant, and what kind of path it is: `/` and
     /// [`PathKind::Linked`] for `root` itself, `/a/b` below it. Mounts on the way are part of that
     /// instant.
+    ///
+    /// It makes at most four passes without a lock, each of which comes to nothing only if the place or
+    /// an ancestor of it has changed meanwhile, and then one that keeps all directories where they are;
+    /// other translations can do so at the same time.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         self.translated(self.way(Some(root)))
     }
 
     /// As [`PathRef::path_of`], at the end of `buf`; what lies before it may have been written to.
-    /// Nothing is allocated, however long the path is.
+    /// Nothing is allocated, however long the path is. A path that proves to be deep is begun again with
+    /// room for 1024 names, after three passes at most, and one of more names needs the lock.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if it does not fit. There is no NUL behind it, so a buffer of its length is enough.

@@ -593,6 +593,25 @@ mod tests {
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
 
+    /// Trap T32: the half of a directory's child generation that keys hold comes round, and what is held
+    /// since before is not found.
+    #[test]
+    fn name_from_before_the_generation_came_round_is_not_found() {
+        let vfs = new();
+        let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f").unwrap());
+        let (f, _) = vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).unwrap();
+        vfs.invalidate_dir(&root).unwrap();
+        let (dentries, slot) = (&vfs.dcache.dentries, vfs.mounts.root());
+        let guard = dentries.lockref(slot).lock();
+        let section = dentries.seq(slot).write();
+        dentries.store_child_generation(slot, u64::from(u32::MAX));
+        drop((section, guard));
+        vfs.invalidate_dir(&root).unwrap();
+        let misses = vfs.stats().misses;
+        assert_eq!(vfs.lookup(&cred, &root, name).map(|found| found.ino()), Ok(f.ino()));
+        assert_eq!(vfs.stats().misses, misses + 1, "the back end was asked");
+    }
+
     #[test]
     fn references_at_their_limit_are_refused_and_counted_right() {
         let vfs = new();

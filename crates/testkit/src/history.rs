@@ -24,7 +24,7 @@
 //! Source: Herlihy and Wing, "Linearizability: a correctness condition for concurrent objects",
 //! 1990.
 
-use crate::real::atomic::{AtomicU64, Ordering};
+use crate::real::atomic::{AtomicU64, Ordering, fence};
 use std::fmt::{self, Debug};
 
 /// The logical clock that one history is timed by.
@@ -44,6 +44,19 @@ impl Clock {
         // ORDERING: AcqRel, paired with itself. What a thread did before its tick happens
         // before what any thread does after a later tick; that is guarantee A.2.
         self.ticks.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Returns how many ticks there have been, and leaves the clock as it is.
+    ///
+    /// What a thread did before a tick that is counted happens before what follows this call; and a
+    /// tick after which another thread did something that is known here by now is counted. So
+    /// readers that store nothing can be placed among the ticks of writers.
+    pub fn now(&self) -> u64 {
+        // ORDERING: Acquire fence. Whatever an earlier read of this thread saw, relaxed ones
+        // included, the ticks before the store of it are seen below.
+        fence(Ordering::Acquire);
+        // ORDERING: Acquire, paired with `tick`.
+        self.ticks.load(Ordering::Acquire)
     }
 }
 
@@ -213,6 +226,12 @@ mod tests {
             history.calls().iter().flat_map(|call| [call.invoked, call.returned]).collect();
         times.sort_unstable();
         assert_eq!(times, (0..400).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn now_counts_ticks_and_is_none() {
+        let clock = Clock::new();
+        assert_eq!((clock.now(), clock.tick(), clock.now(), clock.now()), (0, 0, 1, 1));
     }
 
     #[test]

@@ -519,19 +519,39 @@ impl Dcache {
 
     /// Makes every cached name in a directory unknown: one increment (trap T45).
     pub(crate) fn invalidate_directory(&self, slot: u32) {
-        let guard = self.dentries.lockref(slot).lock();
-        let image = self.dentries.image(slot);
-        if !image.body.is_directory() || image.body.is_negative() {
+        let mut are_retired = false;
+        loop {
+            let guard = self.dentries.lockref(slot).lock();
+            let image = self.dentries.image(slot);
+            if !image.body.is_directory() || image.body.is_negative() {
+                return;
+            }
+            let next = image.child_generation() + 1;
+            let comes_round = Key::new(slot, next).is_stale();
+            if comes_round && !are_retired {
+                drop(guard);
+                self.retire_children(slot);
+                are_retired = true;
+                continue;
+            }
+            let next = next + u64::from(comes_round);
+            self.write(slot, &guard, |dcache| dcache.dentries.store_child_generation(slot, next));
+            drop(guard);
+            self.counters.invalidations.add(1);
             return;
         }
-        let next = image.child_generation() + 1;
-        self.write(slot, &guard, |dcache| dcache.dentries.store_child_generation(slot, next));
-        drop(guard);
-        self.counters.invalidations.add(1);
-        if Key::new(slot, next).is_stale() {
-            // The half that keys hold starts again: no child of an old life may be left then.
-            self.prune_stale();
-            self.invalidate_directory(slot);
+    }
+
+    /// Takes the keys of a directory's children from them, before the half of its generation that keys
+    /// hold comes round: those who have kept one since then would be found again (trap T32).
+    #[cold]
+    fn retire_children(&self, slot: u32) {
+        for child in 1..self.dentries.slots_touched() {
+            let seen = self.dentries.glimpse(child);
+            let is_child = seen.body.is_hashed() && seen.key.parent() == slot;
+            if is_child && self.dentries.lockref(child).get_not_dead() {
+                self.make_stale(child);
+            }
         }
     }
 

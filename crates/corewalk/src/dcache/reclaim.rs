@@ -58,8 +58,6 @@ enum Chance {
     None,
     /// Only negative entries go, with a second chance.
     NegativesOnly,
-    /// Only entries of an earlier life of their directory go.
-    StaleOnly,
 }
 
 /// What became of one slot.
@@ -164,11 +162,6 @@ impl Dcache {
         }
     }
 
-    /// Evicts every unused entry of an earlier life of its directory.
-    pub(super) fn prune_stale(&self) {
-        self.sweep(self.dentries.slots_touched(), Chance::StaleOnly, &mut |_| {});
-    }
-
     /// Looks at `scan` slots and returns how many dentries were evicted; `pinned` gets the slots of
     /// those that only their inode's users keep.
     fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
@@ -214,7 +207,6 @@ impl Dcache {
         let is_stale = self.directory(seen.key.parent()).is_none_or(|now| now.key != seen.key);
         let stays = match chance {
             Chance::None => false,
-            Chance::StaleOnly => !is_stale,
             _ if is_stale => false,
             Chance::NegativesOnly if !body.is_negative() => true,
             _ if body.is_negative() => self.dentries.cold(slot).clear_referenced(),

@@ -116,6 +116,64 @@ fn control_trail_that_keeps_its_kind_is_caught() {
     });
 }
 
+/// Trap T8: a path that did not fit is forgotten with the rest.
+#[test]
+fn trail_that_was_too_long_fits_after_it_is_cleared() {
+    let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
+    let vfs = vfs.unwrap();
+    let mut slots = [vfs.root(), vfs.root()].map(|root| vfs.dcache.inodes.alias(root.slot));
+    let mut dir = vfs.root();
+    for (letter, slot) in ["a", "b"].iter().zip(&mut slots) {
+        dir = make(&vfs, &dir, &letter.repeat(250), S_IFDIR);
+        *slot = vfs.dcache.inodes.alias(dir.slot);
+    }
+    let mut buf = [0; 300];
+    let mut trail = Trail::<STEPS>::lent(&mut buf);
+    trail.climb(&vfs.dcache, slots[1], 0, Pass::Optimistic);
+    assert_eq!(trail.steps(), 2, "it was left where it did not fit");
+    trail.clear();
+    trail.climb(&vfs.dcache, slots[0], 0, Pass::Optimistic);
+    assert_eq!(trail.into_buffer(), Ok(300 - 251));
+}
+
+/// Translates `leaf` into a buffer on another thread, in a pass under the locks, while `held` is. Returns
+/// whether it waited for that.
+fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
+    let dcache = &leaf.vfs.dcache;
+    thread::scope(|scope| {
+        let (say, said) = std::sync::mpsc::channel();
+        let before = leaf.vfs.stats().fallbacks;
+        scope.spawn(move || {
+            let mut buf = [0; 4 * DEEP];
+            say.send(path_into(dcache, Way::Names(leaf.dentry), &mut buf)).unwrap();
+        });
+        let early = said.recv_timeout(std::time::Duration::from_millis(300));
+        drop(held);
+        let (_, kind) = early.clone().unwrap_or_else(|_| said.recv().unwrap()).unwrap();
+        assert_eq!(kind, PathKind::Linked);
+        assert_eq!(leaf.vfs.stats().fallbacks, before + 1, "it took the locks");
+        early.is_err()
+    })
+}
+
+/// Trap T9: what keeps the last pass from being disturbed: nobody moves a directory, and nobody changes the
+/// leaf, meanwhile. Other translations do not wait for it.
+#[test]
+fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
+    let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
+    let vfs = vfs.unwrap();
+    let mut leaf = vfs.root_path();
+    for _ in 0..=DEEP {
+        make(&vfs, &leaf.inode(), "d", S_IFDIR);
+        let at = FsStruct { root: vfs.root_path(), cwd: leaf };
+        leaf = vfs.walk(&Cred::root(), &at, b"d", WalkFlags::FOLLOW).unwrap();
+    }
+    let dcache = &vfs.dcache;
+    assert!(waits_for(&leaf, dcache.topology.write()));
+    assert!(waits_for(&leaf, dcache.dentries.lockref(leaf.dentry).lock()));
+    assert!(!waits_for(&leaf, dcache.topology.read_shared()));
+}
+
 /// Trap T9: without the locked pass, a rename of an ancestor in each pass keeps a translation from
 /// ever ending; with it, nobody can rename one while it runs.
 #[test]

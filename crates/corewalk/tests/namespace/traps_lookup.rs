@@ -4,6 +4,7 @@
 //! Traps that a storm or a history covers are cited there; those that cannot exist here are argued
 //! in docs/races.md.
 
+mod confined;
 mod fills;
 mod paths;
 mod races;

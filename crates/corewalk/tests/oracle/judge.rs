@@ -1,0 +1,304 @@
+//! The judge: whether an answer about a tree was right at one instant.
+//!
+//! The state of the tree is a few *variables*, each with a few values: what a directory is called, in
+//! which of two places it lies. One thread alone changes a variable, by one rename each time. A rename
+//! is known by the ticks of the clock before and after it, an answer by the clock before and after the
+//! question and by what it says of some of the variables.
+//!
+//! # Instants
+//! Instant `k` is the time between tick `k - 1` and tick `k`, so an answer whose asker read `before` and
+//! then `after` on the clock was given in one of the instants `before..=after`, and a rename between the
+//! ticks `invoked` and `returned` took place in one of `invoked + 1 ..= returned`. Hence a variable *can
+//! have* a value in all instants from the one after its rename was invoked up to the one in which the
+//! next rename of it returned.
+//!
+//! # Why each variable may be looked at by itself
+//! Say that in instant `k` each variable that the answer speaks of can have the value it names. Then all
+//! of them had those values at once in an execution that fits everything that was recorded: take a point
+//! inside of `k`, and let, for each variable, the rename that brought its value take place before that
+//! point and the next one after it. Both are within their bounds, since `k` is. Renames of one variable
+//! keep their order, since one thread makes them one after the other; and no choice for one variable
+//! excludes one for another: a rename of one neither needs nor changes what another is called. So an
+//! answer could have been true if and only if there is such a `k`; with two renamers of one variable,
+//! whose renames may overlap, it would have to be searched for.
+//!
+//! # Answers of one thread
+//! A thread's answers come one after the other, so a variable must not go back between them. The judge
+//! takes the first instant that will do, and there the earliest state of each variable. The states that
+//! a variable can be in form a range whose ends only grow with the instant, so what was true at the
+//! time lies never before what the judge took, and nobody who told the truth is refused.
+//!
+//! What is not looked at: whether answers of two threads fit each other, beyond that each was true
+//! within its own bounds.
+//!
+//! Source: Herlihy and Wing, 1990; Gibbons and Korach, "Testing shared memories", 1997.
+
+use std::fmt::Write as _;
+
+/// How many variables a tree has.
+pub(crate) const VARIABLES: usize = 6;
+/// Says nothing of a variable.
+pub(crate) const ANY: u8 = u8::MAX;
+
+/// What an answer says: for each variable a set of values, one bit each.
+pub(crate) type Seen = [u8; VARIABLES];
+
+/// One answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    /// The clock before the question.
+    pub(crate) before: u64,
+    /// The clock after it.
+    pub(crate) after: u64,
+    pub(crate) seen: Seen,
+    /// Which question it was.
+    pub(crate) door: u8,
+}
+
+/// A value that a variable has, and the instants in which it can have it.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    value: u8,
+    first: u64,
+    last: u64,
+}
+
+/// The values of a variable, one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    states: Vec<State>,
+}
+
+impl Life {
+    /// Returns the life of a variable that has `value` from the beginning.
+    pub(crate) fn new(value: u8) -> Life {
+        Life { states: vec![State { value, first: 0, last: u64::MAX }] }
+    }
+
+    /// Adds the change to `value` that was made between two ticks.
+    pub(crate) fn change(&mut self, invoked: u64, returned: u64, value: u8) {
+        let last = self.states.last_mut().expect("there is a first one");
+        assert!(last.first <= invoked && invoked < returned, "changes come one after the other");
+        last.last = returned;
+        self.states.push(State { value, first: invoked + 1, last: u64::MAX });
+    }
+
+    /// Returns the first instant from `instant` on, in state `at` or a later one, in which the variable
+    /// can have one of the values `seen`. Moves `at` to that state.
+    fn first_from(&self, at: &mut usize, seen: u8, instant: u64) -> Option<u64> {
+        loop {
+            let state = self.states.get(*at)?;
+            if state.last >= instant && seen & (1 << state.value) != 0 {
+                return Some(state.first.max(instant));
+            }
+            *at += 1;
+        }
+    }
+
+    /// Returns the instants of `answer` in which the variable can have a value that it names.
+    fn instants(&self, answer: &Answer, seen: u8) -> impl Iterator<Item = (u64, u64)> {
+        let (before, after) = (answer.before, answer.after);
+        let within = move |state: &State| (state.first.max(before), state.last.min(after));
+        let states = self.states.iter().filter(move |state| seen & (1 << state.value) != 0);
+        states.map(within).filter(|(first, last)| first <= last)
+    }
+}
+
+/// Judges the answers of one thread, in the order in which they were given.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Judge {
+    at: [usize; VARIABLES],
+}
+
+impl Judge {
+    /// Returns the instant in which `answer` was right.
+    ///
+    /// # Errors
+    /// A text that says why there is none. The judge is of no use then.
+    pub(crate) fn judge(&mut self, lives: &[Life], answer: &Answer) -> Result<u64, String> {
+        let mut instant = answer.before;
+        loop {
+            let start = instant;
+            for ((life, at), &seen) in lives.iter().zip(&mut self.at).zip(&answer.seen) {
+                if seen != ANY {
+                    let first = life.first_from(at, seen, instant);
+                    instant = first.unwrap_or(u64::MAX);
+                }
+                if instant > answer.after {
+                    return Err(refusal(lives, answer));
+                }
+            }
+            if instant == start {
+                return Ok(instant);
+            }
+        }
+    }
+}
+
+/// Says when each variable had what the answer says of it.
+#[cold]
+fn refusal(lives: &[Life], answer: &Answer) -> String {
+    let mut text = format!("no one instant in {}..={}:", answer.before, answer.after);
+    for (variable, (life, &seen)) in lives.iter().zip(&answer.seen).enumerate() {
+        if seen != ANY {
+            let instants: Vec<_> = life.instants(answer, seen).take(8).collect();
+            let _ = write!(text, " variable {variable} in {seen:#b} during {instants:?};");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
+
+    /// Two variables. The first is 0, 1 from the rename in 11..=12 on, and 0 again from that in 14..=15
+    /// on; the second is 0, and 1 from the rename in 15..=17 on.
+    fn lives() -> [Life; 2] {
+        let (mut a, mut b) = (Life::new(0), Life::new(0));
+        a.change(10, 12, 1);
+        a.change(13, 15, 0);
+        b.change(14, 17, 1);
+        [a, b]
+    }
+
+    fn answer(before: u64, after: u64, values: [u8; 2]) -> Answer {
+        let mut seen = [ANY; VARIABLES];
+        seen[..2].copy_from_slice(&values.map(|value| 1 << value));
+        Answer { before, after, seen, door: 0 }
+    }
+
+    fn first(before: u64, after: u64, values: [u8; 2]) -> Option<u64> {
+        Judge::default().judge(&lives(), &answer(before, after, values)).ok()
+    }
+
+    #[test]
+    fn answer_is_right_up_to_the_last_instant_that_it_can_be() {
+        assert_eq!(first(0, 5, [0, 0]), Some(0));
+        // The first variable became 1 in 12 at the latest, and again 0 in 15.
+        assert_eq!(first(12, 12, [0, 0]), Some(12));
+        assert_eq!(first(13, 13, [0, 0]), None, "one instant late");
+        assert_eq!(first(13, 14, [0, 0]), Some(14), "the value that came back");
+        assert_eq!(first(10, 10, [1, 0]), None, "one instant early");
+        assert_eq!(first(10, 11, [1, 0]), Some(11));
+        assert_eq!(first(15, 15, [1, 0]), Some(15));
+        assert_eq!(first(16, 20, [1, 0]), None, "one instant late");
+    }
+
+    #[test]
+    fn values_that_were_there_but_not_at_once_are_refused() {
+        // 1 with 1 can have been in 15 alone.
+        assert_eq!(first(0, 14, [1, 1]), None);
+        assert_eq!(first(0, 15, [1, 1]), Some(15));
+        assert_eq!(first(16, 99, [1, 1]), None);
+        let mut apart = [Life::new(0), Life::new(0)];
+        apart[0].change(1, 2, 1);
+        apart[1].change(3, 4, 1);
+        let torn = Judge::default().judge(&apart, &answer(0, 9, [0, 1]));
+        assert!(torn.unwrap_err().starts_with("no one instant in 0..=9"));
+    }
+
+    #[test]
+    fn answers_of_one_thread_do_not_go_back() {
+        let mut judge = Judge::default();
+        // The rename runs: new, and then old.
+        assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 1])), Ok(15));
+        assert!(judge.judge(&lives(), &answer(16, 17, [0, 0])).is_err(), "new, and then old");
+        let mut judge = Judge::default();
+        assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 0])), Ok(15));
+        assert_eq!(judge.judge(&lives(), &answer(16, 17, [0, 1])), Ok(16));
+    }
+
+    #[test]
+    fn answer_that_speaks_of_no_variable_is_right() {
+        let mut seen = answer(13, 13, [0, 0]);
+        seen.seen[0] = ANY;
+        assert_eq!(Judge::default().judge(&lives(), &seen), Ok(13));
+    }
+
+    /// What really happened to a variable: values, each with the instant in which it came.
+    type Truth = Vec<(u64, u8)>;
+
+    /// Returns lives made at random, what really happened in each, and the last instant.
+    fn random_history(rng: &mut Rng) -> (Vec<Life>, Vec<Truth>, u64) {
+        let (mut lives, mut truths) = (vec![], vec![]);
+        let mut tick = 0;
+        let mut open: Vec<Option<u64>> = vec![None; 3];
+        for _ in 0..3 {
+            lives.push(Life::new(0));
+            truths.push(vec![(0, 0)]);
+        }
+        for _ in 0..12 {
+            let variable = rng.index(3);
+            match open[variable].take() {
+                None => open[variable] = Some(tick),
+                Some(invoked) => {
+                    let value = rng.below(2) as u8;
+                    let took_place = invoked + 1 + rng.below(tick - invoked);
+                    lives[variable].change(invoked, tick, value);
+                    truths[variable].push((took_place, value));
+                }
+            }
+            tick += 1;
+        }
+        (lives, truths, tick)
+    }
+
+    /// Whoever told the truth is not refused: answers of one thread at instants that do not go back,
+    /// each with bounds around it.
+    #[test]
+    fn true_answers_are_never_refused() {
+        let report = ReportSeed::new(Seed::choose());
+        let mut rng = Rng::new(report.seed());
+        for _ in 0..20_000 {
+            let (lives, truths, end) = random_history(&mut rng);
+            let (mut judge, mut instant, mut clock) = (Judge::default(), 0, 0);
+            let mut states = [0; 3];
+            while instant <= end {
+                let before = clock + rng.below(instant - clock + 1);
+                let after = instant + rng.below(end + 1 - instant);
+                let mut seen = [ANY; VARIABLES];
+                for (variable, truth) in truths.iter().enumerate() {
+                    // Changes of this instant may be made already, or not yet, in their order.
+                    let of = |state: usize| truth.get(state + 1).map_or(u64::MAX, |next| next.0);
+                    while of(states[variable]) < instant
+                        || (of(states[variable]) == instant && rng.chance(1, 2))
+                    {
+                        states[variable] += 1;
+                    }
+                    seen[variable] = 1 << truth[states[variable]].1;
+                }
+                let answer = Answer { before, after, seen, door: 0 };
+                assert!(judge.judge(&lives, &answer).is_ok(), "{lives:?} {truths:?} {answer:?}");
+                clock = after;
+                instant = after + rng.below(3);
+            }
+        }
+    }
+
+    /// One answer is judged as if all instants were tried one by one.
+    #[test]
+    fn first_instant_is_that_of_an_exhaustive_search() {
+        let report = ReportSeed::new(Seed::choose());
+        let mut rng = Rng::new(report.seed());
+        let mut counts = [0, 0];
+        for _ in 0..100_000 {
+            let (lives, _, end) = random_history(&mut rng);
+            let before = rng.below(end + 1);
+            let after = before + rng.below(end + 1 - before);
+            let mut seen = [ANY; VARIABLES];
+            seen[..3].fill_with(|| *rng.pick(&[1, 2, ANY]));
+            let answer = Answer { before, after, seen, door: 0 };
+            let can_be = |instant: &u64| {
+                lives.iter().zip(&seen).all(|(life, &seen)| {
+                    life.instants(&answer, seen & 3).any(|(a, b)| (a..=b).contains(instant))
+                })
+            };
+            let expected = (before..=after).find(can_be);
+            counts[usize::from(expected.is_some())] += 1;
+            assert_eq!(Judge::default().judge(&lives, &answer).ok(), expected, "{answer:?}");
+        }
+        assert!(counts.iter().all(|&count| count > 10_000), "{counts:?}");
+    }
+}

@@ -1,0 +1,206 @@
+//! Renamers and translators side by side, judged window by window.
+//!
+//! In a window each translator asks a fixed number of questions and each renamer makes a fixed number of
+//! renames at least; whoever is done goes on until all are, so both sides always run, and a side that
+//! makes no progress is a hang, which the watchdog of the test ends. Then the translators judge what
+//! they were told by what the renamers wrote down, and all of it is forgotten.
+
+use std::sync::{Barrier, Mutex, PoisonError, RwLock};
+
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_testkit::history::Clock;
+use corewalk_testkit::race;
+use corewalk_testkit::rng::{Rng, Seed};
+
+use crate::doors::{Door, ROOM};
+use crate::judge::{Answer, Judge, Life, VARIABLES};
+use crate::tree::Tree;
+
+const TRANSLATORS: usize = 2;
+const RENAMERS: usize = 2;
+/// Renames that each renamer makes in each window, at least.
+const RENAMES: u64 = 100;
+
+/// Answers beside a rename from which on a race was one.
+pub(crate) const DISTURBED: u64 = 1000;
+
+/// How long to race.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    /// Windows at least.
+    pub(crate) windows: u64,
+    /// Windows at most, while [`DISTURBED`] is not reached: threads that share a processor seldom
+    /// disturb each other.
+    pub(crate) windows_max: u64,
+    /// Questions of each translator in each window.
+    pub(crate) questions: u64,
+}
+
+impl Extent {
+    /// Returns how many questions are asked, at least.
+    pub(crate) fn answers(self) -> u64 {
+        self.windows * self.questions * TRANSLATORS as u64
+    }
+}
+
+/// What happened.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    windows: u64,
+    /// Answers that were judged.
+    pub(crate) answers: u64,
+    /// Answers during which a rename began or ended.
+    pub(crate) disturbed: u64,
+    pub(crate) renames: u64,
+    /// What was wrong, first of all.
+    pub(crate) wrong: Option<String>,
+}
+
+/// A race that runs.
+struct Race<'a> {
+    tree: &'a Tree<'a>,
+    doors: &'a [Door<'a>],
+    extent: Extent,
+    clock: Clock,
+    /// Threads that have yet to do what they must in this window.
+    behind: AtomicU64,
+    ends: Barrier,
+    lives: RwLock<Vec<Life>>,
+    report: Mutex<Report>,
+}
+
+/// Asks through all `doors` at random while the whole tree is renamed, until `extent` or the first wrong
+/// answer.
+pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Extent) -> Report {
+    let race = Race {
+        tree,
+        doors,
+        extent,
+        clock: Clock::new(),
+        behind: AtomicU64::new((TRANSLATORS + RENAMERS) as u64),
+        ends: Barrier::new(TRANSLATORS + RENAMERS),
+        lives: RwLock::new(vec![Life::new(0); VARIABLES]),
+        report: Mutex::default(),
+    };
+    race::run(TRANSLATORS + RENAMERS, seed, |mut racer| match racer.thread.checked_sub(RENAMERS) {
+        None => race.rename(racer.thread, &mut racer.rng),
+        Some(_) => race.translate(&mut racer.rng),
+    });
+    race.report.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Race<'_> {
+    /// Renames the variables of renamer `this`, which are nobody else's.
+    fn rename(&self, this: usize, rng: &mut Rng) {
+        let mut values = [0; VARIABLES];
+        loop {
+            let mut lives = values.map(Life::new);
+            let mut renames = 0;
+            while renames < RENAMES || !self.are_all_done() {
+                let variable = this + RENAMERS * rng.index(VARIABLES / RENAMERS);
+                let value = self.tree.draw(rng, variable, values[variable]);
+                self.tree.prepare(rng, variable, value);
+                let invoked = self.clock.tick();
+                self.tree.change(variable, values[variable], value);
+                lives[variable].change(invoked, self.clock.tick(), value);
+                values[variable] = value;
+                renames += 1;
+                if renames == RENAMES {
+                    self.is_done();
+                }
+            }
+            let mut shared = self.lives.write().unwrap_or_else(PoisonError::into_inner);
+            for variable in (this..VARIABLES).step_by(RENAMERS) {
+                shared[variable] = lives[variable].clone();
+            }
+            drop(shared);
+            self.report(|report| report.renames += renames);
+            if self.end_window(this == 0, || ()) {
+                return;
+            }
+        }
+    }
+
+    fn translate(&self, rng: &mut Rng) {
+        let mut answers = Vec::with_capacity(self.extent.questions as usize);
+        let mut buf = vec![0; ROOM];
+        loop {
+            answers.clear();
+            let mut wrong = None;
+            for _ in 0..self.extent.questions {
+                match self.ask(rng, &mut buf) {
+                    Ok(answer) => answers.push(answer),
+                    Err(text) => wrong = wrong.or(Some(text)),
+                }
+            }
+            self.is_done();
+            while !self.are_all_done() {
+                let _ = self.ask(rng, &mut buf);
+            }
+            if self.end_window(false, || self.judge(&answers, wrong)) {
+                return;
+            }
+        }
+    }
+
+    /// Judges the answers of one translator; `wrong` is what cannot be an answer at all.
+    fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
+        let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
+        let (mut judge, mut disturbed) = (Judge::default(), 0);
+        for answer in answers {
+            if let Err(text) = judge.judge(&lives, answer) {
+                let door = self.doors[usize::from(answer.door)].name;
+                wrong = wrong.or(Some(format!("{door}: {text}")));
+                break;
+            }
+            disturbed += u64::from(answer.after > answer.before);
+        }
+        self.report(|report| {
+            report.answers += answers.len() as u64;
+            report.disturbed += disturbed;
+            report.wrong = report.wrong.take().or(wrong);
+        });
+    }
+
+    fn ask(&self, rng: &mut Rng, buf: &mut [u8]) -> Result<Answer, String> {
+        let number = rng.index(self.doors.len());
+        let door = &self.doors[number];
+        let before = self.clock.now();
+        let said = (door.ask)(rng, buf);
+        let after = self.clock.now();
+        let seen = said.map_err(|text| format!("{}: {text}", door.name))?;
+        Ok(Answer { before, after, seen, door: number as u8 })
+    }
+
+    /// Waits until all has been recorded, runs `judge`, and waits until all has been judged. Returns true
+    /// if there is no next window.
+    fn end_window(&self, is_first: bool, judge: impl FnOnce()) -> bool {
+        self.ends.wait();
+        if is_first {
+            // ORDERING: Relaxed. Nobody counts between the two barriers.
+            self.behind.store((TRANSLATORS + RENAMERS) as u64, Ordering::Relaxed);
+            self.report(|report| report.windows += 1);
+        }
+        judge();
+        self.ends.wait();
+        // The report stays as it is until all threads have come here once more.
+        let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let Extent { windows, windows_max, .. } = self.extent;
+        let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;
+        report.wrong.is_some() || is_enough || report.windows >= windows_max
+    }
+
+    fn is_done(&self) {
+        // ORDERING: Relaxed. A count that ends loops; what is shared goes through the barrier.
+        self.behind.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn are_all_done(&self) -> bool {
+        // ORDERING: Relaxed. As above.
+        self.behind.load(Ordering::Relaxed) == 0
+    }
+
+    fn report(&self, add: impl FnOnce(&mut Report)) {
+        add(&mut self.report.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
