@@ -163,6 +163,66 @@ impl Drop for Linux {
     }
 }
 
+/// The kernel asked by threads that are in a directory where they are: getcwd(2).
+pub(crate) struct Cwd {
+    directory: OwnedFd,
+}
+
+impl Cwd {
+    /// Returns the kernel for threads that work in `path`.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn open(path: &[u8]) -> anyhow::Result<Cwd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Cwd { directory: openat(CWD, path, flags, Mode::empty())? })
+    }
+}
+
+impl Namespace for Cwd {
+    fn variant(&self) -> &'static str {
+        "linux"
+    }
+
+    fn lookup(&self, _parent: u64, _name: &[u8]) -> Option<u64> {
+        None
+    }
+
+    /// Returns where the thread is, whatever it asks for.
+    #[inline]
+    fn path(&self, _ino: u64) -> Option<Vec<u8>> {
+        getcwd()
+    }
+
+    fn walk(&self, _path: &[u8]) -> Option<u64> {
+        None
+    }
+
+    fn rename(&self, _from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
+        false
+    }
+
+    fn begin(&self) {
+        go_to(&self.directory);
+    }
+}
+
+/// Gives the calling thread a working directory of its own, and goes to `directory`. If this fails the
+/// paths are wrong.
+pub(crate) fn go_to(directory: &OwnedFd) {
+    #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
+    let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
+    if is_apart {
+        let _ = rustix::process::fchdir(directory);
+    }
+}
+
+/// Returns the path of the working directory.
+#[inline]
+pub(crate) fn getcwd() -> Option<Vec<u8>> {
+    Some(rustix::process::getcwd(Vec::with_capacity(256)).ok()?.into_bytes())
+}
+
 /// Returns the nanoseconds of a system call that does nothing (getppid), over `calls` calls.
 pub(crate) fn syscall_ns(calls: u32) -> f64 {
     let start = Instant::now();
