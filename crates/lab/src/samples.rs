@@ -160,11 +160,14 @@ impl Samples {
     /// Adds a row for each rate of several threads that `is_wanted`, holding it against what the same
     /// variant reached with one thread: how threads scale, round by round. What threads each reached is
     /// a row already; these have the parameter [`OVER_THREADS`].
-    pub fn add_scaling(&mut self, is_wanted: impl Fn(&Params) -> bool) {
+    pub fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
             let is_several = key.params.get("threads").is_some_and(|threads| *threads != 1);
-            if !is_several || key.metric != Metric::OpsPerSecond || !is_wanted(&key.params) {
+            if !is_several
+                || key.metric != Metric::OpsPerSecond
+                || !is_wanted(&key.variant, &key.params)
+            {
                 continue;
             }
             let (mut params, mut one) = (key.params.clone(), key.params.clone());
@@ -272,9 +275,9 @@ mod tests {
             add(&mut samples, round, 1, one);
             add(&mut samples, round, 2, two);
         }
-        samples.add_scaling(|_| false);
+        samples.add_scaling(|_, _| false);
         assert_eq!(samples.rows().len(), 2);
-        samples.add_scaling(|_| true);
+        samples.add_scaling(|_, _| true);
         let rows = samples.rows();
         assert_eq!((rows.len(), rows[2].ratio, rows[2].rounds), (3, Some(1.5), 3));
         assert_eq!(rows[2].params[OVER_THREADS], 1);
@@ -290,6 +293,15 @@ mod tests {
         assert_eq!(samples.rows()[0].ratio, None);
         samples.add(1, "corewalk", &params(1), ns(7.0), "base");
         assert_eq!(samples.rows()[0].ratio, Some(7.0));
+    }
+
+    #[test]
+    fn schema_has_every_metric() {
+        let schema: Value = serde_json::from_str(include_str!("../schema.json")).unwrap();
+        let known = schema.pointer("/$defs/row/properties/metric/enum").unwrap();
+        for metric in Metric::ALL {
+            assert!(known.as_array().unwrap().contains(&metric.name().into()), "{metric:?}");
+        }
     }
 
     #[test]

@@ -201,7 +201,11 @@ pub(crate) mod quick {
                 let row = row(&rows, (variant, metric), params);
                 let row = row.unwrap_or_else(|| panic!("no {metric} of {variant} at {params:?}"));
                 assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
-                assert!(row.rounds == 5 && row.ratio.is_some_and(|ratio| ratio > 0.0), "{row:?}");
+                // A slice in which nobody got a processor is none.
+                assert!(
+                    (1..=5).contains(&row.rounds) && row.ratio.is_some_and(|ratio| ratio > 0.0),
+                    "{row:?}"
+                );
             }
         }
         assert!(!table.grids(&settings()).is_empty());

@@ -25,6 +25,7 @@ use rustix::process::{Resource, getrlimit};
 use super::Namespace;
 use crate::corpus::{Corpus, ROOT};
 use crate::lane::{Lane, Op, Stop, Tally};
+use crate::peer::Scratch;
 
 /// Descriptors that are left for the rest of the process.
 const SPARE_DESCRIPTORS: u64 = 512;
@@ -35,16 +36,19 @@ pub(crate) struct Linux {
     directories: Vec<Option<OwnedFd>>,
     /// The kernel's inode number of each entry, to check answers.
     numbers: Vec<u64>,
-    scratch: PathBuf,
+    /// Where the renamer's directory is, at home and away.
+    places: [PathBuf; 2],
+    _scratch: Scratch,
 }
 
 impl Linux {
-    /// Returns the kernel's view of `corpus`, with every entry looked up once.
+    /// Returns the kernel's view of `corpus`, with every entry looked up once; `label` tells it from
+    /// others of this process.
     ///
     /// # Errors
     /// If some entries are made up or have gone, or the directories need more descriptors than the
     /// process may have.
-    pub(crate) fn open(corpus: &Arc<Corpus>) -> anyhow::Result<Linux> {
+    pub(crate) fn open(corpus: &Arc<Corpus>, label: &str) -> anyhow::Result<Linux> {
         if corpus.made_up() > 0 {
             bail!("{} entries are made up", corpus.made_up());
         }
@@ -53,11 +57,15 @@ impl Linux {
         if count + SPARE_DESCRIPTORS > limit {
             bail!("{count} directories need more than the {limit} descriptors allowed");
         }
+        let scratch = Scratch::new(&std::env::temp_dir(), &format!("{label}-renamer"))?;
+        scratch.folder("home/moved")?;
+        scratch.folder("away")?;
         let mut linux = Linux {
             corpus: Arc::clone(corpus),
             directories: Vec::with_capacity(corpus.len()),
             numbers: Vec::with_capacity(corpus.len()),
-            scratch: std::env::temp_dir().join(format!("corewalk-lab-{}", std::process::id())),
+            places: ["home", "away"].map(|place| scratch.path().join(place).join("moved")),
+            _scratch: scratch,
         };
         for ino in corpus.inodes() {
             let path = corpus.path(ino);
@@ -69,8 +77,6 @@ impl Linux {
             let fd = wants_descriptor.then(|| openat(CWD, &path[..], flags, Mode::empty()));
             linux.directories.push(fd.transpose().context("/usr changed")?);
         }
-        std::fs::create_dir_all(linux.scratch.join("a/moved"))?;
-        std::fs::create_dir_all(linux.scratch.join("b"))?;
         Ok(linux)
     }
 
@@ -129,7 +135,7 @@ impl Namespace for Linux {
 
     fn rename(&self, from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
         let is_away = from.0 == self.corpus.synthetic();
-        let [home, away] = [self.scratch.join("a/moved"), self.scratch.join("b/moved")];
+        let [home, away] = &self.places;
         let (old, new) = if is_away { (away, home) } else { (home, away) };
         rustix::fs::rename(old.as_os_str().as_bytes(), new.as_os_str().as_bytes()).is_ok()
     }
@@ -154,12 +160,6 @@ impl Namespace for Linux {
                 })
             }
         }
-    }
-}
-
-impl Drop for Linux {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.scratch);
     }
 }
 

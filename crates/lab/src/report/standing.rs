@@ -160,7 +160,7 @@ pub(super) mod tests {
             let params = Params::from([("threads", threads.into())]);
             samples.add(0, variant, &params, (Metric::OpsPerSecond, rate), "linux");
         }
-        samples.add_scaling(|_| true);
+        samples.add_scaling(|_, _| true);
         let rows = samples.rows();
         let scaling = rows.iter().find(|row| is_scaling(row)).unwrap();
         assert_eq!(scaling.ratio, Some(2.0));

@@ -135,7 +135,7 @@ impl Table for CreateOneDir {
             let (left, expected) = (count(), STANDING * (threads_max + 1));
             ensure!(left == expected, "{name}: {left} files are left of {expected}");
         }
-        samples.add_scaling(|_| true);
+        samples.add_scaling(|_, _| true);
         Ok(samples)
     }
 }

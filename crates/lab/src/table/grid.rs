@@ -14,7 +14,7 @@
 //!
 //! Source: the house rules for measurements in `docs/style.md`, section 7.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -44,6 +44,10 @@ pub(super) struct Rounds<'a> {
     interrupt: Interrupt,
     settings: &'a Settings,
 }
+
+/// A cell of so many threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Threads(pub(super) usize);
 
 /// One variant in one cell and one round.
 pub(super) struct Visit<'a, Cell> {
@@ -120,7 +124,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// Returns the numbers of threads that each have a processor, of those that are asked for.
-    pub(super) fn threads(&self) -> Vec<usize> {
+    pub(super) fn threads(&self) -> Vec<Threads> {
         let threads = self.settings.threads_with_processors();
         let rest: Vec<_> = self.settings.threads.iter().filter(|n| !threads.contains(n)).collect();
         if !rest.is_empty() {
@@ -129,7 +133,13 @@ impl<'a> Rounds<'a> {
                 self.table
             );
         }
-        threads
+        threads.into_iter().map(Threads).collect()
+    }
+}
+
+impl Display for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "threads={}", self.0)
     }
 }
 

@@ -40,7 +40,7 @@
 
 mod lockref_off;
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -48,7 +48,7 @@ use corewalk_sync::primitives::hint;
 use corewalk_sync::{CachePadded, Lockref};
 use serde_json::Value;
 
-use super::grid::{Rounds, Visit};
+use super::grid::{Rounds, Threads, Visit};
 use super::{Claim, Grid, Settings, Size, Table, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, Host, Locked, Ours, User};
@@ -98,9 +98,6 @@ pub(super) struct HotLeaf;
 
 /// What three phases gave, and how often the locker was there per second.
 type Outcome = (Vec<Slice>, f64);
-
-/// How many threads there are.
-struct Threads(usize);
 
 /// Somebody who is measured with a number of threads, for so long in each phase.
 struct Variant<'a> {
@@ -182,20 +179,14 @@ impl Table for HotLeaf {
             Err(error) => eprintln!("hot-leaf: skipped linux: {error:#}"),
         }
         variants.extend([counters_of_ours(), counters_before()]);
-        let cells: Vec<Threads> = rounds.threads().into_iter().map(Threads).collect();
+        let cells = rounds.threads();
         let grid = self.grids(settings)[0];
         let mut samples = Samples::default();
         rounds.each(&grid, (&cells, variants.len()), |visit| {
             record(&mut samples, &variants[visit.at], &visit, settings)
         })?;
-        samples.add_scaling(|params| params.contains_key("phase"));
+        samples.add_scaling(|_, params| params.contains_key("phase"));
         Ok(samples)
-    }
-}
-
-impl Display for Threads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "threads={}", self.0)
     }
 }
 

@@ -56,7 +56,7 @@ const PUBLISHED: [(u32, u32, f64, f64); 6] = [
     (128, 64, 34.8, 58.7),
 ];
 /// Readers and writers: the document's rows, scaled.
-const CELLS: (&[(usize, usize)], &[(usize, usize)]) =
+const CELLS: (Pairs, Pairs) =
     (&[(2, 0), (1, 1)], &[(1, 0), (2, 0), (4, 0), (1, 2), (2, 2), (4, 2)]);
 /// Designs there are.
 const DESIGNS: usize = 4;
@@ -66,6 +66,9 @@ const SHARE_OF_TIME: f64 = 0.5;
 const TRIAL: Duration = Duration::from_millis(100);
 /// The variant that is measured only if its counters count.
 const OURS: &str = "corewalk";
+
+/// Numbers of readers, each with a number of writers.
+type Pairs = &'static [(usize, usize)];
 
 /// The table.
 pub(super) struct LockShare;

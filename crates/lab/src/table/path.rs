@@ -99,7 +99,7 @@ impl Table for Path {
         let forest = Forest::load(self.name(), settings)?;
         uniform::run((self.name(), &[Op::Path]), &forest, pace, &mut samples)?;
         hot::run(Op::Path, &forest, pace, &mut samples)?;
-        samples.add_scaling(|params| {
+        samples.add_scaling(|_, params| {
             params["op"] == "path" && params.get("renamer").is_none_or(|renamer| *renamer == 0)
         });
         Ok(samples)

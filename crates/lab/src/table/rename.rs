@@ -163,7 +163,7 @@ impl Table for Rename {
             let slice = measure(visit.cell, grid.slice);
             record(&mut samples, visit.round, (name, slice), visit.cell, bare_ns)
         })?;
-        samples.add_scaling(|_| true);
+        samples.add_scaling(|_, _| true);
         Ok(samples)
     }
 }

@@ -180,7 +180,7 @@ mod tests {
             let params = Params::from([("op", op.into()), ("threads", threads.into())]);
             samples.add(0, "corewalk", &params, (Metric::OpsPerSecond, value), "corewalk");
         }
-        samples.add_scaling(|_| true);
+        samples.add_scaling(|_, _| true);
         let rows = samples.rows();
         assert_eq!(scaling(&rows, "corewalk", &[("op", "a".into())]), Some(1.8));
         assert_eq!(scaling(&rows, "corewalk", &[("op", "b".into())]), None);

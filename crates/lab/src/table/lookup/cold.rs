@@ -12,13 +12,12 @@
 //!
 //! Source: the crates `dashmap`, `papaya` and `scc`.
 
-use std::fmt::{self, Display};
 use std::time::Instant;
 
 use anyhow::Context as _;
 use corewalk_sync::primitives::Arc;
 
-use super::uniform::checked;
+use super::uniform::calm;
 use crate::corpus::Corpus;
 use crate::lane::{Lane, Op};
 use crate::memory;
@@ -35,9 +34,6 @@ pub(super) const VARIANTS: [&str; 4] = ["corewalk", "dashmap-path", "papaya-path
 pub(super) const ENTRIES: (usize, usize) = (5_000, 1_000_000);
 /// Questions drawn ahead per thread: more than are asked in a slice.
 const DRAWS: (usize, usize) = (4_096, 524_288);
-
-/// So many threads that ask.
-struct Threads(usize);
 
 /// What a variant reached in a round with so many threads.
 struct Reached {
@@ -67,19 +63,19 @@ pub(super) fn run(
     for variant in VARIANTS {
         tables.push(memory::load(variant, &corpus)?.context("no such variant")?);
     }
-    let threads = rounds.threads();
+    let cells = rounds.threads();
     let draws = sized(settings.size, DRAWS);
     let lane = |thread: usize| {
         Arc::new(Lane::draw(&corpus, &moved, Op::Walk, draws, 0x5eed_0601 + 2 * thread as u64))
     };
-    let lanes: Vec<Arc<Lane>> = (0..threads.iter().copied().max().unwrap_or(1)).map(lane).collect();
+    let lanes: Vec<Arc<Lane>> =
+        (0..cells.iter().map(|threads| threads.0).max().unwrap_or(1)).map(lane).collect();
     eprintln!(
         "lookup: a tree of {} entries, {} of them made up, was there after {:.1} s",
         corpus.len(),
         corpus.made_up(),
         began.elapsed().as_secs_f64()
     );
-    let cells: Vec<Threads> = threads.into_iter().map(Threads).collect();
     let grid = grid(settings);
     let mut reached = vec![];
     rounds.each(&grid, (&cells, tables.len()), |visit| {
@@ -93,7 +89,7 @@ pub(super) fn run(
             // Elsewhere in each round: what was asked last time may still be in a cache.
             first: round * (draws / settings.rounds),
         };
-        let slice = checked(table, &plan)?;
+        let slice = calm(table, &plan)?;
         reached.push(Reached { round, threads, variant: table.variant(), slice });
         Ok(())
     })?;
@@ -130,12 +126,6 @@ fn add(reached: &[Reached], entries: usize, samples: &mut Samples) {
                 samples.add(this.round, BASELINE, &params, (metric, best), BASELINE);
             }
         }
-    }
-}
-
-impl Display for Threads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cold threads={}", self.0)
     }
 }
 

@@ -14,13 +14,11 @@
 //!
 //! Source: stat(2), getcwd(2).
 
-use std::fmt::{self, Display};
-
 use anyhow::Context as _;
 use corewalk_sync::primitives::Arc;
 use serde_json::Value;
 
-use super::uniform::{Forest, checked};
+use super::uniform::{Forest, calm};
 use crate::baseline::{Cwd, Namespace, PapayaPath, SccPath, syscall_ns};
 use crate::corpus::{Corpus, Move, ROOT};
 use crate::lane::{Lane, Op};
@@ -39,9 +37,6 @@ const WALKED: usize = 64;
 const DRAWS: usize = 4_096;
 /// Variants there are, of walks: those of the forest with the kernel, and two maps.
 const VARIANTS: usize = super::uniform::VARIANTS.len() + 3;
-
-/// So many threads that ask.
-struct Threads(usize);
 
 /// Returns what [`run`] measures.
 pub(in crate::table) fn grid(settings: &Settings) -> Grid {
@@ -74,13 +69,13 @@ pub(in crate::table) fn run(
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != BASELINE;
     let tables = tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<&dyn Namespace> = tables.chain(more.iter().map(|table| &**table)).collect();
-    let threads = rounds.threads();
+    let cells = rounds.threads();
     let lane = |thread: usize| {
         let seed = 0x5eed_0501 + 2 * thread as u64;
         Arc::new(Lane::draw_among(corpus, moved, op, DRAWS, (seed, &pool)))
     };
-    let lanes: Vec<Arc<Lane>> = (0..threads.iter().copied().max().unwrap_or(1)).map(lane).collect();
-    let cells: Vec<Threads> = threads.into_iter().map(Threads).collect();
+    let lanes: Vec<Arc<Lane>> =
+        (0..cells.iter().map(|threads| threads.0).max().unwrap_or(1)).map(lane).collect();
     let grid = grid(settings);
     let calls = sized(settings.size, (1_000, 100_000));
     let mut bare_ns = 0.0;
@@ -98,7 +93,7 @@ pub(in crate::table) fn run(
             time: grid.slice,
             first: 0,
         };
-        let slice = checked(tables[visit.at], &plan)?;
+        let slice = calm(tables[visit.at], &plan)?;
         let mut params = Params::from(params(op, depth));
         params.insert("threads", visit.cell.0.into());
         add(samples, visit.round, tables[visit.at].variant(), params, (slice, bare_ns));
@@ -155,12 +150,6 @@ fn pool(corpus: &Corpus, moved: &Move, op: Op) -> Option<(usize, Vec<u64>)> {
         let pool: Vec<u64> = deep.into_iter().step_by(every).take(count).collect();
         (!pool.is_empty()).then_some((depth, pool))
     })
-}
-
-impl Display for Threads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hot threads={}", self.0)
-    }
 }
 
 #[cfg(test)]
