@@ -2,9 +2,11 @@
 //!
 //! A dcache stands above file systems, and so does this: names are found by a design of `before`, and
 //! what a dentry refers to is an inode of `corewalk::tmpfs`, which is told what is made, renamed and
-//! removed, and asked for lists, as it is below corewalk. Attributes are with the inode in memory, as
-//! in a kernel: nobody below is asked for them. No permission is checked, as corewalk checks none for
-//! the user that it is asked for here.
+//! removed, and asked for attributes and lists, as it is below corewalk. So what such a variant and
+//! corewalk differ in is how names are found, translated and changed, which is what the documents
+//! changed; a kernel of any age reads attributes faster than this tmpfs gives them, and that is what
+//! the variants `linux` and `rwlock-ahash` are beside it for. No permission is checked, as corewalk checks
+//! none for the user that it is asked for here.
 //!
 //! | variant | names by |
 //! |---|---|
@@ -12,39 +14,31 @@
 //! | `before-global-lock` | `before::GlobalLock`, Linux 3.8 |
 //!
 //! # How it works
-//! A dentry's number leads to its inode in one step, as `d_inode` does. Attributes are words that are
-//! read without a lock, as `generic_fillattr` reads them.
+//! A dentry's number leads to the number of its inode in one step, as `d_inode` does.
 //!
 //! # What it refuses
 //! What no workload asks of it: more names for one file, permission bits, and looking at a file
 //! before whoever makes it is done.
 //!
-//! Source: documents 000 and 003; `before`; Linux 3.8 `fs/stat.c`.
+//! Source: documents 000 and 003; `before`.
 
 use std::ops::ControlFlow;
 
 use corewalk::attr::mode;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Attr, FileKind, FileSystem as _, Make, Name, Node, RenameMode, Timespec};
+use corewalk::{FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 
 use super::{Files, List, Status, User};
 use crate::before::{DcacheLock, Dentries, GlobalLock, Kind};
 use crate::corpus::ROOT;
 
-/// Words of the attributes of an inode.
-const WORDS: usize = 16;
-
 /// The cache, the file system below it, and what each dentry refers to there.
 pub(crate) struct BeforeFiles<D> {
     dentries: D,
     tmpfs: Tmpfs,
-    inodes: Vec<Inode>,
+    inodes: Vec<AtomicU64>,
 }
-
-/// An inode in memory.
-#[repr(align(64))]
-struct Inode([AtomicU64; WORDS]);
 
 impl BeforeFiles<DcacheLock> {
     /// Returns an empty one with the names of Linux 2.4, with room for `capacity` of them.
@@ -69,23 +63,33 @@ impl BeforeFiles<GlobalLock> {
 impl<D: Dentries> BeforeFiles<D> {
     fn over(dentries: D, capacity: usize) -> anyhow::Result<BeforeFiles<D>> {
         // Numbers begin at 1, and a tree has room for a few more than it was asked for.
-        let inodes = (0..capacity + 64).map(|_| Inode::default()).collect();
+        let inodes = (0..capacity + 64).map(|_| AtomicU64::new(0)).collect();
         let files = BeforeFiles { dentries, tmpfs: Tmpfs::new(TmpfsOptions::default()), inodes };
-        files.inodes[ROOT as usize].set(&files.tmpfs.root()?);
+        files.set_inode(ROOT, files.tmpfs.root()?.ino);
         Ok(files)
     }
 
     #[inline]
+    fn inode(&self, dentry: u64) -> u64 {
+        // ORDERING(d-inode): Acquire. What was made is there.
+        self.inodes.get(dentry as usize).map_or(0, |inode| inode.load(Ordering::Acquire))
+    }
+
+    fn set_inode(&self, dentry: u64, inode: u64) {
+        // ORDERING(d-inode): Release. See `inode`.
+        self.inodes[dentry as usize].store(inode, Ordering::Release);
+    }
+
+    #[inline]
     fn node(&self, dentry: u64, kind: FileKind) -> Node<'static> {
-        let ino = self.inodes.get(dentry as usize).map_or(0, Inode::ino);
-        Node::detached(ino, kind)
+        Node::detached(self.inode(dentry), kind)
     }
 
     fn make(&self, dir: u64, name: &[u8], mode: u32, kind: Kind) -> Option<()> {
         let (parent, checked) = (self.node(dir, FileKind::Directory), Name::new(name).ok()?);
         let attr = self.tmpfs.make(parent, checked, &Make::new(mode, 0, 0)).ok()?;
         let dentry = self.dentries.create(dir, name, kind)?;
-        self.inodes[dentry as usize].set(&attr);
+        self.set_inode(dentry, attr.ino);
         Some(())
     }
 
@@ -107,7 +111,7 @@ impl<D: Dentries> BeforeFiles<D> {
 
     #[inline]
     fn status(&self, dentry: u64) -> Option<Status> {
-        let attr = self.inodes.get(dentry as usize)?.get();
+        let attr = self.tmpfs.getattr(self.node(dentry, FileKind::Regular)).ok()?;
         Some(Status { ino: attr.ino, mode: attr.mode, size: attr.size })
     }
 }
@@ -165,7 +169,7 @@ impl<D: Dentries> User for &BeforeFiles<D> {
 
     #[inline]
     fn resolve(&self, path: &[u8]) -> Option<u64> {
-        Some(self.inodes.get(self.dentries.walk(path)? as usize)?.ino())
+        Some(self.inode(self.dentries.walk(path)?))
     }
 
     #[inline]
@@ -203,83 +207,5 @@ impl<D: Dentries> User for &BeforeFiles<D> {
     #[inline]
     fn path_of(&self, file: &u64) -> Option<Vec<u8>> {
         self.dentries.path(*file)
-    }
-}
-
-impl Inode {
-    #[inline]
-    fn ino(&self) -> u64 {
-        // ORDERING(d-inode): Acquire. What was made is there.
-        self.0[0].load(Ordering::Acquire)
-    }
-
-    /// Returns a copy of all attributes, as stat(2) makes one.
-    #[inline]
-    fn get(&self) -> Attr {
-        // ORDERING: Relaxed. A file's attributes do not change after it was made.
-        let word = |at: usize| self.0[at].load(Ordering::Relaxed);
-        let halves = |at: usize| ((word(at) >> 32) as u32, word(at) as u32);
-        let time = |at: usize| Timespec { secs: word(at) as i64, nanos: word(at + 1) as u32 };
-        let ((mode, nlink), (uid, gid)) = (halves(1), halves(2));
-        Attr {
-            ino: self.ino(),
-            generation: word(3),
-            mode,
-            nlink,
-            uid,
-            gid,
-            rdev: word(4),
-            size: word(5),
-            blocks: word(6),
-            blksize: word(7) as u32,
-            atime: time(8),
-            mtime: time(10),
-            ctime: time(12),
-            btime: time(14),
-            has_acl: false,
-        }
-    }
-
-    fn set(&self, attr: &Attr) {
-        let halves = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-        let times = [attr.atime, attr.mtime, attr.ctime, attr.btime];
-        let first = [
-            halves(attr.mode, attr.nlink),
-            halves(attr.uid, attr.gid),
-            attr.generation,
-            attr.rdev,
-            attr.size,
-            attr.blocks,
-            u64::from(attr.blksize),
-        ];
-        let times = times.iter().flat_map(|time| [time.secs as u64, u64::from(time.nanos)]);
-        for (word, value) in self.0[1..].iter().zip(first.into_iter().chain(times)) {
-            // ORDERING: Relaxed. The number behind it publishes it.
-            word.store(value, Ordering::Relaxed);
-        }
-        // ORDERING(d-inode): Release. See `ino`.
-        self.0[0].store(attr.ino, Ordering::Release);
-    }
-}
-
-impl Default for Inode {
-    fn default() -> Inode {
-        Inode([const { AtomicU64::new(0) }; WORDS])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attributes_of_an_inode_are_all_that_the_file_system_knows() {
-        let files = BeforeFiles::global_lock(16).unwrap();
-        let made = files.tmpfs.root().unwrap();
-        let other = Attr { uid: 7, gid: 8, size: 9, rdev: 10, generation: 11, ..made };
-        for attr in [made, other] {
-            files.inodes[5].set(&attr);
-            assert_eq!(files.inodes[5].get(), attr);
-        }
     }
 }
