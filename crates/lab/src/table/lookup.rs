@@ -74,7 +74,7 @@ impl Table for Lookup {
 
     fn footer(&self, rows: &[Row]) -> String {
         let mut out = String::new();
-        let hot = [&hot::params(Op::Walk, hot::depth())[..], &[("threads", 1.into())]].concat();
+        let hot = [&hot::params(Op::Walk, hot::DEPTH)[..], &[("threads", 1.into())]].concat();
         let cost = |variant| shape::median(rows, variant, "ns_per_op", &hot);
         let maps = cold::VARIANTS[1..].iter().filter_map(|map| Some((cost(map)?, map)));
         let best = maps.min_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -82,7 +82,7 @@ impl Table for Lookup {
             let _ = writeln!(
                 out,
                 "walk, hot, depth {}: corewalk takes x{:.2} of the best map from whole paths ({name})",
-                hot::depth(),
+                hot::DEPTH,
                 ours / map
             );
         }
@@ -99,7 +99,7 @@ impl Table for Lookup {
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let hot = hot::params(Op::Walk, hot::depth());
+        let hot = hot::params(Op::Walk, hot::DEPTH);
         let net = [&hot[..], &[("threads", 1.into()), ("net_of", "syscall".into())]].concat();
         let ahead = shape::ahead(rows, "corewalk", &net);
         let cold = million(rows, 1);

@@ -26,6 +26,8 @@
 //! Those of `lookup`, with which it shares its code. What a renamer next to a translation costs, as
 //! fast as it can, is the table `path-under-rename`.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::grid::Rounds;
@@ -34,7 +36,6 @@ use super::lookup::{BASELINE, hot};
 use super::{Claim, Grid, Settings, Table, shape};
 use crate::lane::Op;
 use crate::samples::{Row, Samples};
-use std::time::Duration;
 
 /// What one thread is to reach of the baseline, over the tree.
 const ONE: f64 = 1.0;
@@ -68,7 +69,7 @@ impl Table for Path {
         let rate = |variant| shape::median(rows, variant, "ops_per_s", &tree(2));
         let libfuse =
             rate("corewalk").zip(rate("libfuse-node")).map(|(ours, theirs)| ours / theirs);
-        let hot = hot::params(Op::Path, hot::depth());
+        let hot = hot::params(Op::Path, hot::DEPTH);
         let net = [&hot[..], &[("threads", 1.into()), ("net_of", Value::from("syscall"))]].concat();
         let over = |threads| shape::ratio(rows, "corewalk", "ops_per_s", &tree(threads));
         vec![

@@ -30,7 +30,7 @@ use crate::table::{Settings, sized};
 /// The variant that all are compared with.
 pub(in crate::table) const BASELINE: &str = "linux";
 /// Names on the way to what is asked for, or as many as there are.
-const DEPTH: usize = 8;
+pub(in crate::table) const DEPTH: usize = 8;
 /// Entries that a walk is asked about.
 const WALKED: usize = 64;
 /// Questions drawn ahead per thread.
@@ -46,11 +46,6 @@ pub(in crate::table) fn grid(settings: &Settings) -> Grid {
 /// Returns the parameters of the rows of `op`; what is asked for has `depth` names.
 pub(in crate::table) fn params(op: Op, depth: usize) -> [(&'static str, Value); 3] {
     [("op", op.name().into()), ("targets", "hot".into()), ("depth", depth.into())]
-}
-
-/// Returns the depth that rows have if the tree is deep enough.
-pub(in crate::table) const fn depth() -> usize {
-    DEPTH
 }
 
 /// Asks all variants for `op`, and adds the rows.
