@@ -1,4 +1,4 @@
-//! What every variant of the `lookup` table can do, and the designs it is compared with.
+//! What every variant of the tables `lookup` and `path` can do, and the designs it is compared with.
 //!
 //! A variant answers three questions (`lane::Op`) and renames. The loop that asks is generated once
 //! per variant, so that no virtual call stands between two operations; only a whole slice of work
@@ -10,21 +10,27 @@
 //! | `dashmap-path` | a sharded map from whole paths |
 //! | `papaya` | two lock-free maps |
 //! | `libfuse-node` | one mutex over a chained node table |
+//! | `easy-fuser` | one lock over a map of inodes and a map of maps of names |
+//! | `papaya-path`, `scc-path` | concurrent maps from whole paths, for walks only |
 //! | `linux` | the host kernel, through system calls |
 //!
 //! Source: the inode tables of libfuse (`lib/fuse.c`), SeaweedFS (`weed/mount/inode_to_path.go`),
-//! mountpoint-s3 (`superblock.rs`) and fuse_mt (`inode_table.rs`), and the crates they could use.
+//! mountpoint-s3 (`superblock.rs`), easy_fuser (`src/inode_mapper.rs`) and fuse_mt (`inode_table.rs`), and the crates they could use.
 
 mod dashmap_path;
+mod easy_fuser;
 mod libfuse_node;
 mod linux;
 mod papaya;
+mod path_maps;
 mod rwlock_ahash;
 
 pub(crate) use dashmap_path::DashmapPath;
+pub(crate) use easy_fuser::EasyFuser;
 pub(crate) use libfuse_node::LibfuseNode;
-pub(crate) use linux::{Linux, syscall_ns};
+pub(crate) use linux::{Cwd, Linux, getcwd, go_to, syscall_ns};
 pub(crate) use papaya::Papaya;
+pub(crate) use path_maps::{PapayaPath, SccPath};
 pub(crate) use rwlock_ahash::RwLockAhash;
 
 use crate::lane::{Lane, Op, Stop, Tally};
@@ -62,6 +68,9 @@ pub(crate) trait Namespace: Send + Sync {
     fn arena_bytes(&self) -> u64 {
         0
     }
+
+    /// Gets the calling thread ready to ask.
+    fn begin(&self) {}
 
     /// Asks the questions of `lane` from `first` on until `stop`.
     fn work(&self, op: Op, lane: &Lane, first: usize, stop: &Stop) -> Tally {
@@ -117,6 +126,7 @@ pub(crate) mod tests {
             Box::new(DashmapPath::load(corpus)),
             Box::new(Papaya::load(corpus)),
             Box::new(LibfuseNode::load(corpus)),
+            Box::new(EasyFuser::load(corpus)),
         ]
     }
 

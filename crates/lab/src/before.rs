@@ -77,6 +77,9 @@ pub(crate) trait Dentries: Namespace {
         self.walk(path)
     }
 
+    /// Returns what a name leads to, which is counted meanwhile, as fstatat(2) does.
+    fn look(&self, parent: u64, name: &[u8]) -> Option<u64>;
+
     /// Gives a name to something new. Returns its inode number; None if there is such a name.
     fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64>;
 

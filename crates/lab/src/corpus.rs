@@ -5,6 +5,9 @@
 //! A machine with fewer gets the rest made up, and the run says so. A Debian with compilers has
 //! 100,000 entries there, 7 levels deep in the mean, with names of 21 bytes.
 //!
+//! What is made up has that shape: names are as long as those of `/usr` ([`LENGTHS`]), a directory has
+//! 16 names of which 5 are directories, and so 100,000 of them are 7 levels deep, and a million 8.
+//!
 //! # How it works
 //! Entries are numbered from 1, the root; a directory's children follow each other, sorted by name,
 //! and come behind it. So a subtree's size is one pass from the end, and a back end answers a
@@ -15,10 +18,13 @@
 //!
 //! Source: hier(7), for what lies below `/usr`.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use crate::lane::Rng;
 
 /// The inode number of the root.
 pub(crate) const ROOT: u64 = 1;
@@ -26,8 +32,13 @@ pub(crate) const ROOT: u64 = 1;
 const SOURCE: &str = "/usr";
 /// The directory that made-up names and moved directories go to.
 const SYNTHETIC: &[u8] = b"synthetic";
-/// Made-up files of one made-up directory.
-const FILES_PER_DIRECTORY: usize = 16;
+/// Names of one made-up directory.
+const NAMES_PER_DIRECTORY: usize = 16;
+/// How many of them are directories.
+const DIRECTORIES_PER_DIRECTORY: usize = 5;
+/// How long names are: the quantiles of 152,000 names below `/usr` of a Debian with compilers, in bytes.
+const LENGTHS: [usize; 20] =
+    [4, 6, 7, 8, 9, 10, 11, 11, 12, 13, 15, 17, 19, 21, 24, 25, 30, 37, 44, 56];
 
 /// A tree of names.
 pub(crate) struct Corpus {
@@ -156,12 +167,17 @@ impl Corpus {
         at == ancestor
     }
 
+    /// Returns the number of names on the way from the root.
+    pub(crate) fn depth(&self, ino: u64) -> usize {
+        std::iter::successors(Some(ino), |&at| (at != ROOT).then(|| self.parent(at))).count() - 1
+    }
+
     /// Returns the inode number of the directory for made-up names.
     pub(crate) fn synthetic(&self) -> u64 {
         self.child(ROOT, SYNTHETIC).expect("the directory is made with the root")
     }
 
-    /// Returns the move of the real directory whose size is nearest to a hundredth of the tree:
+    /// Returns the move of the directory whose size is nearest to a hundredth of the tree:
     /// into another directory and to another name.
     pub(crate) fn movable(&self) -> Move {
         let mut below = vec![0_u32; self.entries.len()];
@@ -214,24 +230,23 @@ impl Corpus {
         }
     }
 
-    /// Fills the tree up with made-up directories of made-up files.
+    /// Fills the tree up with made-up names, the same ones each time.
     fn make_up(&mut self, wanted: usize) {
-        let missing = wanted.saturating_sub(self.entries.len());
-        self.made_up = missing;
-        if missing == 0 {
-            return;
-        }
-        let synthetic = (self.synthetic() - 1) as u32;
-        let directories = missing.div_ceil(FILES_PER_DIRECTORY + 1);
-        let names: Vec<_> =
-            (0..directories).map(|n| (format!("directory-{n:06}").into_bytes(), true)).collect();
-        let first = self.push_children(synthetic, &names);
-        for directory in 0..directories as u32 {
-            let room = wanted.saturating_sub(self.entries.len()).min(FILES_PER_DIRECTORY);
-            let files: Vec<_> = (0..room)
-                .map(|n| (format!("made-up-file-{directory}-{n:02}.txt").into_bytes(), false))
+        self.made_up = wanted.saturating_sub(self.entries.len());
+        let mut rng = Rng(0x5eed_0401);
+        let mut directories = VecDeque::from([(self.synthetic() - 1) as u32]);
+        while let Some(directory) = directories.pop_front() {
+            let room = wanted.saturating_sub(self.entries.len()).min(NAMES_PER_DIRECTORY);
+            if room == 0 {
+                return;
+            }
+            let mut names: Vec<(Vec<u8>, bool)> = (0..room)
+                .map(|at| (made_up_name(at, &mut rng), at < DIRECTORIES_PER_DIRECTORY))
                 .collect();
-            self.push_children(first + directory, &files);
+            names.sort();
+            let first = self.push_children(directory, &names);
+            let numbered = (first..).zip(&names);
+            directories.extend(numbered.filter(|(_, (_, is_dir))| *is_dir).map(|(at, _)| at));
         }
     }
 
@@ -258,6 +273,14 @@ impl Corpus {
             is_directory,
         });
     }
+}
+
+/// Returns a name that has no other in its directory, where it has the number `at`.
+fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
+    let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
+    let mut name = format!("{at:02}").into_bytes();
+    name.extend((name.len()..len).map(|_| b'a' + rng.below(26) as u8));
+    name
 }
 
 /// Returns the names in a directory, sorted, each with whether it is a directory; nothing if it
@@ -315,10 +338,20 @@ mod tests {
         let mut corpus = Corpus { entries: vec![], names: vec![], made_up: 0 };
         corpus.push(0, b"", true);
         corpus.push_children(0, &[(SYNTHETIC.to_vec(), true), (b"usr".to_vec(), true)]);
-        corpus.make_up(100);
-        assert_eq!((corpus.len(), corpus.made_up()), (100, 97));
-        let file = corpus.child(corpus.synthetic(), b"directory-000000");
-        assert!(corpus.is_directory(file.expect("it was made")));
+        corpus.make_up(20_000);
+        assert_eq!((corpus.len(), corpus.made_up()), (20_000, 19_997));
+        let mut lengths: Vec<usize> = vec![];
+        let mut depths = 0;
+        for ino in corpus.inodes().skip(3) {
+            assert_eq!(corpus.child(corpus.parent(ino), corpus.name(ino)), Some(ino));
+            lengths.push(corpus.name(ino).len());
+            depths += corpus.path(ino).iter().filter(|&&byte| byte == b'/').count();
+        }
+        let mean = lengths.iter().sum::<usize>() as f64 / lengths.len() as f64;
+        assert!((18.0..=20.0).contains(&mean), "{mean} bytes");
+        let depth = depths as f64 / lengths.len() as f64;
+        assert!((5.5..=7.0).contains(&depth), "{depth} levels");
+        assert!(lengths.iter().any(|&len| len > 40) && lengths.contains(&4));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! | `corewalk` | `corewalk::Vfs` over `corewalk::tmpfs`, called as a library | its root |
 //! | `rwlock-ahash` | one lock over two flat maps, with attributes and lists of names | its root |
 //! | `linux` | system calls on the host's tmpfs | a descriptor, as for `openat` |
-//! | `before-dcache-lock` | the dentry cache of Linux 2.4, over corewalk's tmpfs | its root |
+//! | `before-dcache-lock`, `before-global-lock` | the dentry caches of Linux 2.4 and 3.8, over corewalk's tmpfs | its root |
 //!
 //! # Alike for all
 //! - The same operations with the same names; paths have as many components for each.
@@ -26,17 +26,18 @@
 //!
 //! Source: path_resolution(7) and the man pages of the calls.
 
-mod dcache_lock;
+mod before;
 mod host;
 mod locked;
 mod ours;
 
-pub(crate) use dcache_lock::DcacheLockFiles;
+pub(crate) use before::BeforeFiles;
 pub(crate) use host::Host;
 pub(crate) use locked::Locked;
 pub(crate) use ours::Ours;
 
 use anyhow::ensure;
+use corewalk::FileKind;
 
 use crate::corpus::{Corpus, ROOT};
 
@@ -144,6 +145,13 @@ impl List {
         self.ends.push((self.bytes.len(), kind == Kind::Directory));
     }
 
+    /// Appends a name of which the whole kind is known.
+    #[inline]
+    fn push_kind(&mut self, name: &[u8], kind: FileKind) {
+        let is_directory = kind == FileKind::Directory;
+        self.push(name, if is_directory { Kind::Directory } else { Kind::Other });
+    }
+
     /// Returns the names, each with true if it is a directory.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], bool)> {
         let mut start = 0;
@@ -206,11 +214,6 @@ mod tests {
         assert_eq!(user.resolve(b"/a/one"), Some(one.ino), "{variant}");
         assert!(user.stat(b"/a").is_some_and(|a| a.is_directory()), "{variant}");
         assert!(user.open_close(b"/a/one") && !user.open_close(b"/a/two"), "{variant}");
-        assert!(user.chmod(&a, b"one", 0o600), "{variant}");
-        assert_eq!(user.stat(b"/a/one").map(|s| s.mode & 0o777), Some(0o600), "{variant}");
-        assert!(user.link(&a, b"one", b"again"), "{variant}");
-        assert_eq!(user.resolve(b"/a/again"), Some(one.ino), "{variant}");
-        assert!(user.unlink(&a, b"again") && !user.unlink(&a, b"again"), "{variant}");
         let held = user.hold(b"/a/one").expect(variant);
         assert_eq!(user.path_of(&held).as_deref(), Some(&b"/a/one"[..]), "{variant}");
         assert!(user.rename((&a, b"one"), (&b, b"two")), "{variant}");
@@ -234,11 +237,28 @@ mod tests {
         assert_eq!(user.stat(b"/b/two"), None, "{variant}");
     }
 
+    /// Does what the designs of `before` refuse.
+    fn check_links<F: Files>(files: &F) {
+        let (variant, user) = (files.variant(), files.user());
+        let root = user.open_dir(b"/").expect("there is a root");
+        assert!(user.create(&root, b"one") && user.chmod(&root, b"one", 0o600), "{variant}");
+        let one = user.stat(b"/one").expect(variant);
+        assert_eq!(one.mode & 0o777, 0o600, "{variant}");
+        assert!(user.link(&root, b"one", b"again"), "{variant}");
+        assert_eq!(user.resolve(b"/again"), Some(one.ino), "{variant}");
+        assert!(user.unlink(&root, b"again") && !user.unlink(&root, b"again"), "{variant}");
+    }
+
     #[test]
     fn every_file_system_answers_alike() {
         check(&Ours::new().unwrap());
         check(&Locked::new());
         check(&Host::new("alike").unwrap());
+        check(&BeforeFiles::dcache_lock(100).unwrap());
+        check(&BeforeFiles::global_lock(100).unwrap());
+        check_links(&Ours::new().unwrap());
+        check_links(&Locked::new());
+        check_links(&Host::new("links").unwrap());
     }
 
     /// Compares every entry of a tree, and every list, with the corpus it was filled from.
@@ -269,6 +289,8 @@ mod tests {
         check_tree(&Ours::new().unwrap(), &corpus);
         check_tree(&Locked::new(), &corpus);
         check_tree(&Host::new("tree").unwrap(), &corpus);
+        check_tree(&BeforeFiles::dcache_lock(1500).unwrap(), &corpus);
+        check_tree(&BeforeFiles::global_lock(1500).unwrap(), &corpus);
     }
 
     #[test]

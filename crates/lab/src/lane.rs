@@ -110,6 +110,19 @@ impl Lane {
         Lane::draw_with(corpus, moved, op, draws, seed, pick)
     }
 
+    /// Returns questions as [`Lane::draw`] does, about entries of `pool`, none of which is one that is
+    /// never asked for.
+    pub(crate) fn draw_among(
+        corpus: &Corpus,
+        moved: &Move,
+        op: Op,
+        draws: usize,
+        (seed, pool): (u64, &[u64]),
+    ) -> Lane {
+        let pick = |rng: &mut Rng| pool[rng.below(pool.len() as u64) as usize];
+        Lane::draw_with(corpus, moved, op, draws, seed, pick)
+    }
+
     fn draw_with(
         corpus: &Corpus,
         moved: &Move,

@@ -66,7 +66,7 @@ const ROUNDS: usize = 7;
 /// Rounds of a quick run, the least there is.
 const ROUNDS_QUICK: usize = 5;
 /// Seconds that each variant is measured per row, over all rounds.
-const SECONDS: f64 = 1.4;
+const SECONDS: f64 = 1.0;
 /// The same in a quick run.
 const SECONDS_QUICK: f64 = 0.05;
 /// Questions that a profiler's run draws, and asks round and round.

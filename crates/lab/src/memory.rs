@@ -39,15 +39,25 @@ use anyhow::{Context as _, ensure};
 use corewalk_sync::primitives::Arc;
 use rustix::thread::disable_transparent_huge_pages;
 
-use crate::baseline::{DashmapPath, LibfuseNode, Namespace, Papaya, RwLockAhash};
+use crate::baseline::{
+    DashmapPath, EasyFuser, LibfuseNode, Namespace, Papaya, PapayaPath, RwLockAhash, SccPath,
+};
 use crate::corpus::Corpus;
 use crate::layout::{Links, LinksHeld, Slots};
 use crate::ours::Ours;
 
 /// The tables that can be measured.
 #[cfg(test)]
-const TABLES: [&str; 7] =
-    ["corewalk", "rwlock-ahash", "dashmap-path", "papaya", "libfuse-node", "slots", "links"];
+const TABLES: [&str; 8] = [
+    "corewalk",
+    "rwlock-ahash",
+    "dashmap-path",
+    "papaya",
+    "libfuse-node",
+    "easy-fuser",
+    "slots",
+    "links",
+];
 
 /// Returns the table called `variant`, loaded; None for a variant without a table of its own.
 ///
@@ -63,6 +73,9 @@ pub(crate) fn load(
         "dashmap-path" => Box::new(DashmapPath::load(corpus)),
         "papaya" => Box::new(Papaya::load(corpus)),
         "libfuse-node" => Box::new(LibfuseNode::load(corpus)),
+        "easy-fuser" => Box::new(EasyFuser::load(corpus)),
+        "papaya-path" => Box::new(PapayaPath::load(corpus)),
+        "scc-path" => Box::new(SccPath::load(corpus)),
         "slots" => Box::new(Slots::load(corpus)?),
         "links" => Box::new(Links::load(corpus)?),
         "links-held" => Box::new(LinksHeld(Links::load(corpus)?)),

@@ -143,6 +143,11 @@ impl Dentries for Ours {
         Some(place.inode().ino())
     }
 
+    fn look(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let dir = self.vfs.inode(parent).ok()?;
+        Some(self.vfs.lookup(&self.cred, &dir, Name::new(name).ok()?).ok()?.ino())
+    }
+
     #[inline]
     fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64> {
         let dir = self.vfs.inode(parent).ok()?;

@@ -83,6 +83,11 @@ impl Scratch {
         Ok(Scratch { path })
     }
 
+    /// Returns where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns a new folder called `name` in it.
     ///
     /// # Errors

@@ -414,13 +414,15 @@ mod tests {
     }
 
     #[test]
-    fn open_walk_create_and_unlink_of_every_design_agree() {
+    fn open_walk_look_create_and_unlink_of_every_design_agree() {
         for dentries in racers() {
             let variant = dentries.variant();
             let parent = make_path(&*dentries, b"/a/b");
             let made = dentries.create(parent, b"file", Kind::File).expect(variant);
             assert_eq!(dentries.open(b"/a/b/file"), Some(made), "{variant}");
             assert_eq!(dentries.walk(b"/a/b/file"), Some(made), "{variant}");
+            assert_eq!(dentries.look(parent, b"file"), Some(made), "{variant}");
+            assert_eq!(dentries.look(parent, b"absent"), None, "{variant}");
             assert_eq!(dentries.path(made).as_deref(), Some(&b"/a/b/file"[..]), "{variant}");
             assert!(dentries.rename((parent, b"file"), (1, b"moved")), "{variant}");
             assert_eq!(dentries.path(made).as_deref(), Some(&b"/moved"[..]), "{variant}");

@@ -18,6 +18,9 @@ use serde_json::Value;
 /// What was varied: `threads`, `op` and the like.
 pub type Params = BTreeMap<&'static str, Value>;
 
+/// The parameter of rows that hold a number of threads against this one ([`Samples::add_scaling`]).
+pub const OVER_THREADS: &str = "over_threads";
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Metric {
@@ -34,7 +37,17 @@ pub enum Metric {
 }
 
 impl Metric {
-    fn name(self) -> &'static str {
+    /// All of them.
+    pub const ALL: [Metric; 5] = [
+        Metric::OpsPerSecond,
+        Metric::NsPerOp,
+        Metric::BytesPerEntry,
+        Metric::Seconds,
+        Metric::RetriesPerMillion,
+    ];
+
+    /// Returns the name in the rows.
+    pub fn name(self) -> &'static str {
         match self {
             Metric::OpsPerSecond => "ops_per_s",
             Metric::NsPerOp => "ns_per_op",
@@ -144,6 +157,30 @@ impl Samples {
         }
     }
 
+    /// Adds a row for each rate of several threads that `is_wanted`, holding it against what the same
+    /// variant reached with one thread: how threads scale, round by round. What threads each reached is
+    /// a row already; these have the parameter [`OVER_THREADS`].
+    pub fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
+        let mut more = Samples::default();
+        for (key, values) in &self.rows {
+            let is_several = key.params.get("threads").is_some_and(|threads| *threads != 1);
+            if !is_several
+                || key.metric != Metric::OpsPerSecond
+                || !is_wanted(&key.variant, &key.params)
+            {
+                continue;
+            }
+            let (mut params, mut one) = (key.params.clone(), key.params.clone());
+            params.insert(OVER_THREADS, 1.into());
+            one.insert("threads", 1.into());
+            for &(round, value) in values {
+                let against = (&key.variant[..], &one);
+                more.add_against(round, &key.variant, &params, (key.metric, value), against);
+            }
+        }
+        self.rows.append(&mut more.rows);
+    }
+
     /// Returns the rows.
     pub fn rows(&self) -> Vec<Row> {
         self.rows.iter().map(|(key, values)| self.row(key, values)).collect()
@@ -228,6 +265,25 @@ mod tests {
     }
 
     #[test]
+    fn scaling_is_that_of_the_same_round_and_only_of_what_is_wanted() {
+        let mut samples = Samples::default();
+        let add = |samples: &mut Samples, round, threads, value| {
+            let rate = (Metric::OpsPerSecond, value);
+            samples.add(round, "corewalk", &params(threads), rate, "base");
+        };
+        for (round, (one, two)) in [(1.0, 2.0), (10.0, 15.0), (4.0, 4.0)].into_iter().enumerate() {
+            add(&mut samples, round, 1, one);
+            add(&mut samples, round, 2, two);
+        }
+        samples.add_scaling(|_, _| false);
+        assert_eq!(samples.rows().len(), 2);
+        samples.add_scaling(|_, _| true);
+        let rows = samples.rows();
+        assert_eq!((rows.len(), rows[2].ratio, rows[2].rounds), (3, Some(1.5), 3));
+        assert_eq!(rows[2].params[OVER_THREADS], 1);
+    }
+
+    #[test]
     fn ratio_ignores_other_params_and_rounds_without_the_baseline() {
         let mut samples = Samples::default();
         let ns = |value: f64| (Metric::NsPerOp, value);
@@ -237,6 +293,15 @@ mod tests {
         assert_eq!(samples.rows()[0].ratio, None);
         samples.add(1, "corewalk", &params(1), ns(7.0), "base");
         assert_eq!(samples.rows()[0].ratio, Some(7.0));
+    }
+
+    #[test]
+    fn schema_has_every_metric() {
+        let schema: Value = serde_json::from_str(include_str!("../schema.json")).unwrap();
+        let known = schema.pointer("/$defs/row/properties/metric/enum").unwrap();
+        for metric in Metric::ALL {
+            assert!(known.as_array().unwrap().contains(&metric.name().into()), "{metric:?}");
+        }
     }
 
     #[test]

@@ -134,6 +134,7 @@ pub(crate) fn run(table: &dyn Namespace, plan: &Plan<'_>) -> Slice {
 }
 
 fn lap(table: &dyn Namespace, op: Op, lane: &Lane, first: usize, stop: &Stop) -> Lap {
+    table.begin();
     let (start, cpu_start) = (Instant::now(), thread_cpu_ns());
     let tally = table.work(op, lane, first, stop);
     Lap { tally, wall: start.elapsed(), cpu_ns: thread_cpu_ns() - cpu_start }

@@ -1,18 +1,26 @@
 //! The tables: what each one measures and where it comes from.
 //!
 //! A table runs its variants interleaved in one process, round by round, and rotates who goes first,
-//! so that neither drift of the machine nor the order favours anybody. Five rounds are the least. It
-//! gives samples; what becomes of them is the same for all (`samples`).
+//! so that neither drift of the machine nor the order favours anybody (`table::grid`). Five rounds are
+//! the least. It gives samples; what becomes of them is the same for all (`samples`), and so is how
+//! a claim is said to hold or not (`table::shape`).
+//!
+//! # How long it takes
+//! Each table says what it is going to measure ([`Table::grids`]) and what it needs besides
+//! ([`Table::setup`]). All of them with the settings that a run has by default take less than a quarter
+//! of an hour on two cores; a test adds it up.
 
 mod aim7_short;
 mod create_one_dir;
 mod fuse_metadata;
+mod grid;
 mod hot_leaf;
 mod lock_share;
 mod lookup;
 mod multiuser;
 mod names;
 mod one_cpu;
+mod path;
 mod path_under_rename;
 mod redo_size;
 mod rename;
@@ -21,9 +29,14 @@ mod small_loads;
 
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+pub use grid::Grid;
+pub use shape::Claim;
 
+use crate::machine::cores;
 use crate::samples::{Row, Samples};
+
+/// What a table needs besides its slices if it says nothing else: names, files and threads are made.
+const SETUP: Duration = Duration::from_secs(2);
 
 /// One table.
 pub trait Table: Sync {
@@ -42,9 +55,22 @@ pub trait Table: Sync {
     }
 
     /// Returns what stands below the rows for people to read: figures that the source published, and
-    /// whether what it claims shows in `rows`. Nothing of it is a row.
+    /// what follows from several rows. Nothing of it is a row.
     fn footer(&self, _rows: &[Row]) -> String {
         String::new()
+    }
+
+    /// Returns what is claimed, each with whether it shows in `rows`.
+    fn claims(&self, _rows: &[Row]) -> Vec<Claim> {
+        vec![]
+    }
+
+    /// Returns what it is going to measure. A run that measures more fails.
+    fn grids(&self, settings: &Settings) -> Vec<Grid>;
+
+    /// Returns about how long it takes besides its slices, on two cores that are idle.
+    fn setup(&self, _settings: &Settings) -> Duration {
+        SETUP
     }
 
     /// Returns what this build lacks to run it, in one line; such a table is left out of a run of all
@@ -75,6 +101,20 @@ pub struct Settings {
     pub again: Option<Vec<String>>,
 }
 
+impl Settings {
+    /// Returns the numbers of threads that each have a processor; one if there is no such number.
+    pub(crate) fn threads_with_processors(&self) -> Vec<usize> {
+        let has_processors = |threads: &usize| *threads <= cores();
+        let usable: Vec<usize> = self.threads.iter().copied().filter(has_processors).collect();
+        if usable.is_empty() { vec![1] } else { usable }
+    }
+
+    /// Returns the most threads that are asked for.
+    pub(crate) fn threads_max(&self) -> usize {
+        self.threads.iter().copied().max().unwrap_or(1)
+    }
+}
+
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
@@ -88,6 +128,7 @@ pub enum Size {
 pub fn all() -> &'static [&'static dyn Table] {
     &[
         &lookup::Lookup,
+        &path::Path,
         &names::Names,
         &fuse_metadata::FuseMetadata,
         &rename::Rename,
@@ -108,18 +149,68 @@ pub fn find(name: &str) -> Option<&'static dyn Table> {
     all().iter().copied().find(|table| table.name() == name)
 }
 
-/// Returns a bar on a terminal for `steps` steps; nothing is shown elsewhere.
-pub(crate) fn progress(steps: usize) -> ProgressBar {
-    let bar = ProgressBar::new(steps as u64);
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}") {
-        bar.set_style(style);
+/// Returns the one of two values that is for `size`.
+pub(crate) fn sized<T: Copy>(size: Size, (quick, full): (T, T)) -> T {
+    match size {
+        Size::Quick => quick,
+        Size::Full => full,
     }
-    bar
 }
 
-/// Returns the numbers below `count`, beginning with `round`: who is measured when.
-pub(crate) fn rotated(count: usize, round: usize) -> impl Iterator<Item = usize> {
-    (0..count).map(move |at| (at + round) % count)
+/// Quick runs, which all tables are tested with.
+#[cfg(test)]
+pub(crate) mod quick {
+    use super::*;
+    use serde_json::Value;
+
+    /// Returns settings of a run of about a second.
+    pub(crate) fn settings() -> Settings {
+        Settings {
+            size: Size::Quick,
+            threads: vec![1, 2],
+            time_per_row: Duration::from_millis(25),
+            rounds: 5,
+            again: None,
+        }
+    }
+
+    /// Returns the first row of `variant` with these parameters, among others.
+    pub(crate) fn row<'a>(
+        rows: &'a [Row],
+        (variant, metric): (&str, &str),
+        params: &[(&str, Value)],
+    ) -> Option<&'a Row> {
+        rows.iter().find(|row| {
+            row.variant == variant
+                && row.metric == metric
+                && params.iter().all(|(key, value)| row.params.get(key) == Some(value))
+        })
+    }
+
+    /// Runs a table, and checks that each of `variants` has a whole row with a ratio, in every metric
+    /// of speed and with each of `cells`, and that nothing was measured that the table had not said.
+    pub(crate) fn check(
+        table: &dyn Table,
+        variants: &[&str],
+        cells: &[Vec<(&'static str, Value)>],
+    ) -> Vec<Row> {
+        let samples = table.run(&settings()).expect("all answers are right");
+        let rows = samples.rows();
+        for (variant, params) in variants.iter().flat_map(|v| cells.iter().map(move |c| (v, c))) {
+            for metric in ["ops_per_s", "ns_per_op"] {
+                let row = row(&rows, (variant, metric), params);
+                let row = row.unwrap_or_else(|| panic!("no {metric} of {variant} at {params:?}"));
+                assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
+                // A slice in which nobody got a processor is none.
+                assert!(
+                    (1..=5).contains(&row.rounds) && row.ratio.is_some_and(|ratio| ratio > 0.0),
+                    "{row:?}"
+                );
+            }
+        }
+        assert!(!table.grids(&settings()).is_empty());
+        rows
+    }
 }
 
 #[cfg(test)]
@@ -127,18 +218,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rotation_lets_everybody_go_first_once() {
-        let first: Vec<usize> =
-            (0..3).map(|round| rotated(3, round).next().expect("three variants")).collect();
-        assert_eq!(first, [0, 1, 2]);
-        assert_eq!(rotated(3, 4).collect::<Vec<_>>(), [1, 2, 0]);
-    }
-
-    #[test]
     fn tables_have_different_names_and_are_found_by_them() {
         for table in all() {
             assert_eq!(find(table.name()).map(Table::source), Some(table.source()));
         }
         assert!(find("no-such-table").is_none());
+    }
+
+    /// What a run has if nothing is said, on two cores.
+    fn default_settings() -> Settings {
+        crate::settings(&crate::Pace { quick: false, threads: vec![], seconds: None }, &["lab"])
+            .expect("they make sense")
+    }
+
+    #[test]
+    fn whole_set_fits_in_a_quarter_of_an_hour() {
+        let settings = default_settings();
+        assert!(settings.rounds >= 5);
+        let mut sum = Duration::ZERO;
+        for table in all() {
+            let slices: Duration = table.grids(&settings).iter().map(Grid::time).sum();
+            let setup = table.setup(&settings);
+            eprintln!(
+                "{:<17} {:>4.0} s + {:>3.0} s",
+                table.name(),
+                slices.as_secs_f64(),
+                setup.as_secs_f64()
+            );
+            assert!(slices > Duration::ZERO, "{} measures nothing", table.name());
+            sum += slices + setup;
+        }
+        eprintln!("all of them take {:.1} minutes", sum.as_secs_f64() / 60.0);
+        assert!(sum < Duration::from_secs(15 * 60), "{sum:?}");
+    }
+
+    #[test]
+    fn time_follows_what_is_asked_for() {
+        let once = default_settings();
+        let twice = Settings { time_per_row: 2 * once.time_per_row, ..once.clone() };
+        for table in all() {
+            let time = |settings| table.grids(settings).iter().map(Grid::time).sum::<Duration>();
+            let factor = time(&twice).as_secs_f64() / time(&once).as_secs_f64();
+            assert!((1.9..=2.1).contains(&factor), "{}: x{factor}", table.name());
+        }
     }
 }

@@ -22,16 +22,18 @@ pub(crate) fn render(report: &Report) -> String {
         }
     }
     for (params, metric) in groups {
-        let params_text: Vec<String> =
-            params.iter().map(|(key, value)| format!("{key}={}", plain(value))).collect();
-        let _ = writeln!(out, "\n{} [{metric}]", params_text.join(" "));
+        let _ = writeln!(out, "\n{} [{metric}]", with_names(params));
         for row in report.rows.iter().filter(|r| r.params == *params && r.metric == metric) {
             let _ = writeln!(out, "  {}", line(row));
         }
     }
-    let footer = crate::table::find(report.table).map(|table| table.footer(&report.rows));
-    if let Some(footer) = footer.filter(|footer| !footer.is_empty()) {
+    let Some(table) = crate::table::find(report.table) else { return out };
+    let footer = table.footer(&report.rows);
+    if !footer.is_empty() {
         let _ = writeln!(out, "\n{}", footer.trim_end());
+    }
+    for (at, claim) in table.claims(&report.rows).iter().enumerate() {
+        let _ = writeln!(out, "{}{claim}", if at == 0 { "\n" } else { "" });
     }
     out
 }
@@ -57,9 +59,13 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// Returns a parameter's value without quotation marks.
-pub(crate) fn plain(value: &serde_json::Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+/// Returns parameters with their names, without quotation marks.
+pub(crate) fn with_names(params: &Params) -> String {
+    let each = params.iter().map(|(key, value)| match value.as_str() {
+        Some(text) => format!("{key}={text}"),
+        None => format!("{key}={value}"),
+    });
+    each.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl<'a> Key<'a> {
     /// Returns the key of `name`.
     #[inline]
     pub(super) fn new(name: Name<'a>, keys: &Keys) -> Key<'a> {
-        Key { name, hash: Needle::new(name, keys).hash as u32 }
+        Key { name, hash: Needle::new(name, keys).hash.child(0) as u32 }
     }
 }
 

@@ -15,7 +15,6 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use corewalk_sync::primitives::Arc;
@@ -25,6 +24,8 @@ use rustix::process::{Resource, getrlimit};
 use super::Namespace;
 use crate::corpus::{Corpus, ROOT};
 use crate::lane::{Lane, Op, Stop, Tally};
+use crate::machine::thread_cpu_ns;
+use crate::peer::Scratch;
 
 /// Descriptors that are left for the rest of the process.
 const SPARE_DESCRIPTORS: u64 = 512;
@@ -35,16 +36,19 @@ pub(crate) struct Linux {
     directories: Vec<Option<OwnedFd>>,
     /// The kernel's inode number of each entry, to check answers.
     numbers: Vec<u64>,
-    scratch: PathBuf,
+    /// Where the renamer's directory is, at home and away.
+    places: [PathBuf; 2],
+    _scratch: Scratch,
 }
 
 impl Linux {
-    /// Returns the kernel's view of `corpus`, with every entry looked up once.
+    /// Returns the kernel's view of `corpus`, with every entry looked up once; `label` tells it from
+    /// others of this process.
     ///
     /// # Errors
     /// If some entries are made up or have gone, or the directories need more descriptors than the
     /// process may have.
-    pub(crate) fn open(corpus: &Arc<Corpus>) -> anyhow::Result<Linux> {
+    pub(crate) fn open(corpus: &Arc<Corpus>, label: &str) -> anyhow::Result<Linux> {
         if corpus.made_up() > 0 {
             bail!("{} entries are made up", corpus.made_up());
         }
@@ -53,11 +57,15 @@ impl Linux {
         if count + SPARE_DESCRIPTORS > limit {
             bail!("{count} directories need more than the {limit} descriptors allowed");
         }
+        let scratch = Scratch::new(&std::env::temp_dir(), &format!("{label}-renamer"))?;
+        scratch.folder("home/moved")?;
+        scratch.folder("away")?;
         let mut linux = Linux {
             corpus: Arc::clone(corpus),
             directories: Vec::with_capacity(corpus.len()),
             numbers: Vec::with_capacity(corpus.len()),
-            scratch: std::env::temp_dir().join(format!("corewalk-lab-{}", std::process::id())),
+            places: ["home", "away"].map(|place| scratch.path().join(place).join("moved")),
+            _scratch: scratch,
         };
         for ino in corpus.inodes() {
             let path = corpus.path(ino);
@@ -69,8 +77,6 @@ impl Linux {
             let fd = wants_descriptor.then(|| openat(CWD, &path[..], flags, Mode::empty()));
             linux.directories.push(fd.transpose().context("/usr changed")?);
         }
-        std::fs::create_dir_all(linux.scratch.join("a/moved"))?;
-        std::fs::create_dir_all(linux.scratch.join("b"))?;
         Ok(linux)
     }
 
@@ -129,7 +135,7 @@ impl Namespace for Linux {
 
     fn rename(&self, from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
         let is_away = from.0 == self.corpus.synthetic();
-        let [home, away] = [self.scratch.join("a/moved"), self.scratch.join("b/moved")];
+        let [home, away] = &self.places;
         let (old, new) = if is_away { (away, home) } else { (home, away) };
         rustix::fs::rename(old.as_os_str().as_bytes(), new.as_os_str().as_bytes()).is_ok()
     }
@@ -157,17 +163,73 @@ impl Namespace for Linux {
     }
 }
 
-impl Drop for Linux {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.scratch);
+/// The kernel asked by threads that are in a directory where they are: getcwd(2).
+pub(crate) struct Cwd {
+    directory: OwnedFd,
+}
+
+impl Cwd {
+    /// Returns the kernel for threads that work in `path`.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn open(path: &[u8]) -> anyhow::Result<Cwd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Cwd { directory: openat(CWD, path, flags, Mode::empty())? })
     }
 }
 
-/// Returns the nanoseconds of a system call that does nothing (getppid), over `calls` calls.
+impl Namespace for Cwd {
+    fn variant(&self) -> &'static str {
+        "linux"
+    }
+
+    fn lookup(&self, _parent: u64, _name: &[u8]) -> Option<u64> {
+        None
+    }
+
+    /// Returns where the thread is, whatever it asks for.
+    #[inline]
+    fn path(&self, _ino: u64) -> Option<Vec<u8>> {
+        getcwd()
+    }
+
+    fn walk(&self, _path: &[u8]) -> Option<u64> {
+        None
+    }
+
+    fn rename(&self, _from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
+        false
+    }
+
+    fn begin(&self) {
+        go_to(&self.directory);
+    }
+}
+
+/// Gives the calling thread a working directory of its own, and goes to `directory`. If this fails the
+/// paths are wrong.
+pub(crate) fn go_to(directory: &OwnedFd) {
+    #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
+    let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
+    if is_apart {
+        let _ = rustix::process::fchdir(directory);
+    }
+}
+
+/// Returns the path of the working directory.
+#[inline]
+pub(crate) fn getcwd() -> Option<Vec<u8>> {
+    Some(rustix::process::getcwd(Vec::with_capacity(256)).ok()?.into_bytes())
+}
+
+/// Returns the nanoseconds of processor time of a system call that does nothing (getppid), over `calls`
+/// calls. By that clock, since what it is taken off is by that clock: on a busy machine the other is
+/// several times as long.
 pub(crate) fn syscall_ns(calls: u32) -> f64 {
-    let start = Instant::now();
+    let start = thread_cpu_ns();
     for _ in 0..calls {
         std::hint::black_box(rustix::process::getppid());
     }
-    start.elapsed().as_nanos() as f64 / f64::from(calls)
+    (thread_cpu_ns() - start) as f64 / f64::from(calls)
 }

@@ -192,6 +192,13 @@ impl<P: Protocol> Namespace for RcuWalk<P> {
 }
 
 impl<P: Protocol> Dentries for RcuWalk<P> {
+    #[inline]
+    fn look(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let found = self.lookup(parent, name)?;
+        self.tree.put(found as u32);
+        Some(found)
+    }
+
     fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64> {
         let parent = self.tree.number(parent)?;
         let _names = self.tree.dentry(parent).names.lock();

@@ -16,7 +16,7 @@ use corewalk::{
     VfsOptions, WalkFlags,
 };
 
-use super::{Files, Kind, List, Status, User};
+use super::{Files, List, Status, User};
 
 /// Bytes of cache: more than the largest tree takes.
 const CACHE_BYTES: u64 = 4 << 30;
@@ -146,9 +146,7 @@ impl<'v> User for OurUser<'v> {
     fn list(&self, dir: &InodeRef<'v>, list: &mut List) -> bool {
         list.clear();
         let listed = self.vfs.readdir(dir, 0, &mut |entry| {
-            let is_directory = entry.kind == FileKind::Directory;
-            let kind = if is_directory { Kind::Directory } else { Kind::Other };
-            list.push(entry.name.as_bytes(), kind);
+            list.push_kind(entry.name.as_bytes(), entry.kind);
             ControlFlow::Continue(())
         });
         listed.is_ok()

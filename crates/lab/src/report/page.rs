@@ -18,7 +18,7 @@ use crate::Report;
 use crate::machine::Machine;
 use crate::samples::Row;
 use crate::table;
-use crate::text::number;
+use crate::text::{number, with_names};
 
 /// The style. Losses have the size and the weight of wins; a word says what a colour says.
 const STYLE: &str = "
@@ -31,6 +31,8 @@ th, td { text-align: left; padding: 0.2em 0.6em; border-bottom: 1px solid #ddd; 
 td.n { text-align: right; font-family: monospace; white-space: nowrap; }
 td.wins, td.loses, td.level { font-weight: bold; }
 td.wins { color: #05603a; } td.loses { color: #b00020; } td.level { color: #444; }
+.tested { font-weight: bold; margin: 0.3em 0; } .held { color: #05603a; }
+.not-held { color: #b00020; } .not-measured { color: #444; }
 pre { background: #f4f4f4; padding: 0.8em; white-space: pre-wrap; }
 .plot { width: 100%; height: auto; }
 .plot rect.ours { fill: #1f5fbf; } .plot rect.other { fill: #b8bdc6; }
@@ -118,7 +120,7 @@ fn overview(out: &mut String, reports: &[Report]) {
     for (at, report) in reports.iter().enumerate() {
         let mut scores = [("its baseline", Score::default()), ("the best other", Score::default())];
         for row in report.rows.iter().filter(|row| standing::is_ours(row)) {
-            let place = || format!("{} [{}]", plot::params_text(&row.params), row.metric);
+            let place = || format!("{} [{}]", with_names(&row.params), row.metric);
             if let Some(factor) = standing::against_baseline(row) {
                 scores[0].1.count(factor, || format!("{}: {}", row.baseline, place()));
             }
@@ -166,6 +168,10 @@ fn section(out: &mut String, at: usize, report: &Report) {
     if !footer.is_empty() {
         let _ = writeln!(out, "<pre>{}</pre>", escape(footer.trim_end()));
     }
+    for claim in table.map(|table| table.claims(&report.rows)).unwrap_or_default() {
+        let (word, text) = (claim.word(), escape(&claim.to_string()));
+        let _ = writeln!(out, "<p class=\"tested {word}\">{text}</p>");
+    }
     for (nth, metric) in plot::metrics(&report.rows).into_iter().enumerate() {
         let picture = plot::draw(report.table, &report.rows, metric);
         let metric = escape(metric);
@@ -188,7 +194,7 @@ fn section(out: &mut String, at: usize, report: &Report) {
 
 /// Writes one row.
 fn line(out: &mut String, row: &Row, rows: &[Row]) {
-    let params = escape(&plot::params_text(&row.params));
+    let params = escape(&with_names(&row.params));
     let (metric, variant) = (escape(row.metric), escape(&row.variant));
     let _ = write!(out, "<tr><td>{params}</td><td>{metric}</td><td>{variant}</td>");
     for value in [row.median, row.min, row.max] {

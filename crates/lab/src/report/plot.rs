@@ -21,7 +21,7 @@ use std::fmt::Write as _;
 use super::page::escape;
 use super::standing::{self, Standing};
 use crate::samples::{Params, Row};
-use crate::text::{number, plain};
+use crate::text::{number, with_names};
 
 /// The width of the whole picture.
 const WIDTH: f64 = 1000.0;
@@ -66,12 +66,6 @@ pub(super) fn groups<'a>(rows: &'a [Row], metric: &str) -> Vec<&'a Params> {
     groups
 }
 
-/// Returns parameters as text.
-pub(super) fn params_text(params: &Params) -> String {
-    let each = params.iter().map(|(key, value)| format!("{key}={}", plain(value)));
-    each.collect::<Vec<_>>().join(" ")
-}
-
 /// Returns the picture of `metric` in `rows`; `title` is what those hear who do not see it.
 pub(super) fn draw(title: &str, rows: &[Row], metric: &str) -> String {
     let mut pen = Pen { svg: String::new(), y: 0.0 };
@@ -95,7 +89,7 @@ impl Pen {
         self.y += GAP;
         let unit = rows.first().map_or("", |row| row.unit);
         let better = rows.first().map_or("", |row| row.better);
-        let name = format!("{} [{unit}, {better} is better]", params_text(params));
+        let name = format!("{} [{unit}, {better} is better]", with_names(params));
         self.text((0.0, WIDTH), "group", &name);
         self.y += LINE;
         let most = rows.iter().map(|row| row.max).fold(0.0, f64::max);

@@ -8,7 +8,7 @@
 //!
 //! Source: `samples`.
 
-use crate::samples::Row;
+use crate::samples::{OVER_THREADS, Row};
 
 /// The distance from 1 up to which a factor means nothing.
 const LEVEL: f64 = 0.02;
@@ -85,16 +85,22 @@ pub(super) fn is_baseline(row: &Row) -> bool {
     row.variant == row.baseline && row.ratio.is_some_and(|ratio| (ratio - 1.0).abs() < 1e-12)
 }
 
-/// Returns how a row stands against its baseline; None if that was not measured, or is the row.
+/// Returns true if a row says how threads scale, which is neither ahead of anybody nor behind.
+fn is_scaling(row: &Row) -> bool {
+    row.params.contains_key(OVER_THREADS)
+}
+
+/// Returns how a row stands against its baseline; None if that was not measured, or is the row, or the
+/// row is about how threads scale.
 pub(super) fn against_baseline(row: &Row) -> Option<f64> {
-    let ratio = row.ratio.filter(|ratio| *ratio > 0.0 && !is_baseline(row))?;
+    let ratio = row.ratio.filter(|ratio| *ratio > 0.0 && !is_baseline(row) && !is_scaling(row))?;
     Some(if row.better == "higher" { ratio } else { 1.0 / ratio })
 }
 
 /// Returns how one of corewalk's rows stands against the best row of anybody else with the same
 /// parameters, and who that is.
 pub(super) fn against_best<'a>(row: &Row, rows: &'a [Row]) -> Option<(f64, &'a str)> {
-    if !is_ours(row) || row.median <= 0.0 {
+    if !is_ours(row) || is_scaling(row) || row.median <= 0.0 {
         return None;
     }
     let factor = |other: &Row| match row.better {
@@ -143,6 +149,22 @@ pub(super) mod tests {
             assert!((factor - 0.1).abs() < 1e-9 && who == "rwlock-ahash", "{factor} of {who}");
             assert_eq!(against_best(&rows[1], &rows), None);
         }
+    }
+
+    #[test]
+    fn row_of_scaling_is_neither_ahead_nor_behind() {
+        let mut samples = Samples::default();
+        for (variant, threads, rate) in
+            [("corewalk", 1, 1.0), ("corewalk", 2, 2.0), ("linux", 2, 1.0)]
+        {
+            let params = Params::from([("threads", threads.into())]);
+            samples.add(0, variant, &params, (Metric::OpsPerSecond, rate), "linux");
+        }
+        samples.add_scaling(|_, _| true);
+        let rows = samples.rows();
+        let scaling = rows.iter().find(|row| is_scaling(row)).unwrap();
+        assert_eq!(scaling.ratio, Some(2.0));
+        assert_eq!((against_baseline(scaling), against_best(scaling, &rows)), (None, None));
     }
 
     #[test]

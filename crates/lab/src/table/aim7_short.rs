@@ -31,16 +31,17 @@
 
 use std::fmt::Write as _;
 use std::sync::Barrier;
+use std::time::Duration;
 
 use anyhow::ensure;
 use corewalk_sync::primitives::{Arc, thread};
 
-use super::{Settings, Size, Table, progress, rotated};
+use super::grid::Rounds;
+use super::{Claim, Grid, Settings, Table, shape, sized};
 use crate::before::{DcacheLock, Dentries, GlobalLock, RenameSeqLock, RenameSeqRwLock, filled};
 use crate::corpus::Corpus;
 use crate::job::{self, User};
 use crate::lane::Stop;
-use crate::machine::Disturbance;
 use crate::ours::Ours;
 use crate::race::{Lap, Side, lap, side};
 use crate::samples::{Metric, Params, Row, Samples};
@@ -53,10 +54,11 @@ const PUBLISHED: [(&str, u32, u32); 3] = [
     ("1100-2000", 6_964_439, 7_422_598),
 ];
 /// Numbers of users.
-const USERS: [(Size, &[usize]); 2] =
-    [(Size::Quick, &[1, 2]), (Size::Full, &[1, 2, 3, 4, 8, 16, 32])];
+const USERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 3, 4, 8, 16, 32]);
 /// Entries of the tree.
-const ENTRIES: [(Size, usize); 2] = [(Size::Quick, 2_000), (Size::Full, 20_000)];
+const ENTRIES: (usize, usize) = (2_000, 20_000);
+/// Designs there are.
+const DESIGNS: usize = 5;
 /// The share of the time per row that each row of this table gets: there are many.
 const SHARE_OF_TIME: f64 = 0.8;
 /// The variant that all are compared with.
@@ -88,37 +90,44 @@ impl Table for Aim7Short {
         footer(rows)
     }
 
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let of = |variant: &'static str, users_max: u64| {
+            rows.iter().filter(move |row| {
+                row.variant == variant && row.params["users"].as_u64() <= Some(users_max)
+            })
+        };
+        let (document, ours) = (of(RenameSeqLock::VARIANT, u64::MAX), of("corewalk", 4));
+        vec![
+            Claim::no_loss(
+                "of the document: the sequence does not lose against the lock",
+                document,
+            ),
+            Claim::no_loss("corewalk does not lose against the lock at 1 to 4 users", ours),
+        ]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        let cells = sized(settings.size, USERS).len();
+        vec![Grid::new(settings, cells, DESIGNS, SHARE_OF_TIME)]
+    }
+
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let (_, users) =
-            USERS.iter().find(|(size, _)| *size == settings.size).expect("both sizes are there");
-        let (_, entries) =
-            ENTRIES.iter().find(|(size, _)| *size == settings.size).expect("as above");
-        let shops = shops(*entries, users.iter().copied().max().unwrap_or(1))?;
+        let rounds = Rounds::begin(self.name(), settings)?;
+        let users = sized(settings.size, USERS);
+        let entries = sized(settings.size, ENTRIES);
+        let shops = shops(entries, users.iter().copied().max().unwrap_or(1))?;
+        let grid = self.grids(settings)[0];
         let mut samples = Samples::default();
-        let bar = progress(settings.rounds * users.len());
-        let disturbance = Disturbance::start();
-        for round in 0..settings.rounds {
-            for &users in *users {
-                bar.set_message(format!("users={users}"));
-                for at in rotated(shops.len(), round) {
-                    let done = shops[at].open(settings, users)?;
-                    let params = Params::from([("op", "job".into()), ("users", users.into())]);
-                    let cost = 1e9 / done.ops_per_cpu_s().max(1e-9);
-                    for measured in
-                        [(Metric::OpsPerSecond, done.ops_per_s()), (Metric::NsPerOp, cost)]
-                    {
-                        let variant = shops[at].dentries.variant();
-                        samples.add(round, variant, &params, measured, BASELINE);
-                    }
-                }
-                bar.inc(1);
+        rounds.each(&grid, (users, shops.len()), |visit| {
+            let shop = &shops[visit.at];
+            let done = shop.open(grid.slice, *visit.cell)?;
+            let params = Params::from([("op", "job".into()), ("users", (*visit.cell).into())]);
+            let cost = 1e9 / done.ops_per_cpu_s().max(1e-9);
+            for measured in [(Metric::OpsPerSecond, done.ops_per_s()), (Metric::NsPerOp, cost)] {
+                samples.add(visit.round, shop.dentries.variant(), &params, measured, BASELINE);
             }
-        }
-        bar.finish_and_clear();
-        eprintln!(
-            "aim7-short: other processes used {:.0} % of the machine",
-            100.0 * disturbance.share()
-        );
+            Ok(())
+        })?;
         Ok(samples)
     }
 }
@@ -130,7 +139,7 @@ impl Shop {
     }
 
     /// Lets so many users work for a slice.
-    fn open(&self, settings: &Settings, users: usize) -> anyhow::Result<Side> {
+    fn open(&self, time: Duration, users: usize) -> anyhow::Result<Side> {
         let stop = Arc::new(Stop::default());
         let start = Arc::new(Barrier::new(users + 1));
         let laps: Vec<Lap> = thread::scope(|scope| {
@@ -141,7 +150,7 @@ impl Shop {
             };
             let threads: Vec<_> = self.users[..users].iter().map(work).collect();
             start.wait();
-            thread::sleep((settings.time_per_row / settings.rounds as u32).mul_f64(SHARE_OF_TIME));
+            thread::sleep(time);
             stop.set();
             threads.into_iter().map(|one| one.join().expect("a user panicked")).collect()
         });
@@ -187,100 +196,27 @@ fn footer(rows: &[Row]) -> String {
             per_minute(row.median),
             per_minute(row.min),
             per_minute(row.max),
-            spread_pct(row)
+            shape::spread_pct(row)
         );
     }
-    let claims = [
-        (
-            "of the document: the sequence is no slower than the lock",
-            RenameSeqLock::VARIANT,
-            u64::MAX,
-        ),
-        ("corewalk is no slower than the lock at 1 to 4 users", "corewalk", 4),
-    ];
-    for (claim, variant, users_max) in claims {
-        let losses: Vec<String> = rows
-            .iter()
-            .filter(|row| row.variant == variant && row.params["users"].as_u64() <= Some(users_max))
-            .filter(|row| is_loss(row))
-            .map(|row| {
-                let ratio = row.ratio.unwrap_or(0.0);
-                format!("{} users x{ratio:.2} {}", row.params["users"], row.metric)
-            })
-            .collect();
-        let verdict = match &losses[..] {
-            [] => String::from("holds"),
-            losses => format!("DOES NOT HOLD: {}", losses.join(", ")),
-        };
-        let _ = writeln!(out, "claim {claim}, by more than the spread: {verdict}");
-    }
     out
-}
-
-/// Returns true if the row is worse than its baseline by more than its own spread.
-fn is_loss(row: &Row) -> bool {
-    let margin = 1.0 + spread_pct(row) / 100.0;
-    row.ratio.is_some_and(|ratio| match row.better {
-        "higher" => ratio * margin < 1.0,
-        _ => ratio > margin,
-    })
-}
-
-/// Returns the distance from the lowest to the highest run, in percent of the median.
-fn spread_pct(row: &Row) -> f64 {
-    if row.median > 0.0 { 100.0 * (row.max - row.min) / row.median } else { 0.0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use crate::table::quick;
 
     #[test]
     fn quick_run_has_every_design_and_shows_the_spread() {
-        let settings = Settings {
-            size: Size::Quick,
-            threads: vec![1],
-            time_per_row: Duration::from_millis(50),
-            rounds: 5,
-            again: None,
-        };
-        let rows = Aim7Short.run(&settings).expect("all answers are right").rows();
         let variants =
             ["corewalk", BASELINE, "before-seqrwlock", "before-seqlock", "before-dcache-lock"];
-        for (variant, users) in variants.iter().flat_map(|v| [1, 2].map(|users| (*v, users))) {
-            for metric in ["ops_per_s", "ns_per_op"] {
-                let row = rows.iter().find(|row| {
-                    row.variant == variant && row.metric == metric && row.params["users"] == users
-                });
-                let row = row.expect("the row is there");
-                assert!(row.rounds == 5 && row.min > 0.0 && row.ratio.is_some(), "{variant}");
-            }
-        }
+        let rows =
+            quick::check(&Aim7Short, &variants, &[1, 2].map(|users| vec![("users", users.into())]));
         let footer = footer(&rows);
         assert!(footer.contains("4365114 3872850 (-11.3 %)"), "{footer}");
-        assert_eq!(footer.lines().filter(|line| line.starts_with("claim ")).count(), 2, "{footer}");
         assert_eq!(footer.lines().filter(|line| line.contains(" users corewalk ")).count(), 2);
-    }
-
-    #[test]
-    fn loss_of_more_than_the_spread_is_said() {
-        let row = |variant: &str, ratio: f64, (min, max): (f64, f64)| Row {
-            variant: variant.to_owned(),
-            params: Params::from([("op", "job".into()), ("users", 1.into())]),
-            metric: "ops_per_s",
-            unit: "1/s",
-            better: "higher",
-            median: 100.0,
-            min,
-            max,
-            rounds: 5,
-            baseline: BASELINE.to_owned(),
-            ratio: Some(ratio),
-        };
-        let calm = footer(&[row("corewalk", 0.95, (97.0, 107.0))]);
-        assert!(!calm.contains("DOES NOT HOLD"), "{calm}");
-        let loss = footer(&[row("corewalk", 0.8, (97.0, 107.0))]);
-        assert!(loss.contains("DOES NOT HOLD: 1 users x0.80 ops_per_s"), "{loss}");
+        let claims: Vec<String> = Aim7Short.claims(&rows).iter().map(Claim::to_string).collect();
+        assert!(claims.iter().all(|claim| claim.contains("of 4 rows behind")), "{claims:?}");
     }
 }

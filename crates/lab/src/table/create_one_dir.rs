@@ -27,17 +27,16 @@
 //! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent);
 //! the shape is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
 
-use std::fmt::Write as _;
+use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use anyhow::ensure;
 use serde_json::Value;
 
-use super::{Settings, Table, progress, rotated, shape};
+use super::grid::Rounds;
+use super::{Claim, Grid, Settings, Table, shape};
 use crate::crew::{self, Measure, Slice};
 use crate::files::{Files, Host, List, Locked, Ours, User};
-use crate::machine::Disturbance;
-use crate::peer::Interrupt;
 use crate::samples::{Params, Row, Samples};
 
 /// The variant that all are compared with.
@@ -46,6 +45,8 @@ const BASELINE: &str = "linux";
 const STANDING: usize = 1_000;
 /// Files that a thread makes before it removes them.
 const FILES: u64 = 64;
+/// Who is measured.
+const VARIANTS: [&str; 3] = ["corewalk", "rwlock-ahash", BASELINE];
 
 /// The table.
 pub(super) struct CreateOneDir;
@@ -85,12 +86,10 @@ impl Table for CreateOneDir {
 
     fn footer(&self, rows: &[Row]) -> String {
         let mut out = String::from("The document publishes no figure for updates.\n");
-        for variant in ["corewalk", "rwlock-ahash", BASELINE] {
-            let scaling = |directories: Directories| {
-                let params = [("directories", Value::from(directories.name()))];
-                shape::times(shape::scaling(rows, variant, &params))
-            };
-            let (one, own) = (scaling(Directories::One), scaling(Directories::Own));
+        for variant in VARIANTS {
+            let [one, own] = Directories::ALL.map(|directories| {
+                shape::times(shape::scaling(rows, variant, &directories.params()))
+            });
             let _ = writeln!(
                 out,
                 "{variant}: two threads over one {one} in one directory, {own} in their own"
@@ -99,53 +98,61 @@ impl Table for CreateOneDir {
         out
     }
 
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let scaling = shape::scaling(rows, "corewalk", &Directories::One.params());
+        vec![Claim::at_least("two threads over one in one directory", scaling, 1.0)]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        let cells = Directories::ALL.len() * settings.threads.len();
+        vec![Grid::new(settings, cells, VARIANTS.len(), 1.0)]
+    }
+
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let threads_max = settings.threads.iter().copied().max().unwrap_or(1);
-        let interrupt = Interrupt::watch()?;
+        let threads_max = settings.threads_max();
+        let rounds = Rounds::begin(self.name(), settings)?;
         let (ours, locked, host) = (Ours::new()?, Locked::new(), Host::new("create"));
         let mut variants = vec![variant(&ours, threads_max)?, variant(&locked, threads_max)?];
         match &host {
             Ok(host) => variants.push(variant(host, threads_max)?),
             Err(error) => eprintln!("create-one-dir: skipped linux: {error:#}"),
         }
-        let mut cells = vec![];
-        for directories in [Directories::One, Directories::Own] {
-            let cell = |&threads| Cell { directories, threads };
-            cells.extend(settings.threads.iter().map(cell));
-        }
-        let time = settings.time_per_row / settings.rounds as u32;
+        let cell = |directories| {
+            settings.threads.iter().map(move |&threads| Cell { directories, threads })
+        };
+        let cells: Vec<Cell> = Directories::ALL.into_iter().flat_map(cell).collect();
+        let grid = self.grids(settings)[0];
         let mut samples = Samples::default();
-        let bar = progress(cells.len() * settings.rounds);
-        let disturbance = Disturbance::start();
-        for round in 0..settings.rounds {
-            for cell in &cells {
-                let params = Params::from([
-                    ("directories", cell.directories.name().into()),
-                    ("threads", cell.threads.into()),
-                ]);
-                interrupt.check()?;
-                bar.set_message(format!("{} threads={}", cell.directories.name(), cell.threads));
-                for at in rotated(variants.len(), round) {
-                    let (name, measure, _) = &variants[at];
-                    measure(cell, time).add_to(&mut samples, round, name, &params, BASELINE)?;
-                }
-                bar.inc(1);
-            }
-        }
-        bar.finish_and_clear();
+        rounds.each(&grid, (&cells, variants.len()), |visit| {
+            let cell = visit.cell;
+            let mut params = Params::from(cell.directories.params());
+            params.insert("threads", cell.threads.into());
+            let (name, measure, _) = &variants[visit.at];
+            let slice = measure(cell, grid.slice);
+            slice.add_to(&mut samples, visit.round, name, &params, BASELINE)
+        })?;
         for (name, _, count) in &variants {
             let (left, expected) = (count(), STANDING * (threads_max + 1));
             ensure!(left == expected, "{name}: {left} files are left of {expected}");
         }
-        eprintln!(
-            "create-one-dir: other processes used {:.0} % of the machine",
-            100.0 * disturbance.share()
-        );
+        samples.add_scaling(|_, _| true);
         Ok(samples)
     }
 }
 
+impl Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} threads={}", self.directories.name(), self.threads)
+    }
+}
+
 impl Directories {
+    const ALL: [Directories; 2] = [Directories::One, Directories::Own];
+
+    fn params(self) -> [(&'static str, Value); 1] {
+        [("directories", self.name().into())]
+    }
+
     fn name(self) -> &'static str {
         match self {
             Directories::One => "one",
@@ -219,33 +226,18 @@ fn slice<F: Files>(files: &F, cell: &Cell, time: Duration) -> Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Size;
+    use crate::table::quick;
 
     #[test]
     fn quick_run_has_every_variant_in_one_directory_and_in_own_ones() {
-        let settings = Settings {
-            size: Size::Quick,
-            threads: vec![1, 2],
-            time_per_row: Duration::from_millis(25),
-            rounds: 5,
-            again: None,
-        };
-        let rows = CreateOneDir.run(&settings).expect("all answers are right").rows();
-        for directories in [Directories::One, Directories::Own] {
-            for variant in ["corewalk", "rwlock-ahash", "linux"] {
-                for threads in [1, 2] {
-                    let row = rows.iter().find(|row| {
-                        row.variant == variant
-                            && row.metric == "ops_per_s"
-                            && row.params["directories"] == directories.name()
-                            && row.params["threads"] == threads
-                    });
-                    let row = row.expect("the row is there");
-                    assert!(row.median > 0.0 && row.rounds == 5 && row.baseline == BASELINE);
-                    assert!(row.ratio.is_some_and(|ratio| ratio > 0.0));
-                }
-            }
-        }
+        let cells: Vec<_> = Directories::ALL
+            .into_iter()
+            .flat_map(|place| {
+                [1, 2].map(|n| [&place.params()[..], &[("threads", n.into())]].concat())
+            })
+            .collect();
+        let rows = quick::check(&CreateOneDir, &VARIANTS, &cells);
+        assert!(CreateOneDir.claims(&rows)[0].to_string().contains("held (x"));
     }
 
     #[test]

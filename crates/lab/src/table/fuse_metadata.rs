@@ -43,6 +43,7 @@
 //! Source: the phases are those of mdtest (<https://github.com/hpc/ior>), with renames. The run
 //! prints the options of each mount and the threads of each server.
 
+use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
@@ -50,10 +51,11 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use corewalk_sync::primitives::thread;
 
-use super::{Settings, Size, Table, progress, rotated};
+use super::grid::Rounds;
+use super::{Grid, Settings, Size, Table};
 use crate::client::{Client, Lap, Phase};
 use crate::machine::Disturbance;
-use crate::peer::{self, Interrupt, Mounted, Program, Scratch, Terms, Threads};
+use crate::peer::{self, Mounted, Program, Scratch, Terms, Threads};
 use crate::samples::{Metric, Params, Samples};
 
 /// The variant that all are compared with.
@@ -68,6 +70,9 @@ const TMPFS: &str = "/dev/shm";
 const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
+/// Mounts there are, and how many of them are for the same number of clients.
+const MOUNTS: usize = 12;
+const SERVING: usize = 7;
 /// For how long the machine is watched before the run, to see who else works.
 const WATCH: Duration = Duration::from_millis(300);
 
@@ -96,42 +101,56 @@ impl Table for FuseMetadata {
         "create, stat, readdir+stat, rename, unlink on a corewalk tmpfs mount and on peers"
     }
 
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        let seconds = Phase::ALL.len() as f64 * files(settings) as f64 / EXPECTED_OPS_PER_S;
+        let slices: f64 =
+            settings.threads.iter().map(|&processes| seconds * processes as f64).sum();
+        let cells = settings.threads.len();
+        // Some mounts are for one client only, and the others for several.
+        let serving = SERVING as f64 / MOUNTS as f64;
+        let slice = Duration::from_secs_f64(slices * serving / cells.max(1) as f64);
+        vec![Grid { cells, variants: MOUNTS, slice, rounds: settings.rounds }]
+    }
+
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let again = settings.again.as_ref().context("there is no program to start again")?;
-        let interrupt = Interrupt::watch()?;
+        let rounds = Rounds::begin(self.name(), settings)?;
         let source = Scratch::new(Path::new(TMPFS), "source")?;
         let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
         let mounts = mounts(&scratch, &source)?;
         let disturbance = Disturbance::start();
         thread::sleep(WATCH);
         eprintln!(
-            "fuse-metadata: other processes used {:.0} % of the machine before the run",
+            "fuse-metadata: other processes used {:.0} % of the machine before the run; during it \
+             they are the servers and clients",
             100.0 * disturbance.share()
         );
         let mut samples = Samples::default();
-        let bar = progress(settings.rounds * settings.threads.len() * mounts.len());
-        for round in 0..settings.rounds {
-            for &processes in &settings.threads {
-                for at in rotated(mounts.len(), round) {
-                    interrupt.check()?;
-                    bar.inc(1);
-                    let (serves, mount) = &mounts[at];
-                    if !serves.contains(&processes) {
-                        continue;
-                    }
-                    bar.set_message(format!("{} x{processes}", mount.variant()));
-                    let session = Session { again, mount, processes, round };
-                    session.run(files(settings), &interrupt, &mut samples)?;
-                }
+        let cells: Vec<Processes> = settings.threads.iter().copied().map(Processes).collect();
+        rounds.each(&self.grids(settings)[0], (&cells, mounts.len()), |visit| {
+            let (serves, mount) = &mounts[visit.at];
+            let processes = visit.cell.0;
+            if !serves.contains(&processes) {
+                return Ok(());
             }
-        }
-        bar.finish_and_clear();
+            let session = Session { again, mount, processes, round: visit.round };
+            session.run(files(settings), &rounds, &mut samples)
+        })?;
         for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.variant() != LINUX) {
             let (name, Terms { options, threads }) = (mount.variant(), mount.terms()?);
             let from = serves.start();
             eprintln!("fuse-metadata: {name} from {from} clients: {options}; {threads} threads");
         }
         Ok(samples)
+    }
+}
+
+/// How many clients there are.
+struct Processes(usize);
+
+impl Display for Processes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "processes={}", self.0)
     }
 }
 
@@ -144,12 +163,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(
-        &self,
-        files: usize,
-        interrupt: &Interrupt,
-        samples: &mut Samples,
-    ) -> anyhow::Result<()> {
+    fn run(&self, files: usize, rounds: &Rounds<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         let all = peer::all_cpus()?;
         let (one, number) = peer::one_cpu(&all);
         let is_alone = self.processes == 1;
@@ -161,7 +175,7 @@ impl Session<'_> {
             clients.push(Client::start(self.again, &directory, files, cpu)?);
         }
         for phase in Phase::ALL {
-            interrupt.check()?;
+            rounds.check()?;
             let server_ns = self.mount.cpu_ns();
             clients.iter_mut().try_for_each(Client::go)?;
             let laps: Vec<Lap> = clients

@@ -36,11 +36,11 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::redo_size::{Load, loads};
-use super::{Settings, Size, Table, progress, rotated};
+use super::grid::Rounds;
+use super::redo_size::{Cell, Load, loads};
+use super::{Claim, Grid, Settings, Table, shape, sized};
 use crate::before::timed::{IS_COUNTED, Spent};
 use crate::before::{Dentries as _, GlobalLock, RenameSeqRwLock, make_path};
-use crate::machine::Disturbance;
 use crate::ours::Ours;
 use crate::race::{self, Pinning, Race, Reader, Side, Writer};
 use crate::samples::{Metric, Params, Row, Samples};
@@ -56,16 +56,19 @@ const PUBLISHED: [(u32, u32, f64, f64); 6] = [
     (128, 64, 34.8, 58.7),
 ];
 /// Readers and writers: the document's rows, scaled.
-const CELLS: [(Size, &[(usize, usize)]); 2] = [
-    (Size::Quick, &[(2, 0), (1, 1)]),
-    (Size::Full, &[(1, 0), (2, 0), (4, 0), (1, 2), (2, 2), (4, 2)]),
-];
+const CELLS: (Pairs, Pairs) =
+    (&[(2, 0), (1, 1)], &[(1, 0), (2, 0), (4, 0), (1, 2), (2, 2), (4, 2)]);
+/// Designs there are.
+const DESIGNS: usize = 4;
 /// The share of the time per row that each row of this table gets.
 const SHARE_OF_TIME: f64 = 0.5;
 /// For how long corewalk's counters are tried.
 const TRIAL: Duration = Duration::from_millis(100);
 /// The variant that is measured only if its counters count.
 const OURS: &str = "corewalk";
+
+/// Numbers of readers, each with a number of writers.
+type Pairs = &'static [(usize, usize)];
 
 /// The table.
 pub(super) struct LockShare;
@@ -89,46 +92,66 @@ impl Table for LockShare {
         (!IS_COUNTED).then_some(lack)
     }
 
-    fn footer(&self, rows: &[Row]) -> String {
-        footer(rows)
+    fn footer(&self, _rows: &[Row]) -> String {
+        footer()
+    }
+
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let params = [
+            ("side", "readers".into()),
+            ("of", "waiting".into()),
+            ("readers", 2.into()),
+            ("writers", 0.into()),
+        ];
+        let waiting = |variant| shape::median(rows, variant, "seconds", &params);
+        let [without, with] = [GlobalLock::VARIANT, RenameSeqRwLock::VARIANT].map(waiting);
+        let pct = |share: Option<f64>| 100.0 * share.unwrap_or_default();
+        let document = Claim::of(
+            String::from("of the document: two readers wait less for a lock that they share"),
+            with.zip(without).map(|(with, without)| with <= without),
+            format!("{:.1} % without, {:.1} % with", pct(without), pct(with)),
+        );
+        let ours = rows.iter().filter(|row| row.variant == OURS).map(|row| row.median);
+        let most = ours.max_by(f64::total_cmp);
+        let ours = Claim::of(
+            String::from("translations of corewalk are in no lock"),
+            most.map(|most| most == 0.0),
+            format!("at most {:.3} %", pct(most)),
+        );
+        vec![document, ours]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        let cells = sized(settings.size, CELLS).len();
+        vec![Grid::new(settings, cells, DESIGNS, SHARE_OF_TIME)]
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        let rounds = Rounds::begin(self.name(), settings)?;
         let mut loads = loads()?;
         if !counts_translations()? {
             eprintln!("lock-share: {OURS}: no rows: its counters do not count translations");
             loads.retain(|load| load.racer.variant() != OURS);
         }
-        let (_, cells) =
-            CELLS.iter().find(|(size, _)| *size == settings.size).expect("both sizes are there");
+        let cells = sized(settings.size, CELLS);
+        let cells: Vec<Cell> =
+            cells.iter().map(|&(readers, writers)| Cell { readers, writers }).collect();
+        let grid = self.grids(settings)[0];
         let mut samples = Samples::default();
-        let bar = progress(settings.rounds * cells.len());
-        let disturbance = Disturbance::start();
-        for round in 0..settings.rounds {
-            for &cell in *cells {
-                for at in rotated(loads.len(), round) {
-                    measure(&loads[at], settings, cell, round, &mut samples)?;
-                }
-                bar.inc(1);
-            }
-        }
-        bar.finish_and_clear();
-        eprintln!(
-            "lock-share: other processes used {:.0} % of the machine",
-            100.0 * disturbance.share()
-        );
+        rounds.each(&grid, (&cells, loads.len()), |visit| {
+            measure(&loads[visit.at], (grid.slice, visit.cell), visit.round, &mut samples)
+        })?;
         Ok(samples)
     }
 }
 
 fn measure(
     load: &Load,
-    settings: &Settings,
-    (readers, writers): (usize, usize),
+    (time, cell): (Duration, &Cell),
     round: usize,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
-    let outcome = load.run(settings, SHARE_OF_TIME, (readers, writers))?;
+    let outcome = load.run(time, cell)?;
     for (side, done) in [("readers", &outcome.reads), ("writers", &outcome.renames)] {
         // What corewalk's renames lock is not counted.
         if done.ops == 0 || (side == "writers" && load.racer.variant() == OURS) {
@@ -136,12 +159,8 @@ fn measure(
         }
         let [waiting, holding] = shares(done);
         for (of, share) in [("waiting", waiting), ("holding", holding)] {
-            let params = Params::from([
-                ("side", side.into()),
-                ("of", of.into()),
-                ("readers", readers.into()),
-                ("writers", writers.into()),
-            ]);
+            let mut params = Params::from(cell.params());
+            params.extend([("side", side.into()), ("of", of.into())]);
             let share = (Metric::Seconds, share);
             samples.add(round, load.racer.variant(), &params, share, GlobalLock::VARIANT);
         }
@@ -173,7 +192,7 @@ fn counts_translations() -> anyhow::Result<bool> {
     Ok(dentries.passes().is_some_and(|passes| passes.retries > 0))
 }
 
-fn footer(rows: &[Row]) -> String {
+fn footer() -> String {
     let mut out = String::from(
         "document 000, Oracle SLOB on 80 cores, percent of time in spin locks, as printed; in \
          parentheses without the patch (it says with):\n",
@@ -181,56 +200,17 @@ fn footer(rows: &[Row]) -> String {
     for (readers, writers, with, without) in PUBLISHED {
         let _ = writeln!(out, "  {readers:>3} readers {writers:>2} writers: {with}({without})");
     }
-    let waiting = |variant: &str, readers: usize| {
-        let row = rows.iter().find(|row| {
-            row.variant == variant
-                && row.params["side"] == "readers"
-                && row.params["of"] == "waiting"
-                && row.params["readers"] == readers
-                && row.params["writers"] == 0
-        });
-        row.map(|row| row.median)
-    };
-    let both = (waiting(GlobalLock::VARIANT, 2), waiting(RenameSeqRwLock::VARIANT, 2));
-    if let (Some(without), Some(with)) = both {
-        let verdict = if with <= without { "holds" } else { "DOES NOT HOLD" };
-        let _ = writeln!(
-            out,
-            "claim of the document: two readers wait less for a lock that they share: {:.1} % \
-             without, {:.1} % with: {verdict}",
-            100.0 * without,
-            100.0 * with
-        );
-    }
-    let ours = rows.iter().filter(|row| row.variant == OURS).map(|row| row.median);
-    if let Some(most) = ours.max_by(f64::total_cmp) {
-        let verdict = if most == 0.0 { "holds" } else { "DOES NOT HOLD" };
-        let _ = writeln!(
-            out,
-            "claim: translations of corewalk are in no lock: at most {:.3} %: {verdict}",
-            100.0 * most
-        );
-    }
     out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn settings() -> Settings {
-        Settings {
-            size: Size::Quick,
-            threads: vec![1],
-            time_per_row: Duration::from_millis(50),
-            rounds: 5,
-            again: None,
-        }
-    }
+    use crate::table::quick;
 
     #[test]
     fn build_that_does_not_count_says_how_to_make_one_that_does() {
-        let outcome = crate::run_table(&LockShare, &settings());
+        let outcome = crate::run_table(&LockShare, &quick::settings());
         if IS_COUNTED {
             assert!(LockShare.lacks().is_none() && outcome.is_ok());
             return;
@@ -242,7 +222,7 @@ mod tests {
 
     #[test]
     fn quick_run_has_shares_of_every_design_or_says_that_nothing_is_counted() {
-        let rows = LockShare.run(&settings()).expect("all paths are right").rows();
+        let rows = LockShare.run(&quick::settings()).expect("all paths are right").rows();
         for (variant, side) in [GlobalLock::VARIANT, RenameSeqRwLock::VARIANT]
             .into_iter()
             .flat_map(|variant| ["readers", "writers"].map(|side| (variant, side)))
@@ -258,6 +238,6 @@ mod tests {
             // Without the feature nothing is counted: that is why such a build refuses.
             assert_eq!(row.median > 0.0, IS_COUNTED, "{variant} {side}");
         }
-        assert!(footer(&rows).contains("128 readers 64 writers: 34.8(58.7)"));
+        assert!(footer().contains("128 readers 64 writers: 34.8(58.7)"));
     }
 }

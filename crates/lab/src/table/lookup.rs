@@ -1,69 +1,63 @@
-//! Table `lookup`: names to inodes, inodes to paths, paths to inodes.
+//! Table `lookup`: names to inodes, and paths to inodes.
 //!
-//! Source: what the inode tables of libfuse, SeaweedFS, fuse_mt and mountpoint-s3 are asked by a
-//! kernel, on 100,000 real names. Units: operations per second of wall time (all threads together),
-//! nanoseconds of processor time per operation, and bytes of resident memory per entry (`memory`).
+//! Source: what the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3 are asked
+//! by a kernel, on 100,000 real names. Units: operations per second of wall time (all threads
+//! together), nanoseconds of processor time per operation, and bytes of resident memory per entry
+//! (`memory`).
 //!
 //! What is asked (`op`): `lookup` is the namespace work of a FUSE LOOKUP, (parent inode number,
-//! name) to inode number with one reference for the client; `path` is inode number to full path,
-//! owned; `walk` is absolute path to inode number. Targets are uniform random, so most of them miss
-//! the processor's caches. With `renamer` another thread moves a directory of about a
-//! hundredth of the entries elsewhere and back that often per second.
+//! name) to inode number with one reference for the client; `walk` is absolute path to inode number.
+//! Inodes to paths are the table `path`.
+//!
+//! | rows | what is asked for | against |
+//! |---|---|---|
+//! | `renamer=0`, `renamer=1000` (`uniform`) | any entry, so most of them miss the processor's caches; with `renamer` another thread moves a directory of about a hundredth of the entries elsewhere and back that often per second | `rwlock-ahash` |
+//! | `targets=hot` (`hot`) | 64 entries, eight names deep; `net_of=syscall` without what it costs to ask the kernel | `linux` |
+//! | `entries=1000000` (`cold`) | any entry of a tree of a million | the best map from whole paths |
+//! | `over_threads=1` | how walks by several threads scale | one thread |
 //!
 //! What cannot be reproduced: 16 processors and more, where shared lines cost what they cost. What
-//! is not alike: `linux` answers paths from the descriptor of the parent, and its renamer moves
-//! another directory.
+//! is not alike: the renamer of `linux` moves another directory.
+//!
+//! # Claims
+//! A hot walk of eight names takes at most a sixth of the host's stat(2) net of the system call, a walk
+//! in a tree of a million at most 1.3 times the best map from whole paths, and two threads walk at
+//! least 1.9 times as fast as one.
 //!
 //! # Checks
 //! Every answer is compared with the tree. The variants that promise to be exact fail the run with
 //! a wrong one; those that do not are reported. corewalk's back end must not be asked, but by the
 //! renamer, once per rename, whether the target exists.
 
-use anyhow::ensure;
-use corewalk_sync::primitives::Arc;
+mod cold;
+pub(super) mod hot;
+pub(super) mod uniform;
 
-use super::{Settings, Size, Table, progress, rotated};
-use crate::baseline::{Linux, Namespace, syscall_ns};
-use crate::corpus::{Corpus, Move};
-use crate::lane::{Lane, Op};
-use crate::machine::Disturbance;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::grid::Rounds;
+use super::{Claim, Grid, Settings, Size, Table, shape, sized};
+use crate::lane::Op;
 use crate::memory;
-use crate::samples::{Metric, Params, Samples};
-use crate::slice::{self, Plan, Slice};
+use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
+use uniform::{Forest, VARIANTS};
 
-/// The variant that all are compared with.
-const BASELINE: &str = "rwlock-ahash";
-/// Variants with a table of their own, in the order of the rows.
-const VARIANTS: [&str; 5] = ["corewalk", BASELINE, "dashmap-path", "papaya", "libfuse-node"];
-/// Entries of the tree.
-const ENTRIES: [(Size, usize); 2] = [(Size::Quick, 3_000), (Size::Full, 100_000)];
-/// Questions drawn ahead per thread.
-const DRAWS: [(Size, usize); 2] = [(Size::Quick, 4_096), (Size::Full, 131_072)];
-/// Rates of the renamer, per second.
-const RENAMES_PER_S: [u32; 2] = [0, 1_000];
-/// Slices that are tried until a renamer reached its rate.
-const TRIES: usize = 4;
+/// The variant that all are compared with where nothing else is said.
+pub(super) const BASELINE: &str = "rwlock-ahash";
+/// What is asked.
+const OPS: [Op; 2] = [Op::Lookup, Op::Walk];
+/// How many hot walks are to fit into the host's stat net of the system call.
+const HOT: f64 = 6.0;
+/// What a cold walk may take over the best map from whole paths.
+const COLD: f64 = 1.3;
+/// How two threads that walk are to scale.
+const SCALING: f64 = 1.9;
 
 /// The table.
 pub(super) struct Lookup;
-
-/// What is measured with one set of parameters.
-struct Cell {
-    op: Op,
-    threads: usize,
-    renames_per_s: u32,
-}
-
-/// A run: everything that stays the same over its cells.
-struct Bench<'a> {
-    settings: &'a Settings,
-    corpus: Arc<Corpus>,
-    moved: Move,
-    tables: Vec<Box<dyn Namespace>>,
-    lanes: Vec<(Op, Vec<Arc<Lane>>)>,
-    samples: Samples,
-    doubts: Vec<String>,
-}
 
 impl Table for Lookup {
     fn name(&self) -> &'static str {
@@ -75,196 +69,131 @@ impl Table for Lookup {
     }
 
     fn about(&self) -> &'static str {
-        "(parent, name) to inode, inode to path, path to inode; undisturbed and beside a renamer"
+        "(parent, name) to inode, path to inode: hot, over a tree, in one of a million, beside a renamer"
+    }
+
+    fn footer(&self, rows: &[Row]) -> String {
+        let mut out = String::new();
+        let hot = [&hot::params(Op::Walk, hot::DEPTH)[..], &[("threads", 1.into())]].concat();
+        let cost = |variant| shape::median(rows, variant, "ns_per_op", &hot);
+        let maps = cold::VARIANTS[1..].iter().filter_map(|map| Some((cost(map)?, map)));
+        let best = maps.min_by(|(one, _), (other, _)| one.total_cmp(other));
+        if let (Some(ours), Some((map, name))) = (cost("corewalk"), best) {
+            let _ = writeln!(
+                out,
+                "walk, hot, depth {}: corewalk takes x{:.2} of the best map from whole paths ({name})",
+                hot::DEPTH,
+                ours / map
+            );
+        }
+        for variant in cold::VARIANTS {
+            let [one, two] = [1, 2]
+                .map(|threads| shape::ratio(rows, variant, "ns_per_op", &million(rows, threads)));
+            let (one, two) = (shape::times(one), shape::times(two));
+            let _ = writeln!(
+                out,
+                "walk, cold: {variant} takes {one} of the best map, two threads {two}"
+            );
+        }
+        out
+    }
+
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let hot = hot::params(Op::Walk, hot::DEPTH);
+        let net = [&hot[..], &[("threads", 1.into()), ("net_of", "syscall".into())]].concat();
+        let ahead = shape::ahead(rows, "corewalk", &net);
+        let cold = million(rows, 1);
+        let entries = cold.iter().find(|(key, _)| *key == "entries").map(|(_, value)| value);
+        let words = format!(
+            "a cold walk in a tree of {} over the best map from whole paths",
+            entries.filter(|value| !value.is_null()).unwrap_or(&cold::ENTRIES.1.into())
+        );
+        let cold = shape::ratio(rows, "corewalk", "ns_per_op", &cold);
+        let uniform = [("op", "walk".into()), ("renamer", 0.into())];
+        let scaling = |params: &[(&str, Value)]| shape::scaling(rows, "corewalk", params);
+        vec![
+            Claim::at_least(
+                "a hot walk of 8 names over the host's stat net of the system call",
+                ahead,
+                HOT,
+            ),
+            Claim::at_most(&words, cold, COLD),
+            Claim::at_least("two threads over one, hot walks", scaling(&hot), SCALING),
+            Claim::at_least(
+                "two threads over one, walks over the tree",
+                scaling(&uniform),
+                SCALING,
+            ),
+        ]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        vec![uniform::grid(settings, &OPS), hot::grid(settings), cold::grid(settings)]
+    }
+
+    fn setup(&self, settings: &Settings) -> Duration {
+        // Trees of 100,000 and a million entries, and a process per variant whose memory is measured.
+        let processes = memory_rounds(settings.size) * VARIANTS.len();
+        Duration::from_secs(20) + Duration::from_millis(1_500) * processes as u32
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let mut bench = Bench::new(settings)?;
-        let mut cells = Vec::new();
-        for op in Op::ALL {
-            for renames_per_s in RENAMES_PER_S {
-                let cell = |&threads| Cell { op, threads, renames_per_s };
-                cells.extend(settings.threads.iter().map(cell));
-            }
-        }
-        let bar = progress(cells.len() * settings.rounds);
-        let disturbance = Disturbance::start();
-        for round in 0..settings.rounds {
-            for cell in &cells {
-                bar.set_message(format!("{} threads={}", cell.op.name(), cell.threads));
-                bench.measure(cell, round)?;
-                bar.inc(1);
-            }
-            bench.measure_syscall(round);
-        }
-        bar.finish_and_clear();
-        eprintln!(
-            "lookup: other processes used {:.0} % of the machine",
-            100.0 * disturbance.share()
-        );
-        bench.measure_memory();
-        for doubt in &bench.doubts {
-            eprintln!("lookup: {doubt}");
-        }
-        Ok(bench.samples)
+        let rounds = Rounds::begin(self.name(), settings)?;
+        let pace = (&rounds, settings);
+        let mut samples = Samples::default();
+        let forest = Forest::load(self.name(), settings)?;
+        uniform::run((self.name(), &OPS), &forest, pace, &mut samples)?;
+        hot::run(Op::Walk, &forest, pace, &mut samples)?;
+        let entries = forest.corpus.len();
+        drop(forest);
+        cold::run(pace, &mut samples)?;
+        samples.add_scaling(|variant, params| {
+            variant != cold::BASELINE
+                && params["op"] == "walk"
+                && params.get("renamer").is_none_or(|renamer| *renamer == 0)
+        });
+        measure_memory(settings, entries, &mut samples);
+        Ok(samples)
     }
 }
 
-impl<'a> Bench<'a> {
-    fn new(settings: &'a Settings) -> anyhow::Result<Bench<'a>> {
-        let corpus = Arc::new(Corpus::collect(sized(&ENTRIES, settings.size)));
-        let moved = corpus.movable();
-        eprintln!(
-            "lookup: {} entries, {} of them made up; the renamer moves {} with {} entries below it",
-            corpus.len(),
-            corpus.made_up(),
-            corpus.path(moved.ino).escape_ascii(),
-            moved.descendants,
-        );
-        let mut tables = vec![];
+/// Returns the parameters of the rows of cold walks.
+fn million(rows: &[Row], threads: u64) -> Vec<(&'static str, Value)> {
+    // A quick run has a smaller tree; its rows are of the same shape.
+    let is_cold =
+        |row: &&Row| row.baseline == cold::BASELINE && !row.params.contains_key(OVER_THREADS);
+    let entries =
+        rows.iter().find(is_cold).map_or(Value::Null, |row| row.params["entries"].clone());
+    vec![
+        ("op", "walk".into()),
+        ("targets", "uniform".into()),
+        ("entries", entries),
+        ("threads", threads.into()),
+    ]
+}
+
+/// Measures bytes per entry, each variant in a process of its own.
+fn measure_memory(settings: &Settings, entries: usize, samples: &mut Samples) {
+    let Some(again) = &settings.again else {
+        eprintln!("lookup: skipped bytes per entry: there is no program to start again");
+        return;
+    };
+    let resident = Params::from([("entries", entries.into())]);
+    let mut arenas = resident.clone();
+    arenas.insert("of", "arenas".into());
+    for round in 0..memory_rounds(settings.size) {
         for variant in VARIANTS {
-            tables.extend(memory::load(variant, &corpus)?);
-        }
-        match Linux::open(&corpus) {
-            Ok(linux) => tables.push(Box::new(linux)),
-            Err(error) => eprintln!("lookup: skipped linux: {error:#}"),
-        }
-        let threads_max = settings.threads.iter().copied().max().unwrap_or(1);
-        let draws = sized(&DRAWS, settings.size);
-        let lane = |op, thread: usize| {
-            Arc::new(Lane::draw(&corpus, &moved, op, draws, 0x5eed_0001 + 2 * thread as u64))
-        };
-        let lanes =
-            Op::ALL.map(|op| (op, (0..threads_max).map(|thread| lane(op, thread)).collect()));
-        Ok(Bench {
-            settings,
-            moved,
-            tables,
-            lanes: lanes.into(),
-            samples: Samples::default(),
-            doubts: vec![],
-            corpus,
-        })
-    }
-
-    /// Measures all variants with the parameters of `cell`, right after each other.
-    fn measure(&mut self, cell: &Cell, round: usize) -> anyhow::Result<()> {
-        let mut params = Params::from([
-            ("op", cell.op.name().into()),
-            ("threads", cell.threads.into()),
-            ("renamer", cell.renames_per_s.into()),
-        ]);
-        for at in rotated(self.tables.len(), round) {
-            let variant = self.tables[at].variant();
-            let Some(slice) = self.slice(&*self.tables[at], cell, round)? else {
-                self.doubts.push(format!(
-                    "{variant}: the renamer did not run in round {round} of op={} threads={}",
-                    cell.op.name(),
-                    cell.threads
-                ));
-                continue;
+            let bytes = match memory::measure_apart(again, variant, entries) {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    eprintln!("lookup: skipped the memory of {variant}: {error:#}");
+                    continue;
+                }
             };
-            if slice.wrong > 0 {
-                self.doubts.push(format!(
-                    "{variant}: {} of {} answers were wrong (op={} threads={} renamer={:.0})",
-                    slice.wrong,
-                    slice.ops,
-                    cell.op.name(),
-                    cell.threads,
-                    slice.renames_per_s
-                ));
-            }
-            for (metric, value) in
-                [(Metric::OpsPerSecond, slice.ops_per_s), (Metric::NsPerOp, slice.ns_per_op)]
-            {
-                self.samples.add(round, variant, &params, (metric, value), BASELINE);
-            }
-            if cell.renames_per_s > 0 {
-                let beside = params.insert("op", "rename".into()).unwrap_or_default();
-                params.insert("beside", beside.clone());
-                let reached = (Metric::OpsPerSecond, slice.renames_per_s);
-                self.samples.add(round, variant, &params, reached, BASELINE);
-                params.remove("beside");
-                params.insert("op", beside);
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns one valid slice, or None if the renamer was starved each time.
-    fn slice(
-        &self,
-        table: &dyn Namespace,
-        cell: &Cell,
-        round: usize,
-    ) -> anyhow::Result<Option<Slice>> {
-        let (_, lanes) =
-            self.lanes.iter().find(|(op, _)| *op == cell.op).expect("every op has lanes");
-        let plan = Plan {
-            op: cell.op,
-            lanes: &lanes[..cell.threads],
-            moved: &self.moved,
-            renames_per_s: cell.renames_per_s,
-            time: self.settings.time_per_row / self.settings.rounds as u32,
-            first: round * 8_191,
-        };
-        for _ in 0..TRIES {
-            let misses = table.misses();
-            let slice = slice::run(table, &plan);
-            ensure!(
-                slice.wrong == 0 || !table.is_exact(),
-                "{}: {} of {} answers were wrong",
-                table.variant(),
-                slice.wrong,
-                slice.ops
-            );
-            // A rename asks whether its target exists; those who look up find all in the cache.
-            let asked = table.misses() - misses;
-            ensure!(
-                asked <= slice.renames,
-                "{}: the back end was asked {asked} times in {} renames",
-                table.variant(),
-                slice.renames
-            );
-            if slice.is_valid {
-                return Ok(Some(slice));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Measures what a system call costs, which `linux` pays in each operation.
-    fn measure_syscall(&mut self, round: usize) {
-        let params = Params::from([("op", "syscall".into()), ("threads", 1.into())]);
-        let calls = if self.settings.size == Size::Quick { 1_000 } else { 100_000 };
-        let cost = (Metric::NsPerOp, syscall_ns(calls));
-        self.samples.add(round, "linux", &params, cost, "linux");
-    }
-
-    /// Measures bytes per entry, each variant in a process of its own.
-    fn measure_memory(&mut self) {
-        let Some(again) = &self.settings.again else {
-            eprintln!("lookup: skipped bytes per entry: there is no program to start again");
-            return;
-        };
-        let entries = self.corpus.len();
-        let resident = Params::from([("entries", entries.into())]);
-        let mut arenas = resident.clone();
-        arenas.insert("of", "arenas".into());
-        for round in 0..memory_rounds(self.settings.size) {
-            for variant in VARIANTS {
-                let bytes = match memory::measure_apart(again, variant, entries) {
-                    Ok(bytes) => bytes,
-                    Err(error) => {
-                        eprintln!("lookup: skipped the memory of {variant}: {error:#}");
-                        continue;
-                    }
-                };
-                for (params, bytes) in [(&resident, bytes.resident), (&arenas, bytes.arenas)] {
-                    if bytes > 0 {
-                        let each = (Metric::BytesPerEntry, bytes as f64 / entries as f64);
-                        self.samples.add(round, variant, params, each, BASELINE);
-                    }
+            for (params, bytes) in [(&resident, bytes.resident), (&arenas, bytes.arenas)] {
+                if bytes > 0 {
+                    let each = (Metric::BytesPerEntry, bytes as f64 / entries as f64);
+                    samples.add(round, variant, params, each, BASELINE);
                 }
             }
         }
@@ -273,48 +202,52 @@ impl<'a> Bench<'a> {
 
 /// Returns how often memory is measured; it hardly varies.
 fn memory_rounds(size: Size) -> usize {
-    match size {
-        Size::Quick => 1,
-        Size::Full => 3,
-    }
-}
-
-fn sized(sizes: &[(Size, usize)], size: Size) -> usize {
-    let found = sizes.iter().find(|(candidate, _)| *candidate == size);
-    found.map_or(0, |(_, value)| *value)
+    sized(size, (1, 3))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use crate::table::quick;
 
     #[test]
-    fn quick_run_has_every_variant_and_op_with_a_ratio_to_the_baseline() {
-        let settings = Settings {
-            size: Size::Quick,
-            threads: vec![1, 2],
-            time_per_row: Duration::from_millis(25),
-            rounds: 5,
-            again: None,
+    fn quick_run_has_every_variant_and_kind_of_row() {
+        let with = |params: &[(&'static str, Value)]| {
+            [1, 2].map(|threads| [params, &[("threads", threads.into())]].concat())
         };
-        let rows = Lookup.run(&settings).expect("all answers are right").rows();
-        for op in Op::ALL {
-            for variant in VARIANTS {
-                for threads in [1, 2] {
-                    let row = rows.iter().find(|row| {
-                        row.variant == variant
-                            && row.metric == "ops_per_s"
-                            && row.params["op"] == op.name()
-                            && row.params["threads"] == threads
-                            && row.params["renamer"] == 0
-                    });
-                    let row = row.expect("the row is there");
-                    assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
-                    assert!(row.rounds == 5 && row.baseline == BASELINE);
-                    assert!(row.ratio.is_some_and(|ratio| ratio > 0.0));
-                }
+        let uniform =
+            OPS.map(|op| with(&[("op", op.name().into()), ("renamer", 0.into())])).concat();
+        let rows = quick::check(&Lookup, &VARIANTS, &uniform);
+        let hot = [("op", "walk".into()), ("targets", "hot".into())];
+        let cold = [("op", "walk".into()), ("entries", cold::ENTRIES.0.into())];
+        for (params, variants) in [
+            (&hot[..], &["corewalk", "dashmap-path", "papaya-path", "scc-path", "easy-fuser"][..]),
+            (&cold, &[&cold::VARIANTS[..], &[cold::BASELINE]].concat()),
+        ] {
+            for (params, variant) in
+                with(params).iter().flat_map(|p| variants.iter().map(move |v| (p, v)))
+            {
+                let row = quick::row(&rows, (variant, "ns_per_op"), params).expect(variant);
+                assert!(row.rounds == 5 && row.ratio.is_some_and(|ratio| ratio > 0.0), "{row:?}");
             }
         }
+        for params in [&hot[..], &cold, &[("op", "walk".into()), ("renamer", 0.into())]] {
+            let params = [params, &[(OVER_THREADS, 1.into())]].concat();
+            let row = quick::row(&rows, ("corewalk", "ops_per_s"), &params).expect("walks scale");
+            assert!(row.baseline == "corewalk" && row.params["threads"] == 2);
+        }
+        let cost = |variant, is_net| {
+            let hot = |row: &&Row| {
+                row.variant == variant
+                    && row.params.contains_key("net_of") == is_net
+                    && row.params.get("targets") == Some(&"hot".into())
+                    && row.metric == "ns_per_op"
+            };
+            rows.iter().find(hot).expect("one thread was measured first").median
+        };
+        assert!(cost("linux", true) < cost("linux", false));
+        assert!((cost("corewalk", true) - cost("corewalk", false)).abs() < 1e-9);
+        let claims: Vec<String> = Lookup.claims(&rows).iter().map(Claim::to_string).collect();
+        assert!(claims[1].contains("held (x") && claims[3].contains("held (x"), "{claims:?}");
     }
 }

@@ -16,15 +16,17 @@
 //! # Checks
 //! Every answer is compared with the tree; a wrong one fails the run.
 
+use std::fmt::{self, Display};
+
 use anyhow::ensure;
 use corewalk_sync::primitives::Arc;
 
-use super::{Settings, Size, Table, progress, rotated};
+use super::grid::Rounds;
+use super::{Grid, Settings, Table, sized};
 use crate::baseline::Namespace;
 use crate::corpus::{Corpus, Move};
 use crate::lane::{Lane, Op};
 use crate::layout::{Links, LinksHeld, Slots};
-use crate::machine::Disturbance;
 use crate::samples::{Metric, Params, Samples};
 use crate::slice::{self, Plan};
 
@@ -32,12 +34,14 @@ use crate::slice::{self, Plan};
 const BASELINE: &str = "links";
 /// Entries that are asked for when they are to stay in the caches.
 const HOT: usize = 64;
+/// Layouts there are.
+const LAYOUTS: usize = 3;
 
 /// The table.
 pub(super) struct Names;
 
 /// Which entries are asked for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Targets {
     Hot,
     Uniform,
@@ -47,8 +51,11 @@ enum Targets {
 struct Cell {
     op: Op,
     targets: Targets,
-    lanes: Vec<Arc<Lane>>,
+    threads: usize,
 }
+
+/// The questions of each thread.
+type Lanes = Vec<((Op, Targets), Vec<Arc<Lane>>)>;
 
 impl Table for Names {
     fn name(&self) -> &'static str {
@@ -63,65 +70,79 @@ impl Table for Names {
         "lookup, path and walk with two layouts of a name, hot and over the whole tree"
     }
 
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        vec![Grid::new(settings, cells(settings).len(), LAYOUTS, 1.0)]
+    }
+
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let corpus = Corpus::collect(match settings.size {
-            Size::Quick => 3_000,
-            Size::Full => 100_000,
-        });
+        let rounds = Rounds::begin(self.name(), settings)?;
+        let corpus = Corpus::collect(sized(settings.size, (3_000, 100_000)));
         let moved = corpus.movable();
-        let layouts: [Box<dyn Namespace>; 3] = [
+        let layouts: [Box<dyn Namespace>; LAYOUTS] = [
             Box::new(Slots::load(&corpus)?),
             Box::new(Links::load(&corpus)?),
             Box::new(LinksHeld(Links::load(&corpus)?)),
         ];
-        let cells = cells(settings, &corpus, &moved);
+        let lanes = lanes(settings, &corpus, &moved);
+        let grid = self.grids(settings)[0];
         let mut samples = Samples::default();
-        let bar = progress(cells.len() * settings.threads.len() * settings.rounds);
-        let disturbance = Disturbance::start();
-        for round in 0..settings.rounds {
-            for cell in &cells {
-                for &threads in &settings.threads {
-                    let plan = Plan {
-                        op: cell.op,
-                        lanes: &cell.lanes[..threads],
-                        moved: &moved,
-                        renames_per_s: 0,
-                        time: settings.time_per_row / settings.rounds as u32,
-                        first: round * 8_191,
-                    };
-                    for at in rotated(layouts.len(), round) {
-                        measure(&*layouts[at], cell, &plan, round, &mut samples)?;
-                    }
-                    bar.inc(1);
-                }
-            }
-        }
-        bar.finish_and_clear();
-        eprintln!(
-            "names: other processes used {:.0} % of the machine",
-            100.0 * disturbance.share()
-        );
+        rounds.each(&grid, (&cells(settings), layouts.len()), |visit| {
+            let (cell, round) = (visit.cell, visit.round);
+            let asked = |((op, targets), _): &&(_, _)| (*op, *targets) == (cell.op, cell.targets);
+            let (_, lanes) = lanes.iter().find(asked).expect("every cell has lanes");
+            let plan = Plan {
+                op: cell.op,
+                lanes: &lanes[..cell.threads],
+                moved: &moved,
+                renames_per_s: 0,
+                time: grid.slice,
+                first: round * 8_191,
+            };
+            measure(&*layouts[visit.at], cell, &plan, round, &mut samples)
+        })?;
         Ok(samples)
     }
 }
 
-fn cells(settings: &Settings, corpus: &Corpus, moved: &Move) -> Vec<Cell> {
-    let threads = settings.threads.iter().copied().max().unwrap_or(1) as u64;
-    let draws = if settings.size == Size::Quick { 4_096 } else { 131_072 };
-    let mut cells = vec![];
-    for op in Op::ALL {
-        for targets in [Targets::Hot, Targets::Uniform] {
-            let lane = |thread: u64| {
-                let seed = 0x5eed_0101 + 2 * thread;
-                Arc::new(match targets {
-                    Targets::Hot => Lane::draw_hot(corpus, moved, op, 4_096, (seed, HOT)),
-                    Targets::Uniform => Lane::draw(corpus, moved, op, draws, seed),
-                })
-            };
-            cells.push(Cell { op, targets, lanes: (0..threads).map(lane).collect() });
+impl Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} targets={} threads={}", self.op.name(), self.targets.name(), self.threads)
+    }
+}
+
+impl Targets {
+    const ALL: [Targets; 2] = [Targets::Hot, Targets::Uniform];
+
+    fn name(self) -> &'static str {
+        match self {
+            Targets::Hot => "hot",
+            Targets::Uniform => "uniform",
         }
     }
+}
+
+fn cells(settings: &Settings) -> Vec<Cell> {
+    let mut cells = vec![];
+    for (op, targets) in Op::ALL.into_iter().flat_map(|op| Targets::ALL.map(|to| (op, to))) {
+        cells.extend(settings.threads.iter().map(|&threads| Cell { op, targets, threads }));
+    }
     cells
+}
+
+fn lanes(settings: &Settings, corpus: &Corpus, moved: &Move) -> Lanes {
+    let threads = settings.threads_max() as u64;
+    let draws = sized(settings.size, (4_096, 131_072));
+    let of = |op, targets| {
+        let lane = |thread: u64| {
+            let seed = 0x5eed_0101 + 2 * thread;
+            Arc::new(match targets {
+                Targets::Hot => Lane::draw_hot(corpus, moved, op, 4_096, (seed, HOT)),
+                Targets::Uniform => Lane::draw(corpus, moved, op, draws, seed),
+            })
+        };
+        ((op, targets), (0..threads).map(lane).collect())
+    };
+    Op::ALL.into_iter().flat_map(|op| Targets::ALL.map(|targets| of(op, targets))).collect()
 }
 
 fn measure(
@@ -134,17 +155,36 @@ fn measure(
     let slice = slice::run(layout, plan);
     let variant = layout.variant();
     ensure!(slice.wrong == 0, "{variant}: {} of {} answers were wrong", slice.wrong, slice.ops);
-    let targets = match cell.targets {
-        Targets::Hot => "hot",
-        Targets::Uniform => "uniform",
-    };
     let params = Params::from([
         ("op", cell.op.name().into()),
-        ("targets", targets.into()),
-        ("threads", plan.lanes.len().into()),
+        ("targets", cell.targets.name().into()),
+        ("threads", cell.threads.into()),
     ]);
     for metric in [(Metric::OpsPerSecond, slice.ops_per_s), (Metric::NsPerOp, slice.ns_per_op)] {
         samples.add(round, variant, &params, metric, BASELINE);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::quick;
+
+    #[test]
+    fn quick_run_has_every_layout_op_and_kind_of_target() {
+        let cells: Vec<_> = cells(&quick::settings())
+            .iter()
+            .map(|cell| {
+                let (op, targets) = (cell.op.name(), cell.targets.name());
+                vec![
+                    ("op", op.into()),
+                    ("targets", targets.into()),
+                    ("threads", cell.threads.into()),
+                ]
+            })
+            .collect();
+        assert_eq!(cells.len(), 12);
+        quick::check(&Names, &["slots", "links", "links-held"], &cells);
+    }
 }

@@ -27,7 +27,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::multiuser::{self, BASELINE, Processors, USERS};
-use super::{Settings, Table, shape};
+use super::{Claim, Grid, Settings, Table, shape};
 use crate::samples::{Row, Samples};
 
 /// The table.
@@ -52,13 +52,22 @@ impl Table for OneCpu {
 
     fn footer(&self, rows: &[Row]) -> String {
         let mut out = multiuser::published();
-        for users in USERS[1].1 {
+        for users in USERS.1 {
             let params = [("users", Value::from(*users))];
             let share = shape::times(shape::ratio(rows, "corewalk", "ns_per_op", &params));
             let _ =
                 writeln!(out, "{users} users: processor time of corewalk, {share} of {BASELINE}");
         }
         out
+    }
+
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let ours = rows.iter().filter(|row| row.variant == "corewalk");
+        vec![Claim::no_loss(&format!("on one processor no row loses against {BASELINE}"), ours)]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        vec![multiuser::grid(settings)]
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
@@ -74,8 +83,7 @@ mod tests {
     #[test]
     fn quick_run_has_every_variant_and_gives_the_processors_back() {
         let before = all_cpus().unwrap().count();
-        let samples = OneCpu.run(&multiuser::tests::quick()).expect("all answers are right");
-        multiuser::tests::check(&samples.rows());
+        multiuser::tests::check(&OneCpu);
         assert_eq!(all_cpus().unwrap().count(), before);
     }
 }

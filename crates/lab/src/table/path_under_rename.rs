@@ -46,14 +46,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rustix::fs::{CWD, Mode, OFlags, openat, renameat};
+use serde_json::Value;
 
-use super::{Settings, Size, Table, progress, rotated};
-use crate::baseline::syscall_ns;
+use super::grid::Rounds;
+use super::{Claim, Grid, Settings, Size, Table, shape, sized};
+use crate::baseline::{getcwd, go_to, syscall_ns};
 use crate::before::{
     Dentries, GlobalLock, Kind, Passes, RenameSeqLock, RenameSeqRwLock, make_path,
 };
 use crate::lane::{Stop, Tally};
-use crate::machine::Disturbance;
 use crate::ours::Ours;
 use crate::peer::Scratch;
 use crate::race::{self, Outcome, Pinning, Race, Racer, Reader, Writer};
@@ -86,6 +87,10 @@ const TRIES: usize = 2;
 const SHARE_OF_TIME: f64 = 0.6;
 /// The variants that begin again when they were disturbed; the others lock.
 const OPTIMISTIC: [&str; 2] = ["corewalk", RenameSeqLock::VARIANT];
+/// Variants there are.
+const VARIANTS: usize = 5;
+/// Renames per second beside which corewalk is to keep it.
+const RENAMES_MIN: f64 = 1e6;
 /// Files between what is translated and what is renamed.
 const FILLERS: usize = 1000;
 /// Room for names.
@@ -153,24 +158,36 @@ impl Table for PathUnderRename {
         footer(rows)
     }
 
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        claims(rows)
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        let share = SHARE_OF_TIME * Renamer::ALL.len() as f64;
+        vec![Grid::new(settings, 1, VARIANTS, share)]
+    }
+
+    fn setup(&self, settings: &Settings) -> Duration {
+        // Pieces that are tried again.
+        self.grids(settings)[0].time()
+    }
+
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let place = Place::make("path-under-rename")?;
+        let rounds = Rounds::begin(self.name(), settings)?;
+        let place = Place::make(self.name())?;
         let mut entrants = entrants(&place)?;
+        let grid = self.grids(settings)[0];
+        let calls = sized(settings.size, (1_000, 100_000));
         let mut samples = Samples::default();
-        let bar = progress(entrants.len() * settings.rounds);
-        let disturbance = Disturbance::start();
-        for round in 0..settings.rounds {
-            for at in rotated(entrants.len(), round) {
-                bar.set_message(entrants[at].racer.variant());
-                entrants[at].measure(settings, round, &mut samples)?;
-                bar.inc(1);
+        // Each variant beside one renamer after the other, since it is compared with itself.
+        rounds.each(&grid, (&["all renamers"], entrants.len()), |visit| {
+            if visit.is_first {
+                let params = Params::from([("op", "syscall".into())]);
+                let cost = (Metric::NsPerOp, syscall_ns(calls));
+                samples.add(visit.round, "linux", &params, cost, "linux");
             }
-            let calls = if settings.size == Size::Quick { 1_000 } else { 100_000 };
-            let params = Params::from([("op", "syscall".into())]);
-            let cost = (Metric::NsPerOp, syscall_ns(calls));
-            samples.add(round, "linux", &params, cost, "linux");
-        }
-        bar.finish_and_clear();
+            entrants[visit.at].measure(settings, visit.round, &mut samples)
+        })?;
         for entrant in &entrants {
             if entrant.lost > 0 {
                 let variant = entrant.racer.variant();
@@ -181,10 +198,6 @@ impl Table for PathUnderRename {
             }
             entrant.add_retries(&mut samples);
         }
-        eprintln!(
-            "path-under-rename: other processes used {:.0} % of the machine",
-            100.0 * disturbance.share()
-        );
         Ok(samples)
     }
 }
@@ -201,6 +214,12 @@ impl Renamer {
             Renamer::Neighbour => "neighbour",
             Renamer::Ancestor => "ancestor",
         }
+    }
+
+    /// Returns the parameters of the reader's rows by a clock, or of those without one.
+    fn params(self, clock: Option<&'static str>) -> Vec<(&'static str, Value)> {
+        let params = [("op", "path".into()), ("renamer", self.name().into())];
+        params.into_iter().chain(clock.map(|clock| ("clock", clock.into()))).collect()
     }
 }
 
@@ -351,13 +370,7 @@ impl Entrant {
 
     fn add(&mut self, round: usize, renamer: Renamer, outcome: &Outcome, samples: &mut Samples) {
         let variant = self.racer.variant();
-        let params = |renamer: Renamer, clock: &'static str| {
-            Params::from([
-                ("op", "path".into()),
-                ("renamer", renamer.name().into()),
-                ("clock", clock.into()),
-            ])
-        };
+        let params = |renamer: Renamer, clock| Params::from_iter(renamer.params(Some(clock)));
         let reads = &outcome.reads;
         for (clock, reached) in [("cpu", reads.ops_per_cpu_s()), ("wall", reads.ops_per_served_s())]
         {
@@ -393,7 +406,7 @@ impl Entrant {
             return;
         }
         for &(round, renamer, retries) in &self.retries {
-            let params = Params::from([("op", "path".into()), ("renamer", renamer.name().into())]);
+            let params = Params::from_iter(renamer.params(None));
             let retries = (Metric::RetriesPerMillion, retries);
             samples.add(round, variant, &params, retries, RenameSeqLock::VARIANT);
         }
@@ -407,19 +420,11 @@ impl Racer for Kernel {
 
     /// Gives the thread a working directory of its own, and goes where it translates.
     fn prepare(&self, _reader: &Reader) {
-        #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
-        let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
-        if is_apart {
-            // If this fails the paths are wrong.
-            let _ = rustix::process::fchdir(&self.leaf);
-        }
+        go_to(&self.leaf);
     }
 
     fn translate(&self, reader: &Reader, stop: &Stop) -> Tally {
-        reader.ask(stop, |_| {
-            let path = rustix::process::getcwd(Vec::with_capacity(256)).ok()?;
-            Some(path.into_bytes())
-        })
+        reader.ask(stop, |_| getcwd())
     }
 
     fn rename_until(&self, writer: &Writer, stop: &Stop) -> u64 {
@@ -460,51 +465,50 @@ fn footer(rows: &[Row]) -> String {
         let _ = write!(out, " {what} {percent};");
     }
     let _ = writeln!(out, " no figure of a renamer.");
-    let find = |variant: &str, metric: &str, renamer: &str, clock: Option<&str>| {
-        rows.iter().find(|row| {
-            row.variant == variant
-                && row.metric == metric
-                && row.params["op"] != "syscall"
-                && row.params.get("renamer").is_some_and(|value| value == renamer)
-                && row.params.get("clock").and_then(|value| value.as_str()) == clock
-        })
-    };
-    let kept = find("corewalk", "ops_per_s", "elsewhere", Some("cpu")).and_then(|row| row.ratio);
-    let renames = find("corewalk", "ops_per_s", "elsewhere", None).map(|row| row.median);
-    let retries = find("corewalk", "retries_per_million", "elsewhere", None).map(|row| row.median);
-    if let (Some(kept), Some(renames)) = (kept, renames) {
-        let holds = if kept >= KEPT_MIN { "holds" } else { "DOES NOT HOLD" };
-        let retries =
-            retries.map_or(String::from("not counted"), |retries| format!("{retries:.1}"));
-        let _ = writeln!(
-            out,
-            "claim: beside {:.2} M renames/s elsewhere corewalk keeps {:.1} % (at least {:.0} %): \
-             {holds}; retries per million: {retries}",
-            renames / 1e6,
-            100.0 * kept,
-            100.0 * KEPT_MIN
-        );
-    }
-    let syscall = rows.iter().find(|row| row.params["op"] == "syscall").map(|row| row.median);
-    let calm = find("linux", "ops_per_s", "none", Some("cpu"));
-    let storm = find("linux", "ops_per_s", "elsewhere", Some("cpu"));
+    let syscall = shape::median(rows, "linux", "ns_per_op", &[("op", "syscall".into())]);
+    let [calm, storm] = [Renamer::None, Renamer::Elsewhere].map(|renamer| {
+        shape::median(rows, "linux", "ops_per_s", &renamer.params(Some("cpu")))
+            .map(|rate| 1e9 / rate)
+    });
     if let (Some(syscall), Some(calm), Some(storm)) = (syscall, calm, storm) {
-        let net = |row: &Row| 1e9 / row.median - syscall;
         let _ = writeln!(
             out,
             "linux net of the {syscall:.0} ns of a system call: {:.0} ns undisturbed, {:.0} ns beside \
              its renamer",
-            net(calm),
-            net(storm)
+            calm - syscall,
+            storm - syscall
         );
     }
     out
+}
+
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let elsewhere = Renamer::Elsewhere;
+    let kept = shape::ratio(rows, "corewalk", "ops_per_s", &elsewhere.params(Some("cpu")));
+    let renames =
+        [("op", "rename".into()), ("beside", "path".into()), ("renamer", elsewhere.name().into())];
+    let renames = shape::median(rows, "corewalk", "ops_per_s", &renames);
+    let retries = shape::median(rows, "corewalk", "retries_per_million", &elsewhere.params(None));
+    vec![
+        Claim::at_least("beside a renamer elsewhere over undisturbed", kept, KEPT_MIN),
+        Claim::of(
+            String::from("no translation is disturbed by a renamer elsewhere"),
+            retries.map(|retries| retries == 0.0),
+            format!("{:.1} passes thrown away per million", retries.unwrap_or_default()),
+        ),
+        Claim::of(
+            format!("that renamer renames at least {RENAMES_MIN} times per second"),
+            renames.map(|renames| renames >= RENAMES_MIN),
+            format!("{:.2} M/s", renames.unwrap_or_default() / 1e6),
+        ),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::baseline::components;
+    use crate::table::quick;
 
     #[test]
     fn paths_of_the_place_are_one_another_with_the_ancestor_renamed() {
@@ -518,14 +522,7 @@ mod tests {
 
     #[test]
     fn quick_run_has_a_row_of_every_variant_beside_every_renamer() {
-        let settings = Settings {
-            size: Size::Quick,
-            threads: vec![1],
-            time_per_row: Duration::from_millis(50),
-            rounds: 5,
-            again: None,
-        };
-        let rows = PathUnderRename.run(&settings).expect("all paths are right").rows();
+        let rows = PathUnderRename.run(&quick::settings()).expect("all paths are right").rows();
         let variants =
             ["corewalk", "before-global-lock", "before-seqrwlock", "before-seqlock", "linux"];
         for (variant, renamer) in variants.iter().flat_map(|v| Renamer::ALL.map(|r| (*v, r))) {
@@ -549,7 +546,8 @@ mod tests {
         }
         let syscall = rows.iter().find(|row| row.params["op"] == "syscall");
         assert!(syscall.is_some_and(|row| row.median > 0.0));
-        let footer = footer(&rows);
-        assert!(footer.contains("claim: ") && footer.contains("linux net"), "{footer}");
+        assert!(footer(&rows).contains("linux net"), "{}", footer(&rows));
+        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        assert!(claims[0].contains("held (x") && claims[2].contains(" M/s)"), "{claims:?}");
     }
 }

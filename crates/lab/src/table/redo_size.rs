@@ -24,13 +24,15 @@
 //! # Checks
 //! Every path is compared; a wrong one fails the run.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Display, Write as _};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use serde_json::Value;
 
-use super::{Settings, Size, Table, progress, rotated};
+use super::grid::Rounds;
+use super::{Claim, Grid, Settings, Table, shape, sized};
 use crate::before::{Dentries, GlobalLock, Kind, RenameSeqLock, RenameSeqRwLock, make_path};
-use crate::machine::Disturbance;
 use crate::ours::Ours;
 use crate::race::{self, Outcome, Pinning, Race, Racer, Reader, Writer};
 use crate::samples::{Metric, Params, Row, Samples};
@@ -39,8 +41,10 @@ use crate::samples::{Metric, Params, Row, Samples};
 const PUBLISHED: [(u32, u32, u32, u32); 4] =
     [(8, 64, 802, 903), (32, 64, 798, 892), (80, 64, 658, 714), (128, 64, 748, 907)];
 /// Readers and writers.
-const GRID: [(Size, &[usize], &[usize]); 2] =
-    [(Size::Quick, &[1, 2], &[0, 1]), (Size::Full, &[1, 2, 4, 8], &[0, 1, 2, 4])];
+const READERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 4, 8]);
+const WRITERS: (&[usize], &[usize]) = (&[0, 1], &[0, 1, 2, 4]);
+/// Designs there are.
+const DESIGNS: usize = 4;
 /// The most writers there are.
 const WRITERS_MAX: usize = 4;
 /// Where the files of the database are.
@@ -56,6 +60,12 @@ const KEPT_MIN: f64 = 0.9;
 
 /// The table.
 pub(super) struct RedoSize;
+
+/// So many readers beside so many writers.
+pub(super) struct Cell {
+    pub(super) readers: usize,
+    pub(super) writers: usize,
+}
 
 /// A variant with what its threads do.
 pub(super) struct Load {
@@ -77,41 +87,68 @@ impl Table for RedoSize {
         "readers that translate paths beside writers that rename: throughput of both"
     }
 
-    fn footer(&self, rows: &[Row]) -> String {
-        footer(rows)
+    fn footer(&self, _rows: &[Row]) -> String {
+        footer()
+    }
+
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let at = |readers, writers| {
+            [("op", "path".into())].into_iter().chain(Cell { readers, writers }.params()).collect()
+        };
+        let both: Vec<_> = at(2, 0);
+        let shared = shape::ratio(rows, RenameSeqRwLock::VARIANT, "ops_per_s", &both);
+        let cost = |writers| shape::median(rows, "corewalk", "ns_per_op", &at(1, writers));
+        let kept = cost(0).zip(cost(1)).map(|(alone, beside)| alone / beside);
+        vec![
+            Claim::at_least(
+                "of the document: two readers that share the lock over two that exclude each other",
+                shared,
+                1.0,
+            ),
+            Claim::at_least(
+                "a reader of corewalk beside a writer over one alone, by its processor time",
+                kept,
+                KEPT_MIN,
+            ),
+        ]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        vec![Grid::new(settings, cells(settings).len(), DESIGNS, SHARE_OF_TIME)]
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        let rounds = Rounds::begin(self.name(), settings)?;
         let loads = loads()?;
-        let (_, readers, writers) =
-            GRID.iter().find(|(size, ..)| *size == settings.size).expect("both sizes are there");
+        let grid = self.grids(settings)[0];
         let mut samples = Samples::default();
-        let bar = progress(settings.rounds * readers.len() * writers.len());
-        let disturbance = Disturbance::start();
-        for round in 0..settings.rounds {
-            for (&readers, &writers) in
-                readers.iter().flat_map(|r| writers.iter().map(move |w| (r, w)))
-            {
-                for at in rotated(loads.len(), round) {
-                    let outcome = loads[at].run(settings, SHARE_OF_TIME, (readers, writers))?;
-                    add(
-                        round,
-                        loads[at].racer.variant(),
-                        (readers, writers),
-                        &outcome,
-                        &mut samples,
-                    );
-                }
-                bar.inc(1);
-            }
-        }
-        bar.finish_and_clear();
-        eprintln!(
-            "redo-size: other processes used {:.0} % of the machine",
-            100.0 * disturbance.share()
-        );
+        rounds.each(&grid, (&cells(settings), loads.len()), |visit| {
+            let load = &loads[visit.at];
+            let outcome = load.run(grid.slice, visit.cell)?;
+            add(visit.round, load.racer.variant(), visit.cell, &outcome, &mut samples);
+            Ok(())
+        })?;
         Ok(samples)
     }
+}
+
+impl Cell {
+    /// Returns the parameters of the rows.
+    pub(super) fn params(&self) -> [(&'static str, Value); 2] {
+        [("readers", self.readers.into()), ("writers", self.writers.into())]
+    }
+}
+
+impl Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "readers={} writers={}", self.readers, self.writers)
+    }
+}
+
+fn cells(settings: &Settings) -> Vec<Cell> {
+    let (readers, writers) = (sized(settings.size, READERS), sized(settings.size, WRITERS));
+    let with = |&readers| writers.iter().map(move |&writers| Cell { readers, writers });
+    readers.iter().flat_map(with).collect()
 }
 
 impl Load {
@@ -145,16 +182,11 @@ impl Load {
     ///
     /// # Errors
     /// A path that is wrong.
-    pub(super) fn run(
-        &self,
-        settings: &Settings,
-        share_of_time: f64,
-        (readers, writers): (usize, usize),
-    ) -> anyhow::Result<Outcome> {
+    pub(super) fn run(&self, time: Duration, cell: &Cell) -> anyhow::Result<Outcome> {
         let race = Race {
-            readers: &vec![self.reader.clone(); readers],
-            writers: &self.writers[..writers],
-            time: (settings.time_per_row / settings.rounds as u32).mul_f64(share_of_time),
+            readers: &vec![self.reader.clone(); cell.readers],
+            writers: &self.writers[..cell.writers],
+            time,
             pinning: Pinning::Free,
         };
         let outcome = race::run(&*self.racer, &*self.racer, &race);
@@ -176,20 +208,11 @@ pub(super) fn loads() -> anyhow::Result<Vec<Load>> {
     ])
 }
 
-fn add(
-    round: usize,
-    variant: &str,
-    (readers, writers): (usize, usize),
-    outcome: &Outcome,
-    samples: &mut Samples,
-) {
+fn add(round: usize, variant: &str, cell: &Cell, outcome: &Outcome, samples: &mut Samples) {
     for (op, side) in [("path", &outcome.reads), ("rename", &outcome.renames)] {
         if side.ops > 0 {
-            let params = Params::from([
-                ("op", op.into()),
-                ("readers", readers.into()),
-                ("writers", writers.into()),
-            ]);
+            let mut params = Params::from(cell.params());
+            params.insert("op", op.into());
             let cost = 1e9 / side.ops_per_cpu_s().max(1e-9);
             for measured in [(Metric::OpsPerSecond, side.ops_per_s()), (Metric::NsPerOp, cost)] {
                 samples.add(round, variant, &params, measured, GlobalLock::VARIANT);
@@ -198,7 +221,7 @@ fn add(
     }
 }
 
-fn footer(rows: &[Row]) -> String {
+fn footer() -> String {
     let mut out = String::from(
         "document 000, Oracle SLOB on 80 cores, redo MB/s without and with the patch:\n",
     );
@@ -209,73 +232,33 @@ fn footer(rows: &[Row]) -> String {
             "  {readers:>3} readers {writers} writers: {without} {with} ({change:+.1} %)"
         );
     }
-    let find = |variant: &str, metric: &str, readers: usize, writers: usize| {
-        rows.iter().find(|row| {
-            row.variant == variant
-                && row.metric == metric
-                && row.params["op"] == "path"
-                && row.params["readers"] == readers
-                && row.params["writers"] == writers
-        })
-    };
-    let verdict = |holds: bool| if holds { "holds" } else { "DOES NOT HOLD" };
-    if let Some(ratio) = find(RenameSeqRwLock::VARIANT, "ops_per_s", 2, 0).and_then(|row| row.ratio)
-    {
-        let _ = writeln!(
-            out,
-            "claim of the document: two readers that share the lock are no slower than two that \
-             exclude each other: x{ratio:.2}: {}",
-            verdict(ratio >= 1.0)
-        );
-    }
-    let cost = |writers: usize| find("corewalk", "ns_per_op", 1, writers);
-    if let (Some(alone), Some(beside)) = (cost(0), cost(1)) {
-        let kept = alone.median / beside.median;
-        let _ = writeln!(
-            out,
-            "claim: a reader of corewalk beside a writer keeps {:.0} % (at least {:.0} %) by its processor \
-             time: {}",
-            100.0 * kept,
-            100.0 * KEPT_MIN,
-            verdict(kept >= KEPT_MIN)
-        );
-    }
     out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use crate::table::quick;
 
     #[test]
     fn quick_run_has_both_sides_of_every_cell_of_the_grid() {
-        let settings = Settings {
-            size: Size::Quick,
-            threads: vec![1],
-            time_per_row: Duration::from_millis(50),
-            rounds: 5,
-            again: None,
-        };
-        let rows = RedoSize.run(&settings).expect("all paths are right").rows();
         let variants = ["corewalk", "before-global-lock", "before-seqrwlock", "before-seqlock"];
-        for (variant, readers, writers, op) in variants.iter().flat_map(|variant| {
-            [(1, 0), (1, 1), (2, 0), (2, 1)]
-                .into_iter()
-                .flat_map(move |(r, w)| ["path", "rename"].map(|op| (variant, r, w, op)))
-        }) {
-            let row = rows.iter().find(|row| {
-                row.variant == *variant
-                    && row.params["op"] == op
-                    && row.params["readers"] == readers
-                    && row.params["writers"] == writers
-            });
-            assert_eq!(row.is_some(), op == "path" || writers > 0);
-            let is_whole = |row: &Row| row.rounds == 5 && row.min > 0.0 && row.ratio.is_some();
-            assert!(row.is_none_or(is_whole), "{variant} {readers} {writers} {op}");
-        }
-        let footer = footer(&rows);
-        assert_eq!(footer.matches("claim").count(), 2, "{footer}");
+        let cells: Vec<_> = cells(&quick::settings())
+            .iter()
+            .flat_map(|cell| {
+                let with = |op: &str| [&cell.params()[..], &[("op", op.into())]].concat();
+                [Some(with("path")), (cell.writers > 0).then(|| with("rename"))]
+            })
+            .flatten()
+            .collect();
+        assert_eq!(cells.len(), 6);
+        let rows = quick::check(&RedoSize, &variants, &cells);
+        let claims: Vec<String> = RedoSize.claims(&rows).iter().map(Claim::to_string).collect();
+        assert!(
+            claims.len() == 2 && claims.iter().all(|claim| claim.contains("held (x")),
+            "{claims:?}"
+        );
+        let footer = footer();
         assert!(footer.contains("128 readers 64 writers: 748 907 (+21.3 %)"), "{footer}");
     }
 }

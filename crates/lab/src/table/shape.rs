@@ -1,14 +1,101 @@
-//! What rows say together: how threads scale, and who is how far ahead.
+//! What rows say together: how threads scale, who is how far ahead, and whether a claim holds.
 //!
-//! A claim is tested as a shape: two threads over one, ours over theirs. Rows are medians over
-//! rounds, so a shape made of two of them is for people to read beside the spread, and a `ratio`,
-//! which is taken round by round, is the better one where there is one.
+//! A claim is tested as a shape: two threads over one, ours over theirs. It is one line of text that
+//! other programs can find, `claim: WHAT: held (FIGURE)`, `not held (FIGURE)` or `not measured`, in
+//! this form for every table. A machine on which rows are missing says `not measured`: a claim that
+//! nobody could test is not one that held.
+//!
+//! The figure is a `ratio` where there is one, since that is taken round by round; a shape made of two
+//! medians is for people to read beside the spread.
 //!
 //! Source: `samples`.
 
+use std::fmt::{self, Display};
+
 use serde_json::Value;
 
-use crate::samples::Row;
+use crate::samples::{OVER_THREADS, Row};
+use crate::text::with_names;
+
+/// Losses that are named in a line; the others are counted.
+const NAMED: usize = 6;
+
+/// Something that is claimed of corewalk, and what the rows say of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    words: String,
+    verdict: Verdict,
+    figure: String,
+}
+
+/// What becomes of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Held,
+    NotHeld,
+    NotMeasured,
+}
+
+impl Claim {
+    /// Returns the claim that `factor` is at least `least`.
+    pub(super) fn at_least(words: &str, factor: Option<f64>, least: f64) -> Claim {
+        let is_held = factor.map(|factor| factor >= least);
+        Claim::of(format!("{words}, at least x{least}"), is_held, times(factor))
+    }
+
+    /// Returns the claim that `factor` is at most `most`.
+    pub(super) fn at_most(words: &str, factor: Option<f64>, most: f64) -> Claim {
+        let is_held = factor.map(|factor| factor <= most);
+        Claim::of(format!("{words}, at most x{most}"), is_held, times(factor))
+    }
+
+    /// Returns the claim that none of `rows` is behind its baseline by more than it varies.
+    pub(super) fn no_loss<'a>(words: &str, rows: impl IntoIterator<Item = &'a Row>) -> Claim {
+        let rows: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
+        let losses: Vec<String> =
+            rows.iter().filter(|row| is_loss(row)).map(|row| place(row)).collect();
+        let mut figure = format!("{} of {} rows behind", losses.len(), rows.len());
+        for (at, loss) in losses.iter().take(NAMED).enumerate() {
+            figure.push_str(if at == 0 { ": " } else { "; " });
+            figure.push_str(loss);
+        }
+        if losses.len() > NAMED {
+            figure.push_str("; and more");
+        }
+        let is_held = (!rows.is_empty()).then_some(losses.is_empty());
+        Claim::of(format!("{words} by more than the rows vary"), is_held, figure)
+    }
+
+    /// Returns a claim that holds or not, or was not measured, with the figure that says so.
+    pub(super) fn of(words: String, is_held: Option<bool>, figure: String) -> Claim {
+        let verdict = match is_held {
+            Some(true) => Verdict::Held,
+            Some(false) => Verdict::NotHeld,
+            None => Verdict::NotMeasured,
+        };
+        Claim { words, verdict, figure }
+    }
+
+    /// Returns a word for the verdict, without spaces.
+    pub(crate) fn word(&self) -> &'static str {
+        match self.verdict {
+            Verdict::Held => "held",
+            Verdict::NotHeld => "not-held",
+            Verdict::NotMeasured => "not-measured",
+        }
+    }
+}
+
+impl Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Claim { words, figure, .. } = self;
+        match self.verdict {
+            Verdict::Held => write!(f, "claim: {words}: held ({figure})"),
+            Verdict::NotHeld => write!(f, "claim: {words}: not held ({figure})"),
+            Verdict::NotMeasured => write!(f, "claim: {words}: not measured"),
+        }
+    }
+}
 
 /// Returns the median of a row of `variant` that has exactly the parameters `params`.
 pub(super) fn median(
@@ -30,18 +117,41 @@ pub(super) fn ratio(
     find(rows, variant, metric, params)?.ratio.filter(|ratio| *ratio > 0.0)
 }
 
-/// Returns the rate of two threads over that of one; `params` are the other parameters.
+/// Returns how many times as much `ns_per_op` its baseline takes as such a row.
+pub(super) fn ahead(rows: &[Row], variant: &str, params: &[(&str, Value)]) -> Option<f64> {
+    ratio(rows, variant, "ns_per_op", params).map(|ratio| 1.0 / ratio)
+}
+
+/// Returns the rate of two threads over that of one, round by round; `params` are the other
+/// parameters.
 pub(super) fn scaling(rows: &[Row], variant: &str, params: &[(&str, Value)]) -> Option<f64> {
-    let with = |threads: u64| {
-        let params = [params, &[("threads", threads.into())]].concat();
-        median(rows, variant, "ops_per_s", &params).filter(|rate| *rate > 0.0)
-    };
-    Some(with(2)? / with(1)?)
+    let params = [params, &[("threads", 2.into()), (OVER_THREADS, 1.into())]].concat();
+    ratio(rows, variant, "ops_per_s", &params)
 }
 
 /// Returns a factor as text; it is not known if a row is missing.
 pub(super) fn times(factor: Option<f64>) -> String {
     factor.map_or_else(|| String::from("unknown"), |factor| format!("x{factor:.2}"))
+}
+
+/// Returns true if the row is worse than its baseline by more than its own spread.
+pub(super) fn is_loss(row: &Row) -> bool {
+    let margin = 1.0 + spread_pct(row) / 100.0;
+    row.ratio.is_some_and(|ratio| match row.better {
+        "higher" => ratio * margin < 1.0,
+        _ => ratio > margin,
+    })
+}
+
+/// Returns the distance from the lowest to the highest run, in percent of the median.
+pub(super) fn spread_pct(row: &Row) -> f64 {
+    if row.median > 0.0 { 100.0 * (row.max - row.min) / row.median } else { 0.0 }
+}
+
+/// Names a row by its parameters, with how far it is from its baseline.
+fn place(row: &Row) -> String {
+    let (params, ratio) = (with_names(&row.params), row.ratio.unwrap_or(0.0));
+    format!("{params} [{}] x{ratio:.2} of {}", row.metric, row.baseline)
 }
 
 fn find<'a>(
@@ -70,11 +180,57 @@ mod tests {
             let params = Params::from([("op", op.into()), ("threads", threads.into())]);
             samples.add(0, "corewalk", &params, (Metric::OpsPerSecond, value), "corewalk");
         }
+        samples.add_scaling(|_, _| true);
         let rows = samples.rows();
         assert_eq!(scaling(&rows, "corewalk", &[("op", "a".into())]), Some(1.8));
         assert_eq!(scaling(&rows, "corewalk", &[("op", "b".into())]), None);
         assert_eq!(scaling(&rows, "corewalk", &[]), None);
         assert_eq!(times(Some(1.8)), "x1.80");
         assert_eq!(times(None), "unknown");
+    }
+
+    #[test]
+    fn claim_is_one_line_that_says_whether_it_holds() {
+        let line = |figure| Claim::at_least("two threads over one", figure, 1.8).to_string();
+        assert_eq!(line(Some(1.85)), "claim: two threads over one, at least x1.8: held (x1.85)");
+        assert_eq!(
+            line(Some(1.79)),
+            "claim: two threads over one, at least x1.8: not held (x1.79)"
+        );
+        assert_eq!(line(None), "claim: two threads over one, at least x1.8: not measured");
+        assert_eq!(Claim::at_most("its time", Some(1.31), 1.3).word(), "not-held");
+        assert_eq!(Claim::at_most("its time", Some(1.3), 1.3).word(), "held");
+    }
+
+    /// Returns a row of `users` users with a spread of a tenth.
+    fn row(users: u64, ratio: Option<f64>) -> Row {
+        Row {
+            variant: String::from("corewalk"),
+            params: Params::from([("users", users.into())]),
+            metric: "ops_per_s",
+            unit: "1/s",
+            better: "higher",
+            median: 100.0,
+            min: 97.0,
+            max: 107.0,
+            rounds: 5,
+            baseline: String::from("the-lock"),
+            ratio,
+        }
+    }
+
+    #[test]
+    fn loss_of_more_than_the_spread_is_said_and_a_smaller_one_is_not() {
+        let claim = |rows: &[Row]| Claim::no_loss("no loss", rows).to_string();
+        let held = "claim: no loss by more than the rows vary: held (0 of 1 rows behind)";
+        assert_eq!(claim(&[row(1, Some(0.95))]), held);
+        let lost = claim(&[row(1, Some(0.8)), row(2, Some(1.2)), row(3, None)]);
+        assert!(
+            lost.contains("not held (1 of 2 rows behind: users=1 [ops_per_s] x0.80 of the-lock)"),
+            "{lost}"
+        );
+        assert!(claim(&[]).ends_with("not measured"));
+        let many: Vec<Row> = (0..9).map(|users| row(users, Some(0.5))).collect();
+        assert!(claim(&many).ends_with("; and more)"), "{}", claim(&many));
     }
 }

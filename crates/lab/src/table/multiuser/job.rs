@@ -174,7 +174,7 @@ fn make_file<U: User>(user: &U, directory: &str, name: &str) -> anyhow::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{DcacheLockFiles, Host, Locked, Ours};
+    use crate::files::{BeforeFiles, Host, Locked, Ours};
 
     fn check<F: Files>(files: &F) {
         let sources = Sources::make(files, 2).unwrap();
@@ -198,7 +198,8 @@ mod tests {
     fn every_file_system_compiles_and_notices_what_is_wrong() {
         check(&Ours::new().unwrap());
         check(&Locked::new());
-        check(&DcacheLockFiles::new().unwrap());
+        check(&BeforeFiles::dcache_lock(2_000).unwrap());
+        check(&BeforeFiles::global_lock(2_000).unwrap());
         check(&Host::new("job").unwrap());
     }
 }

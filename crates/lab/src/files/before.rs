@@ -1,0 +1,211 @@
+//! The kernels that the documents started from, as a whole file system: a cache of names above tmpfs.
+//!
+//! A dcache stands above file systems, and so does this: names are found by a design of `before`, and
+//! what a dentry refers to is an inode of `corewalk::tmpfs`, which is told what is made, renamed and
+//! removed, and asked for attributes and lists, as it is below corewalk. So what such a variant and
+//! corewalk differ in is how names are found, translated and changed, which is what the documents
+//! changed; a kernel of any age reads attributes faster than this tmpfs gives them, and that is what
+//! the variants `linux` and `rwlock-ahash` are beside it for. No permission is checked, as corewalk checks
+//! none for the user that it is asked for here.
+//!
+//! | variant | names by |
+//! |---|---|
+//! | `before-dcache-lock` | `before::DcacheLock`, Linux 2.4 |
+//! | `before-global-lock` | `before::GlobalLock`, Linux 3.8 |
+//!
+//! # How it works
+//! A dentry's number leads to the number of its inode in one step, as `d_inode` does.
+//!
+//! # What it refuses
+//! What no workload asks of it: more names for one file, permission bits, and looking at a file
+//! before whoever makes it is done.
+//!
+//! Source: documents 000 and 003; `before`.
+
+use std::ops::ControlFlow;
+
+use corewalk::attr::mode;
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{FileKind, FileSystem as _, Make, Name, Node, RenameMode};
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+
+use super::{Files, List, Status, User};
+use crate::before::{DcacheLock, Dentries, GlobalLock, Kind};
+use crate::corpus::ROOT;
+
+/// The cache, the file system below it, and what each dentry refers to there.
+pub(crate) struct BeforeFiles<D> {
+    dentries: D,
+    tmpfs: Tmpfs,
+    inodes: Vec<AtomicU64>,
+}
+
+impl BeforeFiles<DcacheLock> {
+    /// Returns an empty one with the names of Linux 2.4, with room for `capacity` of them.
+    ///
+    /// # Errors
+    /// If there is no tmpfs; it has no reason to fail.
+    pub(crate) fn dcache_lock(capacity: usize) -> anyhow::Result<Self> {
+        BeforeFiles::over(DcacheLock::new(capacity), capacity)
+    }
+}
+
+impl BeforeFiles<GlobalLock> {
+    /// Returns an empty one with the names of Linux 3.8, with room for `capacity` of them.
+    ///
+    /// # Errors
+    /// If there is no tmpfs; it has no reason to fail.
+    pub(crate) fn global_lock(capacity: usize) -> anyhow::Result<Self> {
+        BeforeFiles::over(GlobalLock::new(capacity), capacity)
+    }
+}
+
+impl<D: Dentries> BeforeFiles<D> {
+    fn over(dentries: D, capacity: usize) -> anyhow::Result<BeforeFiles<D>> {
+        // Numbers begin at 1, and a tree has room for a few more than it was asked for.
+        let inodes = (0..capacity + 64).map(|_| AtomicU64::new(0)).collect();
+        let files = BeforeFiles { dentries, tmpfs: Tmpfs::new(TmpfsOptions::default()), inodes };
+        files.set_inode(ROOT, files.tmpfs.root()?.ino);
+        Ok(files)
+    }
+
+    #[inline]
+    fn inode(&self, dentry: u64) -> u64 {
+        // ORDERING(d-inode): Acquire. What was made is there.
+        self.inodes.get(dentry as usize).map_or(0, |inode| inode.load(Ordering::Acquire))
+    }
+
+    fn set_inode(&self, dentry: u64, inode: u64) {
+        // ORDERING(d-inode): Release. See `inode`.
+        self.inodes[dentry as usize].store(inode, Ordering::Release);
+    }
+
+    #[inline]
+    fn node(&self, dentry: u64, kind: FileKind) -> Node<'static> {
+        Node::detached(self.inode(dentry), kind)
+    }
+
+    fn make(&self, dir: u64, name: &[u8], mode: u32, kind: Kind) -> Option<()> {
+        let (parent, checked) = (self.node(dir, FileKind::Directory), Name::new(name).ok()?);
+        let attr = self.tmpfs.make(parent, checked, &Make::new(mode, 0, 0)).ok()?;
+        let dentry = self.dentries.create(dir, name, kind)?;
+        self.set_inode(dentry, attr.ino);
+        Some(())
+    }
+
+    fn remove(&self, dir: u64, name: &[u8]) -> Option<()> {
+        let (parent, checked) = (self.node(dir, FileKind::Directory), Name::new(name).ok()?);
+        let victim = self.node(self.dentries.look(dir, name)?, FileKind::Regular);
+        self.tmpfs.remove(parent, checked, victim).ok()?;
+        self.dentries.unlink(dir, name).then_some(())
+    }
+
+    fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Option<()> {
+        let place =
+            |(dir, name)| Some((self.node(dir, FileKind::Directory), Name::new(name).ok()?));
+        // The source is looked up before the file system is asked, as in a kernel.
+        self.dentries.look(from.0, from.1)?;
+        self.tmpfs.rename(place(from)?, place(to)?, RenameMode::NoReplace).ok()?;
+        self.dentries.rename(from, to).then_some(())
+    }
+
+    #[inline]
+    fn status(&self, dentry: u64) -> Option<Status> {
+        let attr = self.tmpfs.getattr(self.node(dentry, FileKind::Regular)).ok()?;
+        Some(Status { ino: attr.ino, mode: attr.mode, size: attr.size })
+    }
+}
+
+impl<D: Dentries> Files for BeforeFiles<D> {
+    type User<'a>
+        = &'a BeforeFiles<D>
+    where
+        D: 'a;
+
+    fn variant(&self) -> &'static str {
+        self.dentries.variant()
+    }
+
+    fn user(&self) -> &BeforeFiles<D> {
+        self
+    }
+}
+
+impl<D: Dentries> User for &BeforeFiles<D> {
+    type Dir = u64;
+    type File = u64;
+
+    fn open_dir(&self, path: &[u8]) -> Option<u64> {
+        let dentry = if path == b"/" { ROOT } else { self.dentries.walk(path)? };
+        self.status(dentry)?.is_directory().then_some(dentry)
+    }
+
+    fn make_dir(&self, dir: &u64, name: &[u8]) -> bool {
+        self.make(*dir, name, mode::S_IFDIR | 0o755, Kind::Directory).is_some()
+    }
+
+    #[inline]
+    fn create(&self, dir: &u64, name: &[u8]) -> bool {
+        self.make(*dir, name, mode::S_IFREG | 0o644, Kind::File).is_some()
+    }
+
+    #[inline]
+    fn unlink(&self, dir: &u64, name: &[u8]) -> bool {
+        self.remove(*dir, name).is_some()
+    }
+
+    fn link(&self, _dir: &u64, _name: &[u8], _other: &[u8]) -> bool {
+        false
+    }
+
+    fn chmod(&self, _dir: &u64, _name: &[u8], _mode: u32) -> bool {
+        false
+    }
+
+    #[inline]
+    fn rename(&self, from: (&u64, &[u8]), to: (&u64, &[u8])) -> bool {
+        self.move_name((*from.0, from.1), (*to.0, to.1)).is_some()
+    }
+
+    #[inline]
+    fn resolve(&self, path: &[u8]) -> Option<u64> {
+        Some(self.inode(self.dentries.walk(path)?))
+    }
+
+    #[inline]
+    fn stat(&self, path: &[u8]) -> Option<Status> {
+        self.status(self.dentries.walk(path)?)
+    }
+
+    #[inline]
+    fn stat_at(&self, dir: &u64, name: &[u8]) -> Option<Status> {
+        self.status(self.dentries.look(*dir, name)?)
+    }
+
+    #[inline]
+    fn open_close(&self, path: &[u8]) -> bool {
+        let Some(dentry) = self.dentries.walk(path) else { return false };
+        let node = self.node(dentry, FileKind::Regular);
+        let Ok(handle) = self.tmpfs.open(node, 0) else { return false };
+        self.tmpfs.release(node, handle);
+        true
+    }
+
+    fn list(&self, dir: &u64, list: &mut List) -> bool {
+        list.clear();
+        let listed = self.tmpfs.readdir(self.node(*dir, FileKind::Directory), 0, &mut |entry| {
+            list.push_kind(entry.name.as_bytes(), entry.kind);
+            ControlFlow::Continue(())
+        });
+        listed.is_ok()
+    }
+
+    fn hold(&self, path: &[u8]) -> Option<u64> {
+        self.dentries.walk(path)
+    }
+
+    #[inline]
+    fn path_of(&self, file: &u64) -> Option<Vec<u8>> {
+        self.dentries.path(*file)
+    }
+}

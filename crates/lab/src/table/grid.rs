@@ -1,0 +1,214 @@
+//! The grid of a table: every variant in every cell, round by round.
+//!
+//! All tables measure in the same order, and what makes their numbers comparable is here once: the
+//! rounds, the variants of a cell right after each other, and who of them goes first in which round.
+//!
+//! # How it works
+//! A table says beforehand what it is going to measure ([`Grid`]), so that a run's length is known
+//! before it starts; [`Rounds::each`] then visits each cell with each variant in each round, and
+//! refuses a grid that is larger than what was said. Somebody who interrupts the run ends it between
+//! two visits, and everything that was made for it is removed on the way out.
+//!
+//! # What it refuses
+//! To measure anything itself: what a visit does is the table's.
+//!
+//! Source: the house rules for measurements in `docs/style.md`, section 7.
+
+use std::fmt::{self, Display};
+use std::time::Duration;
+
+use anyhow::ensure;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Settings;
+use crate::machine::Disturbance;
+use crate::peer::Interrupt;
+
+/// What a table measures in one go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Sets of parameters.
+    pub cells: usize,
+    /// Who is measured with each, at most.
+    pub variants: usize,
+    /// For how long each is measured in a cell and a round.
+    pub slice: Duration,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+/// The rounds of a run of one table.
+pub(super) struct Rounds<'a> {
+    table: &'static str,
+    rounds: usize,
+    interrupt: Interrupt,
+    settings: &'a Settings,
+}
+
+/// A cell of so many threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Threads(pub(super) usize);
+
+/// One variant in one cell and one round.
+pub(super) struct Visit<'a, Cell> {
+    pub(super) round: usize,
+    pub(super) cell: &'a Cell,
+    /// The number of the variant.
+    pub(super) at: usize,
+    /// True for the first visit of a round.
+    pub(super) is_first: bool,
+}
+
+impl Grid {
+    /// Returns a grid in which each variant is measured for `share` of the time per row in each cell.
+    pub(super) fn new(settings: &Settings, cells: usize, variants: usize, share: f64) -> Grid {
+        let slice = (settings.time_per_row / settings.rounds as u32).mul_f64(share);
+        Grid { cells, variants, slice, rounds: settings.rounds }
+    }
+
+    /// Returns how long all of it takes, but for what stands between the slices.
+    pub fn time(&self) -> Duration {
+        self.slice * (self.cells * self.variants * self.rounds) as u32
+    }
+}
+
+impl<'a> Rounds<'a> {
+    /// Begins a run of the table; from here on an interrupt is noticed.
+    ///
+    /// # Errors
+    /// If signals cannot be watched.
+    pub(super) fn begin(table: &'static str, settings: &'a Settings) -> anyhow::Result<Rounds<'a>> {
+        Ok(Rounds { table, rounds: settings.rounds, interrupt: Interrupt::watch()?, settings })
+    }
+
+    /// Visits each cell with each variant in each round; the variants take turns in going first.
+    ///
+    /// # Errors
+    /// If a visit fails, somebody interrupts, or this is more than `grid`.
+    pub(super) fn each<Cell: Display>(
+        &self,
+        grid: &Grid,
+        (cells, variants): (&[Cell], usize),
+        mut visit: impl FnMut(Visit<'_, Cell>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        ensure!(
+            cells.len() == grid.cells && variants <= grid.variants && self.rounds == grid.rounds,
+            "{}: {variants} variants in {} cells are not {grid:?}",
+            self.table,
+            cells.len()
+        );
+        let bar = progress(cells.len() * self.rounds);
+        let disturbance = Disturbance::start();
+        for round in 0..self.rounds {
+            for (nth, cell) in cells.iter().enumerate() {
+                bar.set_message(cell.to_string());
+                for (turn, at) in rotated(variants, round).enumerate() {
+                    self.interrupt.check()?;
+                    visit(Visit { round, cell, at, is_first: nth == 0 && turn == 0 })?;
+                }
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        let share = 100.0 * disturbance.share();
+        eprintln!("{}: other processes used {share:.0} % of the machine", self.table);
+        Ok(())
+    }
+
+    /// Returns an error once somebody has interrupted.
+    ///
+    /// # Errors
+    /// See above.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        self.interrupt.check()
+    }
+
+    /// Returns the numbers of threads that each have a processor, of those that are asked for.
+    pub(super) fn threads(&self) -> Vec<Threads> {
+        let threads = self.settings.threads_with_processors();
+        let rest: Vec<_> = self.settings.threads.iter().filter(|n| !threads.contains(n)).collect();
+        if !rest.is_empty() {
+            eprintln!(
+                "{}: skipped {rest:?} threads, for which there are too few cores",
+                self.table
+            );
+        }
+        threads.into_iter().map(Threads).collect()
+    }
+}
+
+impl Display for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "threads={}", self.0)
+    }
+}
+
+/// Returns a bar on a terminal for `steps` steps; nothing is shown elsewhere.
+fn progress(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64);
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Returns the numbers below `count`, beginning with `round`: who is measured when.
+fn rotated(count: usize, round: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |at| (at + round) % count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::quick;
+
+    #[test]
+    fn rotation_lets_everybody_go_first_once() {
+        let first: Vec<usize> =
+            (0..3).map(|round| rotated(3, round).next().expect("three variants")).collect();
+        assert_eq!(first, [0, 1, 2]);
+        assert_eq!(rotated(3, 4).collect::<Vec<_>>(), [1, 2, 0]);
+    }
+
+    #[test]
+    fn every_variant_is_in_every_cell_once_per_round() {
+        let settings = quick::settings();
+        let rounds = Rounds::begin("grid", &settings).unwrap();
+        let grid = Grid::new(&settings, 2, 3, 1.0);
+        let mut seen = vec![];
+        rounds
+            .each(&grid, (&["a", "b"], 3), |visit| {
+                seen.push((visit.round, *visit.cell, visit.at, visit.is_first));
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(
+            seen[..4],
+            [(0, "a", 0, true), (0, "a", 1, false), (0, "a", 2, false), (0, "b", 0, false)]
+        );
+        assert_eq!(seen[6], (1, "a", 1, true));
+        assert_eq!(seen.len(), 2 * 3 * settings.rounds);
+        seen.sort_unstable();
+        seen.dedup_by_key(|(round, cell, at, _)| (*round, *cell, *at));
+        assert_eq!(seen.len(), 2 * 3 * settings.rounds, "nobody twice");
+    }
+
+    #[test]
+    fn grid_that_is_larger_than_it_said_is_refused() {
+        let settings = quick::settings();
+        let rounds = Rounds::begin("grid", &settings).unwrap();
+        let grid = Grid::new(&settings, 1, 1, 1.0);
+        for (cells, variants) in [(&["a", "b"][..], 1), (&["a"], 2), (&[], 1)] {
+            let outcome = rounds.each(&grid, (cells, variants), |_| Ok(()));
+            assert!(outcome.is_err_and(|error| error.to_string().contains("are not Grid")));
+        }
+        assert!(rounds.each(&grid, (&["a"], 1), |_| anyhow::bail!("a wrong answer")).is_err());
+    }
+
+    #[test]
+    fn time_is_that_of_all_slices() {
+        let settings = quick::settings();
+        let time = Grid::new(&settings, 4, 3, 0.5).time();
+        assert_eq!(time, settings.time_per_row * 6);
+    }
+}

@@ -1,0 +1,127 @@
+//! Table `path`: inodes to paths.
+//!
+//! Source: what the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3 are asked
+//! whenever a server has to name a file, and what documents 000 and 001 made cheap in Linux. Units:
+//! operations per second of wall time (all threads together), and nanoseconds of processor time per
+//! operation.
+//!
+//! What is asked (`op=path`): inode number to full path, owned by the caller.
+//!
+//! | rows | what is asked about | against |
+//! |---|---|---|
+//! | `renamer=0`, `renamer=1000` | any of 100,000 real entries, seven names deep in the mean; with `renamer` another thread moves a directory that often per second | `rwlock-ahash` |
+//! | `targets=hot` | one directory, eight names deep; `net_of=syscall` without what it costs to ask the kernel | `linux` |
+//! | `over_threads=1` | how translations by several threads scale | one thread |
+//!
+//! What is not alike: `linux` answers from the descriptor of the parent, or, with `targets=hot`, where
+//! the thread works (getcwd(2)); its renamer moves another directory. `dashmap-path` keeps every path,
+//! so that it only copies, and re-enters all below a directory that moves.
+//!
+//! # Claims
+//! Over the tree one thread is no slower than one lock over two maps, and two are 1.8 times as fast and
+//! three times as fast as libfuse's table; a hot path takes at most a quarter of getcwd(2) net of the
+//! system call.
+//!
+//! # Checks
+//! Those of `lookup`, with which it shares its code. What a renamer next to a translation costs, as
+//! fast as it can, is the table `path-under-rename`.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::grid::Rounds;
+use super::lookup::uniform::{self, Forest};
+use super::lookup::{BASELINE, hot};
+use super::{Claim, Grid, Settings, Table, shape};
+use crate::lane::Op;
+use crate::samples::{Row, Samples};
+
+/// What one thread is to reach of the baseline, over the tree.
+const ONE: f64 = 1.0;
+/// What two threads are to reach of it.
+const TWO: f64 = 1.8;
+/// What two threads are to reach of libfuse's table.
+const LIBFUSE: f64 = 3.0;
+/// How many hot paths are to fit into getcwd(2) net of the system call.
+const HOT: f64 = 4.0;
+
+/// The table.
+pub(super) struct Path;
+
+impl Table for Path {
+    fn name(&self) -> &'static str {
+        "path"
+    }
+
+    fn source(&self) -> &'static str {
+        "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): paths of 100,000 real entries"
+    }
+
+    fn about(&self) -> &'static str {
+        "inode to path: hot, over a tree, beside a renamer"
+    }
+
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let tree = |threads: u64| {
+            [("op", "path".into()), ("renamer", 0.into()), ("threads", threads.into())]
+        };
+        let rate = |variant| shape::median(rows, variant, "ops_per_s", &tree(2));
+        let libfuse =
+            rate("corewalk").zip(rate("libfuse-node")).map(|(ours, theirs)| ours / theirs);
+        let hot = hot::params(Op::Path, hot::DEPTH);
+        let net = [&hot[..], &[("threads", 1.into()), ("net_of", Value::from("syscall"))]].concat();
+        let over = |threads| shape::ratio(rows, "corewalk", "ops_per_s", &tree(threads));
+        vec![
+            Claim::at_least(&format!("one thread over {BASELINE}, over the tree"), over(1), ONE),
+            Claim::at_least(&format!("two threads over {BASELINE}, over the tree"), over(2), TWO),
+            Claim::at_least("two threads over libfuse-node, over the tree", libfuse, LIBFUSE),
+            Claim::at_least(
+                "a hot path of 8 names over the host's getcwd net of the system call",
+                shape::ahead(rows, "corewalk", &net),
+                HOT,
+            ),
+        ]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        vec![uniform::grid(settings, &[Op::Path]), hot::grid(settings)]
+    }
+
+    fn setup(&self, _settings: &Settings) -> Duration {
+        // The tree is loaded into every variant.
+        Duration::from_secs(6)
+    }
+
+    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        let rounds = Rounds::begin(self.name(), settings)?;
+        let pace = (&rounds, settings);
+        let mut samples = Samples::default();
+        let forest = Forest::load(self.name(), settings)?;
+        uniform::run((self.name(), &[Op::Path]), &forest, pace, &mut samples)?;
+        hot::run(Op::Path, &forest, pace, &mut samples)?;
+        samples.add_scaling(|_, params| {
+            params["op"] == "path" && params.get("renamer").is_none_or(|renamer| *renamer == 0)
+        });
+        Ok(samples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::quick;
+
+    #[test]
+    fn quick_run_has_every_variant_hot_and_over_the_tree() {
+        let cells: Vec<_> = [("renamer", Value::from(0)), ("targets", Value::from("hot"))]
+            .into_iter()
+            .flat_map(|row| {
+                [1, 2].map(|n| vec![("op", "path".into()), row.clone(), ("threads", n.into())])
+            })
+            .collect();
+        let rows = quick::check(&Path, &[&uniform::VARIANTS[..], &["linux"]].concat(), &cells);
+        let claims: Vec<String> = Path.claims(&rows).iter().map(Claim::to_string).collect();
+        assert!(claims[..3].iter().all(|claim| claim.contains("held (x")), "{claims:?}");
+    }
+}
