@@ -149,7 +149,7 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
         });
         let early = said.recv_timeout(std::time::Duration::from_millis(300));
         drop(held);
-        let (_, kind) = early.clone().unwrap_or_else(|_| said.recv().unwrap()).unwrap();
+        let (_, kind) = early.unwrap_or_else(|_| said.recv().unwrap()).unwrap();
         assert_eq!(kind, PathKind::Linked);
         assert_eq!(leaf.vfs.stats().fallbacks, before + 1, "it took the locks");
         early.is_err()

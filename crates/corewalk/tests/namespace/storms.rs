@@ -269,9 +269,12 @@ fn parent_is_one_that_the_directory_had() {
 }
 
 /// Renames a directory above a mount point and one in the mount by turns, to the next of three names
-/// each, while `translate` says where a place in the mount is, from the mount point and from the root.
-/// Of the nine paths three never exist.
-fn translate_across_mounts(translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync) {
+/// each, while `translate` says where a place in the mount is, from the mount point and from the root, to
+/// each of two threads `each` times. Of the nine paths three never exist.
+fn translate_across_mounts(
+    each: u64,
+    translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,
+) {
     const NAMES: [&str; 3] = ["a", "b", "c"];
     let vfs = new();
     tree(&vfs, &["a/", "a/m/"]);
@@ -289,7 +292,7 @@ fn translate_across_mounts(translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -
     under_storm(
         Seed::choose(),
         2,
-        200_000,
+        each,
         |i| {
             let dir = if i % 2 == 0 { &outer } else { &inside };
             let from = i as usize / 2 % 3;
@@ -308,13 +311,16 @@ fn translate_across_mounts(translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -
 #[test]
 fn path_across_mounts_existed_at_one_instant() {
     let _watchdog = Watchdog::start("paths across mounts", Duration::from_secs(300));
-    translate_across_mounts(|f, [_, root]| f.d_path(root));
+    translate_across_mounts(200_000, |f, [_, root]| f.d_path(root));
 }
 
-/// Traps T8, P8: two translations, one on each side of the mount point, joined.
+/// Traps T8, P8: two translations, one on each side of the mount point, joined. Threads that share a
+/// processor seldom come between the two.
 #[test]
 #[should_panic(expected = "no such path")]
 fn control_path_joined_of_two_translations_is_caught() {
     let _watchdog = Watchdog::start("joined paths", Duration::from_secs(300));
-    translate_across_mounts(|f, [inner, root]| [inner.d_path(root), f.d_path(inner)].concat());
+    translate_across_mounts(100_000_000, |f, [inner, root]| {
+        [inner.d_path(root), f.d_path(inner)].concat()
+    });
 }
