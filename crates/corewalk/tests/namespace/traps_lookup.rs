@@ -10,6 +10,7 @@ mod paths;
 mod races;
 
 use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::{self, Racer};
 use corewalk_testkit::rng::Seed;
 
@@ -20,7 +21,14 @@ fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) +
     race::run(3, Seed::choose(), |mut racer| {
         if racer.thread == 0 {
             let _done = Done(&done);
-            (0..changes).for_each(&change);
+            for i in 0..changes {
+                change(i);
+                // After each kind of change in turn the readers get a chance, also on a machine so busy
+                // that all changes would be made within a few of this thread's turns.
+                if i % 61 == 0 {
+                    thread::yield_now();
+                }
+            }
             return;
         }
         let mut reads = 0;
