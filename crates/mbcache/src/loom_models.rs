@@ -346,8 +346,11 @@ fn control_loop_that_does_not_look_back_is_caught() {
             if next == 0 {
                 return None;
             }
-            if let Some(copied) = cache.slots.copy(next) {
-                return cache.hold(Seen { slot: next, state: copied.state });
+            let copied = cache.slots.copy(next);
+            if let Some(entry) =
+                copied.and_then(|copied| cache.hold(Seen { slot: next, state: copied.state }))
+            {
+                return Some(entry);
             }
             thread::yield_now();
         }
