@@ -223,10 +223,11 @@ impl Mbcache {
             return None;
         }
         let key = entry.key();
-        self.find_from(self.bucket(key), Place::Slot(entry.slot, entry.state), key)
+        let from = Place::Slot(self.slots.words(entry.slot), entry.state);
+        self.find_from(self.bucket(key), from, key)
     }
 
-    fn find_from(&self, bucket: u32, from: Place, key: u64) -> Option<Entry<'_>> {
+    fn find_from(&self, bucket: u32, from: Place<'_>, key: u64) -> Option<Entry<'_>> {
         let hold = |found: &Copied| {
             let is_it = found.key == key
                 && found.state.is_reusable()
@@ -265,8 +266,8 @@ impl Mbcache {
         let mut in_hand = None;
         loop {
             let mut stripe = self.index.lock(bucket);
-            let is_pair = |slot| self.slots.pair(slot) == (key, value);
-            if self.index.position(&self.slots, &stripe, bucket, is_pair).is_some() {
+            let pair = (key, value);
+            if self.index.position(&self.slots, &stripe, bucket, pair).is_some() {
                 stripe.counts.duplicates += 1;
                 if let Some(slot) = in_hand {
                     self.room.give(&self.slots, &mut stripe.free, slot);
@@ -275,7 +276,6 @@ impl Mbcache {
             }
             if let Some(slot) = in_hand.or_else(|| self.room.take(&self.slots, &mut stripe.free)) {
                 let is_reusable = reusable == Reusable::Yes;
-                let pair = (key, value);
                 self.index.enter(&self.slots, &mut stripe, bucket, slot, pair, is_reusable);
                 stripe.counts.created += 1;
                 return Ok(());
@@ -313,14 +313,13 @@ impl Mbcache {
             return None;
         }
         let mut stripe = self.index.lock(bucket);
-        let is_pair = |slot| self.slots.pair(slot) == (key, value);
-        let (before, slot) = self.index.position(&self.slots, &stripe, bucket, is_pair)?;
+        let at @ (_, slot) = self.index.position(&self.slots, &stripe, bucket, (key, value))?;
         let state = self.slots.state(slot);
         if !self.slots.end(slot, state, Spare::Held) {
             stripe.counts.busy += 1;
             return Some(Busy { cache: self, slot, state });
         }
-        self.index.unlink(&self.slots, &mut stripe, before, slot);
+        self.index.unlink(&self.slots, &mut stripe, bucket, at);
         stripe.counts.deleted += 1;
         self.room.give(&self.slots, &mut stripe.free, slot);
         None

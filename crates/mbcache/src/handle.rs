@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::cache::Mbcache;
-use crate::slots::State;
+use crate::slots::{self, State};
 
 /// An entry that is held: its pair stays in the index until this is dropped.
 ///
@@ -25,13 +25,13 @@ impl Entry<'_> {
     /// Returns the key, the hash of the content.
     #[must_use]
     pub fn key(&self) -> u64 {
-        self.cache.slots.pair(self.slot).0
+        slots::pair_of(self.cache.slots.words(self.slot)).0
     }
 
     /// Returns the value, the place of the content.
     #[must_use]
     pub fn value(&self) -> u64 {
-        self.cache.slots.pair(self.slot).1
+        slots::pair_of(self.cache.slots.words(self.slot)).1
     }
 
     /// Returns true if the value may have more users, as far as was told.

@@ -28,7 +28,7 @@ use corewalk_sync::{Mutex, OwnLine, SlotArena};
 
 use crate::order::{Held, Rank, take};
 use crate::room::FreeList;
-use crate::slots::{Copied, Slots, State};
+use crate::slots::{self, Copied, Slots, State, Words};
 
 /// Walks without the lock before one with it.
 const TRIES: u32 = if corewalk_sync::primitives::IS_MODEL { 1 } else { 16 };
@@ -56,11 +56,11 @@ pub(crate) type Locked<'a> = Held<'a, Stripe>;
 
 /// Where a walk stands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Place<'s> {
     /// Before the first entry of this bucket.
     Bucket(u32),
     /// At an entry, which has this state or had it.
-    Slot(u32, State),
+    Slot(&'s Words, State),
 }
 
 /// What is read next is not what stood behind the place where the walk was.
@@ -113,7 +113,7 @@ impl Index {
         &self,
         slots: &Slots,
         bucket: u32,
-        from: Place,
+        from: Place<'_>,
         mut probe: impl FnMut(&Copied) -> Option<R>,
     ) -> Option<R> {
         for _ in 0..TRIES {
@@ -129,7 +129,7 @@ impl Index {
         &self,
         slots: &Slots,
         bucket: u32,
-        from: Place,
+        from: Place<'_>,
         probe: impl FnMut(&Copied) -> Option<R>,
     ) -> Option<R> {
         let _stripe = self.lock(bucket);
@@ -141,40 +141,34 @@ impl Index {
     pub(crate) fn walk<R>(
         &self,
         slots: &Slots,
-        from: Place,
+        from: Place<'_>,
         mut probe: impl FnMut(&Copied) -> Option<R>,
     ) -> Result<Option<R>, Torn> {
         let mut place = from;
-        let mut next = self.next(slots, place);
+        let mut next = match place {
+            Place::Bucket(bucket) => self.first(bucket),
+            Place::Slot(words, _) => slots::next_of(words),
+        };
         while next != 0 {
-            let copied = slots.copy(next).ok_or(Torn)?;
-            if !self.leads_to(slots, place, next) {
+            let words = slots.words(next);
+            let copied = slots::copy(words, next).ok_or(Torn)?;
+            if !self.leads_to(place, next) {
                 return Err(Torn);
             }
             if let Some(found) = probe(&copied) {
                 return Ok(Some(found));
             }
-            (place, next) = (Place::Slot(next, copied.state), copied.next);
+            (place, next) = (Place::Slot(words, copied.state), copied.next);
         }
-        if self.leads_to(slots, place, 0) { Ok(None) } else { Err(Torn) }
+        if self.leads_to(place, 0) { Ok(None) } else { Err(Torn) }
     }
 
     /// Returns true if `place` is still in its bucket and `next` stands behind it.
     #[inline]
-    fn leads_to(&self, slots: &Slots, place: Place, next: u32) -> bool {
+    fn leads_to(&self, place: Place<'_>, next: u32) -> bool {
         match place {
             Place::Bucket(bucket) => self.first(bucket) == next,
-            Place::Slot(slot, state) => {
-                slots.next(slot) == next && slots.state(slot).is_same_entry(state)
-            }
-        }
-    }
-
-    #[inline]
-    fn next(&self, slots: &Slots, place: Place) -> u32 {
-        match place {
-            Place::Bucket(bucket) => self.first(bucket),
-            Place::Slot(slot, _) => slots.next(slot),
+            Place::Slot(words, state) => slots::leads_to(words, state, next),
         }
     }
 
@@ -186,6 +180,7 @@ impl Index {
         (pair >> (32 * (bucket % 2))) as u32
     }
 
+    #[inline]
     fn set_first(&self, _stripe: &Locked<'_>, bucket: u32, slot: u32) {
         let pair = &self.heads.get(bucket / 2)[0];
         let shift = 32 * (bucket % 2);
@@ -195,27 +190,28 @@ impl Index {
         pair.store(other | (u64::from(slot) << shift), Ordering::Release);
     }
 
-    /// Returns the place before the entry that `is_it` accepts, and its slot.
+    /// Returns the slot before the entry of a pair, which is 0 for the first, and that entry's.
+    #[inline]
     pub(crate) fn position(
         &self,
         slots: &Slots,
         _stripe: &Locked<'_>,
         bucket: u32,
-        is_it: impl Fn(u32) -> bool,
-    ) -> Option<(Place, u32)> {
-        let mut place = Place::Bucket(bucket);
-        let mut slot = self.first(bucket);
+        pair: (u64, u64),
+    ) -> Option<(u32, u32)> {
+        let (mut before, mut slot) = (0, self.first(bucket));
         while slot != 0 {
-            if is_it(slot) {
-                return Some((place, slot));
+            let words = slots.words(slot);
+            if slots::pair_of(words) == pair {
+                return Some((before, slot));
             }
-            place = Place::Slot(slot, slots.state(slot));
-            slot = slots.next(slot);
+            (before, slot) = (slot, slots::next_of(words));
         }
         None
     }
 
     /// Fills `slot` and puts it in front of `bucket`.
+    #[inline]
     pub(crate) fn enter(
         &self,
         slots: &Slots,
@@ -230,12 +226,20 @@ impl Index {
         stripe.entries += 1;
     }
 
-    /// Takes `slot`, which has ended, out from behind `before`.
-    pub(crate) fn unlink(&self, slots: &Slots, stripe: &mut Locked<'_>, before: Place, slot: u32) {
-        let next = slots.next(slot);
-        match before {
-            Place::Bucket(bucket) => self.set_first(stripe, bucket, next),
-            Place::Slot(before, _) => slots.set_next(before, next),
+    /// Takes `slot`, which has ended, out from behind `before`, or the front of `bucket`.
+    #[inline]
+    pub(crate) fn unlink(
+        &self,
+        slots: &Slots,
+        stripe: &mut Locked<'_>,
+        bucket: u32,
+        (before, slot): (u32, u32),
+    ) {
+        let next = slots::next_of(slots.words(slot));
+        if before == 0 {
+            self.set_first(stripe, bucket, next);
+        } else {
+            slots.set_next(before, next);
         }
         stripe.entries -= 1;
     }

@@ -158,11 +158,11 @@ fn control_deletion_in_two_steps_is_caught() {
         let cache = &shared.cache;
         let bucket = bucket(cache);
         let mut stripe = cache.index.lock(bucket);
-        let (before, slot) = cache.index.position(&cache.slots, &stripe, bucket, |_| true).unwrap();
-        if cache.slots.state(slot).count() > 0 {
+        let at = cache.index.position(&cache.slots, &stripe, bucket, (KEY, 1)).unwrap();
+        if cache.slots.state(at.1).count() > 0 {
             return false;
         }
-        cache.index.unlink(&cache.slots, &mut stripe, before, slot);
+        cache.index.unlink(&cache.slots, &mut stripe, bucket, at);
         true
     });
 }
@@ -199,8 +199,8 @@ fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
         let bucket = bucket(cache);
         let mut stripe = cache.index.lock(bucket);
-        let (before, slot) = cache.index.position(&cache.slots, &stripe, bucket, |_| true).unwrap();
-        cache.index.unlink(&cache.slots, &mut stripe, before, slot);
+        let at = cache.index.position(&cache.slots, &stripe, bucket, (KEY, 1)).unwrap();
+        cache.index.unlink(&cache.slots, &mut stripe, bucket, at);
         stripe.counts.reclaimed += 1;
     });
 }
@@ -249,7 +249,7 @@ fn flags_that_are_changed_at_once_are_both_kept() {
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
     flags(|cache| {
-        let word = &cache.slots.arena.get(cache.index.first(bucket(cache)))[STATE];
+        let word = &cache.slots.words(cache.index.first(bucket(cache)))[STATE];
         // ORDERING: Acquire. Strong enough; it is the second step that is wrong.
         let state = word.load(Ordering::Acquire);
         // ORDERING: Release. As above.
@@ -298,7 +298,7 @@ fn entry_whose_slot_is_reused_is_read_whole() {
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
     read_against_reuse(|cache| {
-        let words = cache.slots.arena.get(cache.index.first(bucket(cache)));
+        let words = cache.slots.words(cache.index.first(bucket(cache)));
         // ORDERING: Release. Strong enough; it is the generation that is missing.
         words[slots::KEY].store(other_key(cache), Ordering::Release);
         words[slots::VALUE].store(3, Ordering::Release);
@@ -342,7 +342,7 @@ fn loop_over_values_that_come_and_go_meets_none_twice() {
 fn control_loop_that_does_not_look_back_is_caught() {
     iterate_against_reuse(|cache, entry| {
         loop {
-            let next = cache.slots.next(entry.slot);
+            let next = slots::next_of(cache.slots.words(entry.slot));
             if next == 0 {
                 return None;
             }

@@ -69,6 +69,7 @@ impl Mbcache {
     }
 
     /// Takes an entry out to use its slot for another one; `None` if all are in use.
+    #[cold]
     pub(crate) fn reclaim_slot(&self) -> Option<u32> {
         // In one turn every bit is cleared, in the next one what is not used meanwhile is found.
         (0..2 * u64::from(self.room.len_touched())).find_map(|_| match self.look() {
@@ -98,9 +99,11 @@ impl Mbcache {
         if !self.slots.end(slot, copied.state, Spare::Referenced) {
             return Look::Stays;
         }
-        let found = self.index.position(&self.slots, &stripe, bucket, |at| at == slot);
-        let (before, _) = found.expect("an entry is in its bucket until it is taken out (S.1)");
-        self.index.unlink(&self.slots, &mut stripe, before, slot);
+        // It is the entry that was copied, since that one has just ended, and pairs are there once.
+        let found = self.index.position(&self.slots, &stripe, bucket, (copied.key, copied.value));
+        let at = found.expect("an entry is in its bucket until it is taken out (S.1)");
+        debug_assert_eq!(at.1, slot);
+        self.index.unlink(&self.slots, &mut stripe, bucket, at);
         stripe.counts.reclaimed += 1;
         Look::Taken(slot)
     }

@@ -87,6 +87,9 @@ impl State {
     }
 }
 
+/// The words of one slot.
+pub(crate) type Words = [AtomicU64; WORDS];
+
 /// What a reader copied out of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copied {
@@ -108,7 +111,7 @@ pub(crate) enum Put {
 
 /// All slots of a cache.
 pub(crate) struct Slots {
-    pub(crate) arena: SlotArena<WORDS>,
+    arena: SlotArena<WORDS>,
 }
 
 impl Slots {
@@ -127,6 +130,12 @@ impl Slots {
         self.arena.bytes_committed()
     }
 
+    /// Returns the words of a slot.
+    #[inline]
+    pub(crate) fn words(&self, slot: u32) -> &Words {
+        self.arena.get(slot)
+    }
+
     #[inline]
     fn state_word(&self, slot: u32) -> &AtomicU64 {
         &self.arena.get(slot)[STATE]
@@ -135,20 +144,7 @@ impl Slots {
     /// Returns a copy of a living slot, if it stayed what it was meanwhile.
     #[inline]
     pub(crate) fn copy(&self, slot: u32) -> Option<Copied> {
-        let words = self.arena.get(slot);
-        // ORDERING(mbcache-fill): Acquire. See `fill`.
-        let state = State(words[STATE].load(Ordering::Acquire));
-        // ORDERING: Relaxed. The generation tells whether these belong together.
-        let (key, value) =
-            (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed));
-        // ORDERING: Relaxed. As above.
-        let next = words[LINKS].load(Ordering::Relaxed) as u32;
-        // ORDERING(mbcache-refill): Acquire fence. See `fill`. It also orders the looks of
-        // `Index::leads_to` behind these.
-        fence(Ordering::Acquire);
-        // ORDERING: Relaxed. The fence orders it.
-        let after = State(words[STATE].load(Ordering::Relaxed));
-        state.is_same_entry(after).then_some(Copied { slot, key, value, next, state })
+        copy(self.words(slot), slot)
     }
 
     /// Returns the state of this moment.
@@ -163,22 +159,6 @@ impl Slots {
     pub(crate) fn state_acquire(&self, slot: u32) -> State {
         // ORDERING(mbcache-state): Acquire. See `change`.
         State(self.state_word(slot).load(Ordering::Acquire))
-    }
-
-    /// Returns key and value of an entry that the caller holds, or whose stripe it has locked.
-    #[inline]
-    pub(crate) fn pair(&self, slot: u32) -> (u64, u64) {
-        let words = self.arena.get(slot);
-        // ORDERING: Relaxed. They do not change while there is a handle, or under the lock.
-        (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
-    }
-
-    /// Returns the slot behind this one in its bucket.
-    #[inline]
-    pub(crate) fn next(&self, slot: u32) -> u32 {
-        // ORDERING: Relaxed. What stands behind was filled before (S.3), which the reader of this slot
-        // has acquired; the reader checks afterwards that the link still holds.
-        self.arena.get(slot)[LINKS].load(Ordering::Relaxed) as u32
     }
 
     /// Links `next` behind `slot`. The caller holds the stripe's lock.
@@ -322,6 +302,46 @@ impl Slots {
             }
         }
     }
+}
+
+/// See [`Slots::copy`].
+#[inline]
+pub(crate) fn copy(words: &Words, slot: u32) -> Option<Copied> {
+    // ORDERING(mbcache-fill): Acquire. See `fill`.
+    let state = State(words[STATE].load(Ordering::Acquire));
+    // ORDERING: Relaxed. The generation tells whether these belong together.
+    let (key, value) = (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed));
+    // ORDERING: Relaxed. As above.
+    let next = words[LINKS].load(Ordering::Relaxed) as u32;
+    // ORDERING(mbcache-refill): Acquire fence. See `fill`. It also orders the looks of
+    // `Index::leads_to` behind these.
+    fence(Ordering::Acquire);
+    // ORDERING: Relaxed. The fence orders it.
+    let after = State(words[STATE].load(Ordering::Relaxed));
+    state.is_same_entry(after).then_some(Copied { slot, key, value, next, state })
+}
+
+/// Returns true if the entry that `state` is of has not ended and `next` stands behind it.
+#[inline]
+pub(crate) fn leads_to(words: &Words, state: State, next: u32) -> bool {
+    // ORDERING: Relaxed. The fence of the last copy orders both; see `Index::walk`.
+    let now = State(words[STATE].load(Ordering::Relaxed));
+    next_of(words) == next && now.is_same_entry(state)
+}
+
+/// Returns the slot behind this one in its bucket.
+#[inline]
+pub(crate) fn next_of(words: &Words) -> u32 {
+    // ORDERING: Relaxed. What stands behind was filled before (S.3), which the reader of this slot
+    // has acquired; the reader checks afterwards that the link still holds.
+    words[LINKS].load(Ordering::Relaxed) as u32
+}
+
+/// Returns key and value of an entry that the caller holds, or whose stripe it has locked.
+#[inline]
+pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
+    // ORDERING: Relaxed. They do not change while there is a handle, or under the lock.
+    (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
 /// Which entries are not to be ended.
