@@ -190,7 +190,7 @@ impl Mbcache {
         Some(seen)
     }
 
-    /// Returns a handle of an entry that was seen, if it has not ended since.
+    /// Returns a handle of an entry that was seen, if it has not ended since and nobody waits to delete it.
     #[must_use]
     pub fn hold(&self, seen: Seen) -> Option<Entry<'_>> {
         // Also a glimpse from another cache leads nowhere worse than to another entry.

@@ -111,7 +111,8 @@ impl<'c> Busy<'c> {
 
     /// Sleeps until the last handle was dropped at some moment, or the entry has ended.
     ///
-    /// Another handle may have been taken since: decide and delete again. The caller holds no
+    /// While this waits no new handle is given out. One may be taken right afterwards, and those who had
+    /// one may have become users: decide anew, and delete again. The caller holds no
     /// [`Entry`] of this pair, or it waits for itself.
     #[doc(alias = "mb_cache_entry_wait_unused")]
     pub fn wait(self) {
@@ -122,7 +123,8 @@ impl<'c> Busy<'c> {
 
     /// Returns a future that is ready when [`Busy::wait`] would return.
     ///
-    /// It needs no runtime. Dropping it gives the wait up.
+    /// It needs no runtime. From its first poll on it waits; dropping it gives the wait up, and the
+    /// handles that there are go on to keep new ones out.
     pub fn unused(self) -> Unused<'c> {
         Unused { cache: self.cache, slot: self.slot, state: self.state, ticket: None }
     }

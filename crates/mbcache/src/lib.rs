@@ -30,7 +30,9 @@
 //!
 //! # Guarantees
 //!
-//! - G.1: a pair that was created before a look began, and is not taken out before it ends, is found.
+//! - G.1: a pair that was created before a look began, and is not taken out before it ends, is found;
+//!   but no handle of it is given out while somebody waits to delete it, so that the wait is over when
+//!   those are done who have one already.
 //! - G.2: while an [`Entry`] lives, its pair stays in the index: neither `delete_or_get` nor `scan`
 //!   takes it out (traps T34, T35). What is done under an `Entry` happens before a `delete_or_get`
 //!   that says "deleted".

@@ -217,12 +217,14 @@ impl Slots {
         })
     }
 
-    /// Takes a handle of the entry that `state` is of, if it is still live and `may` agrees.
+    /// Takes a handle of the entry that `state` is of, if it is still live, `may` agrees and nobody waits
+    /// until it has none: a stream of finders must not keep whoever deletes it waiting.
     #[inline]
     pub(crate) fn hold(&self, slot: u32, state: State, may: impl Fn(State) -> bool) -> bool {
         self.change(slot, |now| {
-            let is_it = now.is_same_entry(state) && may(now) && now.0 & COUNT != COUNT;
-            is_it.then_some(now.0.wrapping_add(ONE))
+            let is_it = now.is_same_entry(state) && may(now);
+            let is_free = now.0 & AWAITED == 0 && now.0 & COUNT != COUNT;
+            (is_it && is_free).then_some(now.0.wrapping_add(ONE))
         })
     }
 
