@@ -311,6 +311,47 @@ fn control_slot_that_is_filled_without_a_generation_is_caught() {
     });
 }
 
+/// A reader beside somebody who moves the newer of two entries to the other bucket and back, in one slot;
+/// `finds` looks for the older one. Returns how often it was found.
+fn read_against_return(finds: fn(&Mbcache) -> bool) -> [usize; 1] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(2);
+        let reader = spawn(&shared, move |shared| {
+            assert!(finds(&shared.cache), "G.1: an entry that stayed was missed");
+        });
+        let cache = &shared.cache;
+        let is_elsewhere = |key: &u64| cache.index.bucket(cache.secret.hash(*key)) != bucket(cache);
+        let elsewhere = (KEY..).find(is_elsewhere).expect("there are two buckets");
+        assert!(cache.delete_or_get(KEY, 2).is_none());
+        cache.create(elsewhere, 2, Reusable::Yes).unwrap();
+        assert!(cache.delete_or_get(elsewhere, 2).is_none());
+        cache.create(KEY, 2, Reusable::Yes).unwrap();
+        reader.join().unwrap();
+        tally.hit(0);
+    })
+}
+
+/// An entry is found also behind a slot that was elsewhere meanwhile.
+#[test]
+fn entry_behind_a_slot_that_comes_back_is_found() {
+    assert_all_reached(&read_against_return(|cache| cache.get(KEY, 1).is_some()));
+}
+
+/// The last entry is not looked back at.
+#[test]
+#[should_panic(expected = "G.1: an entry that stayed was missed")]
+fn control_end_without_a_look_back_is_caught() {
+    read_against_return(|cache| {
+        let bucket = bucket(cache);
+        let first = cache.index.first(bucket);
+        let copied = cache.slots.copy(first);
+        match copied.filter(|_| cache.index.first(bucket) == first) {
+            Some(copied) if copied.value == 2 && copied.next == 0 => false,
+            _ => true,
+        }
+    });
+}
+
 /// Goes over three values with `next`, which goes on from an entry, beside somebody who deletes the
 /// middle one and enters it again. Returns how often (two, three) were met.
 fn iterate_against_reuse(

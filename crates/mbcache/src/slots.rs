@@ -7,10 +7,10 @@
 //! word 3  links: next of its bucket (lower half), next free slot (upper half)
 //! ```
 //!
-//! A reader may look at any slot at any time. The generation says whether what it read belongs
-//! together: it is odd while the words are being written, and another number afterwards. It has 42
-//! bits: a reader would have to sleep between two of its loads while the one slot is filled 2^41 times,
-//! which takes a day at 50 ns each (trap T32).
+//! A reader may look at any slot at any time. What it read belongs together if the slot was live before
+//! and after, with one generation: it is not live while its words are written, and has another
+//! generation afterwards. That has 42 bits: a reader would have to sleep between two of its loads while
+//! the one slot is filled 2^42 times, which takes two days at 50 ns each (trap T32).
 //!
 //! All changes of a living entry's state are single atomic steps on the whole word, so that no two
 //! flags can lose each other (trap T33), a handle is taken only of the entry that was found, and an
@@ -57,7 +57,7 @@ const COUNT: u64 = !GENERATION & !(ONE - 1);
 /// | 2 | reusable: may have more users | the caller |
 /// | 3 | awaited: somebody waits until the count is 0; so it is not 0 | a waiter sets, the last handle clears |
 /// | 4..22 | handles | who finds, and who drops |
-/// | 22..64 | generation, odd while the words are written | who fills |
+/// | 22..64 | generation | who fills |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(u64);
 
@@ -192,17 +192,15 @@ impl Slots {
         let words = self.arena.get(slot);
         // ORDERING: Relaxed. The slot is the caller's (S.2).
         let before = words[STATE].load(Ordering::Relaxed) & GENERATION;
-        // ORDERING: Relaxed. The fence below orders it before the words.
-        words[STATE].store(before.wrapping_add(AGE), Ordering::Relaxed);
-        // ORDERING(mbcache-refill): Release fence. A reader that sees a word stored below also sees the
-        // odd generation, or a later one.
+        // ORDERING(mbcache-refill): Release fence. A reader that sees a word stored below also sees that
+        // the entry which was here before has ended, or what came later.
         fence(Ordering::Release);
         // ORDERING: Relaxed. See above.
         words[KEY].store(pair.0, Ordering::Relaxed);
         words[VALUE].store(pair.1, Ordering::Relaxed);
         words[LINKS].store(u64::from(next), Ordering::Relaxed);
         let flags = if reusable { LIVE | REUSABLE } else { LIVE };
-        let state = before.wrapping_add(2 * AGE) | flags;
+        let state = before.wrapping_add(AGE) | flags;
         // ORDERING(mbcache-fill): Release. Who sees the entry live sees its words, and that the slot is
         // in no other bucket any more.
         words[STATE].store(state, Ordering::Release);
