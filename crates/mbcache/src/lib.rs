@@ -46,6 +46,14 @@
 //!   lock held; that code is the wakers of tasks only (trap T41).
 //! - G.6: `get` of a pair whose referenced bit is set stores nothing.
 //!
+//! # What it refuses
+//!
+//! - To grow: the number of buckets follows from the budget. Buckets that were never used take no memory.
+//! - To give memory back before it is dropped: what `scan` frees serves other entries.
+//! - To be fast for very many values of one key: they stand in one chain. `find_first` meets the newest
+//!   first; to create, delete and get a pair of that key walks past those that are newer.
+//! - More than 262,143 handles of one entry at a time: beyond, it is not found.
+//!
 //! # Lock order
 //!
 //! 1. A stripe of the index. Nobody holds two.

@@ -27,6 +27,29 @@ fn entry_takes_four_words_and_a_stripe_one_line() {
 }
 
 #[test]
+fn handles_may_go_to_other_threads() {
+    fn assert_send_and_sync<T: Send + Sync>() {}
+    assert_send_and_sync::<Mbcache>();
+    assert_send_and_sync::<Entry<'_>>();
+    assert_send_and_sync::<Busy<'_>>();
+    assert_send_and_sync::<crate::Unused<'_>>();
+}
+
+#[test]
+fn handles_of_one_entry_are_bounded() {
+    const MOST: usize = (1 << 18) - 1;
+    let cache = cache(10);
+    cache.create(1, 5, Reusable::Yes).unwrap();
+    let mut held: Vec<_> = (0..MOST).map(|_| cache.find_first(1).unwrap()).collect();
+    assert!(cache.find_first(1).is_none());
+    assert_eq!(cache.delete_or_get(1, 5).unwrap().handles() as usize, MOST);
+    drop(held.pop());
+    assert!(cache.find_first(1).is_some());
+    drop(held);
+    assert!(cache.delete_or_get(1, 5).is_none());
+}
+
+#[test]
 fn cache_within_its_budget_has_room_for_what_it_says() {
     for budget_bytes in [700, 1_000, 4_096, 1 << 20, 5_000_000, 16 << 20] {
         let options = MbcacheOptions { budget_bytes, ..MbcacheOptions::default() };
