@@ -1,0 +1,56 @@
+//! Two threads change the two flags of one entry, 100 million times, and lose none (trap T33).
+//!
+//! `cargo run --release -p corewalk-mbcache --example flags`; a number sets how often. The same
+//! workload runs shorter as a test (`tests/flags.rs`).
+
+use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+use corewalk_sync::primitives::thread;
+
+const KEY: u64 = 1;
+const VALUE: u64 = 2;
+
+fn main() {
+    let changes = std::env::args().nth(1).map_or(100_000_000, |n| n.parse().expect("a number"));
+    let lost = lost_of(changes);
+    println!("{changes} changes, {lost} lost");
+    assert_eq!(lost, 0, "T33: a flag was lost");
+}
+
+/// Makes at least `changes` changes of flags on two threads; returns how many were lost.
+pub(crate) fn lost_of(changes: u64) -> u64 {
+    let cache = Mbcache::new(MbcacheOptions::default()).expect("the default has room");
+    cache.create(KEY, VALUE, Reusable::Yes).expect("it is empty");
+    // Each round changes a flag twice.
+    let rounds = changes.div_ceil(4);
+    thread::scope(|scope| {
+        let reusable = scope.spawn(|| reusable(&cache, rounds));
+        referenced(&cache, rounds) + reusable.join().expect("it does not panic")
+    })
+}
+
+/// Sets the referenced bit and lets reclaim clear it; counts how often it was not as it was left.
+fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
+    let mut lost = 0;
+    for _ in 0..rounds {
+        let is_there = cache.get(KEY, VALUE).is_some();
+        // What is marked as used stays.
+        let is_kept = cache.scan(1) == 0;
+        if !is_there || !is_kept {
+            lost += 1;
+            let _again = cache.create(KEY, VALUE, Reusable::Yes);
+        }
+    }
+    lost
+}
+
+/// Clears and sets the reusable flag; counts how often it was not as it was left.
+fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
+    let mut lost = 0;
+    for _ in 0..rounds {
+        cache.note_users(KEY, VALUE, cache.users_max());
+        lost += u64::from(cache.find_first(KEY).is_some());
+        cache.note_users(KEY, VALUE, 0);
+        lost += u64::from(cache.find_first(KEY).is_none());
+    }
+    lost
+}

@@ -1,0 +1,279 @@
+//! What one thread sees, and sizes.
+
+use super::*;
+use crate::index::Stripe;
+use corewalk_sync::{Mutex, OwnLine};
+
+fn cache(entries_max: u32) -> Mbcache {
+    let options = MbcacheOptions { entries_max, hash_seed: Some(1), ..MbcacheOptions::default() };
+    Mbcache::new(options).unwrap()
+}
+
+fn values(cache: &Mbcache, key: u64) -> Vec<u64> {
+    let mut values = Vec::new();
+    let mut found = cache.find_first(key);
+    while let Some(entry) = found {
+        assert_eq!(entry.key(), key);
+        values.push(entry.value());
+        found = cache.find_next(&entry);
+    }
+    values
+}
+
+#[test]
+fn entry_takes_four_words_and_a_stripe_one_line() {
+    assert_eq!(WORDS, 4);
+    assert_eq!(size_of::<OwnLine<Mutex<Stripe>>>(), 64);
+}
+
+#[test]
+fn handles_may_go_to_other_threads() {
+    fn assert_send_and_sync<T: Send + Sync>() {}
+    assert_send_and_sync::<Mbcache>();
+    assert_send_and_sync::<Entry<'_>>();
+    assert_send_and_sync::<Busy<'_>>();
+    assert_send_and_sync::<crate::Unused<'_>>();
+}
+
+#[test]
+fn handles_of_one_entry_are_bounded() {
+    const MOST: usize = (1 << 18) - 1;
+    let cache = cache(10);
+    cache.create(1, 5, Reusable::Yes).unwrap();
+    let mut held: Vec<_> = (0..MOST).map(|_| cache.find_first(1).unwrap()).collect();
+    assert!(cache.find_first(1).is_none());
+    assert_eq!(cache.delete_or_get(1, 5).unwrap().handles() as usize, MOST);
+    drop(held.pop());
+    assert!(cache.find_first(1).is_some());
+    drop(held);
+    assert!(cache.delete_or_get(1, 5).is_none());
+}
+
+#[test]
+fn cache_within_its_budget_has_room_for_what_it_says() {
+    for budget_bytes in [700, 1_000, 4_096, 1 << 20, 5_000_000, 16 << 20] {
+        let options = MbcacheOptions { budget_bytes, ..MbcacheOptions::default() };
+        let cache = Mbcache::new(options).unwrap();
+        let entries = u64::from(cache.entries_max());
+        for value in 0..entries {
+            cache.create(value / 2, value, Reusable::Yes).unwrap();
+        }
+        let stats = cache.stats();
+        assert_eq!((stats.entries, stats.reclaimed), (entries, 0), "G.4: one was dropped");
+        assert!(stats.bytes <= budget_bytes, "{stats:?} of {budget_bytes}");
+        if budget_bytes >= 1 << 20 {
+            assert!(entries * 40 > budget_bytes * 8 / 10, "{entries} in {budget_bytes}");
+        }
+    }
+}
+
+#[test]
+fn budget_without_room_for_an_entry_is_refused() {
+    for (budget_bytes, entries_max) in [(0, 10), (100, 10), (1 << 20, 0)] {
+        let options = MbcacheOptions { budget_bytes, entries_max, ..MbcacheOptions::default() };
+        let error = Mbcache::new(options).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn full_cache_drops_what_was_not_used_and_never_more_than_it_must() {
+    let cache = cache(1_000);
+    let mut kept = 0;
+    for value in 0..5_000 {
+        cache.create(value, value, Reusable::Yes).unwrap();
+        // One pair is used again and again.
+        assert!(cache.get(7, 7).is_some() || value < 7, "T37: what is used was dropped");
+        let stats = cache.stats();
+        assert!(stats.entries >= u64::from(cache.entries_max()) || stats.reclaimed == 0);
+        kept = stats.entries;
+    }
+    assert!((1_000..=1_000 + 15 * u64::from(KEEP)).contains(&kept), "{kept}");
+}
+
+#[test]
+fn full_cache_whose_entries_are_all_held_takes_no_more() {
+    let cache = cache(100);
+    let mut held = Vec::new();
+    let full = loop {
+        let value = held.len() as u64;
+        if let Err(error) = cache.create(1, value, Reusable::Yes) {
+            break error;
+        }
+        held.push(cache.find_first(1).unwrap());
+    };
+    assert_eq!(full, CreateError::Full);
+    assert!(held.len() >= 100);
+    drop(held.pop());
+    cache.create(2, 0, Reusable::Yes).unwrap();
+    assert_eq!(cache.stats().reclaimed, 1);
+}
+
+#[test]
+fn pair_is_there_once_and_keeps_its_flag() {
+    let cache = cache(10);
+    cache.create(1, 5, Reusable::No).unwrap();
+    assert_eq!(cache.create(1, 5, Reusable::Yes), Err(CreateError::Exists));
+    assert!(cache.find_first(1).is_none());
+    assert!(!cache.get(1, 5).unwrap().is_reusable());
+    assert_eq!((cache.count(), cache.stats().duplicates), (1, 1));
+}
+
+#[test]
+fn values_of_a_key_come_newest_first_without_those_of_others() {
+    // One bucket for all: two are the least, and every key comes twice.
+    let cache = cache(2);
+    for key in [1, 2, 3] {
+        cache.create(key, 10 * key, Reusable::Yes).unwrap();
+        cache.create(key, 10 * key + 1, Reusable::Yes).unwrap();
+    }
+    assert_eq!(values(&cache, 2), [21, 20]);
+    assert_eq!(values(&cache, 4), []);
+    assert!(cache.delete_or_get(2, 21).is_none());
+    assert_eq!(values(&cache, 2), [20]);
+    assert_eq!([values(&cache, 1), values(&cache, 3)], [[11, 10], [31, 30]]);
+}
+
+/// Trap T40: the entry that a loop stands at is held, so nobody takes it out.
+#[test]
+fn loop_that_deletes_what_it_meets_ends() {
+    let cache = cache(100);
+    (0..20).for_each(|value| cache.create(1, value, Reusable::Yes).unwrap());
+    let mut found = cache.find_first(1);
+    let mut met = 0;
+    while let Some(entry) = found {
+        met += 1;
+        let value = entry.value();
+        assert!(cache.delete_or_get(1, value).is_some(), "it is held");
+        found = cache.find_next(&entry);
+        drop(entry);
+        assert!(cache.delete_or_get(1, value).is_none());
+        cache.create(1, value, Reusable::Yes).unwrap();
+        assert!(met <= 20, "T40: the loop goes round");
+    }
+    assert_eq!(met, 20);
+}
+
+/// Trap T40: who begins anew from the front after each deletion never comes to an end.
+#[test]
+fn control_loop_that_begins_anew_does_not_end() {
+    let cache = cache(100);
+    (0..20).for_each(|value| cache.create(1, value, Reusable::Yes).unwrap());
+    let mut met = 0;
+    while let Some(entry) = cache.find_first(1) {
+        met += 1;
+        let value = entry.value();
+        drop(entry);
+        assert!(cache.delete_or_get(1, value).is_none());
+        cache.create(1, value, Reusable::Yes).unwrap();
+        if met > 20 {
+            return;
+        }
+    }
+    panic!("the control ended after {met}");
+}
+
+/// Trap T37: what was used survives a look, once.
+#[test]
+fn entries_that_were_used_survive_a_scan() {
+    let cache = cache(1_000);
+    for value in 0..100 {
+        cache.create(value, value, Reusable::Yes).unwrap();
+        if value % 4 == 0 {
+            assert!(cache.get(value, value).is_some());
+        }
+        if value % 4 == 1 {
+            cache.find_first(value).unwrap().touch();
+        }
+    }
+    assert_eq!(cache.scan(u64::MAX), 50, "T37: the referenced bit does not count");
+    let left: Vec<u64> = (0..100).filter(|&value| cache.find_first(value).is_some()).collect();
+    assert_eq!(left, (0..100).filter(|value| value % 4 < 2).collect::<Vec<_>>());
+    assert_eq!(cache.scan(u64::MAX), 50);
+}
+
+/// Trap T37: a find alone is no use, so these go.
+#[test]
+fn control_entries_that_were_only_looked_at_are_dropped() {
+    let cache = cache(1_000);
+    for value in 0..100 {
+        cache.create(value, value, Reusable::Yes).unwrap();
+        assert!(cache.find_first(value).is_some());
+    }
+    assert_eq!(cache.scan(u64::MAX), 100);
+}
+
+#[test]
+fn scan_looks_at_no_more_than_it_is_told() {
+    let cache = cache(1_000);
+    (0..100).for_each(|value| cache.create(value, value, Reusable::Yes).unwrap());
+    assert_eq!([cache.scan(0), cache.scan(30), cache.count()], [0, 30, 70]);
+    assert_eq!(cache.stats().reclaimed, 30);
+}
+
+#[test]
+fn held_entry_is_busy_and_stays_through_a_scan() {
+    let cache = cache(100);
+    cache.create(1, 5, Reusable::Yes).unwrap();
+    let (one, two) = (cache.find_first(1).unwrap(), cache.get(1, 5).unwrap());
+    let two = cache.hold(two).unwrap();
+    assert_eq!(cache.scan(u64::MAX) + cache.scan(u64::MAX), 0);
+    assert_eq!(cache.delete_or_get(1, 5).unwrap().handles(), 2);
+    drop(one);
+    assert_eq!(cache.delete_or_get(1, 5).unwrap().handles(), 1);
+    drop(two);
+    assert!(cache.delete_or_get(1, 5).is_none() && cache.delete_or_get(1, 5).is_none());
+    assert_eq!((cache.stats().busy, cache.stats().deleted), (2, 1));
+}
+
+#[test]
+fn glimpse_of_what_has_ended_is_not_held() {
+    let cache = cache(100);
+    cache.create(1, 5, Reusable::Yes).unwrap();
+    let seen = cache.get(1, 5).unwrap();
+    assert!(cache.delete_or_get(1, 5).is_none());
+    assert!(cache.hold(seen).is_none());
+    cache.create(1, 5, Reusable::Yes).unwrap();
+    assert!(cache.hold(seen).is_none(), "the slot is the same, the entry is another");
+    assert!(cache.hold(cache.get(1, 5).unwrap()).is_some());
+}
+
+#[test]
+fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
+    let options = MbcacheOptions { users_max: 3, ..MbcacheOptions::default() };
+    let cache = Mbcache::new(options).unwrap();
+    cache.create(1, 5, Reusable::Yes).unwrap();
+    cache.find_first(1).unwrap().note_users(2);
+    cache.find_first(1).unwrap().note_users(3);
+    assert!(cache.find_first(1).is_none());
+    assert!(cache.note_users(1, 5, 2) && !cache.note_users(1, 6, 2));
+    assert!(cache.find_first(1).unwrap().is_reusable());
+}
+
+#[test]
+fn cache_that_is_off_finds_nothing_and_still_knows_what_is_held() {
+    let cache = cache(100);
+    cache.create(1, 5, Reusable::Yes).unwrap();
+    cache.create(1, 6, Reusable::Yes).unwrap();
+    assert!(cache.get(1, 5).is_some());
+    let entry = cache.find_first(1).unwrap();
+    cache.switch_off();
+    assert!(cache.find_first(1).is_none() && cache.get(1, 6).is_none());
+    assert_eq!(cache.create(2, 7, Reusable::Yes), Err(CreateError::Off));
+    assert_eq!(cache.count(), 1);
+    assert!(cache.delete_or_get(1, 6).is_some() && cache.delete_or_get(1, 5).is_none());
+    drop(entry);
+    cache.switch_on();
+    assert_eq!(values(&cache, 1), [6]);
+}
+
+#[test]
+fn entry_of_another_cache_leads_nowhere() {
+    let (one, other) = (cache(10), cache(10));
+    one.create(1, 5, Reusable::Yes).unwrap();
+    one.create(1, 6, Reusable::Yes).unwrap();
+    let entry = one.find_first(1).unwrap();
+    assert!(other.find_next(&entry).is_none());
+    assert!(one.find_next(&entry).is_some());
+    assert!(other.hold(one.get(1, 5).unwrap()).is_none());
+}

@@ -1,0 +1,181 @@
+//! What finds hand out: counted entries, glimpses, and waits for the last handle.
+//!
+//! Source: Linux `mb_cache_entry_get`, `mb_cache_entry_put`, `mb_cache_entry_wait_unused`.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::cache::Mbcache;
+use crate::slots::{self, State};
+
+/// An entry that is held: its pair stays in the index until this is dropped.
+///
+/// It may be sent to another thread, and kept across an await.
+#[doc(alias = "mb_cache_entry")]
+#[must_use = "the entry is let go of when this is dropped"]
+pub struct Entry<'c> {
+    pub(crate) cache: &'c Mbcache,
+    pub(crate) slot: u32,
+    pub(crate) state: State,
+}
+
+impl Entry<'_> {
+    /// Returns the key, the hash of the content.
+    #[must_use]
+    pub fn key(&self) -> u64 {
+        slots::pair_of(self.cache.slots.words(self.slot)).0
+    }
+
+    /// Returns the value, the place of the content.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        slots::pair_of(self.cache.slots.words(self.slot)).1
+    }
+
+    /// Returns true if the value may have more users, as far as was told.
+    #[must_use]
+    pub fn is_reusable(&self) -> bool {
+        self.cache.slots.state(self.slot).is_reusable()
+    }
+
+    /// Says that the entry was of use: it survives the next look of reclaim.
+    #[doc(alias = "mb_cache_entry_touch")]
+    pub fn touch(&self) {
+        self.cache.slots.touch(self.slot, self.state);
+    }
+
+    /// Says how many users the value has now: at [`Mbcache::users_max`] and above it is not found any
+    /// more, below it is.
+    ///
+    /// The caller counts users under a lock of its own, and calls this under the same.
+    pub fn note_users(&self, users: u32) {
+        let is_reusable = users < self.cache.users_max();
+        let is_there = self.cache.slots.set_reusable(self.slot, self.state, is_reusable);
+        debug_assert!(is_there, "an entry that is held does not end");
+    }
+}
+
+impl Drop for Entry<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.cache.put(self.slot);
+    }
+}
+
+impl fmt::Debug for Entry<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry")
+            .field("key", &self.key())
+            .field("value", &self.value())
+            .field("is_reusable", &self.is_reusable())
+            .finish()
+    }
+}
+
+/// An entry that was there at one moment, and is not held.
+///
+/// [`Mbcache::hold`] makes an [`Entry`] of it if it is still there. It is of use only with the cache
+/// that gave it.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    pub(crate) slot: u32,
+    pub(crate) state: State,
+}
+
+impl Seen {
+    /// Returns true if the value could have more users at that moment.
+    #[must_use]
+    pub fn is_reusable(&self) -> bool {
+        self.state.is_reusable()
+    }
+}
+
+/// An entry that could not be deleted, since it is held.
+///
+/// It counts as no handle itself: any number of threads may wait for the same entry.
+#[must_use = "the entry was not deleted: wait, and try again"]
+pub struct Busy<'c> {
+    pub(crate) cache: &'c Mbcache,
+    pub(crate) slot: u32,
+    pub(crate) state: State,
+}
+
+impl<'c> Busy<'c> {
+    /// Returns how many handles there were.
+    #[must_use]
+    pub fn handles(&self) -> u32 {
+        self.state.count()
+    }
+
+    /// Sleeps until the last handle was dropped at some moment, or the entry has ended.
+    ///
+    /// While this waits no new handle is given out. One may be taken right afterwards, and those who had
+    /// one may have become users: decide anew, and delete again. The caller holds no
+    /// [`Entry`] of this pair, or it waits for itself.
+    #[doc(alias = "mb_cache_entry_wait_unused")]
+    pub fn wait(self) {
+        while !self.cache.is_unused(self.slot, self.state) {
+            self.cache.slots.sleep_until_unused(self.slot, self.state);
+        }
+    }
+
+    /// Returns a future that is ready when [`Busy::wait`] would return.
+    ///
+    /// It needs no runtime. From its first poll on it waits; dropping it gives the wait up, and the
+    /// handles that there are go on to keep new ones out.
+    pub fn unused(self) -> Unused<'c> {
+        Unused { cache: self.cache, slot: self.slot, state: self.state, ticket: None }
+    }
+}
+
+impl fmt::Debug for Busy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Busy").field("handles", &self.handles()).finish()
+    }
+}
+
+/// A wait of a task for the last handle of an entry.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Unused<'c> {
+    pub(crate) cache: &'c Mbcache,
+    pub(crate) slot: u32,
+    pub(crate) state: State,
+    pub(crate) ticket: Option<u64>,
+}
+
+impl Unused<'_> {
+    fn take_back(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.cache.sleepers.remove(ticket);
+        }
+    }
+}
+
+impl Future for Unused<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
+        self.take_back();
+        // The waker first, the flag second: who clears the flag then finds the waker.
+        self.ticket = Some(self.cache.sleepers.add(self.slot, task.waker().clone()));
+        if self.cache.slots.await_unused(self.slot, self.state) {
+            return Poll::Pending;
+        }
+        self.take_back();
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Unused<'_> {
+    fn drop(&mut self) {
+        self.take_back();
+    }
+}
+
+impl fmt::Debug for Unused<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unused").finish_non_exhaustive()
+    }
+}

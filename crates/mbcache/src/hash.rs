@@ -1,0 +1,58 @@
+//! The keyed hash that spreads keys over buckets.
+//!
+//! A key is a hash of content already, but of content that others may choose, and often of 32 bits
+//! only. So it is mixed with a secret (trap T54): a folded multiplication, as in the tables of names.
+
+use std::hash::BuildHasher;
+
+/// The secret of one cache.
+#[derive(Debug)]
+pub(crate) struct Secret([u64; 2]);
+
+impl Secret {
+    /// Returns a secret made from `seed`, or from the system's randomness.
+    pub(crate) fn new(seed: Option<u64>) -> Secret {
+        let seed = seed.unwrap_or_else(|| std::hash::RandomState::new().hash_one(0_u64));
+        let first = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
+        Secret([first, fold(first, 0xa076_1d64_78bd_642f) | 1])
+    }
+
+    /// Returns the hash of `key`, of which any bits will do.
+    #[inline]
+    pub(crate) fn hash(&self, key: u64) -> u64 {
+        fold(key ^ self.0[0], self.0[1])
+    }
+}
+
+/// Multiplies to 128 bits and folds the halves together.
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let wide = u128::from(a).wrapping_mul(u128::from(b));
+    (wide as u64) ^ ((wide >> 64) as u64)
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seed_decides_the_hash() {
+        let hash = |seed| Secret::new(seed).hash(5);
+        assert_eq!(hash(Some(7)), hash(Some(7)));
+        assert_ne!(hash(Some(7)), hash(Some(8)));
+        assert_ne!(hash(None), hash(None));
+    }
+
+    /// Small keys, and keys that differ in their upper bits only, spread over the lowest bits.
+    #[test]
+    fn near_keys_spread_over_buckets() {
+        for shift in [0, 16, 32, 48] {
+            let secret = Secret::new(Some(3));
+            let mut buckets = [0_u32; 64];
+            for key in 0..6_400_u64 {
+                buckets[(secret.hash(key << shift) % 64) as usize] += 1;
+            }
+            assert!(buckets.iter().all(|&n| (20..400).contains(&n)), "{shift}: {buckets:?}");
+        }
+    }
+}

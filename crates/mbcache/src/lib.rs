@@ -1,0 +1,155 @@
+//! The shared-content cache: from the hash of a blob to the places where such a blob is stored.
+//!
+//! Whoever stores many small blobs that are often equal (extended attributes, access control lists,
+//! security labels, chunks) wants to store each once and let its users share it. That needs an index
+//! from the content's hash, the *key*, to the places that may hold that content, the *values*: block
+//! numbers, say. The index does not know the content and is no map: a key has any number of values, a
+//! (key, value) pair is there once, and what is not found costs a second copy, no more. So it may
+//! forget, and lives within a budget of bytes.
+//!
+//! | call | for | costs |
+//! |---|---|---|
+//! | [`Mbcache::find_first`], [`Mbcache::find_next`] | the values that may be shared, counted | no lock |
+//! | [`Mbcache::get`] | whether a pair is there; it was used | no lock; no store once the bit is set |
+//! | [`Mbcache::create`] | a blob was stored | one stripe's lock |
+//! | [`Mbcache::delete_or_get`] | its last user is gone | one stripe's lock |
+//! | [`Mbcache::scan`] | memory is short | a stripe's lock per entry that goes |
+//!
+//! # The protocol
+//!
+//! The caller keeps, with each blob, how many users it has: durable, under a lock of its own.
+//!
+//! - To store: hash the content; for each entry found, compare the content, lock the blob, and if it
+//!   still has users, fewer than [`Mbcache::users_max`], add one and tell the new number
+//!   ([`Entry::note_users`]). Then drop the entry. If none fits, store a new blob and `create`.
+//! - To release: lock the blob; if there are other users, take one off and tell the number. If it was
+//!   the last, call `delete_or_get` *before* the blob is freed. If that says [`Busy`], somebody who
+//!   found the blob is about to become a user: unlock the blob, wait, and begin again.
+//! - To change a blob in place, as its only user: delete its entry as if to free it, look for the new
+//!   content, and only if that is not there enter the blob again (trap T38: it would find itself).
+//!
+//! # Guarantees
+//!
+//! - G.1: a pair that was created before a look began, and is not taken out before it ends, is found;
+//!   but no handle of it is given out while somebody waits to delete it, so that the wait is over when
+//!   those are done who have one already.
+//! - G.2: while an [`Entry`] lives, its pair stays in the index: neither `delete_or_get` nor `scan`
+//!   takes it out (traps T34, T35). What is done under an `Entry` happens before a `delete_or_get`
+//!   that says "deleted".
+//! - G.3: `find_next` goes on from an entry that stays where it is, and meets older ones only: a loop
+//!   over a key's values ends and meets none twice, whatever is created and deleted meanwhile
+//!   (trap T40).
+//! - G.4: nothing is dropped while there are fewer entries than [`Mbcache::entries_max`], and no more
+//!   memory is used than the budget. Under the budget's pressure what was used since the hand came by
+//!   last stays (trap T37).
+//! - G.5: after `new` nothing allocates but a wait of a task. No code of the caller is called with a
+//!   lock held; that code is the wakers of tasks only (trap T41).
+//! - G.6: `get` of a pair whose referenced bit is set stores nothing.
+//!
+//! # What it refuses
+//!
+//! - To grow: the number of buckets follows from the budget. Buckets that were never used take no memory.
+//! - To give memory back before it is dropped: what `scan` frees serves other entries.
+//! - To be fast for very many values of one key: they stand in one chain. `find_first` meets the newest
+//!   first; to create, delete and get a pair of that key walks past those that are newer.
+//! - More than 262,143 handles of one entry at a time: beyond, it is not found.
+//!
+//! # Lock order
+//!
+//! 1. A stripe of the index. Nobody holds two.
+//! 2. The depot of free slots, inside of a stripe.
+//!
+//! The list of waiting tasks is taken with neither held. Builds with debug assertions check this
+//! (trap T42).
+//!
+//! # Examples
+//!
+//! Blobs that are stored once:
+//!
+//! ```
+//! use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions, Reusable};
+//! use std::hash::{DefaultHasher, Hash, Hasher};
+//!
+//! struct Blob {
+//!     content: Vec<u8>,
+//!     users: u32,
+//! }
+//!
+//! struct Store {
+//!     cache: Mbcache,
+//!     blobs: Vec<Blob>,
+//! }
+//!
+//! fn key(content: &[u8]) -> u64 {
+//!     let mut hasher = DefaultHasher::new();
+//!     content.hash(&mut hasher);
+//!     hasher.finish()
+//! }
+//!
+//! impl Store {
+//!     fn put(&mut self, content: &[u8]) -> usize {
+//!         let mut found = self.cache.find_first(key(content));
+//!         while let Some(entry) = found {
+//!             let blob = &mut self.blobs[entry.value() as usize];
+//!             if blob.content == content {
+//!                 blob.users += 1;
+//!                 entry.note_users(blob.users);
+//!                 entry.touch();
+//!                 return entry.value() as usize;
+//!             }
+//!             found = self.cache.find_next(&entry);
+//!         }
+//!         let number = self.blobs.len();
+//!         self.blobs.push(Blob { content: content.to_vec(), users: 1 });
+//!         match self.cache.create(key(content), number as u64, Reusable::Yes) {
+//!             // Not entered means not shared.
+//!             Ok(()) | Err(CreateError::Full | CreateError::Off) => {}
+//!             Err(error) => panic!("{error}"),
+//!         }
+//!         number
+//!     }
+//!
+//!     fn release(&mut self, number: usize) {
+//!         let blob = &mut self.blobs[number];
+//!         blob.users -= 1;
+//!         if blob.users > 0 {
+//!             self.cache.note_users(key(&blob.content), number as u64, blob.users);
+//!         } else {
+//!             // There is one thread here; with more, see "The protocol".
+//!             assert!(self.cache.delete_or_get(key(&blob.content), number as u64).is_none());
+//!             blob.content.clear();
+//!         }
+//!     }
+//! }
+//!
+//! let cache = Mbcache::new(MbcacheOptions::default())?;
+//! let mut store = Store { cache, blobs: Vec::new() };
+//! let first = store.put(b"system_u:object_r:bin_t");
+//! assert_eq!(store.put(b"system_u:object_r:bin_t"), first);
+//! assert_ne!(store.put(b"system_u:object_r:etc_t"), first);
+//! assert_eq!(store.blobs.len(), 2);
+//! store.release(first);
+//! store.release(first);
+//! assert!(store.cache.find_first(key(b"system_u:object_r:bin_t")).is_none());
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`, `fs/ext4/xattr.c`.
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod handle;
+mod hash;
+mod index;
+mod order;
+mod reclaim;
+mod room;
+mod sleepers;
+mod slots;
+
+pub use cache::{CreateError, Mbcache, MbcacheOptions, Reusable, Stats};
+pub use handle::{Busy, Entry, Seen, Unused};
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;

@@ -1,0 +1,457 @@
+//! Models: create, find, delete and reclaim beside each other, in one bucket.
+//!
+//! The thread whose first step is a load is the spawned one: see `tally` in the sync crate. A model has
+//! two buckets and one stripe, so that slots are used again at once, in the same bucket or the other.
+
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::{Arc, thread, unmodelled};
+use corewalk_sync::tally::{Tally, assert_all_reached};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::cache::{Mbcache, MbcacheOptions, Reusable};
+use crate::handle::{Busy, Entry, Seen, Unused};
+use crate::index::Place;
+use crate::slots::{self, REUSABLE, STATE};
+
+const KEY: u64 = 1;
+
+/// A cache, and words that say that the value was used, and freed.
+struct Shared {
+    cache: Mbcache,
+    is_used: AtomicU64,
+    is_freed: AtomicU64,
+}
+
+impl Shared {
+    fn new() -> Arc<Shared> {
+        let options = MbcacheOptions { entries_max: 2, hash_seed: Some(1), ..Default::default() };
+        let cache = Mbcache::new(options).unwrap();
+        Arc::new(Shared { cache, is_used: AtomicU64::new(0), is_freed: AtomicU64::new(0) })
+    }
+
+    /// A cache with the pairs (KEY, 1) to (KEY, values).
+    fn with(values: u64) -> Arc<Shared> {
+        let shared = Self::new();
+        (1..=values).for_each(|value| shared.cache.create(KEY, value, Reusable::Yes).unwrap());
+        shared
+    }
+
+    /// The counts are right, and the index has as many entries as they say.
+    fn check_counts(&self) {
+        let bucket = bucket(&self.cache);
+        let mut entries = 0;
+        let walk = self.cache.index.walk(&self.cache.slots, Place::Bucket(bucket), |_| {
+            entries += 1;
+            None::<()>
+        });
+        assert!(matches!(walk, Ok(None)), "a bucket at rest is whole");
+        let stats = self.cache.stats();
+        assert_eq!(stats.entries, entries, "T36: the count is not that of the index");
+        assert_eq!(stats.created, entries + stats.deleted + stats.reclaimed, "T36: counts differ");
+    }
+}
+
+/// Returns the bucket of KEY.
+fn bucket(cache: &Mbcache) -> u32 {
+    cache.index.bucket(cache.secret.hash(KEY))
+}
+
+/// Returns another key of that bucket.
+fn other_key(cache: &Mbcache) -> u64 {
+    let is_there = |key: &u64| cache.index.bucket(cache.secret.hash(*key)) == bucket(cache);
+    (KEY + 1..).find(is_there).expect("there are two buckets")
+}
+
+fn spawn<R: Send + 'static>(
+    shared: &Arc<Shared>,
+    run: impl FnOnce(&Shared) -> R + Send + 'static,
+) -> thread::JoinHandle<R> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || run(&shared))
+}
+
+/// Creates an entry with `create` beside somebody who looks for it and then deletes it; returns how
+/// often it was (found, not there, found to be there by delete after the look had missed).
+fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::new();
+        let other = spawn(&shared, move |shared| {
+            let is_found = shared.cache.get(KEY, 7).is_some();
+            assert!(shared.cache.delete_or_get(KEY, 7).is_none(), "nobody holds it");
+            is_found
+        });
+        create(&shared);
+        let is_found = other.join().unwrap();
+        shared.check_counts();
+        let is_left = shared.cache.get(KEY, 7).is_some();
+        assert!(!(is_found && is_left), "T36: an entry that was found could not be deleted");
+        tally.hit(if is_found { 0 } else { 1 + usize::from(!is_left) });
+    })
+}
+
+/// Trap T36: an entry that can be found can be deleted, and is counted.
+#[test]
+fn entry_that_is_visible_is_counted() {
+    assert_all_reached(&create_against_delete(|shared| {
+        shared.cache.create(KEY, 7, Reusable::Yes).unwrap();
+    }));
+}
+
+/// Trap T36: the entry is visible first, and counted in a later section by a count from before.
+#[test]
+#[should_panic(expected = "T36")]
+fn control_entry_that_is_counted_later_is_caught() {
+    create_against_delete(|shared| {
+        let cache = &shared.cache;
+        let bucket = bucket(cache);
+        let mut stripe = cache.index.lock(bucket);
+        let slot = cache.room.take(&cache.slots, &mut stripe.free).unwrap();
+        let entries = stripe.entries;
+        cache.index.enter(&cache.slots, &mut stripe, bucket, slot, (KEY, 7), true);
+        drop(stripe);
+        let mut stripe = cache.index.lock(bucket);
+        stripe.counts.created += 1;
+        stripe.entries = entries + 1;
+    });
+}
+
+/// Deletes with `delete` beside a finder; returns how often it was (missed and deleted, found and
+/// deleted afterwards, found and busy).
+fn find_against_delete(delete: fn(&Shared) -> bool) -> [usize; 3] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(1);
+        let finder = spawn(&shared, |shared| {
+            let Some(entry) = shared.cache.find_first(KEY) else { return false };
+            assert_eq!(entry.value(), 1);
+            // ORDERING: Relaxed. The handle has to order it.
+            let is_freed = shared.is_freed.load(Ordering::Relaxed);
+            assert_eq!(is_freed, 0, "T34: a value was found that is freed");
+            // ORDERING: Relaxed. As above.
+            shared.is_used.store(1, Ordering::Relaxed);
+            true
+        });
+        let is_deleted = delete(&shared);
+        // ORDERING: Relaxed. The deletion has to order it.
+        let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
+        if is_deleted {
+            // ORDERING: Relaxed. As above.
+            shared.is_freed.store(1, Ordering::Relaxed);
+        }
+        let is_found = finder.join().unwrap();
+        assert!(is_found || is_deleted, "G.1: an entry that stayed was missed");
+        assert!(is_used || !is_found || !is_deleted, "T34: a use was not seen by who deletes");
+        tally.hit(match (is_found, is_deleted) {
+            (false, _) => 0,
+            (true, true) => 1,
+            (true, false) => 2,
+        });
+    })
+}
+
+/// Trap T34: a value whose deletion succeeds is not in anybody's hands, and what was done with it is over.
+#[test]
+fn value_that_is_found_is_not_freed() {
+    assert_all_reached(&find_against_delete(|shared| shared.cache.delete_or_get(KEY, 1).is_none()));
+}
+
+/// Trap T34: the handles are counted first, and the entry is taken out in a second step.
+#[test]
+#[should_panic(expected = "T34: ")]
+fn control_deletion_in_two_steps_is_caught() {
+    find_against_delete(|shared| {
+        let cache = &shared.cache;
+        let bucket = bucket(cache);
+        let mut stripe = cache.index.lock(bucket);
+        let at = cache.index.position(&cache.slots, &stripe, bucket, (KEY, 1)).unwrap();
+        if cache.slots.state(at.1).count() > 0 {
+            return false;
+        }
+        cache.index.unlink(&cache.slots, &mut stripe, bucket, at);
+        true
+    });
+}
+
+/// Reclaims with `scan` beside a finder that holds what it finds while it deletes it; returns how often
+/// it (missed, found).
+fn find_against_shrink(scan: fn(&Mbcache)) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(1);
+        let finder = spawn(&shared, |shared| {
+            let Some(entry) = shared.cache.find_first(KEY) else { return false };
+            let is_busy = shared.cache.delete_or_get(KEY, entry.value()).is_some();
+            assert!(is_busy, "T35: an entry in use was not in the index");
+            true
+        });
+        scan(&shared.cache);
+        tally.hit(usize::from(finder.join().unwrap()));
+        shared.check_counts();
+    })
+}
+
+/// Trap T35: what is held stays in the index.
+#[test]
+fn entry_that_is_held_is_not_reclaimed() {
+    assert_all_reached(&find_against_shrink(|cache| {
+        cache.scan(1);
+    }));
+}
+
+/// Trap T35: reclaim takes the entry out and leaves it to the holder to free it, as Linux did.
+#[test]
+#[should_panic(expected = "T35: an entry in use was not in the index")]
+fn control_reclaim_of_a_held_entry_is_caught() {
+    find_against_shrink(|cache| {
+        let bucket = bucket(cache);
+        let mut stripe = cache.index.lock(bucket);
+        let at = cache.index.position(&cache.slots, &stripe, bucket, (KEY, 1)).unwrap();
+        cache.index.unlink(&cache.slots, &mut stripe, bucket, at);
+        stripe.counts.reclaimed += 1;
+    });
+}
+
+/// Trap T35: three at once: a creator, a deleter, and reclaim.
+#[test]
+fn create_delete_and_shrink_keep_the_counts() {
+    let outcomes = Tally::<2>::of_bounded(2, |tally| {
+        let shared = Shared::with(1);
+        let deleter = spawn(&shared, |shared| {
+            assert!(shared.cache.delete_or_get(KEY, 1).is_none(), "nobody holds it");
+        });
+        let shrinker = spawn(&shared, |shared| shared.cache.scan(2));
+        shared.cache.create(KEY, 2, Reusable::Yes).unwrap();
+        deleter.join().unwrap();
+        let dropped = shrinker.join().unwrap();
+        shared.check_counts();
+        assert!(shared.cache.get(KEY, 1).is_none());
+        tally.hit(usize::from(dropped > 0));
+    });
+    assert_all_reached(&outcomes);
+}
+
+/// Two flags are changed at once, one of them with `clear_reusable`.
+fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(1);
+        let other = spawn(&shared, move |shared| clear_reusable(&shared.cache));
+        let seen = shared.cache.get(KEY, 1).expect("nobody takes it out");
+        other.join().unwrap();
+        let state = shared.cache.slots.state(seen.slot);
+        assert!(state.is_referenced(), "T33: the referenced bit was lost");
+        assert!(!state.is_reusable(), "T33: the reusable flag was lost");
+        tally.hit(0);
+    })
+}
+
+/// Trap T33: no flag is lost.
+#[test]
+fn flags_that_are_changed_at_once_are_both_kept() {
+    assert_all_reached(&flags(|cache| assert!(cache.note_users(KEY, 1, u32::MAX))));
+}
+
+/// Trap T33: a flag is changed in two steps, as one of a bit field is.
+#[test]
+#[should_panic(expected = "T33: ")]
+fn control_flag_that_is_changed_in_two_steps_is_caught() {
+    flags(|cache| {
+        let word = &cache.slots.words(cache.index.first(bucket(cache)))[STATE];
+        // ORDERING: Acquire. Strong enough; it is the second step that is wrong.
+        let state = word.load(Ordering::Acquire);
+        // ORDERING: Release. As above.
+        word.store(state & !REUSABLE, Ordering::Release);
+    });
+}
+
+/// A reader beside somebody who replaces the newest of two entries by one of another key with
+/// `replace`. Returns how often the reader saw first (the old one, the one that stays, the new one).
+fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 3] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(2);
+        let reader = spawn(&shared, |shared| {
+            let cache = &shared.cache;
+            let mut seen = Vec::new();
+            let start = Place::Bucket(bucket(cache));
+            let _none = cache.index.find(&cache.slots, bucket(cache), start, |found| {
+                seen.push((found.key, found.value));
+                None::<()>
+            });
+            assert!(seen.contains(&(KEY, 1)), "G.1: an entry that stayed was missed");
+            let known = [(KEY, 1), (KEY, 2), (other_key(cache), 3)];
+            assert!(seen.iter().all(|pair| known.contains(pair)), "a mix was read: {seen:?}");
+            match seen[0] {
+                (KEY, 2) => 0,
+                (KEY, _) => 1,
+                _ => 2,
+            }
+        });
+        replace(&shared.cache);
+        tally.hit(reader.join().unwrap());
+    })
+}
+
+/// A slot that is used again is read whole, and what stands behind it is not missed.
+#[test]
+fn entry_whose_slot_is_reused_is_read_whole() {
+    assert_all_reached(&read_against_reuse(|cache| {
+        assert!(cache.delete_or_get(KEY, 2).is_none());
+        cache.create(other_key(cache), 3, Reusable::Yes).unwrap();
+    }));
+}
+
+/// The words are written while the slot looks as it did before.
+#[test]
+#[should_panic(expected = "a mix was read")]
+fn control_slot_that_is_filled_without_a_generation_is_caught() {
+    read_against_reuse(|cache| {
+        let words = cache.slots.words(cache.index.first(bucket(cache)));
+        // ORDERING: Release. Strong enough; it is the generation that is missing.
+        words[slots::KEY].store(other_key(cache), Ordering::Release);
+        words[slots::VALUE].store(3, Ordering::Release);
+    });
+}
+
+/// A reader beside somebody who moves the newer of two entries to the other bucket and back, in one slot;
+/// `finds` looks for the older one. Returns how often it was found.
+fn read_against_return(finds: fn(&Mbcache) -> bool) -> [usize; 1] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(2);
+        let reader = spawn(&shared, move |shared| {
+            assert!(finds(&shared.cache), "G.1: an entry that stayed was missed");
+        });
+        let cache = &shared.cache;
+        let is_elsewhere = |key: &u64| cache.index.bucket(cache.secret.hash(*key)) != bucket(cache);
+        let elsewhere = (KEY..).find(is_elsewhere).expect("there are two buckets");
+        assert!(cache.delete_or_get(KEY, 2).is_none());
+        cache.create(elsewhere, 2, Reusable::Yes).unwrap();
+        assert!(cache.delete_or_get(elsewhere, 2).is_none());
+        cache.create(KEY, 2, Reusable::Yes).unwrap();
+        reader.join().unwrap();
+        tally.hit(0);
+    })
+}
+
+/// An entry is found also behind a slot that was elsewhere meanwhile.
+#[test]
+fn entry_behind_a_slot_that_comes_back_is_found() {
+    assert_all_reached(&read_against_return(|cache| cache.get(KEY, 1).is_some()));
+}
+
+/// The last entry is not looked back at.
+#[test]
+#[should_panic(expected = "G.1: an entry that stayed was missed")]
+fn control_end_without_a_look_back_is_caught() {
+    read_against_return(|cache| {
+        let bucket = bucket(cache);
+        let first = cache.index.first(bucket);
+        let copied = cache.slots.copy(first);
+        match copied.filter(|_| cache.index.first(bucket) == first) {
+            Some(copied) if copied.value == 2 && copied.next == 0 => false,
+            _ => true,
+        }
+    });
+}
+
+/// Goes over three values with `next`, which goes on from an entry, beside somebody who deletes the
+/// middle one and enters it again. Returns how often (two, three) were met.
+fn iterate_against_reuse(
+    next: for<'c> fn(&'c Mbcache, &Entry<'c>) -> Option<Entry<'c>>,
+) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(3);
+        let reader = spawn(&shared, move |shared| {
+            let mut met = Vec::new();
+            let mut found = shared.cache.find_first(KEY);
+            while let Some(entry) = found {
+                assert!(!met.contains(&entry.value()), "T40: a value was met twice");
+                met.push(entry.value());
+                found = next(&shared.cache, &entry);
+            }
+            assert!(met.contains(&1) && met.contains(&3), "G.1: an entry that stayed was missed");
+            met.len()
+        });
+        if shared.cache.delete_or_get(KEY, 2).is_none() {
+            shared.cache.create(KEY, 2, Reusable::Yes).unwrap();
+        }
+        tally.hit(reader.join().unwrap() - 2);
+    })
+}
+
+/// Trap T40: a loop over the values of a key meets none twice.
+#[test]
+fn loop_over_values_that_come_and_go_meets_none_twice() {
+    assert_all_reached(&iterate_against_reuse(|cache, entry| cache.find_next(entry)));
+}
+
+/// Trap T40: the links are followed, and nobody looks back.
+#[test]
+#[should_panic(expected = "T40: a value was met twice")]
+fn control_loop_that_does_not_look_back_is_caught() {
+    iterate_against_reuse(|cache, entry| {
+        loop {
+            let next = slots::next_of(cache.slots.words(entry.slot));
+            if next == 0 {
+                return None;
+            }
+            let copied = cache.slots.copy(next);
+            if let Some(entry) =
+                copied.and_then(|copied| cache.hold(Seen { slot: next, state: copied.state }))
+            {
+                return Some(entry);
+            }
+            thread::yield_now();
+        }
+    });
+}
+
+/// Leaves a waker with `wait` while a handle is put; returns how often the wait was over at once, and
+/// how often it was woken.
+fn put_against_wait(wait: fn(&mut Unused<'_>, &mut Context<'_>) -> Poll<()>) -> [usize; 2] {
+    /// A waker that remembers.
+    struct Flag(unmodelled::AtomicBool);
+    impl Wake for Flag {
+        fn wake(self: std::sync::Arc<Self>) {
+            // ORDERING: Relaxed. Read after the thread was joined.
+            self.0.store(true, unmodelled::Ordering::Relaxed);
+        }
+    }
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(1);
+        let slot = {
+            let held = shared.cache.find_first(KEY).unwrap();
+            std::mem::ManuallyDrop::new(held).slot
+        };
+        let holder = spawn(&shared, move |shared| shared.cache.put(slot));
+        let busy = shared.cache.delete_or_get(KEY, 1);
+        let flag = std::sync::Arc::new(Flag(unmodelled::AtomicBool::new(false)));
+        let waker = Waker::from(std::sync::Arc::clone(&flag));
+        let mut unused = busy.map(Busy::unused);
+        let is_ready = unused
+            .as_mut()
+            .is_none_or(|unused| wait(unused, &mut Context::from_waker(&waker)).is_ready());
+        holder.join().unwrap();
+        // ORDERING: Relaxed. The thread has been joined.
+        let is_woken = flag.0.load(unmodelled::Ordering::Relaxed);
+        assert!(is_ready || is_woken, "a task sleeps for ever");
+        tally.hit(usize::from(!is_ready));
+    })
+}
+
+/// Trap T34: who waits for the last handle is woken.
+#[test]
+fn task_that_waits_for_a_handle_is_woken() {
+    assert_all_reached(&put_against_wait(|unused, task| Pin::new(unused).poll(task)));
+}
+
+/// The flag is set first, and the waker left afterwards.
+#[test]
+#[should_panic(expected = "a task sleeps for ever")]
+fn control_waker_that_is_left_after_the_flag_is_caught() {
+    put_against_wait(|unused, task| {
+        if !unused.cache.slots.await_unused(unused.slot, unused.state) {
+            return Poll::Ready(());
+        }
+        unused.ticket = Some(unused.cache.sleepers.add(unused.slot, task.waker().clone()));
+        Poll::Pending
+    });
+}

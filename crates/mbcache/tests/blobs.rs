@@ -1,0 +1,279 @@
+//! A store of blobs that are shared through the cache, as a file system shares attribute blocks.
+//!
+//! Its blocks count their users, each under a lock of its own; the protocol is that of the crate's
+//! documentation. A block that is freed is used again at once for other content, so that whoever is
+//! handed a freed one reads what is not his.
+
+use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions, Reusable};
+use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_testkit::{
+    race::{self, Watchdog},
+    rng::{ReportSeed, Rng, Seed},
+};
+use std::{
+    sync::{Mutex, MutexGuard},
+    time::Duration,
+};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const BLOCKS: usize = 4_000;
+/// So few that different contents share a key.
+const KEYS: u64 = 7;
+
+/// A block; without users it is free.
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    content: u64,
+    users: u32,
+}
+
+/// What a store tells its cache about full blocks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tell {
+    Users,
+    Nothing,
+}
+
+struct Store {
+    cache: Mbcache,
+    cap: u32,
+    tell: Tell,
+    blocks: Vec<Mutex<Block>>,
+    free: Mutex<Vec<u64>>,
+    /// Entries whose content was compared.
+    looks: AtomicU64,
+    /// Contents that were shared.
+    hits: AtomicU64,
+}
+
+fn key(content: u64) -> u64 {
+    content % KEYS
+}
+
+impl Store {
+    fn new(cap: u32, tell: Tell) -> Store {
+        let options = MbcacheOptions { users_max: cap, ..MbcacheOptions::default() };
+        Store {
+            cache: Mbcache::new(options).unwrap(),
+            cap,
+            tell,
+            blocks: (0..BLOCKS).map(|_| Mutex::default()).collect(),
+            free: Mutex::new((0..BLOCKS as u64).collect()),
+            looks: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+        }
+    }
+
+    fn block(&self, number: u64) -> MutexGuard<'_, Block> {
+        self.blocks[number as usize].lock().unwrap()
+    }
+
+    fn in_use(&self) -> usize {
+        BLOCKS - self.free.lock().unwrap().len()
+    }
+
+    fn looks_and_hits(&self) -> (u64, u64) {
+        // ORDERING: Relaxed. Statistics, read by whoever has joined the threads.
+        (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
+    }
+
+    /// Becomes a user of a block with `content` that is there, if there is one.
+    fn share(&self, content: u64) -> Option<u64> {
+        let mut found = self.cache.find_first(key(content));
+        while let Some(entry) = found {
+            let mut block = self.block(entry.value());
+            assert!(block.users > 0, "T34: a freed block was handed out");
+            assert_eq!(key(block.content), entry.key(), "T34: a block was handed out and reused");
+            // ORDERING: Relaxed. A statistic.
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            if block.content == content && block.users < self.cap {
+                block.users += 1;
+                if self.tell == Tell::Users {
+                    entry.note_users(block.users);
+                }
+                entry.touch();
+                // ORDERING: Relaxed. A statistic.
+                self.hits.fetch_add(1, Ordering::Relaxed);
+                return Some(entry.value());
+            }
+            drop(block);
+            found = self.cache.find_next(&entry);
+        }
+        None
+    }
+
+    /// Stores `content`; returns the number of its block.
+    fn put(&self, content: u64) -> u64 {
+        self.share(content).unwrap_or_else(|| {
+            let number = self.free.lock().unwrap().pop().expect("there are enough blocks");
+            *self.block(number) = Block { content, users: 1 };
+            self.enter(content, number);
+            number
+        })
+    }
+
+    fn enter(&self, content: u64, number: u64) {
+        match self.cache.create(key(content), number, Reusable::Yes) {
+            Ok(()) | Err(CreateError::Full) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn release(&self, number: u64) {
+        loop {
+            let mut block = self.block(number);
+            if block.users > 1 {
+                block.users -= 1;
+                if self.tell == Tell::Users {
+                    self.cache.note_users(key(block.content), number, block.users);
+                }
+                return;
+            }
+            match self.cache.delete_or_get(key(block.content), number) {
+                None => return self.free_block(block, number),
+                Some(busy) => {
+                    drop(block);
+                    busy.wait();
+                }
+            }
+        }
+    }
+
+    fn free_block(&self, mut block: MutexGuard<'_, Block>, number: u64) {
+        *block = Block { content: u64::MAX, users: 0 };
+        drop(block);
+        self.free.lock().unwrap().push(number);
+    }
+
+    /// Changes the content of a block in place, as its only user; returns where it is now.
+    fn change_in_place(&self, number: u64, content: u64) -> u64 {
+        let mut block = self.block(number);
+        assert_eq!(block.users, 1);
+        let old = key(block.content);
+        assert!(self.cache.delete_or_get(old, number).is_none(), "nobody else is about");
+        block.content = content;
+        drop(block);
+        match self.share(content) {
+            Some(other) => {
+                self.free_block(self.block(number), number);
+                other
+            }
+            None => {
+                self.enter(content, number);
+                number
+            }
+        }
+    }
+}
+
+/// Trap T34: beside finders, a block is freed only when nobody is about to use it.
+#[test]
+fn blocks_under_put_and_release_are_never_freed_in_use() {
+    const ROUNDS: u64 = 20_000;
+    let _watchdog = Watchdog::start("blocks under put and release", LIMIT);
+    let report = ReportSeed::new(Seed::choose());
+    let store = Store::new(8, Tell::Users);
+    race::run(3, report.seed(), |mut racer| {
+        let mut mine = Vec::new();
+        for _ in 0..ROUNDS {
+            if mine.len() < 4 && racer.rng.chance(1, 2) {
+                mine.push(store.put(racer.rng.below(12)));
+            } else if !mine.is_empty() {
+                let number = mine.swap_remove(racer.rng.index(mine.len()));
+                store.release(number);
+            }
+        }
+        mine.into_iter().for_each(|number| store.release(number));
+    });
+    assert_eq!((store.in_use(), store.cache.count()), (0, 0));
+    let (looks, hits) = store.looks_and_hits();
+    assert!(hits > ROUNDS / 10 && looks > hits, "{looks} {hits}");
+    println!("{:?}", store.cache.stats());
+}
+
+/// Trap T34: the answer of `delete_or_get` is not heeded.
+#[test]
+#[should_panic(expected = "T34: a freed block is in somebody's hands")]
+fn control_block_that_is_freed_while_it_is_found_is_caught() {
+    let store = Store::new(8, Tell::Users);
+    let number = store.put(1);
+    let entry = store.cache.find_first(key(1)).unwrap();
+    assert_eq!(entry.value(), number);
+    let block = store.block(number);
+    let _unheeded = store.cache.delete_or_get(key(1), number);
+    store.free_block(block, number);
+    assert!(store.block(entry.value()).users > 0, "T34: a freed block is in somebody's hands");
+}
+
+/// Trap T38: what is changed in place finds the one that is equal, and not itself.
+#[test]
+fn block_changed_in_place_is_shared_with_its_equal() {
+    let store = Store::new(8, Tell::Users);
+    let (one, other) = (store.put(1), store.put(2));
+    assert_eq!(store.change_in_place(other, 1), one);
+    assert_eq!((store.in_use(), store.cache.count()), (1, 1));
+    // And again one that finds nothing and is found afterwards.
+    let third = store.put(3);
+    assert_eq!(store.change_in_place(third, 4), third);
+    assert_eq!(store.put(4), third);
+    assert_eq!(store.put(3), store.put(3));
+}
+
+/// Trap T38: the changed block is entered first and looked for then.
+#[test]
+fn control_block_that_is_entered_first_finds_itself() {
+    let store = Store::new(8, Tell::Users);
+    let (_one, other) = (store.put(1), store.put(2));
+    assert!(store.cache.delete_or_get(key(2), other).is_none());
+    store.block(other).content = 1;
+    store.enter(1, other);
+    assert_eq!(store.share(1), Some(other), "the control found its equal");
+    assert_eq!(store.in_use(), 2);
+}
+
+/// Sets the content of 20,000 files to one of 5, and again at random; returns the store.
+fn many_files(tell: Tell) -> Store {
+    const FILES: usize = 20_000;
+    let store = Store::new(1024, tell);
+    let mut rng = Rng::new(Seed(39));
+    let mut files: Vec<u64> = (0..FILES).map(|file| store.put(file as u64 % 5)).collect();
+    for _ in 0..2 * FILES {
+        let file = rng.index(FILES);
+        store.release(files[file]);
+        files[file] = store.put(rng.below(5));
+    }
+    // 4000 files per content need 4 blocks; a few more come and go as the numbers vary.
+    assert!((20..=26).contains(&store.in_use()), "{} blocks", store.in_use());
+    store
+}
+
+/// Trap T39: no full block is handed out, however many there are.
+#[test]
+fn finds_among_full_blocks_meet_none_of_them() {
+    let (looks, hits) = many_files(Tell::Users).looks_and_hits();
+    assert!(hits > 59_000, "{hits}");
+    assert_eq!(looks, hits, "T39: a full block was looked at");
+}
+
+/// Trap T39: without the flag full blocks are looked at for nothing.
+#[test]
+fn control_finds_without_the_flag_meet_full_blocks() {
+    let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();
+    assert!(looks > hits + hits / 4, "{looks} looks for {hits} hits");
+}
+
+/// Space: 1000 files and 10 contents take 10 blocks per 1024 users of each.
+#[test]
+fn files_of_few_contents_take_a_block_per_content() {
+    let store = Store::new(1024, Tell::Users);
+    for file in 0..4_000 {
+        store.put(file % 10);
+    }
+    assert_eq!((store.in_use(), store.cache.count()), (10, 10));
+    for file in 0..6_240 {
+        store.put(file % 10);
+    }
+    assert_eq!(store.in_use(), 10, "1024 users each");
+    store.put(0);
+    assert_eq!(store.in_use(), 11);
+}

@@ -1,0 +1,186 @@
+//! Any sequence of calls, against a multimap.
+//!
+//! The model knows which pairs there are, which may be found, which were used and which are held. The
+//! cache may forget only where it is asked to (`scan`), and then only what is neither held nor used.
+
+use corewalk_mbcache::{CreateError, Entry, Mbcache, MbcacheOptions, Reusable};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug)]
+enum Call {
+    Create(u64, u64, bool),
+    Get(u64, u64),
+    /// Finds all values of a key, and holds the one of this number.
+    Find(u64, usize),
+    Put(usize),
+    Touch(usize),
+    Note(u64, u64, u32),
+    Delete(u64, u64),
+    Scan(u64),
+}
+
+/// What the model knows of a pair.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    /// The number of its creation.
+    age: u64,
+    is_reusable: bool,
+    is_used: bool,
+    handles: u32,
+}
+
+/// A held entry, and its pair.
+struct Held<'c> {
+    entry: Entry<'c>,
+    pair: (u64, u64),
+}
+
+const USERS_MAX: u32 = 3;
+
+struct Run<'c> {
+    cache: &'c Mbcache,
+    model: BTreeMap<(u64, u64), Pair>,
+    held: Vec<Held<'c>>,
+    created: u64,
+}
+
+impl Run<'_> {
+    /// Values of a key that may be found, newest first.
+    fn findable(&self, key: u64) -> Vec<u64> {
+        let of_key = self.model.range((key, 0)..=(key, u64::MAX));
+        let mut found: Vec<_> = of_key
+            .filter(|(_, pair)| pair.is_reusable)
+            .map(|(at, pair)| (pair.age, at.1))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().rev().map(|(_, value)| value).collect()
+    }
+
+    fn call(&mut self, call: &Call) {
+        match *call {
+            Call::Create(key, value, is_reusable) => self.create(key, value, is_reusable),
+            Call::Get(key, value) => {
+                let seen = self.cache.get(key, value);
+                let known = self.model.get_mut(&(key, value));
+                assert_eq!(
+                    seen.map(|seen| seen.is_reusable()),
+                    known.as_ref().map(|pair| pair.is_reusable)
+                );
+                if let Some(pair) = known {
+                    pair.is_used = true;
+                }
+            }
+            Call::Find(key, number) => self.find(key, number),
+            Call::Put(number) => {
+                if number < self.held.len() {
+                    let held = self.held.swap_remove(number);
+                    self.model.get_mut(&held.pair).unwrap().handles -= 1;
+                }
+            }
+            Call::Touch(number) => {
+                if let Some(held) = self.held.get(number) {
+                    held.entry.touch();
+                    self.model.get_mut(&held.pair).unwrap().is_used = true;
+                }
+            }
+            Call::Note(key, value, users) => {
+                let known = self.model.get_mut(&(key, value));
+                assert_eq!(self.cache.note_users(key, value, users), known.is_some());
+                if let Some(pair) = known {
+                    pair.is_reusable = users < USERS_MAX;
+                }
+            }
+            Call::Delete(key, value) => {
+                let handles = self.model.get(&(key, value)).map_or(0, |pair| pair.handles);
+                let busy = self.cache.delete_or_get(key, value);
+                assert_eq!(busy.map_or(0, |busy| busy.handles()), handles);
+                if handles == 0 {
+                    self.model.remove(&(key, value));
+                }
+            }
+            Call::Scan(entries) => self.scan(entries),
+        }
+        assert_eq!(self.cache.count(), self.model.len() as u64);
+    }
+
+    fn create(&mut self, key: u64, value: u64, is_reusable: bool) {
+        let reusable = if is_reusable { Reusable::Yes } else { Reusable::No };
+        let created = self.cache.create(key, value, reusable);
+        if self.model.contains_key(&(key, value)) {
+            return assert_eq!(created, Err(CreateError::Exists));
+        }
+        assert_eq!(created, Ok(()));
+        self.created += 1;
+        let pair = Pair { age: self.created, is_reusable, is_used: false, handles: 0 };
+        self.model.insert((key, value), pair);
+    }
+
+    fn find(&mut self, key: u64, number: usize) {
+        let expected = self.findable(key);
+        let mut met = Vec::new();
+        let mut found = self.cache.find_first(key);
+        while let Some(entry) = found {
+            let pair = (entry.key(), entry.value());
+            assert!(entry.is_reusable());
+            found = self.cache.find_next(&entry);
+            if met.len() == number {
+                self.model.get_mut(&pair).unwrap().handles += 1;
+                self.held.push(Held { entry, pair });
+            }
+            met.push(pair.1);
+        }
+        assert_eq!(met, expected);
+    }
+
+    /// The hand decides which entries are looked at; all in a full turn.
+    fn scan(&mut self, entries: u64) {
+        let dropped = self.cache.scan(entries);
+        assert!(dropped <= entries);
+        let mut gone = 0;
+        // A look through the flag that it sets: those that are left count as used from here on.
+        self.model.retain(|&(key, value), pair| {
+            let is_there = self.cache.get(key, value).is_some();
+            assert!(is_there || (pair.handles == 0 && !pair.is_used), "{key} {value} {pair:?}");
+            assert!(!is_there || entries < 1_000 || pair.handles > 0 || pair.is_used);
+            pair.is_used = true;
+            gone += u64::from(!is_there);
+            is_there
+        });
+        assert_eq!(gone, dropped);
+    }
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let (key, value) = (0..3_u64, 0..6_u64);
+    prop_oneof![
+        4 => (key.clone(), value.clone(), any::<bool>()).prop_map(|(k, v, r)| Call::Create(k, v, r)),
+        2 => (key.clone(), value.clone()).prop_map(|(k, v)| Call::Get(k, v)),
+        2 => (key.clone(), 0..4_usize).prop_map(|(k, n)| Call::Find(k, n)),
+        2 => (0..3_usize).prop_map(Call::Put),
+        1 => (0..3_usize).prop_map(Call::Touch),
+        1 => (key.clone(), value.clone(), 0..5_u32).prop_map(|(k, v, u)| Call::Note(k, v, u)),
+        3 => (key, value).prop_map(|(k, v)| Call::Delete(k, v)),
+        1 => prop_oneof![0..20_u64, Just(u64::MAX)].prop_map(Call::Scan),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn cache_answers_as_the_multimap(calls in prop::collection::vec(call(), 1..120), seed in 0..4_u64) {
+        let options = MbcacheOptions {
+            // So few that all keys may share a bucket.
+            entries_max: if seed == 0 { 18 } else { 1_000 },
+            users_max: USERS_MAX,
+            hash_seed: Some(seed),
+            ..MbcacheOptions::default()
+        };
+        let cache = Mbcache::new(options).unwrap();
+        let mut run = Run { cache: &cache, model: BTreeMap::new(), held: Vec::new(), created: 0 };
+        for call in &calls {
+            run.call(call);
+        }
+    }
+}

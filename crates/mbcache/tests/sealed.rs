@@ -1,0 +1,61 @@
+//! A get of a pair that is marked as used stores nothing (guarantee G.6): proved, not argued.
+//!
+//! The memory of a cache is made read-only, and its pairs, and some that are missing, are asked for. The
+//! controls are the smallest stores there are: a get that has a bit to set, and a find, which counts.
+#![cfg(not(miri))]
+
+use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+use corewalk_testkit::seal::{Seal, prove};
+use std::hint::black_box;
+
+#[global_allocator]
+static SEAL: Seal = Seal::new();
+
+const PAIRS: u64 = 10_000;
+/// A pair that was never asked for.
+const UNUSED: u64 = PAIRS;
+
+/// Two values per key, all used but one. Leaked: it outlives the seal.
+fn build() -> &'static Mbcache {
+    let options = MbcacheOptions { hash_seed: Some(1), ..MbcacheOptions::default() };
+    let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));
+    for value in 0..=PAIRS {
+        cache.create(value / 2, value, Reusable::Yes).unwrap();
+    }
+    get_all(cache);
+    cache
+}
+
+fn get_all(cache: &Mbcache) {
+    for value in 0..PAIRS {
+        let seen = cache.get(value / 2, value).expect("it was created");
+        assert!(seen.is_reusable());
+        assert!(black_box(cache.get(value, value + PAIRS)).is_none());
+    }
+}
+
+#[test]
+fn get_of_used_pairs_stores_nothing_and_setting_the_bit_is_caught() {
+    prove(
+        &SEAL,
+        "get_of_used_pairs_stores_nothing_and_setting_the_bit_is_caught",
+        build,
+        |cache| get_all(cache),
+        |cache| {
+            black_box(cache.get(UNUSED / 2, UNUSED));
+        },
+    );
+}
+
+#[test]
+fn get_of_used_pairs_stores_nothing_and_a_handle_is_caught() {
+    prove(
+        &SEAL,
+        "get_of_used_pairs_stores_nothing_and_a_handle_is_caught",
+        build,
+        |cache| get_all(cache),
+        |cache| {
+            black_box(cache.find_first(0));
+        },
+    );
+}
