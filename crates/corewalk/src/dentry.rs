@@ -31,6 +31,7 @@
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
 
 mod cold;
+mod key;
 mod needle;
 
 use bitflags::bitflags;
@@ -38,9 +39,9 @@ use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
 use corewalk_sync::{Group, Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
 
 use crate::attr::FileKind;
-use crate::claim::Claim;
 use crate::name::NAME_MAX;
 use cold::{Cold, Half};
+pub(crate) use key::Key;
 use needle::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
 pub(crate) use needle::{Needle, SHORT_MAX, ShortNeedle, name_word};
 
@@ -139,38 +140,6 @@ impl Body {
     #[inline]
     pub(crate) fn is_directory(self) -> bool {
         self.flags().contains(Flags::DIRECTORY)
-    }
-}
-
-/// What a dentry's children are entered under: its slot and its child generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key(pub(crate) u64);
-
-impl Key {
-    #[inline]
-    pub(crate) fn new(parent: u32, child_generation: u64) -> Key {
-        Key((u64::from(parent) << 32) | (child_generation & 0xffff_ffff))
-    }
-
-    /// Returns the key of a name that is not to be found: directories never have generation 0 (they
-    /// start at 1 and skip it when the half of it that keys hold comes round).
-    pub(crate) fn stale(parent: u32) -> Key {
-        Key::new(parent, 0)
-    }
-
-    pub(crate) fn is_stale(self) -> bool {
-        self.0 & 0xffff_ffff == 0
-    }
-
-    /// Returns the key, or a stale one if what is entered under it is out of date already: asked inside
-    /// of the write section that makes it visible (see `Claim::is_doomed`).
-    pub(crate) fn unless_doomed(self, claim: &Claim<'_>) -> Key {
-        if claim.is_doomed() { Key::stale(self.parent()) } else { self }
-    }
-
-    #[inline]
-    pub(crate) fn parent(self) -> u32 {
-        (self.0 >> 32) as u32
     }
 }
 
@@ -410,7 +379,7 @@ impl Dentries {
     /// done after it was read.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: u32) -> u64 {
-        // ORDERING(child-generation): Acquire. A back end that is asked after this is asked under this
+        // ORDERING: Acquire. A back end that is asked after this is asked under this
         // generation or a newer one. Nothing is published by it.
         self.hot.get(slot)[WORDS - 1].load(Ordering::Acquire)
     }
