@@ -27,11 +27,12 @@
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{CachePadded, Condvar, Mutex};
+use corewalk_sync::{Condvar, Mutex, OwnLine};
 
-/// Shards: so many threads can claim different names without meeting.
+/// Shards: many more than threads, so that two who work on different names seldom write the same line one
+/// after the other.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
-const SHARDS: usize = 64;
+const SHARDS: usize = 1024;
 #[cfg(any(corewalk_loom, corewalk_shuttle))]
 const SHARDS: usize = 2;
 
@@ -44,7 +45,7 @@ const NO_KEY: u64 = ALONE | LISTED;
 
 /// The claims of one namespace.
 pub(crate) struct Claims {
-    shards: Box<[CachePadded<Shard>]>,
+    shards: Box<[OwnLine<Shard>]>,
 }
 
 struct Shard {
@@ -71,7 +72,7 @@ impl Claims {
     pub(crate) fn new() -> Claims {
         let shard = || {
             let (word, held) = (AtomicU64::new(0), Mutex::new(Vec::new()));
-            CachePadded::new(Shard { word, held, released: Condvar::new() })
+            OwnLine::new(Shard { word, held, released: Condvar::new() })
         };
         Claims { shards: (0..SHARDS).map(|_| shard()).collect() }
     }

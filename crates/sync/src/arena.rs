@@ -66,6 +66,10 @@ use std::{fmt, io, sync::OnceLock};
 /// Slots that move between a shard and the depot, or from fresh memory, at once.
 const BATCH: usize = if crate::primitives::IS_MODEL { 2 } else { 64 };
 
+/// How far apart slots of [`Group::Few`] are taken. The words that go with a slot elsewhere, such as a
+/// count, may lie four to a line: those of two that are made one after the other do not.
+const STRIDE: u64 = 4;
+
 /// Free slots of a group in the depot from which on the other group takes some.
 const SPARE: usize = 16 * BATCH;
 
@@ -350,7 +354,12 @@ impl<const WORDS: usize> SlotArena<WORDS> {
                     self.memory.note_handed_out(start, end);
                     // Lowest on top, so that a small population stays on the first pages.
                     let as_index = |n| u32::try_from(n).expect("below max_slots");
-                    free.extend((start..end).rev().map(as_index));
+                    let stride = if group == Group::Few { STRIDE } else { 1 };
+                    let every = |first: u64| {
+                        let count = (end - start).saturating_sub(first).div_ceil(stride);
+                        (0..count).rev().map(move |i| start + first + i * stride)
+                    };
+                    free.extend((0..stride).rev().flat_map(every).map(as_index));
                     return;
                 }
                 Err(now) => start = now,

@@ -169,6 +169,17 @@ fn group_that_has_shrunk_lends_its_slots() {
     assert!(arena.len_touched() as usize <= most, "A.4: touched {}", arena.len_touched());
 }
 
+/// The few that are made one after the other are neighbours only once a batch has none else.
+#[test]
+fn few_slots_are_taken_apart() {
+    let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();
+    let mut slots: Vec<u32> = (0..BATCH / 2).map(|_| arena.alloc_in(Group::Few).unwrap()).collect();
+    assert!(slots.windows(2).all(|pair| pair[0].abs_diff(pair[1]) >= STRIDE as u32), "{slots:?}");
+    slots.extend(std::iter::from_fn(|| arena.alloc_in(Group::Few)));
+    slots.sort_unstable();
+    assert!(slots.into_iter().eq(1..300), "A.5");
+}
+
 /// A group that has no slots left takes those of the other one, which go back to where they belong.
 #[test]
 fn group_without_slots_takes_the_others() {
