@@ -26,15 +26,15 @@
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
+use corewalk_sync::primitives::IS_MODEL;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::{Condvar, Mutex, OwnLine};
 
-/// Shards: many more than threads, so that two who work on different names seldom write the same line one
-/// after the other.
-#[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
-const SHARDS: usize = 1024;
-#[cfg(any(corewalk_loom, corewalk_shuttle))]
-const SHARDS: usize = 2;
+/// Shards for what is claimed on every path: many more than threads, so that two who work on different
+/// names seldom write the same line one after the other.
+pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
+/// Shards for what is claimed seldom.
+pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 
 /// The word has a key, of the only claim there is in the shard.
 const ALONE: u64 = 1;
@@ -69,12 +69,13 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Claims {
-    pub(crate) fn new() -> Claims {
+    /// Returns claims in so many shards.
+    pub(crate) fn new(shards: usize) -> Claims {
         let shard = || {
             let (word, held) = (AtomicU64::new(0), Mutex::new(Vec::new()));
             OwnLine::new(Shard { word, held, released: Condvar::new() })
         };
-        Claims { shards: (0..SHARDS).map(|_| shard()).collect() }
+        Claims { shards: (0..shards).map(|_| shard()).collect() }
     }
 
     /// Returns the claim of `key`, after waiting until nobody else holds it.
@@ -114,7 +115,7 @@ impl Claims {
     }
 
     fn shard(&self, key: u64) -> &Shard {
-        &self.shards[(key >> 40) as usize % SHARDS]
+        &self.shards[(key >> 40) as usize % self.shards.len()]
     }
 }
 
@@ -188,12 +189,12 @@ impl Shard {
     fn is_doomed(&self, key: u64) -> bool {
         // An exchange, not a load: whoever dooms the claim after this sees what its holder did before
         // (K.2), so that one of the two knows of the other.
-        // ORDERING(claim): Release, as for giving it back; Acquire, as there is nothing weaker.
+        // ORDERING(claim): Release, as for giving it back.
         // ORDERING: Relaxed on failure. The lock is taken then.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
             key | ALONE,
-            Ordering::AcqRel,
+            Ordering::Release,
             Ordering::Relaxed,
         );
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_doomed)
@@ -247,14 +248,14 @@ mod tests {
 
     #[test]
     fn claim_of_two_equal_keys_is_one_claim() {
-        let claims = Claims::new();
+        let claims = Claims::new(SHARDS_FEW);
         drop(claims.claim_both(5, 5));
         drop(claims.claim(5));
     }
 
     #[test]
     fn doomed_claim_says_so_and_the_next_does_not() {
-        let claims = Claims::new();
+        let claims = Claims::new(SHARDS_FEW);
         let claim = claims.claim(9);
         assert!(!claim.is_doomed());
         claims.doom(9);

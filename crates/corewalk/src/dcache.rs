@@ -31,7 +31,7 @@ use corewalk_sync::primitives::atomic::Ordering;
 use corewalk_sync::{SeqRwLock, ShardedCounter};
 
 use crate::Errno;
-use crate::claim::Claims;
+use crate::claim::{Claims, SHARDS_MANY};
 use crate::dentry::{
     Body, Dentries, Flags, Glimpse, Image, Key, Line, NameCopy, Needle, SHORT_MAX, ShortNeedle,
     directory_id,
@@ -110,7 +110,7 @@ impl Dcache {
             dentries: Dentries::new(slots_max)?,
             inodes: Inodes::new(slots_max, keys.clone())?,
             table: Table::new("corewalk-dentry-table", slots_max, 6)?,
-            claims: Claims::new(),
+            claims: Claims::new(SHARDS_MANY),
             topology: SeqRwLock::new(),
             hand: Hand::new(),
             counters: Counters::default(),

@@ -380,7 +380,8 @@ impl Dentries {
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: u32) -> u64 {
         // ORDERING: Acquire. A back end that is asked after this is asked under this
-        // generation or a newer one. Nothing is published by it.
+        // generation or a newer one, and says what it said to whoever made it: pairs with the release
+        // fence that begins that write section.
         self.hot.get(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 

@@ -280,6 +280,10 @@ impl Inodes {
         let mut guard = self.lockref(slot).lock();
         guard.revive();
         guard.add(1);
+        // ORDERING: Release fence. The slot may have served a name before: who reads this number through
+        // that sees that its sequence has moved on. Pairs with the Acquire fence in
+        // `SeqCount::read_retry`.
+        fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
         self.refs.get(slot)[1].store(attr.ino, Ordering::Relaxed);
         let state = (u64::from(superblock) << 16) | REFERENCED;

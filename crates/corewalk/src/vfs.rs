@@ -31,14 +31,15 @@
 //! ```
 
 mod attributes;
+mod held;
 mod io;
 mod names;
 mod rename;
 
 pub(crate) use attributes::Checked;
+pub(crate) use held::{Place, Unattached};
 pub use io::Fsync;
 pub use names::Removal;
-pub(crate) use names::{Place, Unattached};
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -47,7 +48,7 @@ use corewalk_sync::{Mutex, ShardedCounter};
 
 use crate::Errno;
 use crate::attr::{Attr, FileKind};
-use crate::claim::Claims;
+use crate::claim::{Claims, SHARDS_FEW};
 use crate::cred::Security;
 use crate::dcache::{Dcache, Host};
 use crate::fs::{FileSystem, Node, PathSource};
@@ -124,7 +125,6 @@ pub struct Vfs {
     pub(crate) mounts: Mounts,
     moves: Moves,
     crossings: Crossings,
-    /// Walks that became a ref-walk.
     /// Who changes the attributes of an inode: see `attributes`.
     changers: Claims,
     security: OnceLock<Box<dyn Security>>,
@@ -166,7 +166,7 @@ impl Vfs {
             mounts: Mounts::new(),
             moves: Moves::new(),
             crossings: Crossings::new(),
-            changers: Claims::new(),
+            changers: Claims::new(SHARDS_FEW),
             security: OnceLock::new(),
         };
         let attr = root_of(&*fs)?;
@@ -591,6 +591,47 @@ mod tests {
             batches[i % 2].push(inode.slot / 64);
         }
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
+    }
+
+    /// Trap T15: a name that was missed before the back end was asked, and which stands for another file
+    /// there by then, is that of the new file alone.
+    #[test]
+    fn name_that_was_missed_and_became_another_file_leads_to_that() {
+        let vfs = new();
+        let (cred, root) = (Cred::root(), vfs.root());
+        let [old, new, moved] =
+            [&b"old"[..], b"new", b"moved"].map(|name| Name::new(name).unwrap());
+        let make = |name| vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).unwrap().0;
+        let files = [make(old), make(new), make(moved)];
+        let (dcache, parent) = (&vfs.dcache, vfs.mounts.root());
+        let key = dcache.key_of_held(parent);
+        let needle = dcache.needle(old);
+        let claim = dcache.claims.claim(dcache.claim_key(parent, &needle));
+        let inode_of = |name| {
+            let mut found = vec![];
+            let needle = dcache.needle(name);
+            while let Some((slot, seen)) = dcache.find_exact(key, &needle) {
+                found.push(seen.body.inode());
+                assert!(dcache.get(slot, seen.seq));
+                dcache.make_stale(slot);
+            }
+            found
+        };
+        // As a fill that missed the name.
+        let node = crate::dcache::Node { inode: files[1].slot, kind: FileKind::Regular };
+        let slot = dcache.publish(key, &needle, Some(node), &claim).unwrap();
+        dcache.put(slot);
+        assert_eq!(inode_of(old), [files[1].slot]);
+        // As a rename that missed its target.
+        let slot = dcache.publish(key, &needle, Some(node), &claim).unwrap();
+        dcache.put(slot);
+        let from = dcache.needle(moved);
+        let (slot, seen) = dcache.find_exact(key, &from).unwrap();
+        assert!(dcache.get(slot, seen.seq));
+        assert_eq!(dcache.d_move((slot, &from), key, &needle, None, &claim), Ok(0));
+        dcache.put(slot);
+        assert_eq!(inode_of(old), [files[2].slot]);
+        assert_eq!(inode_of(moved), []);
     }
 
     /// Trap T32: the half of a directory's child generation that keys hold comes round, and what is held

@@ -19,7 +19,7 @@ struct Shared {
 
 impl Shared {
     fn new() -> Arc<Shared> {
-        Arc::new(Shared { claims: Claims::new(), word: AtomicU64::new(0) })
+        Arc::new(Shared { claims: Claims::new(SHARDS_FEW), word: AtomicU64::new(0) })
     }
 
     /// Adds one in two steps.

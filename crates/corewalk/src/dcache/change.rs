@@ -42,8 +42,8 @@ impl Dcache {
     }
 
     /// Enters a name, with its inode or, with None, as a negative dentry, and returns the dentry
-    /// with a reference for the caller. The caller holds the name's claim and has looked that no
-    /// other inode is there. The dentry takes a reference of its own on the inode.
+    /// with a reference for the caller. The caller holds the name's claim. The dentry, which is that of
+    /// this inode, takes a reference of its own on it; another one that the name has is made stale.
     ///
     /// # Errors
     /// `ESTALE` if the directory was removed, or invalidated since `key` was read: nothing is
@@ -77,7 +77,16 @@ impl Dcache {
                     }
                     self.turn_positive((slot, seen.seq), needle, node)?
                 }
-                _ => self.get(slot, seen.seq),
+                node if seen.body.inode() == node.map_or(0, |node| node.inode) => {
+                    self.get(slot, seen.seq)
+                }
+                // The name was missed before the back end was asked, and stands for another inode there.
+                _ => {
+                    if self.get(slot, seen.seq) {
+                        self.make_stale(slot);
+                    }
+                    false
+                }
             };
             if is_counted {
                 return Ok(slot);
@@ -359,32 +368,36 @@ impl Dcache {
         claim: &Claim<'_>,
     ) -> Result<u32, Errno> {
         let hash = self.hash(to.parent(), needle.hash);
-        let negative = self.insert_over_negative(hash, moved, to, needle);
+        let negative = self.insert_over_negative((hash, to, needle), moved, target);
         let entry = Entry { hash, key: to, needle, claim };
         let moved = self.d_move_listed((moved, from), &entry, target.or(negative));
         negative.into_iter().for_each(|slot| self.put(slot));
         moved
     }
 
-    /// Enters `slot` under a name, and returns the negative dentry that the name has, counted.
+    /// Enters `slot` under a name, and returns the negative dentry that the name has, counted. Another
+    /// than `target`, which the caller does not know of, is made stale.
     fn insert_over_negative(
         &self,
-        hash: u32,
+        (hash, key, needle): (u32, Key, &Needle<'_>),
         slot: u32,
-        key: Key,
-        needle: &Needle<'_>,
+        target: Option<u32>,
     ) -> Option<u32> {
         let compare = |slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen));
         let mut found =
             self.table.insert_if(hash, slot, |stripe| Some(stripe.find(compare))).flatten();
         while !key.is_stale()
-            && let Some((slot, seen)) = found
-            && seen.body.is_negative()
+            && let Some((other, seen)) = found
+            && other != slot
+            && target != Some(other)
         {
-            if self.get(slot, seen.seq) {
-                return Some(slot);
+            if self.get(other, seen.seq) {
+                if seen.body.is_negative() {
+                    return Some(other);
+                }
+                self.make_stale(other);
             }
-            // It changed between the look and the reference.
+            // It changed between the look and the reference, or is out of the way.
             found = self.find_exact(key, needle);
         }
         None
@@ -507,7 +520,11 @@ impl Dcache {
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let place = (body.superblock(), body.inode());
-        self.dentries.new_image(other.key, place, name.as_bytes(), body.flags(), words)
+        // A name that its directory has forgotten is not to be remembered by another dentry.
+        let parent = other.key.parent();
+        let is_current = self.key_of_held(parent) == other.key;
+        let key = if is_current { other.key } else { Key::stale(parent) };
+        self.dentries.new_image(key, place, name.as_bytes(), body.flags(), words)
     }
 
     fn hash_now(&self, slot: u32) -> u32 {
@@ -526,15 +543,14 @@ impl Dcache {
             if !image.body.is_directory() || image.body.is_negative() {
                 return;
             }
-            let next = image.child_generation() + 1;
-            let comes_round = Key::new(slot, next).is_stale();
+            let next = next_generation(&image);
+            let comes_round = next != image.child_generation() + 1;
             if comes_round && !are_retired {
                 drop(guard);
                 self.retire_children(slot);
                 are_retired = true;
                 continue;
             }
-            let next = next + u64::from(comes_round);
             self.write(slot, &guard, |dcache| dcache.dentries.store_child_generation(slot, next));
             drop(guard);
             self.counters.invalidations.add(1);
@@ -547,10 +563,16 @@ impl Dcache {
     #[cold]
     fn retire_children(&self, slot: u32) {
         for child in 1..self.dentries.slots_touched() {
-            let seen = self.dentries.glimpse(child);
-            let is_child = seen.body.is_hashed() && seen.key.parent() == slot;
-            if is_child && self.dentries.lockref(child).get_not_dead() {
-                self.make_stale(child);
+            if self.dentries.glimpse(child).key.parent() != slot || child == slot {
+                continue;
+            }
+            // It may be another by the time it is locked, or not in the table yet.
+            let guard = self.dentries.lockref(child).lock();
+            let key = self.dentries.image(child).key;
+            if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
+                self.write(child, &guard, |dcache| {
+                    dcache.dentries.store_key(child, Key::stale(slot));
+                });
             }
         }
     }
@@ -634,7 +656,7 @@ impl Dcache {
     fn store_unhashed(&self, slot: u32, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {
-            self.dentries.store_child_generation(slot, image.child_generation() + 1);
+            self.dentries.store_child_generation(slot, next_generation(image));
         }
     }
 
@@ -678,6 +700,13 @@ impl Dcache {
 pub(super) struct Dead {
     pub(super) parent: u32,
     image: Image,
+}
+
+/// Returns the child generation of a directory after an invalidation: the half of it that keys hold is
+/// never 0.
+fn next_generation(image: &Image) -> u64 {
+    let next = image.child_generation() + 1;
+    next + u64::from(Key::new(0, next).is_stale())
 }
 
 /// Whether something is mounted on a dentry.

@@ -18,7 +18,8 @@
 //! Which inodes are directories is known from the entries only, which are found under the locks of
 //! the directories that hold them. If one that must be locked is not among those, all locks are
 //! released, taken again with it, and the entries looked for again. The two answers differ only if
-//! calls for one name overlap, which rule F.1 of `FileSystem` forbids; then this repeats.
+//! calls for one name overlap, which rule F.1 of `FileSystem` forbids; then this repeats, or comes to
+//! `ESTALE` if the directory has been forgotten meanwhile.
 //!
 //! # Invariants
 //! - M.1: links are counted under the lock of the directory that gains or loses the entry, so N.2
@@ -104,10 +105,9 @@ impl Tmpfs {
             }
             let parent = locks.inode(dir)?;
             parent.directory_mut()?.remove(found);
-            let now = now();
-            parent.attributes.touch_content(now);
+            parent.attributes.touch_content(now());
             parent.attributes.nlink -= subdirectories(link);
-            return self.unlink(&mut locks, link, now);
+            return self.unlink(&mut locks, link);
         }
     }
 
@@ -115,8 +115,9 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let key = self.key(name);
         if rank(node) == rank(dir) {
-            // Two numbers of one slot, of which one is out of date, or a directory.
-            return self.table.read(node).and(Err(Errno::PERM));
+            // Two numbers of one slot, of which one is out of date, or one, of a directory or a file.
+            let kind = self.table.read(node)?.kind();
+            return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
         // The kind of a number never changes, so the lock may be released in between.
         let kind = self.table.read(node)?.kind();
@@ -207,18 +208,18 @@ impl Tmpfs {
     }
 
     /// Says that what `link` refers to lost a name; a directory has only one.
-    fn unlink(&self, locks: &mut Locks<'_>, link: Link, now: Timespec) -> Result<(), Errno> {
+    fn unlink(&self, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         self.change(locks, link, |attributes| {
             attributes.nlink = match link.kind {
                 FileKind::Directory => 0,
                 _ => attributes.nlink - 1,
             };
-            attributes.touch(now);
+            attributes.touch(now());
         })
     }
 
     /// Changes what `link` refers to: an entry of a directory that is locked, and if it is one itself it
-    /// is locked too.
+    /// is locked too. Another file is locked here, so `change` reads the clock itself.
     #[inline]
     fn change(
         &self,
@@ -257,9 +258,8 @@ impl Rename<'_, '_> {
             new.insert_free(new_key, link)?;
             self.locks.directory(self.old_dir)?.remove(self.moved);
         }
-        let now = now();
-        self.touch_directories(now, subdirectories(link), 0)?;
-        self.fs.change(self.locks, link, |attributes| attributes.touch(now))
+        self.touch_directories(now(), subdirectories(link), 0)?;
+        self.fs.change(self.locks, link, |attributes| attributes.touch(now()))
     }
 
     /// Renames over the existing `victim`.
@@ -277,12 +277,11 @@ impl Rename<'_, '_> {
         // The first of the two moves no entry, so `moved` is still where it was found.
         self.locks.directory(self.new_dir)?.replace(victim, moved);
         self.locks.directory(self.old_dir)?.remove(self.moved);
-        let now = now();
-        self.touch_directories(now, subdirectories(moved), 0)?;
+        self.touch_directories(now(), subdirectories(moved), 0)?;
         // The directory that was replaced counts no more, nor does its place.
         self.locks.inode(self.new_dir)?.attributes.nlink -= subdirectories(victim_link);
-        self.fs.change(self.locks, moved, |attributes| attributes.touch(now))?;
-        self.fs.unlink(self.locks, victim_link, now)
+        self.fs.change(self.locks, moved, |attributes| attributes.touch(now()))?;
+        self.fs.unlink(self.locks, victim_link)
     }
 
     /// Swaps what the two names refer to.
@@ -294,10 +293,9 @@ impl Rename<'_, '_> {
         }
         self.locks.directory(self.new_dir)?.replace(other, moved);
         self.locks.directory(self.old_dir)?.replace(self.moved, other_link);
-        let now = now();
-        self.touch_directories(now, subdirectories(moved), subdirectories(other_link))?;
-        self.fs.change(self.locks, moved, |attributes| attributes.touch(now))?;
-        self.fs.change(self.locks, other_link, |attributes| attributes.touch(now))
+        self.touch_directories(now(), subdirectories(moved), subdirectories(other_link))?;
+        self.fs.change(self.locks, moved, |attributes| attributes.touch(now()))?;
+        self.fs.change(self.locks, other_link, |attributes| attributes.touch(now()))
     }
 
     /// Refuses to move a directory into itself. `EINVAL`.

@@ -33,8 +33,9 @@ use crate::cred::{Blocking, Caps, Cred, May, Subject, Verdict};
 use crate::fs::{AclKind, XattrMode};
 use crate::inode::Perm;
 
-/// What an inode's slot number is multiplied by to be the key of a claim: any odd number gives no
-/// two slots the same key, this one (2 to the 64th over the golden ratio) spreads them well.
+/// What an inode's slot number is multiplied by to be the key of a claim: the products of two slots
+/// differ in more than the two bits that a claim leaves out, since this number (2 to the 64th over the
+/// golden ratio) spreads them well.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Looks at mode and ACL before a check keeps changers away.
 const ACL_TRIES: u32 = 4;

@@ -4,11 +4,12 @@ use crate::Errno;
 use crate::attr::{Attr, FileKind, mode};
 use crate::claim::Claim;
 use crate::cred::{Caps, Cred, May};
-use crate::dcache::{Directory, Node};
+use crate::dcache::Node;
 use crate::dentry::{Flags, Glimpse, Key, Needle};
 use crate::fs::{AclKind, Make};
 use crate::name::Name;
 
+use super::held::{DentryHold, Dir, Found, Place, Unattached};
 use super::{InodeRef, LOOKUP, Vfs};
 
 /// What kind of file a removal expects.
@@ -20,32 +21,6 @@ pub enum Removal {
     Rmdir,
 }
 
-/// A counted directory dentry. While it lives the dentry's slot is not reused.
-pub(crate) struct Dir<'v> {
-    vfs: &'v Vfs,
-    pub(crate) now: Directory,
-}
-
-/// A name that the back end or the cache knows, with its inode, as long as the name is claimed: a
-/// counted dentry, which keeps the inode until somebody with the claim takes it away, or a counted inode
-/// without a dentry.
-pub(crate) struct Found<'v> {
-    vfs: &'v Vfs,
-    pub(crate) inode: u32,
-    dentry: Result<u32, Unattached>,
-}
-
-/// Why an inode that the back end named has no dentry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unattached {
-    /// Somebody is changing the name the directory is known by: it is known in a moment.
-    Overtaken,
-    /// The back end shows a directory below itself.
-    Loop,
-    /// There is no room, or the directory it would be in is gone.
-    NoRoom,
-}
-
 /// What is done with the answer that there is no such name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
@@ -53,18 +28,6 @@ pub(super) enum Missing {
     Cached,
     /// It is not: the caller is about to give somebody that name.
     Dropped,
-}
-
-/// A counted dentry slot.
-pub(crate) struct DentryHold<'v> {
-    vfs: &'v Vfs,
-    slot: u32,
-}
-
-/// A counted dentry with its inode, which a dentry alone may lose to a removal.
-pub(crate) struct Place<'v> {
-    pub(crate) dentry: DentryHold<'v>,
-    pub(crate) inode: InodeRef<'v>,
 }
 
 impl Vfs {
@@ -323,6 +286,19 @@ impl Vfs {
         inode: &InodeRef<'_>,
         claim: &Claim<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
+        // Whatever else the name has is wrong then.
+        let attached = self.attach_as(dir, key, needle, inode, claim);
+        attached.inspect_err(|_| self.make_unknown(dir, needle))
+    }
+
+    fn attach_as(
+        &self,
+        dir: &Dir<'_>,
+        key: Key,
+        needle: &Needle<'_>,
+        inode: &InodeRef<'_>,
+        claim: &Claim<'_>,
+    ) -> Result<DentryHold<'_>, Unattached> {
         let node = Node { inode: inode.slot, kind: inode.kind() };
         if node.kind == FileKind::Directory
             && let Some(alias) = self.dcache.get_directory(inode.slot)
@@ -332,11 +308,11 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, needle, &hold, claim)?;
             return Ok(hold);
         }
-        // An invalidation may come in between: the dentry is then entered under a stale key.
-        let slot = self
-            .dcache
-            .publish(key, needle, Some(node), claim)
-            .or_else(|_| self.dcache.publish(Key::stale(key.parent()), needle, Some(node), claim));
+        // The directory may be invalidated in between: the dentry is then entered under a stale key.
+        let slot = self.dcache.publish(key, needle, Some(node), claim).or_else(|_| {
+            self.make_unknown(dir, needle);
+            self.dcache.publish(Key::stale(key.parent()), needle, Some(node), claim)
+        });
         slot.map(|slot| DentryHold { vfs: self, slot }).map_err(|_| Unattached::NoRoom)
     }
 
@@ -537,7 +513,7 @@ impl Vfs {
             let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode));
             let removed =
                 self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
-            self.wait_for_crossings(Some(&found));
+            self.wait_for_crossings(found.directory());
             removed.map_err(|error| self.doubted(Some(&found), error))?;
             if let Ok(dentry) = found.into_dentry() {
                 self.dcache.remove(dentry.into_slot());
@@ -701,93 +677,5 @@ impl Vfs {
             what.mode &= !(what.umask & 0o777);
         }
         Ok(what)
-    }
-}
-
-impl Dir<'_> {
-    /// Returns what the directory's children are entered under now.
-    pub(crate) fn key(&self) -> Key {
-        self.vfs.dcache.key_of_held(self.now.slot)
-    }
-}
-
-impl Drop for Dir<'_> {
-    fn drop(&mut self) {
-        self.vfs.dcache.put(self.now.slot);
-    }
-}
-
-impl<'v> Found<'v> {
-    /// Returns what has a counted dentry with that inode, or no dentry.
-    fn new(inode: InodeRef<'v>, dentry: Result<DentryHold<'v>, Unattached>) -> Found<'v> {
-        let (vfs, slot) = (inode.vfs, inode.slot);
-        let dentry = dentry.map(DentryHold::into_slot);
-        if dentry.is_err() {
-            // Its reference goes along.
-            std::mem::forget(inode);
-        }
-        Found { vfs, inode: slot, dentry }
-    }
-
-    #[inline]
-    pub(super) fn is_directory(&self) -> bool {
-        self.vfs.dcache.inodes.is_directory(self.inode)
-    }
-
-    /// Returns the slot of the dentry, if there is one.
-    pub(crate) fn dentry(&self) -> Result<u32, Unattached> {
-        self.dentry
-    }
-
-    /// Returns another reference on the inode.
-    pub(crate) fn inode_ref(&self) -> InodeRef<'v> {
-        self.vfs.dcache.inodes.lockref(self.inode).get();
-        InodeRef { vfs: self.vfs, slot: self.inode }
-    }
-
-    /// Returns the inode.
-    fn into_inode(self) -> InodeRef<'v> {
-        self.inode_ref()
-    }
-
-    /// Returns the dentry.
-    pub(crate) fn into_dentry(self) -> Result<DentryHold<'v>, Unattached> {
-        let slot = self.dentry?;
-        let vfs = self.vfs;
-        std::mem::forget(self);
-        Ok(DentryHold { vfs, slot })
-    }
-}
-
-impl Drop for Found<'_> {
-    fn drop(&mut self) {
-        match self.dentry {
-            Ok(slot) => self.vfs.dcache.put(slot),
-            Err(_) => self.vfs.dcache.put_inode(self.inode, 1),
-        }
-    }
-}
-
-impl<'v> DentryHold<'v> {
-    /// Returns a hold of a slot that the caller has counted; 0 is none.
-    pub(super) fn adopt(vfs: &'v Vfs, slot: u32) -> DentryHold<'v> {
-        DentryHold { vfs, slot }
-    }
-
-    pub(crate) fn slot(&self) -> u32 {
-        self.slot
-    }
-
-    /// Returns the slot with its reference, which is then the caller's.
-    pub(crate) fn into_slot(self) -> u32 {
-        let slot = self.slot;
-        std::mem::forget(self);
-        slot
-    }
-}
-
-impl Drop for DentryHold<'_> {
-    fn drop(&mut self) {
-        self.vfs.dcache.put(self.slot);
     }
 }

@@ -15,7 +15,8 @@ use std::collections::HashSet;
 
 use corewalk_sync::{CachePadded, Condvar, Mutex};
 
-use super::names::{DentryHold, Dir, Found, Missing};
+use super::held::{DentryHold, Dir, Found};
+use super::names::Missing;
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::claim::Claim;
@@ -75,12 +76,14 @@ impl Vfs {
             let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
             let fs = self.fs(op.old_dir.now.inode);
             if let Err(error) = fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode) {
+                // Once the claim is gone, the dentry alone is held.
+                let victim = target.as_ref().and_then(Found::directory);
                 drop((crossing, announced, claim));
-                self.wait_for_crossings(target.as_ref());
+                self.wait_for_crossings(victim);
                 return Err(self.doubted(target.as_ref(), error));
             }
             if mode != RenameMode::Exchange {
-                self.wait_for_crossings(target.as_ref());
+                self.wait_for_crossings(target.as_ref().and_then(Found::directory));
             }
             op.commit(&source, target.as_ref(), key, &claim);
             drop((crossing, announced));
@@ -92,11 +95,8 @@ impl Vfs {
     /// removed, or has found not to be empty: what such a rename has done there, the cache must say
     /// before anybody hears of its consequences. The caller waits for no claim and, if its own
     /// operation has failed, has left what it was crossing.
-    pub(super) fn wait_for_crossings(&self, victim: Option<&Found<'_>>) {
-        if let Some(victim) = victim
-            && victim.is_directory()
-            && let Ok(slot) = victim.dentry()
-        {
+    pub(super) fn wait_for_crossings(&self, victim: Option<u32>) {
+        if let Some(slot) = victim {
             self.crossings.wait(slot);
         }
     }
@@ -191,16 +191,15 @@ impl<'v> Rename<'v, '_> {
         source: &Found<'_>,
         target: Option<&Found<'_>>,
     ) -> Result<Option<Announced<'v>>, Errno> {
-        let directory = |found: &Found<'_>| found.dentry().ok().filter(|_| found.is_directory());
         let (old_parent, new_parent) = (self.old_dir.now.slot, self.new_dir.now.slot);
         if !self.changes_parent() {
             return Ok(None);
         }
         let mut edges = Vec::new();
-        if let Some(slot) = directory(source) {
+        if let Some(slot) = source.directory() {
             edges.push((slot, new_parent));
         }
-        if let Some(slot) = target.and_then(directory) {
+        if let Some(slot) = target.and_then(Found::directory) {
             if self.mode == RenameMode::Exchange {
                 edges.push((slot, old_parent));
             } else if self.vfs.dcache.is_subdir(old_parent, slot) {
