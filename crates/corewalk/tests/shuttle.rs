@@ -556,8 +556,8 @@ fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
 }
 
 /// Makes a directory `d` with `mkdir` where that name is known to be missing, beside two who look for
-/// it, each twice, and `meanwhile`. Who has found it, or begins when it is made, finds it.
-fn mkdir_against_lookup(mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
+/// it, each `looks` times, and `meanwhile`. Who has found it, or begins when it is made, finds it.
+fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
     let vfs = new();
     let start = vfs.stats();
     let root = vfs.root().into_lookups();
@@ -572,7 +572,7 @@ fn mkdir_against_lookup(mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
         let made = Arc::clone(&made);
         Box::new(move |vfs| {
             let mut last = Err(Errno::NOENT);
-            for _ in 0..2 {
+            for _ in 0..looks {
                 // ORDERING: SeqCst. As above.
                 let known = made.load(Ordering::SeqCst);
                 let found = look(vfs, root);
@@ -603,6 +603,7 @@ fn mkdir_against_lookup(mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
 fn directory_made_under_a_missing_name_is_found_from_then_on() {
     check(|| {
         mkdir_against_lookup(
+            2,
             |vfs| make(vfs, None, "d", S_IFDIR),
             |vfs| {
                 vfs.prune();
@@ -617,6 +618,7 @@ fn directory_made_under_a_missing_name_is_found_from_then_on() {
 fn directory_made_beside_a_file_that_takes_the_slot_is_found_from_then_on() {
     check(|| {
         mkdir_against_lookup(
+            2,
             |vfs| make(vfs, None, "d", S_IFDIR),
             |vfs| {
                 let f = make(vfs, None, "f", S_IFREG);
@@ -632,13 +634,18 @@ fn directory_made_beside_a_file_that_takes_the_slot_is_found_from_then_on() {
 #[should_panic(expected = "not there any more")]
 fn control_directory_that_goes_and_comes_again_is_caught() {
     // Not every seed has a schedule that shows it.
-    for _ in 0..60 {
+    for _ in 0..10 {
         check(|| {
             mkdir_against_lookup(
+                20,
                 |vfs| {
+                    // Long enough for a look at the name: few schedules would give others that by chance.
+                    let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {
+                        pause();
                         rename(vfs, "d", "e", RenameMode::Replace);
+                        pause();
                         rename(vfs, "e", "d", RenameMode::Replace);
                     }
                     d
