@@ -222,6 +222,10 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Renames `from` to `to` as `mode` says. Loops, kinds and `.`/`..` have been checked, also
     /// against other renames that run now. `ENOTEMPTY` for a target directory that is not empty.
+    ///
+    /// [`RenameMode::NoReplace`] is also asked for where anybody may be replaced, but the cache does not
+    /// know whether `to` exists; `EEXIST`, and `EINVAL` or `ENOSYS` from a back end that cannot do it,
+    /// then lead to a `lookup` of it and a second call.
     fn rename(
         &self,
         from: (Node<'_>, Name<'_>),

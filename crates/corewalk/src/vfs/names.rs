@@ -30,6 +30,14 @@ pub(super) enum Missing {
     Dropped,
 }
 
+/// What the cache knows of a name.
+pub(super) enum Cached<'v> {
+    /// Nothing, or it is missed: that has to be asked for.
+    Unknown,
+    /// What it refers to, or that there is no such name.
+    Known(Option<Found<'v>>),
+}
+
 impl Vfs {
     /// Returns the inode that `name` in `dir` refers to.
     ///
@@ -176,18 +184,26 @@ impl Vfs {
         missing: Missing,
     ) -> Result<Option<Found<'_>>, Errno> {
         // One that is missed is asked for, and found when the answer is entered.
+        match self.cached(dir, needle) {
+            Cached::Known(found) => Ok(found),
+            Cached::Unknown => self.fill(dir, needle, claim, missing),
+        }
+    }
+
+    /// Returns what the cache knows of a name that the caller has claimed.
+    pub(super) fn cached(&self, dir: &Dir<'_>, needle: &Needle<'_>) -> Cached<'_> {
         while let Some((slot, seen)) = self.dcache.find(dir.key(), needle) {
             if seen.body.is_negative() {
                 self.dcache.dentries.cold(slot).touch();
-                return Ok(None);
+                return Cached::Known(None);
             }
             // A dentry that was evicted or changed in between is looked for again.
             if self.dcache.get(slot, seen.seq) {
                 let inode = seen.body.inode();
-                return Ok(Some(Found { vfs: self, inode, dentry: Ok(slot) }));
+                return Cached::Known(Some(Found { vfs: self, inode, dentry: Ok(slot) }));
             }
         }
-        self.fill(dir, needle, claim, missing)
+        Cached::Unknown
     }
 
     /// Takes references on a dentry that was seen, and on its inode. None if it has changed since.

@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use corewalk_sync::{CachePadded, Condvar, Mutex};
 
 use super::held::{DentryHold, Dir, Found};
-use super::names::Missing;
+use super::names::{Cached, Missing};
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::claim::Claim;
@@ -63,31 +63,28 @@ impl Vfs {
                 self.dcache.claim_key(new_dir.now.slot, new),
             );
             let source = self.resolve(old_dir, old, &claim)?.ok_or(Errno::NOENT)?;
-            let target = self.resolve_or(new_dir, new, &claim, Missing::Dropped)?;
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
+            let target = match self.cached(new_dir, new) {
+                Cached::Known(target) => target,
+                Cached::Unknown => match op.take_unknown_name(&source, &claim)? {
+                    None => return Ok(()),
+                    Some(target) => target,
+                },
+            };
             if op.is_nothing_to_do(&source, target.as_ref())? {
                 return Ok(());
             }
-            let announced = op.announce(&source, target.as_ref())?;
-            op.check(&source, target.as_ref())?;
-            let key = op.new_dir.key();
-            let slots = [op.old_dir.now.slot, op.new_dir.now.slot];
-            let crossing = op.changes_parent().then(|| self.crossings.enter(slots));
-            let (a, b) = (self.source(op.old_dir.now.inode), self.source(op.new_dir.now.inode));
-            let fs = self.fs(op.old_dir.now.inode);
-            if let Err(error) = fs.rename((self.node(&a), from.1), (self.node(&b), to.1), mode) {
+            let done = op.run(&source, target.as_ref(), mode, &claim);
+            if let Err(Failed::InBackEnd(_)) = done {
                 // Once the claim is gone, the dentry alone is held.
                 let victim = target.as_ref().and_then(Found::directory);
-                drop((crossing, announced, claim));
+                drop(claim);
                 self.wait_for_crossings(victim);
-                return Err(self.doubted(target.as_ref(), error));
             }
-            if mode != RenameMode::Exchange {
-                self.wait_for_crossings(target.as_ref().and_then(Found::directory));
-            }
-            op.commit(&source, target.as_ref(), key, &claim);
-            drop((crossing, announced));
-            Ok(())
+            done.map_err(|failed| match failed {
+                Failed::Before(error) => error,
+                Failed::InBackEnd(error) => self.doubted(target.as_ref(), error),
+            })
         })
     }
 
@@ -140,7 +137,70 @@ struct Rename<'v, 'a> {
     mode: RenameMode,
 }
 
+/// Why a rename did not take place.
+enum Failed {
+    /// It may not, or cannot, by what the cache knows.
+    Before(Errno),
+    /// The back end says so.
+    InBackEnd(Errno),
+}
+
 impl<'v> Rename<'v, '_> {
+    /// Renames to a name of which the cache does not know whether it is free, as if it were: the back
+    /// end, which has to look anyway, is told to replace nothing, and not asked for the name first.
+    /// Returns None if that was it, or what the name refers to.
+    fn take_unknown_name(
+        &self,
+        source: &Found<'_>,
+        claim: &Claim<'_>,
+    ) -> Result<Option<Option<Found<'v>>>, Errno> {
+        let first = match self.mode {
+            RenameMode::Exchange => None,
+            _ => match self.run(source, None, RenameMode::NoReplace, claim) {
+                Ok(()) => return Ok(None),
+                Err(failed) => Some(failed),
+            },
+        };
+        // Whatever it was, an error because of a target would come before.
+        let target = self.vfs.resolve_or(self.new_dir, self.new, claim, Missing::Dropped)?;
+        match (first, target) {
+            (Some(Failed::Before(error)), None) => Err(error),
+            // A target that has gone since, or a back end that cannot do that.
+            (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
+                if self.mode == RenameMode::Replace =>
+            {
+                Ok(Some(None))
+            }
+            (Some(Failed::InBackEnd(error)), None) => Err(error),
+            (_, target) => Ok(Some(target)),
+        }
+    }
+
+    /// Renames, in the back end as `mode` says, and then in the cache. Nothing has happened if it fails.
+    fn run(
+        &self,
+        source: &Found<'_>,
+        target: Option<&Found<'_>>,
+        mode: RenameMode,
+        claim: &Claim<'_>,
+    ) -> Result<(), Failed> {
+        let vfs = self.vfs;
+        let announced = self.announce(source, target).map_err(Failed::Before)?;
+        self.check(source, target).map_err(Failed::Before)?;
+        let key = self.new_dir.key();
+        let slots = [self.old_dir.now.slot, self.new_dir.now.slot];
+        let crossing = self.changes_parent().then(|| vfs.crossings.enter(slots));
+        let (a, b) = (vfs.source(self.old_dir.now.inode), vfs.source(self.new_dir.now.inode));
+        let (from, to) = ((vfs.node(&a), self.old.name), (vfs.node(&b), self.new.name));
+        vfs.fs(self.old_dir.now.inode).rename(from, to, mode).map_err(Failed::InBackEnd)?;
+        if mode != RenameMode::Exchange {
+            vfs.wait_for_crossings(target.and_then(Found::directory));
+        }
+        self.commit(source, target, key, claim);
+        drop((crossing, announced));
+        Ok(())
+    }
+
     fn is_nothing_to_do(
         &self,
         source: &Found<'_>,

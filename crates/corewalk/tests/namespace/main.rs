@@ -16,3 +16,4 @@ mod settled;
 mod storms;
 mod traps_lifetime;
 mod traps_lookup;
+mod unknown_target;

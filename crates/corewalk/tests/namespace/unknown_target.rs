@@ -1,0 +1,132 @@
+//! Renames to names that the cache knows nothing of: the back end is told to replace nothing, and asked
+//! for the name only if that fails.
+
+use std::sync::{Arc, Mutex};
+
+use corewalk::{Errno, RenameMode, Vfs};
+
+use crate::backends::{Call, Meddled};
+use crate::fixtures::{name, over, remove, rename, tree, walk};
+
+/// A call about a name, as the back end gets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Seen {
+    Lookup(String),
+    Rename(String),
+}
+
+fn lookup(name: &str) -> Seen {
+    Seen::Lookup(name.into())
+}
+
+fn renamed(name: &str) -> Seen {
+    Seen::Rename(name.into())
+}
+
+/// What the back end was asked.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Seen>>>);
+
+impl Log {
+    fn push(&self, seen: Seen) -> usize {
+        let mut log = self.0.lock().unwrap();
+        log.push(seen);
+        log.len()
+    }
+
+    fn take(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+/// Returns a namespace with `paths`, of which `forgotten` is not in the cache, over a back end that
+/// writes down what it is asked and answers the first rename with `first`.
+fn watched(paths: &[&str], forgotten: &str, first: Result<(), Errno>) -> (Arc<Vfs>, Log) {
+    let log = Log::default();
+    let written = log.clone();
+    let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
+    let vfs = over(Meddled::new(move |_, call| match call {
+        Call::Lookup(name) => {
+            written.push(Seen::Lookup(text(name)));
+            Ok(())
+        }
+        Call::Rename(old) if written.push(Seen::Rename(text(old))) == 1 => first,
+        _ => Ok(()),
+    }));
+    tree(&vfs, paths);
+    vfs.invalidate(&vfs.root(), name(forgotten)).unwrap();
+    log.take();
+    (vfs, log)
+}
+
+#[test]
+fn rename_to_a_free_name_is_one_call() {
+    let (vfs, log) = watched(&["a"], "b", Ok(()));
+    let ino = walk(&vfs, "a").unwrap().ino();
+    for mode in [RenameMode::Replace, RenameMode::NoReplace] {
+        rename(&vfs, "a", "b", mode).unwrap();
+        assert_eq!(log.take(), [renamed("a")], "{mode:?}");
+        assert_eq!(walk(&vfs, "b").unwrap().ino(), ino);
+        rename(&vfs, "b", "a", RenameMode::Replace).unwrap();
+        vfs.invalidate(&vfs.root(), name("b")).unwrap();
+        log.take();
+    }
+}
+
+#[test]
+fn rename_over_a_name_that_is_not_cached_replaces_it() {
+    let (vfs, log) = watched(&["a", "b"], "b", Ok(()));
+    let ino = walk(&vfs, "a").unwrap().ino();
+    rename(&vfs, "a", "b", RenameMode::Replace).unwrap();
+    assert_eq!(log.take(), [renamed("a"), lookup("b"), renamed("a")]);
+    assert_eq!(walk(&vfs, "b").unwrap().ino(), ino);
+    assert_eq!(walk(&vfs, "a").unwrap_err(), Errno::NOENT);
+}
+
+#[test]
+fn target_that_is_not_cached_forbids_what_one_that_is_forbids() {
+    let (vfs, log) = watched(&["a", "b/", "b/c"], "b", Ok(()));
+    assert_eq!(rename(&vfs, "a", "b", RenameMode::Replace), Err(Errno::ISDIR));
+    assert_eq!(log.take(), [renamed("a"), lookup("b")]);
+    vfs.invalidate(&vfs.root(), name("b")).unwrap();
+    assert_eq!(rename(&vfs, "a", "b", RenameMode::NoReplace), Err(Errno::EXIST));
+    assert_eq!(log.take(), [renamed("a"), lookup("b")]);
+    tree(&vfs, &["d/"]);
+    vfs.invalidate(&vfs.root(), name("b")).unwrap();
+    assert_eq!(rename(&vfs, "d", "b", RenameMode::Replace), Err(Errno::NOTEMPTY));
+    assert!(walk(&vfs, "a").is_ok() && walk(&vfs, "b/c").is_ok() && walk(&vfs, "d").is_ok());
+}
+
+#[test]
+fn another_name_of_the_file_that_is_not_cached_is_left_alone() {
+    let (vfs, _log) = watched(&["a"], "b", Ok(()));
+    let a = walk(&vfs, "a").unwrap();
+    vfs.link(&corewalk::Cred::root(), &a, &vfs.root(), name("b")).unwrap();
+    vfs.invalidate(&vfs.root(), name("b")).unwrap();
+    rename(&vfs, "a", "b", RenameMode::Replace).unwrap();
+    assert_eq!(walk(&vfs, "a").unwrap().ino(), walk(&vfs, "b").unwrap().ino());
+    remove(&vfs, "a", corewalk::Removal::Unlink).unwrap();
+}
+
+/// A file system, or a host, that knows no flags of renameat2(2).
+#[test]
+fn back_end_that_cannot_say_no_replace_is_asked_for_the_name() {
+    for refusal in [Errno::INVAL, Errno::NOSYS] {
+        let (vfs, log) = watched(&["a"], "b", Err(refusal));
+        let ino = walk(&vfs, "a").unwrap().ino();
+        rename(&vfs, "a", "b", RenameMode::Replace).unwrap();
+        assert_eq!(log.take(), [renamed("a"), lookup("b"), renamed("a")]);
+        assert_eq!(walk(&vfs, "b").unwrap().ino(), ino);
+        let (vfs, _log) = watched(&["a"], "b", Err(refusal));
+        assert_eq!(rename(&vfs, "a", "b", RenameMode::NoReplace), Err(refusal));
+    }
+}
+
+#[test]
+fn error_of_the_back_end_is_reported_and_not_tried_again() {
+    let (vfs, log) = watched(&["a"], "b", Err(Errno::IO));
+    assert_eq!(rename(&vfs, "a", "b", RenameMode::Replace), Err(Errno::IO));
+    assert_eq!(log.take(), [renamed("a"), lookup("b")]);
+    assert!(walk(&vfs, "a").is_ok());
+    assert_eq!(walk(&vfs, "b").unwrap_err(), Errno::NOENT);
+}
