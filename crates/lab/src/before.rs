@@ -35,6 +35,7 @@
 
 mod dcache_lock;
 mod global_lock;
+pub(crate) mod mbcache;
 mod paths;
 mod rcu_walk;
 mod seqlock;

@@ -14,6 +14,7 @@
 //!
 //! Source: mdtest (<https://github.com/hpc/ior>), for what is done in a phase; renames are added.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -86,10 +87,20 @@ impl Client {
         files: usize,
         cpu: Option<usize>,
     ) -> anyhow::Result<Client> {
+        let mut args = vec!["client".into(), directory.into(), files.to_string().into()];
+        args.extend(cpu.map(|cpu| cpu.to_string().into()));
+        Client::spawn(again, args)
+    }
+
+    /// Starts this program as a client that understands these arguments.
+    ///
+    /// # Errors
+    /// If it cannot be started again.
+    pub(crate) fn spawn(again: &[String], args: Vec<OsString>) -> anyhow::Result<Client> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(again).arg("client").arg(directory).arg(files.to_string());
-        command.args(cpu.map(|cpu| cpu.to_string()));
         let mut child = command
+            .args(again)
+            .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -9,6 +9,7 @@
 //! `table` lists the tables and says how one is run; `table/*.rs` are the tables, one file each.
 //! `samples` turns measurements into rows. `baseline`, `ours` and `peer` are what is measured.
 //! `corpus` and `lane` are what it is measured with, `slice` is one measurement.
+//! `blocks` and `setter` are what the table `xattr` measures, and its clients.
 //! `before` and `ramfs` are measured by the tables that re-run the documents, with `race` and `job`.
 //!
 //! # Output
@@ -25,6 +26,7 @@
 
 mod baseline;
 mod before;
+mod blocks;
 mod client;
 mod corpus;
 mod crew;
@@ -42,6 +44,7 @@ mod ramfs;
 mod record;
 mod report;
 pub mod samples;
+mod setter;
 mod slice;
 pub mod table;
 mod text;
@@ -109,6 +112,9 @@ enum Command {
         /// The processor it stays on.
         cpu: Option<usize>,
     },
+    /// Works as a client of the table `xattr`.
+    #[command(hide = true)]
+    Setter(setter::Job),
     /// Asks a variant of `lookup` or `names` a number of questions on one thread, for profilers.
     #[command(hide = true)]
     Ask {
@@ -212,6 +218,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
+        Command::Setter(job) => setter::work(&job),
         Command::Ask { variant, op, count, entries } => ask(&variant, &op, count, entries),
     }
 }

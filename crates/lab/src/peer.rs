@@ -1,7 +1,7 @@
 //! Mounted file systems that are measured beside each other, and what it takes to leave nothing
 //! mounted.
 //!
-//! A mount is a server process and a mount point in a folder for temporary files. It is ready when
+//! A mount is a server process, or a device of the host (`ext4`), and a mount point in a folder for temporary files. It is ready when
 //! the mount point has another device number than its parent. When it is dropped, in whatever way
 //! the run ends, the mount point is unmounted (lazily, so that it goes even while somebody is in
 //! it), the server is waited for and then killed, and the folders are removed. SIGINT and SIGTERM
@@ -13,8 +13,10 @@
 //!
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
+mod ext4;
 mod programs;
 
+pub(crate) use ext4::ext4;
 pub(crate) use programs::{
     Program, Threads, bindfs, ours, ours_passthrough, passthrough_hp, passthrough_ll,
 };
@@ -47,11 +49,13 @@ pub(crate) struct Scratch {
     path: PathBuf,
 }
 
-/// A directory to measure: a mount with its server, or a plain directory.
+/// A directory to measure: a mount, with its server if it has one, or a plain directory.
 pub(crate) struct Mounted {
     variant: &'static str,
     directory: PathBuf,
     server: Option<Child>,
+    /// False for a plain directory.
+    is_mount: bool,
 }
 
 /// What a mount has that could make a comparison unfair.
@@ -108,7 +112,7 @@ impl Drop for Scratch {
 impl Mounted {
     /// Returns a directory without a server.
     pub(crate) fn plain(variant: &'static str, directory: PathBuf) -> Mounted {
-        Mounted { variant, directory, server: None }
+        Mounted { variant, directory, server: None, is_mount: false }
     }
 
     /// Starts `program`, which mounts at `directory`, and waits until it has.
@@ -124,7 +128,7 @@ impl Mounted {
         command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         let server = command.spawn().with_context(|| format!("{variant} does not start"))?;
         // From here on it is taken down whatever happens.
-        let mut mounted = Mounted { variant, directory, server: Some(server) };
+        let mut mounted = Mounted { variant, directory, server: Some(server), is_mount: true };
         let start = Instant::now();
         while !mounted.is_mounted() {
             let server = mounted.server.as_mut().expect("it was just started");
@@ -208,7 +212,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if self.server.is_none() {
+        if !self.is_mount {
             return;
         }
         self.unmount();

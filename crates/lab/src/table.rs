@@ -26,11 +26,13 @@ mod redo_size;
 mod rename;
 mod shape;
 mod small_loads;
+mod xattr;
 
 use std::time::Duration;
 
 pub use grid::Grid;
 pub use shape::Claim;
+pub(crate) use xattr::{Draws, Pool, VALUE_BYTES};
 
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
@@ -141,6 +143,7 @@ pub fn all() -> &'static [&'static dyn Table] {
         &redo_size::RedoSize,
         &lock_share::LockShare,
         &aim7_short::Aim7Short,
+        &xattr::Xattr,
     ]
 }
 

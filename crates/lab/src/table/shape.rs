@@ -154,7 +154,7 @@ fn place(row: &Row) -> String {
     format!("{params} [{}] x{ratio:.2} of {}", row.metric, row.baseline)
 }
 
-fn find<'a>(
+pub(super) fn find<'a>(
     rows: &'a [Row],
     variant: &str,
     metric: &str,

@@ -1,0 +1,225 @@
+//! The store in memory: what a tmpfs would do that keeps attributes in blocks.
+//!
+//! # How it works
+//! To set an attribute its content is hashed, once; a block that is found under the hash, has the same
+//! content and fewer than [`USERS_MAX`] users gets one more, otherwise a block is made: memory for it is
+//! allocated and the content copied. Then the block that the file had before loses a user, and is freed
+//! with the last one. A block knows its hash, so that nobody computes it again.
+//!
+//! Numbers of blocks are kept by the worker that freed them, so that the store has no line that all
+//! write: what workers cost each other is the index's doing.
+//!
+//! # Locks and their order
+//! 1. A file.
+//! 2. An entry of the index.
+//! 3. A block: `users`, `key` and `content`.
+//!
+//! The numbers of free blocks are leaves.
+//!
+//! # What it refuses
+//! Changing a block in place, which readers of a tmpfs may hold.
+//!
+//! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
+
+use anyhow::ensure;
+use corewalk_sync::{CachePadded, Mutex, MutexGuard};
+use foldhash::fast::FixedState;
+use std::hash::BuildHasher;
+
+use super::{AttrStore, BLOCK_BYTES, BlockIndex, Held, USERS_MAX};
+
+/// A file without a block.
+const NO_BLOCK: u32 = u32::MAX;
+
+/// The store.
+pub(crate) struct MemoryStore<I> {
+    index: I,
+    hasher: FixedState,
+    /// Files of each worker, with the numbers of their blocks.
+    files: Vec<Vec<Mutex<u32>>>,
+    blocks: Vec<CachePadded<Mutex<Block>>>,
+    /// The numbers of free blocks, by worker.
+    free: Vec<CachePadded<Mutex<Vec<u32>>>>,
+}
+
+/// A block; without users it is free.
+#[derive(Default)]
+struct Block {
+    users: u32,
+    /// Bytes of the content; the block is filled up with zeros.
+    len: u32,
+    key: u64,
+    content: Box<[u8]>,
+}
+
+impl<I: BlockIndex> MemoryStore<I> {
+    /// Returns a store of so many workers with so many files each, none of which has an attribute.
+    pub(crate) fn new(index: I, workers: usize, files: usize) -> MemoryStore<I> {
+        // While a worker sets an attribute it has a block more than files.
+        let each = files as u32 + 1;
+        let numbers = |worker: u32| (worker * each..(worker + 1) * each).rev().collect();
+        MemoryStore {
+            index,
+            hasher: FixedState::with_seed(4),
+            files: (0..workers)
+                .map(|_| (0..files).map(|_| Mutex::new(NO_BLOCK)).collect())
+                .collect(),
+            blocks: (0..workers as u32 * each).map(|_| CachePadded::default()).collect(),
+            free: (0..workers as u32)
+                .map(|worker| CachePadded::new(Mutex::new(numbers(worker))))
+                .collect(),
+        }
+    }
+
+    /// Becomes a user of a block with this content, if one is found.
+    fn share(&self, key: u64, value: &[u8]) -> Option<u32> {
+        let mut found = self.index.find_first(key);
+        while let Some(entry) = found {
+            let number = entry.block() as u32;
+            let mut block = self.block(number);
+            let has_room = (1..USERS_MAX).contains(&block.users);
+            if has_room && block.key == key && block.is(value) {
+                block.users += 1;
+                if block.users == USERS_MAX {
+                    entry.note_full();
+                }
+                drop(block);
+                entry.touch();
+                return Some(number);
+            }
+            drop(block);
+            found = self.index.find_next(&entry);
+        }
+        None
+    }
+
+    /// Makes a block with this content.
+    fn make(&self, worker: usize, key: u64, value: &[u8]) -> u32 {
+        let mut content = Vec::with_capacity(BLOCK_BYTES);
+        content.extend_from_slice(value);
+        content.resize(BLOCK_BYTES, 0);
+        let number = self.take_number(worker);
+        let mut block = self.block(number);
+        debug_assert_eq!(block.users, 0, "a block that is free has no users");
+        *block = Block { users: 1, len: value.len() as u32, key, content: content.into() };
+        drop(block);
+        self.index.create(key, u64::from(number));
+        number
+    }
+
+    /// Takes a user off a block.
+    fn release(&self, worker: usize, number: u32) {
+        let mut leaving = self.index.leave(u64::from(number));
+        loop {
+            let mut block = self.block(number);
+            let key = block.key;
+            if block.users > 1 {
+                block.users -= 1;
+                if block.users + 1 == USERS_MAX {
+                    self.index.note_room(key, u64::from(number));
+                }
+                return;
+            }
+            match self.index.delete_or_get(&mut leaving, key, u64::from(number)) {
+                Some(wait) => {
+                    drop(block);
+                    wait();
+                }
+                None => {
+                    let content = std::mem::take(&mut *block).content;
+                    drop((block, content));
+                    self.free[worker].lock().push(number);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Returns the number of a free block; that of another worker if one's own are used up.
+    fn take_number(&self, worker: usize) -> u32 {
+        let workers = self.free.len();
+        // There are more blocks than workers can use: if none is free, somebody is about to free one.
+        for next in (0..workers).cycle() {
+            if let Some(number) = self.free[(worker + next) % workers].lock().pop() {
+                return number;
+            }
+        }
+        unreachable!("a store has workers")
+    }
+
+    fn block(&self, number: u32) -> MutexGuard<'_, Block> {
+        self.blocks[number as usize].lock()
+    }
+}
+
+impl<I: BlockIndex> AttrStore for MemoryStore<I> {
+    fn variant(&self) -> &'static str {
+        I::VARIANT
+    }
+
+    fn set(&self, worker: usize, file: usize, value: &[u8]) {
+        let key = if I::IS_ON { self.hasher.hash_one(value) } else { 0 };
+        let mut file = self.files[worker][file].lock();
+        let new = if I::IS_ON { self.share(key, value) } else { None };
+        let new = new.unwrap_or_else(|| self.make(worker, key, value));
+        let old = std::mem::replace(&mut *file, new);
+        if old != NO_BLOCK {
+            self.release(worker, old);
+        }
+    }
+
+    fn has(&self, worker: usize, file: usize, value: &[u8]) -> bool {
+        let number = *self.files[worker][file].lock();
+        number != NO_BLOCK && self.block(number).is(value)
+    }
+
+    fn clear(&self, worker: usize) {
+        for file in &self.files[worker] {
+            let old = std::mem::replace(&mut *file.lock(), NO_BLOCK);
+            if old != NO_BLOCK {
+                self.release(worker, old);
+            }
+        }
+    }
+
+    fn audit(&self) -> anyhow::Result<u64> {
+        let mut users = vec![0_u32; self.blocks.len()];
+        let files = self.files.iter().flatten().map(|file| *file.lock());
+        files.filter(|&number| number != NO_BLOCK).for_each(|number| users[number as usize] += 1);
+        let mut in_use = 0;
+        for (number, users) in users.into_iter().enumerate() {
+            let block = self.block(number as u32);
+            ensure!(
+                block.users == users && users <= USERS_MAX,
+                "{}: block {number} counts {} users and has {users}",
+                I::VARIANT,
+                block.users
+            );
+            in_use += u64::from(users > 0);
+        }
+        let free: usize = self.free.iter().map(|free| free.lock().len()).sum();
+        ensure!(
+            in_use as usize + free == self.blocks.len(),
+            "{}: {in_use} blocks are in use and {free} of {} free",
+            I::VARIANT,
+            self.blocks.len()
+        );
+        let entries = self.index.entries();
+        let expected = if I::IS_ON { in_use } else { 0 };
+        ensure!(
+            entries == expected,
+            "{}: {entries} entries for {expected} blocks that may be shared",
+            I::VARIANT
+        );
+        Ok(in_use)
+    }
+}
+
+impl Block {
+    fn is(&self, value: &[u8]) -> bool {
+        self.len as usize == value.len() && self.content.get(..value.len()) == Some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests;

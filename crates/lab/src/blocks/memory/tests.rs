@@ -1,0 +1,206 @@
+//! Files have what was set, blocks are shared, and a store over an index that lies is found out.
+
+use super::*;
+use crate::before::mbcache::{ListPerShard, Lru, OneList, OneLock};
+use crate::blocks::{Corewalk, Never, Off};
+use crate::lane::Rng;
+use corewalk_sync::primitives::thread;
+
+const WORKERS: usize = 3;
+const FILES: usize = 40;
+
+/// Returns a store over each index.
+fn all(workers: usize, files: usize) -> Vec<Box<dyn AttrStore>> {
+    let entries = 2 * workers * (files + 1);
+    vec![
+        Box::new(MemoryStore::new(OneLock::new(entries), workers, files)),
+        Box::new(MemoryStore::new(Lru::<OneList>::new(entries), workers, files)),
+        Box::new(MemoryStore::new(Lru::<ListPerShard>::new(entries), workers, files)),
+        Box::new(MemoryStore::new(Corewalk::new().unwrap(), workers, files)),
+        Box::new(MemoryStore::new(Off, workers, files)),
+    ]
+}
+
+fn value(number: u64) -> Vec<u8> {
+    [&number.to_le_bytes()[..], &[7; 300]].concat()
+}
+
+/// Lets each worker set attributes of its own files at random, then checks all of them.
+fn storm(store: &dyn AttrStore, values: u64, sets: usize) -> anyhow::Result<u64> {
+    let mut last = vec![vec![None; FILES]; WORKERS];
+    thread::scope(|scope| {
+        for (worker, last) in last.iter_mut().enumerate() {
+            scope.spawn(move || {
+                let mut rng = Rng(worker as u64 + 1);
+                for _ in 0..sets {
+                    let (file, number) = (rng.below(FILES as u64) as usize, rng.below(values));
+                    store.set(worker, file, &value(number));
+                    last[file] = Some(number);
+                }
+            });
+        }
+    });
+    for (worker, last) in last.iter().enumerate() {
+        for (file, number) in last.iter().enumerate() {
+            let has = number.is_some_and(|number| store.has(worker, file, &value(number)));
+            ensure!(has, "{}: a file has something else", store.variant());
+        }
+    }
+    store.audit()
+}
+
+#[test]
+fn storm_leaves_each_file_what_was_set_last_and_no_block_too_many() {
+    for store in all(WORKERS, FILES) {
+        let blocks = storm(&*store, 5, 4_000).unwrap();
+        let is_off = store.variant() == "off";
+        // Two workers that miss the same content at the same time both make a block.
+        let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
+        assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
+        assert_eq!(is_off, blocks == most, "{}", store.variant());
+        storm(&*store, 1_000, 4_000).unwrap();
+        (0..WORKERS).for_each(|worker| store.clear(worker));
+        assert_eq!(store.audit().unwrap(), 0, "{}", store.variant());
+    }
+}
+
+#[test]
+fn block_has_as_many_users_as_it_may_and_the_next_one_begins_another() {
+    let files = 2 * USERS_MAX as usize + 1;
+    for store in all(1, files) {
+        if store.variant() == "off" {
+            continue;
+        }
+        (0..files).for_each(|file| store.set(0, file, b"the same"));
+        assert_eq!(store.audit().unwrap(), 3, "{}", store.variant());
+        // One leaves a full block, which has room again.
+        store.set(0, 0, b"another");
+        store.set(0, files - 1, b"another");
+        assert_eq!(store.audit().unwrap(), 3, "{}", store.variant());
+        store.set(0, 0, b"the same");
+        assert_eq!(store.audit().unwrap(), 3, "{}", store.variant());
+    }
+}
+
+#[test]
+fn contents_with_one_hash_are_told_apart() {
+    /// Enters and finds everything under one key.
+    struct OneKey(Corewalk);
+    impl BlockIndex for OneKey {
+        const VARIANT: &'static str = "one-key";
+        type Held<'a> = <Corewalk as BlockIndex>::Held<'a>;
+        type Leaving<'a> = ();
+        fn find_first(&self, _key: u64) -> Option<Self::Held<'_>> {
+            self.0.find_first(1)
+        }
+        fn find_next<'a>(&'a self, held: &Self::Held<'a>) -> Option<Self::Held<'a>> {
+            self.0.find_next(held)
+        }
+        fn create(&self, _key: u64, block: u64) {
+            self.0.create(1, block);
+        }
+        fn leave(&self, _block: u64) {}
+        fn delete_or_get<'a>(
+            &'a self,
+            leaving: &mut (),
+            _key: u64,
+            block: u64,
+        ) -> Option<impl FnOnce() + 'a> {
+            self.0.delete_or_get(leaving, 1, block)
+        }
+        fn entries(&self) -> u64 {
+            self.0.entries()
+        }
+    }
+    let store = MemoryStore::new(OneKey(Corewalk::new().unwrap()), WORKERS, FILES);
+    assert!(storm(&store, 5, 2_000).unwrap() >= 5);
+}
+
+/// Forgets to take entries out.
+struct Forgetful(Corewalk);
+
+impl BlockIndex for Forgetful {
+    const VARIANT: &'static str = "forgetful";
+    type Held<'a> = <Corewalk as BlockIndex>::Held<'a>;
+    type Leaving<'a> = ();
+    fn find_first(&self, key: u64) -> Option<Self::Held<'_>> {
+        self.0.find_first(key)
+    }
+    fn find_next<'a>(&'a self, held: &Self::Held<'a>) -> Option<Self::Held<'a>> {
+        self.0.find_next(held)
+    }
+    fn create(&self, key: u64, block: u64) {
+        self.0.create(key, block);
+    }
+    fn leave(&self, _block: u64) {}
+    fn delete_or_get<'a>(
+        &'a self,
+        _leaving: &mut (),
+        _key: u64,
+        _block: u64,
+    ) -> Option<impl FnOnce() + 'a> {
+        None::<fn()>
+    }
+    fn entries(&self) -> u64 {
+        self.0.entries()
+    }
+}
+
+/// Enters nothing, and so shares nothing.
+struct Silent;
+
+impl BlockIndex for Silent {
+    const VARIANT: &'static str = "silent";
+    type Held<'a> = Never;
+    type Leaving<'a> = ();
+    fn find_first(&self, _key: u64) -> Option<Never> {
+        None
+    }
+    fn find_next<'a>(&'a self, held: &Never) -> Option<Never> {
+        match *held {}
+    }
+    fn create(&self, _key: u64, _block: u64) {}
+    fn leave(&self, _block: u64) {}
+    fn delete_or_get<'a>(
+        &'a self,
+        _leaving: &mut (),
+        _key: u64,
+        _block: u64,
+    ) -> Option<impl FnOnce() + 'a> {
+        None::<fn()>
+    }
+    fn entries(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn control_index_that_forgets_to_delete_is_found_out() {
+    let store = MemoryStore::new(Forgetful(Corewalk::new().unwrap()), WORKERS, FILES);
+    let error = storm(&store, 1_000, 2_000).unwrap_err().to_string();
+    assert!(error.contains("entries for"), "{error}");
+}
+
+#[test]
+fn control_index_that_shares_nothing_is_found_out() {
+    let store = MemoryStore::new(Silent, WORKERS, FILES);
+    let error = storm(&store, 5, 2_000).unwrap_err().to_string();
+    assert!(error.contains("0 entries for 120 blocks"), "{error}");
+}
+
+#[test]
+fn control_block_with_a_wrong_count_or_content_is_found_out() {
+    let store = MemoryStore::new(Corewalk::new().unwrap(), WORKERS, FILES);
+    storm(&store, 5, 2_000).unwrap();
+    let number = *store.files[0][0].lock();
+    store.block(number).users += 1;
+    let error = store.audit().unwrap_err().to_string();
+    assert!(error.contains("users and has"), "{error}");
+    store.block(number).users -= 1;
+    store.audit().unwrap();
+    let content = store.block(number).content.clone();
+    let len = store.block(number).len as usize;
+    assert!(store.has(0, 0, &content[..len]));
+    store.block(number).content[20] ^= 1;
+    assert!(!store.has(0, 0, &content[..len]));
+}
