@@ -196,7 +196,7 @@ impl BlockIndex for Off {
         None
     }
 
-    fn find_next<'a>(&'a self, held: &Never) -> Option<Never> {
+    fn find_next(&self, held: &Never) -> Option<Never> {
         match *held {}
     }
 

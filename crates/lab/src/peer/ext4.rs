@@ -15,7 +15,7 @@ use anyhow::{Context as _, ensure};
 use super::Mounted;
 
 /// Bytes of the device besides what its files take; the file has holes.
-const ROOM_BYTES: u64 = 64 << 20;
+const ROOM_BYTES: u64 = 512 << 20;
 /// Bytes per file: an inode, a name, a block of attributes, and as much again.
 const FILE_BYTES: u64 = 16 << 10;
 
@@ -33,7 +33,7 @@ pub(crate) fn ext4(
     file.set_len(ROOM_BYTES + files as u64 * FILE_BYTES)?;
     let inodes = (files + 1024).to_string();
     run(Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-I", "128", "-b", "4096", "-N", &inodes])
+        .args(["-q", "-F", "-I", "128", "-b", "4096", "-N", &inodes, "-J", "size=64"])
         .arg(image))?;
     let options = ["loop", options].join(",");
     let options = options.trim_end_matches(',');

@@ -67,7 +67,7 @@ pub(crate) const VALUE_BYTES: usize = 3_900;
 /// Sets of each process in the document.
 const SETS: usize = 50_000;
 /// The share of the time per row that each row of this table gets: the grid is large.
-const SHARE_OF_TIME: f64 = 0.3;
+const SHARE_OF_TIME: f64 = 0.25;
 /// How long files on mounts take to make and to check, and values to draw, in all.
 const SETUP: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(25));
 /// The parameter of rows that are averages over so many runs.

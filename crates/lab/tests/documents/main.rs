@@ -63,6 +63,49 @@ fn quick_run_of_each_document_follows_the_schema_and_prints_its_figures() {
     }
 }
 
+/// Returns the file of every loop device that has one of a folder of ours.
+fn loop_files() -> Vec<String> {
+    let devices = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let files = devices.map(|device| device.path().join("loop/backing_file"));
+    let is_ours = |file: &String| file.contains("/corewalk-lab-") && file.contains("xattr-images");
+    files.flat_map(std::fs::read_to_string).filter(is_ours).collect()
+}
+
+#[test]
+fn quick_xattr_has_every_design_and_mounts_where_there_are_some_and_leaves_nothing() {
+    let (printed, json) = quick("xattr");
+    assert!(printed.contains("P=32 document 13.807, 1.047, 1.029, 1.100, 0.986"), "{printed}");
+    assert!(printed.contains("F=1000 V=10 takes 10 blocks per 1024 users of each: not measured"));
+    let rows = json["rows"].as_array().expect("rows are a list");
+    let has = |store: &str, variant: &str, metric: &str| {
+        rows.iter().any(|row| {
+            row["params"]["store"] == store && row["variant"] == variant && row["metric"] == metric
+        })
+    };
+    for variant in ["before-mbcache", "plain-lru", "lru-per-shard", "corewalk", "off"] {
+        for metric in ["ops_per_s", "ns_per_op", "bytes_per_entry", "seconds"] {
+            assert!(has("memory", variant, metric), "{variant} {metric}");
+        }
+    }
+    if has("mount", "linux", "ops_per_s") {
+        // Ten files of ten values at most, on ext4: a block each without sharing.
+        let bytes = |variant: &str| {
+            let row = rows.iter().find(|row| {
+                row["params"]["store"] == "mount"
+                    && row["variant"] == variant
+                    && row["metric"] == "bytes_per_entry"
+            });
+            row.and_then(|row| row["median"].as_f64()).expect("ext4 says how much it has")
+        };
+        assert!(bytes("off") == 4096.0 && bytes("linux") < 4096.0);
+    } else {
+        eprintln!("skipped: ext4 on a loop device needs root");
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
+    let left: Vec<_> = mounts.lines().filter(|line| line.contains("xattr-mounts")).collect();
+    assert!(left.is_empty() && loop_files().is_empty(), "{left:?} {:?}", loop_files());
+}
+
 #[test]
 fn lock_share_runs_in_a_build_that_counts_and_names_it_in_any_other() {
     if cfg!(feature = "lock-share") {

@@ -156,7 +156,7 @@ impl BlockIndex for Silent {
     fn find_first(&self, _key: u64) -> Option<Never> {
         None
     }
-    fn find_next<'a>(&'a self, held: &Never) -> Option<Never> {
+    fn find_next(&self, held: &Never) -> Option<Never> {
         match *held {}
     }
     fn create(&self, _key: u64, _block: u64) {}

@@ -28,7 +28,7 @@ const VALUES: (&[usize], &[usize]) = (&[10], &[10, 1000]);
 /// Mounts there are: two of ext4, two of ours, of which one is for one process.
 const MOUNTS: usize = 4;
 /// The share of the time per row.
-const SHARE_OF_TIME: f64 = 0.3;
+const SHARE_OF_TIME: f64 = 0.25;
 
 /// A mount, and whether it is for one process or for several; None is for both.
 struct Place {
