@@ -1,4 +1,5 @@
 //! The dentry caches that the source documents started from, small and complete.
+//! Those of shared attribute blocks are in `mbcache`.
 //!
 //! A table that re-runs a document needs what the document compared with. Four designs are here, and
 //! nowhere else in the workspace. They share one tree (`tree`), so that what a table shows is the
