@@ -14,6 +14,11 @@
 //! | `own` | within a directory of its own |
 //! | `own-pair` | between two directories of its own, where Linux takes the lock of the file system |
 //! | `one` | different names within one directory, the same for all |
+//! | `apart` | within a file system of its own (corewalk only) |
+//!
+//! Threads that rename in file systems of their own share nothing that a file system could be blamed for:
+//! what two of them do, over what one does, is what the machine has to give at that moment. Two processors
+//! of a virtual machine may be one core.
 //!
 //! Rows with `net_of=syscall` have the cost of a system call that does nothing taken off `linux`,
 //! round by round; that cost is the row `op=syscall`. corewalk and `rwlock-ahash` make no system
@@ -56,6 +61,8 @@ use crate::samples::{Metric, Params, Row, Samples};
 const BASELINE: &str = "linux";
 /// Files of one thread.
 const FILES: u64 = 64;
+/// Where each thread renames in a file system of its own.
+const APART: &str = "apart";
 /// Who is measured.
 const VARIANTS: [&str; 4] = ["corewalk", "rwlock-ahash", "before-global-lock", BASELINE];
 /// How much faster than the host's rename one is to be.
@@ -110,6 +117,9 @@ impl Table for Rename {
             }
             out.push('\n');
         }
+        let apart =
+            shape::times(shape::scaling(rows, "corewalk", &[("directories", APART.into())]));
+        let _ = writeln!(out, "the machine: {apart}, with a file system for each thread (apart)");
         out
     }
 
@@ -129,7 +139,8 @@ impl Table for Rename {
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
         let cells = Directories::ALL.len() * settings.threads.len();
-        vec![Grid::new(settings, cells, VARIANTS.len(), 1.0)]
+        let apart = settings.threads.len();
+        vec![Grid::new(settings, cells, VARIANTS.len(), 1.0), Grid::new(settings, apart, 1, 1.0)]
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
@@ -150,7 +161,8 @@ impl Table for Rename {
             settings.threads.iter().map(move |&threads| Cell { directories, threads })
         };
         let cells: Vec<Cell> = Directories::ALL.into_iter().flat_map(cell).collect();
-        let grid = self.grids(settings)[0];
+        let grids = self.grids(settings);
+        let (grid, apart) = (grids[0], Apart::new(threads_max)?);
         let calls = sized(settings.size, (1_000, 100_000));
         let (mut samples, mut bare_ns) = (Samples::default(), 0.0);
         rounds.each(&grid, (&cells, variants.len()), |visit| {
@@ -158,6 +170,12 @@ impl Table for Rename {
                 bare_ns = syscall_ns(calls);
                 let params = Params::from([("op", "syscall".into()), ("threads", 1.into())]);
                 samples.add(visit.round, "linux", &params, (Metric::NsPerOp, bare_ns), "linux");
+                for &threads in &settings.threads {
+                    let params =
+                        Params::from([("directories", APART.into()), ("threads", threads.into())]);
+                    let slice = apart.slice(threads, grids[1].slice);
+                    slice.add_to(&mut samples, visit.round, "corewalk", &params, "corewalk")?;
+                }
             }
             let (name, measure) = &variants[visit.at];
             let slice = measure(visit.cell, grid.slice);
@@ -200,11 +218,34 @@ impl Directories {
     }
 }
 
+/// File systems of which each serves one thread.
+struct Apart(Vec<Ours>);
+
+impl Apart {
+    fn new(threads: usize) -> anyhow::Result<Apart> {
+        let apart = Apart((0..threads).map(|_| Ours::new()).collect::<anyhow::Result<_>>()?);
+        for files in &apart.0 {
+            make_files(files, threads)?;
+        }
+        Ok(apart)
+    }
+
+    fn slice(&self, threads: usize, time: Duration) -> Slice {
+        slice(&|thread| &self.0[thread], &Cell { directories: Directories::Own, threads }, time)
+    }
+}
+
 /// Makes the files of all threads in every directory, and returns who renames them.
 fn variant<'a, F: Files>(
     files: &'a F,
     threads: usize,
 ) -> anyhow::Result<(&'a str, Measure<'a, Cell>)> {
+    make_files(files, threads)?;
+    Ok((files.variant(), Box::new(move |cell, time| slice(&|_| files, cell, time))))
+}
+
+/// Makes the files of all threads in every directory.
+fn make_files<F: Files>(files: &F, threads: usize) -> anyhow::Result<()> {
     let user = files.user();
     let Some(root) = user.open_dir(b"/") else { anyhow::bail!("there is no root") };
     ensure!(user.make_dir(&root, b"one"), "{}: no directory", files.variant());
@@ -220,7 +261,7 @@ fn variant<'a, F: Files>(
             }
         }
     }
-    Ok((files.variant(), Box::new(move |cell, time| slice(files, cell, time))))
+    Ok(())
 }
 
 /// Which of its two names a file has.
@@ -237,9 +278,14 @@ fn name(thread: usize, file: u64, side: Side) -> String {
     }
 }
 
-/// Runs one slice.
-fn slice<F: Files>(files: &F, cell: &Cell, time: Duration) -> Slice {
+/// Runs one slice, each thread on the files that `files` gives it.
+fn slice<'a, F: Files + 'a>(
+    files: &(impl Fn(usize) -> &'a F + Sync),
+    cell: &Cell,
+    time: Duration,
+) -> Slice {
     crew::run(cell.threads, time, |thread, turn| {
+        let files = files(thread);
         let user = files.user();
         let [home, away] = cell.directories.of(thread);
         let home = user.open_dir(home.as_bytes()).expect("the directory was made");
