@@ -22,11 +22,18 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, mkdirat, openat, renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, fsync, mkdirat, openat, renameat, statat, unlinkat,
 };
+use rustix::io::pwrite;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::machine::thread_cpu_ns;
+
+/// One file in so many is made durable, and no more than this of one client: that takes milliseconds.
+const SYNC_SHARE: usize = 40;
+const SYNC_FILES_MAX: usize = 25;
+/// Bytes that are written before fsync(2).
+const BLOCK: [u8; 4096] = [0x5a; 4096];
 
 /// What is measured, in the order in which it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +48,24 @@ pub(crate) enum Phase {
     Rename,
     /// unlink(2) of each file.
     Unlink,
+    /// A few new files, one after the other: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB, fsync(2),
+    /// close(2).
+    CreateSync,
+    /// In each of those files: write(2) over the 4 KiB, fsync(2), close(2).
+    WriteSync,
 }
 
 impl Phase {
     /// All of them, in order.
-    pub(crate) const ALL: [Phase; 5] =
-        [Phase::Create, Phase::Stat, Phase::ReaddirStat, Phase::Rename, Phase::Unlink];
+    pub(crate) const ALL: [Phase; 7] = [
+        Phase::Create,
+        Phase::Stat,
+        Phase::ReaddirStat,
+        Phase::Rename,
+        Phase::Unlink,
+        Phase::CreateSync,
+        Phase::WriteSync,
+    ];
 
     /// Returns the name in the rows.
     pub(crate) fn name(self) -> &'static str {
@@ -56,7 +75,19 @@ impl Phase {
             Phase::ReaddirStat => "readdir+stat",
             Phase::Rename => "rename",
             Phase::Unlink => "unlink",
+            Phase::CreateSync => "create+fsync",
+            Phase::WriteSync => "write+fsync",
         }
+    }
+
+    /// Returns true if each operation waits for a disk, where there is one.
+    pub(crate) fn is_sync(self) -> bool {
+        matches!(self, Phase::CreateSync | Phase::WriteSync)
+    }
+
+    /// Returns how many operations a client of so many files does.
+    fn operations(self, files: usize) -> usize {
+        if self.is_sync() { (files / SYNC_SHARE).clamp(1, SYNC_FILES_MAX) } else { files }
     }
 }
 
@@ -170,8 +201,9 @@ pub(crate) fn work(directory: &Path, files: usize, cpu: Option<usize>) -> anyhow
         run(phase, directory, &names, &renamed)
             .with_context(|| format!("{} in {}", phase.name(), directory.display()))?;
         let (wall_ns, cpu_ns) = (start.elapsed().as_nanos(), thread_cpu_ns() - cpu_start);
-        writeln!(stdout(), "{files} {wall_ns} {cpu_ns}")?;
+        writeln!(stdout(), "{} {wall_ns} {cpu_ns}", phase.operations(files))?;
     }
+    remove_synced(&names)?;
     ensure!(list(directory)?.is_empty(), "{} is not empty", directory.display());
     unlinkat(CWD, directory, AtFlags::REMOVEDIR).context("rmdir")
 }
@@ -212,6 +244,28 @@ fn run(
                 unlinkat(CWD, name, AtFlags::empty())?;
             }
         }
+        Phase::CreateSync | Phase::WriteSync => {
+            let made = match phase {
+                Phase::CreateSync => OFlags::CREATE | OFlags::EXCL,
+                _ => OFlags::empty(),
+            };
+            for name in &names[..phase.operations(names.len())] {
+                let flags = made | OFlags::WRONLY | OFlags::CLOEXEC;
+                let file = openat(CWD, name, flags, Mode::from_raw_mode(0o644))?;
+                ensure!(pwrite(&file, &BLOCK, 0)? == BLOCK.len(), "a short write");
+                fsync(&file)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes the files that the last phases have made.
+fn remove_synced(names: &[PathBuf]) -> anyhow::Result<()> {
+    for name in &names[..Phase::CreateSync.operations(names.len())] {
+        let size = statat(CWD, name, AtFlags::SYMLINK_NOFOLLOW)?.st_size;
+        ensure!(size == BLOCK.len() as i64, "{} has {size} bytes", name.display());
+        unlinkat(CWD, name, AtFlags::empty())?;
     }
     Ok(())
 }
@@ -254,8 +308,10 @@ mod tests {
         for phase in Phase::ALL {
             run(phase, &directory, &names, &renamed).unwrap();
         }
+        remove_synced(&names).unwrap();
         assert!(list(&directory).unwrap().is_empty());
-        for phase in [Phase::Stat, Phase::ReaddirStat, Phase::Rename, Phase::Unlink] {
+        let all = Phase::ALL.into_iter();
+        for phase in all.filter(|phase| !matches!(phase, Phase::Create | Phase::CreateSync)) {
             assert!(run(phase, &directory, &names, &renamed).is_err(), "{phase:?}");
         }
     }

@@ -18,7 +18,7 @@ mod programs;
 
 pub(crate) use ext4::ext4;
 pub(crate) use programs::{
-    Program, Threads, bindfs, ours, ours_passthrough, passthrough_hp, passthrough_ll,
+    Program, Threads, bindfs, ours, ours_passthrough, ours_store, passthrough_hp, passthrough_ll,
 };
 
 use std::error::Error;
@@ -144,6 +144,11 @@ impl Mounted {
     /// Returns the name in the rows.
     pub(crate) fn variant(&self) -> &'static str {
         self.variant
+    }
+
+    /// Returns false for a plain directory.
+    pub(crate) fn is_mount(&self) -> bool {
+        self.is_mount
     }
 
     /// Returns the directory.

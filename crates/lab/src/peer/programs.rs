@@ -101,6 +101,16 @@ pub(crate) fn ours_passthrough(
     Ok(Program::new(file).with(&[&"mount", &source, &point, &"-o", &options]))
 }
 
+/// Returns corewalk's mount of a store in `source`.
+///
+/// # Errors
+/// As [`ours`].
+pub(crate) fn ours_store(threads: Threads, source: &Path, point: &Path) -> anyhow::Result<Program> {
+    let mut store = OsString::from("store:");
+    store.push(source);
+    ours_passthrough(threads, Path::new(&store), point)
+}
+
 /// Returns bindfs, which passes through by libfuse's high-level interface, and asks for
 /// `default_permissions` by itself.
 ///

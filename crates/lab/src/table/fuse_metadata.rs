@@ -1,17 +1,20 @@
 //! Table `fuse-metadata`: what a mount costs, beside other mounts on the same machine.
 //!
 //! Each process makes, stats, lists with stat, renames and removes empty files in a directory of its
-//! own. Units: operations per second of wall time (all processes together), and nanoseconds of
+//! own, and then makes a few files of 4 KiB durable one by one, new (`create+fsync`) and written over
+//! (`write+fsync`). Units: operations per second of wall time (all processes together), and nanoseconds of
 //! processor time per operation, of the clients and the server.
 //!
 //! | variant | server | files are in |
 //! |---|---|---|
 //! | `corewalk` | `corewalk mount tmpfs` | its own memory |
 //! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
+//! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
 //! | `bindfs` | bindfs | the host's tmpfs |
 //! | `bindfs-1` | bindfs with one thread, as it comes, for several clients | the host's tmpfs |
 //! | `passthrough_hp`, `passthrough_ll` | libfuse's examples | the host's tmpfs |
 //! | `linux` | none, for the distance that remains | the host's tmpfs |
+//! | `linux-ext4` | none | the disk that the store is on, if that has an ext4 |
 //!
 //! The best peer of a row is whichever is fastest in it. Ratios are to `bindfs`, which is a package,
 //! so that runs can be compared.
@@ -33,6 +36,9 @@
 //! - bindfs resolves a path for each request and lists without attributes (no READDIRPLUS), which is
 //!   what libfuse's version 2 does for it.
 //!
+//! - fsync(2) has work to do on a disk only: hold `corewalk-store` against `linux-ext4` there, and against
+//!   `corewalk` elsewhere.
+//!
 //! What cannot be reproduced: a FUSE request costs 5 to 50 microseconds and a lookup in memory 0.05
 //! to 0.3, so this table cannot show what lookups gain; it shows that nothing is lost.
 //!
@@ -50,13 +56,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use corewalk_sync::primitives::thread;
+use rustix::fs::statfs;
 
 use super::grid::Rounds;
-use super::{Grid, Settings, Size, Table};
+use super::{Claim, Grid, Settings, Size, Table, shape};
 use crate::client::{Client, Lap, Phase};
 use crate::machine::Disturbance;
 use crate::peer::{self, Mounted, Program, Scratch, Terms, Threads};
-use crate::samples::{Metric, Params, Samples};
+use crate::samples::{Metric, Params, Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "bindfs";
@@ -64,6 +71,10 @@ const BASELINE: &str = "bindfs";
 const OURS: &str = "corewalk";
 /// The variant without a server.
 const LINUX: &str = "linux";
+/// The same on the disk that [`STORE`] is on.
+const LINUX_EXT4: &str = "linux-ext4";
+/// The variant that keeps its files on a disk.
+const STORE: &str = "corewalk-store";
 /// Where the host has a tmpfs.
 const TMPFS: &str = "/dev/shm";
 /// Operations per second that a mount is expected to reach, to choose how many files there are.
@@ -71,8 +82,10 @@ const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
 /// Mounts there are, and how many of them are for the same number of clients.
-const MOUNTS: usize = 12;
-const SERVING: usize = 7;
+const MOUNTS: usize = 15;
+const SERVING: usize = 9;
+/// What statfs(2) says of an ext4.
+const EXT4_MAGIC: u64 = 0xef53;
 /// For how long the machine is watched before the run, to see who else works.
 const WATCH: Duration = Duration::from_millis(300);
 
@@ -101,8 +114,26 @@ impl Table for FuseMetadata {
         "create, stat, readdir+stat, rename, unlink on a corewalk tmpfs mount and on peers"
     }
 
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let words = "files made in a store over files made in a tmpfs mount, one client";
+        let mut claims =
+            vec![Claim::at_least(words, store_over(rows, Phase::Create, OURS, 1), 0.8)];
+        for phase in [Phase::CreateSync, Phase::WriteSync] {
+            for processes in [1, 2, 4] {
+                let factor = store_over(rows, phase, LINUX_EXT4, processes);
+                let words = format!(
+                    "{} in a store over the same in an ext4 of the same disk, clients: {processes}",
+                    phase.name()
+                );
+                claims.push(Claim::at_least(&words, factor, 1.0));
+            }
+        }
+        claims
+    }
+
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        let seconds = Phase::ALL.len() as f64 * files(settings) as f64 / EXPECTED_OPS_PER_S;
+        let phases = Phase::ALL.iter().filter(|phase| !phase.is_sync()).count();
+        let seconds = phases as f64 * files(settings) as f64 / EXPECTED_OPS_PER_S;
         let slices: f64 =
             settings.threads.iter().map(|&processes| seconds * processes as f64).sum();
         let cells = settings.threads.len();
@@ -117,7 +148,8 @@ impl Table for FuseMetadata {
         let rounds = Rounds::begin(self.name(), settings)?;
         let source = Scratch::new(Path::new(TMPFS), "source")?;
         let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
-        let mounts = mounts(&scratch, &source)?;
+        let disk = Scratch::new(&std::env::temp_dir(), "disk")?;
+        let mounts = mounts(&scratch, &source, &disk)?;
         let disturbance = Disturbance::start();
         thread::sleep(WATCH);
         eprintln!(
@@ -136,13 +168,20 @@ impl Table for FuseMetadata {
             let session = Session { again, mount, processes, round: visit.round };
             session.run(files(settings), &rounds, &mut samples)
         })?;
-        for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.variant() != LINUX) {
+        for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.is_mount()) {
             let (name, Terms { options, threads }) = (mount.variant(), mount.terms()?);
             let from = serves.start();
             eprintln!("fuse-metadata: {name} from {from} clients: {options}; {threads} threads");
         }
         Ok(samples)
     }
+}
+
+/// Returns how many times as many operations per second the store does as `other`.
+fn store_over(rows: &[Row], phase: Phase, other: &str, processes: usize) -> Option<f64> {
+    let params = [("op", phase.name().into()), ("processes", processes.into())];
+    let rate = |variant| shape::median(rows, variant, "ops_per_s", &params);
+    Some(rate(STORE)? / rate(other)?)
 }
 
 /// How many clients there are.
@@ -207,16 +246,21 @@ impl Session<'_> {
 }
 
 /// Returns everything that is measured, mounted; a peer that is not there is named.
-fn mounts(scratch: &Scratch, source: &Scratch) -> anyhow::Result<Vec<(Serves, Mounted)>> {
+fn mounts(
+    scratch: &Scratch,
+    source: &Scratch,
+    disk: &Scratch,
+) -> anyhow::Result<Vec<(Serves, Mounted)>> {
     let build = scratch.folder("build")?;
     let ll = move |threads, source: &Path, point: &Path| {
         peer::passthrough_ll(threads, source, point, &build)
     };
     let both: [Shape; 2] = [(1..=1, Threads::One), (2..=usize::MAX, Threads::Several)];
     let single: Shape = (2..=usize::MAX, Threads::One);
-    let servers: [(&'static str, &Find, &[Shape]); 6] = [
+    let servers: [(&'static str, &Find, &[Shape]); 7] = [
         (OURS, &peer::ours, &both),
         ("corewalk-hostfs", &peer::ours_passthrough, &both),
+        (STORE, &peer::ours_store, &both),
         (BASELINE, &peer::bindfs, &both),
         ("bindfs-1", &peer::bindfs, &[single]),
         ("passthrough_hp", &peer::passthrough_hp, &both),
@@ -227,6 +271,7 @@ fn mounts(scratch: &Scratch, source: &Scratch) -> anyhow::Result<Vec<(Serves, Mo
         for (serves, threads) in shapes {
             let folder = format!("{variant}-{threads:?}");
             let (below, point) = (source.folder(&folder)?, scratch.folder(&folder)?);
+            let below = if variant == STORE { disk.folder(&folder)? } else { below };
             let program = find(*threads, &below, &point);
             let mounted = program.and_then(|program| Mounted::start(variant, program, point));
             match mounted.and_then(on_equal_terms) {
@@ -240,6 +285,11 @@ fn mounts(scratch: &Scratch, source: &Scratch) -> anyhow::Result<Vec<(Serves, Mo
         }
     }
     mounts.push((1..=usize::MAX, Mounted::plain(LINUX, source.folder(LINUX)?)));
+    if statfs(disk.path()).context("statfs")?.f_type as u64 == EXT4_MAGIC {
+        mounts.push((1..=usize::MAX, Mounted::plain(LINUX_EXT4, disk.folder(LINUX_EXT4)?)));
+    } else {
+        eprintln!("fuse-metadata: skipped {LINUX_EXT4}: {} is on none", disk.path().display());
+    }
     Ok(mounts)
 }
 
