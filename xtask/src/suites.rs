@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `mount` | a server with its mount, and how to get rid of both |
 //! | `posix` | pjdfstest, fsx, stress-ng |
+//! | `xattr` | extended attributes and ACLs, call by call against ext4 |
 //! | `work` | git, tar, cargo, sqlite, postgres, fakeroot, rsync |
 //! | `crash` | a server that is killed, a server that hangs |
 //!
@@ -29,6 +30,7 @@ mod crash;
 mod mount;
 mod posix;
 mod work;
+mod xattr;
 
 use crate::{
     Outcome, checks,
@@ -47,10 +49,12 @@ use std::{
 pub(crate) const INSIDE: &str = "--inside";
 
 /// The suites that continuous integration runs, shortest first.
-pub(crate) const CI: [&str; 18] = [
+pub(crate) const CI: [&str; 20] = [
     "kill9",
     "hang",
     "fakeroot",
+    "xattr",
+    "xattr-server",
     "pjdfstest",
     "pjdfstest-server",
     "pjdfstest-writeback",
@@ -75,6 +79,9 @@ const SKIPPED_STATUS: i32 = 77;
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
+/// What it takes to make an ext4 to compare with.
+const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
+
 /// What a suite needs and does.
 struct Suite {
     name: &'static str,
@@ -85,7 +92,7 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 18] = [
+const SUITES: [Suite; 20] = [
     Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
         name: "pjdfstest-server",
@@ -104,6 +111,13 @@ const SUITES: [Suite; 18] = [
         needs: PJDFSTEST_NEEDS,
         limit: minutes(15),
         run: posix::pjdfstest_host,
+    },
+    Suite { name: "xattr", needs: XATTR_NEEDS, limit: minutes(10), run: xattr::xattr },
+    Suite {
+        name: "xattr-server",
+        needs: XATTR_NEEDS,
+        limit: minutes(10),
+        run: xattr::xattr_server,
     },
     Suite { name: "fsx", needs: &[], limit: minutes(15), run: posix::fsx },
     Suite { name: "fsx-server", needs: &[], limit: minutes(15), run: posix::fsx_server },

@@ -37,7 +37,8 @@ pub(crate) struct Arguments {
     /// default_permissions, no_default_permissions, entry_timeout=SECONDS, attr_timeout=SECONDS,
     /// negative_timeout=SECONDS, fsname=NAME, writeback_cache, no_writeback_cache,
     /// readdirplus=yes|no|auto; as in tmpfs(5): size=BYTES, nr_inodes=COUNT, mode=MODE, uid=UID,
-    /// gid=GID; and cache=BYTES (memory for metadata) and threads=COUNT.
+    /// gid=GID; as in ext4(5): mbcache, no_mbcache (equal sets of extended attributes and ACLs are
+    /// stored once, or each by itself); and cache=BYTES (memory for metadata) and threads=COUNT.
     #[arg(short = 'o', value_name = "OPTIONS", verbatim_doc_comment)]
     options: Vec<OsString>,
     /// Go to the background once the mount works.

@@ -53,7 +53,7 @@ use corewalk_sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::Errno;
 use crate::acl::Acl;
-use crate::attr::{Attr, FileKind, SetAttr, StatFs, mode};
+use crate::attr::{Attr, FileKind, SetAttr, StatFs, Timespec, mode};
 use crate::fs::{AclKind, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode};
 use crate::hash::Keys;
 use crate::name::{NAME_MAX, Name};
@@ -64,6 +64,9 @@ use dir::Batch;
 use inode::{Attributes, Inode, now};
 use pages::PAGE_BYTES;
 use table::{InodeTable, ROOT_INO};
+use xattr::{Change, Xattrs};
+
+pub use xattr::XattrStats;
 
 mod budget;
 mod data;
@@ -94,6 +97,7 @@ pub struct Tmpfs {
     space: Budget,
     inodes: Budget,
     keys: Keys,
+    xattrs: Xattrs,
 }
 
 /// What a [`Tmpfs`] starts with, after the mount options of tmpfs(5).
@@ -110,10 +114,13 @@ pub struct TmpfsOptions {
     pub root_uid: u32,
     /// The group of the root directory (`gid=`).
     pub root_gid: u32,
+    /// Whether equal sets of extended attributes and ACLs are stored once (`mbcache`, `no_mbcache`).
+    pub share_xattrs: bool,
 }
 
 impl Default for TmpfsOptions {
-    /// Returns no limits and a root directory of user 0 that all may write to (mode 1777).
+    /// Returns no limits, a root directory of user 0 that all may write to (mode 1777), and shared
+    /// attributes.
     fn default() -> TmpfsOptions {
         TmpfsOptions {
             size_bytes: None,
@@ -121,6 +128,7 @@ impl Default for TmpfsOptions {
             root_mode: 0o1777,
             root_uid: 0,
             root_gid: 0,
+            share_xattrs: true,
         }
     }
 }
@@ -135,11 +143,105 @@ impl Tmpfs {
             // The root directory is there from the start and not counted.
             inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1))),
             keys: Keys::new(None),
+            xattrs: Xattrs::new(options.share_xattrs),
         };
         let root_mode = mode::S_IFDIR | options.root_mode & !mode::S_IFMT;
         let root = Make::new(root_mode, options.root_uid, options.root_gid);
         fs.table.draw_root().fill(FileKind::Directory, &root, now());
         fs
+    }
+
+    /// Returns how extended attributes and ACLs are stored.
+    pub fn xattr_stats(&self) -> XattrStats {
+        self.xattrs.stats()
+    }
+
+    /// Shares what is equal among extended attributes and ACLs now, and not only when the inodes that
+    /// were changed lately have been left alone for 100 ms and others are changed. Returns how many
+    /// inodes waited for it.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
+    ///
+    /// let fs = Tmpfs::new(TmpfsOptions::default());
+    /// let root = Node::detached(fs.root()?.ino, FileKind::Directory);
+    /// for name in [b"a", b"b", b"c"] {
+    ///     let ino = fs.make(root, Name::new(name)?, &Make::new(0o644, 0, 0))?.ino;
+    ///     let file = Node::detached(ino, FileKind::Regular);
+    ///     fs.setxattr(file, b"user.mime", b"text/plain", XattrMode::Set)?;
+    /// }
+    /// fs.share_xattrs();
+    /// assert_eq!(fs.xattr_stats().shared_sets, 1);
+    /// # Ok::<(), Errno>(())
+    /// ```
+    pub fn share_xattrs(&self) -> u64 {
+        // No more than waited when it was called, so that changes meanwhile do not keep it up.
+        let (mut shared, most) = (0, self.xattrs.stats().waiting);
+        while shared < most {
+            match self.share_waiting(None) {
+                0 => break,
+                count => shared += count,
+            }
+        }
+        shared
+    }
+
+    /// Shares the attributes of some inodes that were left alone for long enough. No lock is held.
+    #[inline]
+    fn share_due(&self, now: Timespec) {
+        if self.xattrs.is_due(now) {
+            self.share_waiting(Some(now));
+        }
+    }
+
+    #[cold]
+    fn share_waiting(&self, now: Option<Timespec>) -> u64 {
+        let waiting = self.xattrs.pop_waiting(now);
+        for &ino in &waiting {
+            // Those that are gone took their attributes along.
+            if let Ok(mut inode) = self.table.write(ino) {
+                let attributes = &mut inode.attributes;
+                let changed = attributes.changed();
+                self.xattrs.share(&mut attributes.xattrs, ino, changed, now, &self.space);
+            }
+        }
+        waiting.len() as u64
+    }
+
+    /// Runs a step that holds no lock when it fails, and if there is no room for it, once more after
+    /// sharing what waits for that.
+    fn with_room<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        match step() {
+            Err(Errno::NOSPC) if self.share_xattrs() > 0 => step(),
+            result => result,
+        }
+    }
+
+    /// Changes the extended attribute `name` of an inode.
+    fn change_xattr(&self, ino: u64, name: &[u8], change: Change<'_>) -> Result<(), Errno> {
+        let now = self.with_room(|| {
+            let mut inode = self.table.write(ino)?;
+            xattr::check_name(inode.kind(), name)?;
+            let now = now();
+            self.change_set(&mut inode, change, now)?;
+            inode.attributes.touch(now);
+            Ok(now)
+        })?;
+        self.share_due(now);
+        Ok(())
+    }
+
+    /// Changes the extended attributes and ACLs of an inode. Errors as of `Xattrs::change`.
+    fn change_set(
+        &self,
+        inode: &mut Inode,
+        change: Change<'_>,
+        now: Timespec,
+    ) -> Result<(), Errno> {
+        let ino = inode.ino();
+        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, now, &self.space)
     }
 
     /// Takes an inode out of its slot, if `is_wanted` says so, and gives back what it takes.
@@ -152,9 +254,7 @@ impl Tmpfs {
         if let Ok(Some(content)) = inode.content() {
             content.write().discard(&self.space);
         }
-        if let Some(xattrs) = &mut inode.attributes.xattrs {
-            xattrs.clear(&self.space);
-        }
+        self.xattrs.drop_set(&mut inode.attributes.xattrs, &self.space);
         self.inodes.give_back(1);
     }
 
@@ -179,6 +279,25 @@ impl Tmpfs {
         let mut inode = self.table.write(ino)?;
         inode.note_size(&content);
         Ok((result, inode))
+    }
+
+    /// Makes the changes of `set`. The ACL comes after the size, which alone may fail for other reasons
+    /// than want of room; the cache never asks for both.
+    fn set_attributes(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        let mut inode = match set.size {
+            Some(size) => self.change_content(node.ino(), |c| c.set_size(size, &self.space))?.1,
+            None => self.table.write(node.ino())?,
+        };
+        let now = now();
+        if let Some(mode) = set.mode
+            && let Some(acl) = inode.attributes.acl(AclKind::Access)
+        {
+            let mut acl = acl.clone();
+            acl.chmod(mode);
+            self.change_set(&mut inode, Change::Acl(AclKind::Access, Some(&acl)), now)?;
+        }
+        inode.attributes.change(set, now);
+        Ok(inode.attr())
     }
 
     /// Says that the content of `inode`, which is released, was read.
@@ -210,16 +329,11 @@ impl FileSystem for Tmpfs {
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        let mut inode = match set.size {
-            Some(size) => self.change_content(node.ino(), |c| c.set_size(size, &self.space))?.1,
-            None => self.table.write(node.ino())?,
-        };
-        inode.attributes.change(set, now());
-        Ok(inode.attr())
+        self.with_room(|| self.set_attributes(node, set))
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.make_named(dir.ino(), name, what)
+        self.with_room(|| self.make_named(dir.ino(), name, what))
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
@@ -273,7 +387,7 @@ impl FileSystem for Tmpfs {
 
     fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let write = |content: &mut FileContent| content.write(offset, bytes, &self.space);
-        let (count, mut inode) = self.change_content(node.ino(), write)?;
+        let (count, mut inode) = self.with_room(|| self.change_content(node.ino(), write))?;
         if count > 0 {
             inode.attributes.touch_content(now());
         }
@@ -293,7 +407,7 @@ impl FileSystem for Tmpfs {
 
     fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         match FileKind::from_mode(what.mode) {
-            Some(FileKind::Regular) => self.make_unnamed(dir.ino(), what),
+            Some(FileKind::Regular) => self.with_room(|| self.make_unnamed(dir.ino(), what)),
             _ => Err(Errno::INVAL),
         }
     }
@@ -323,7 +437,7 @@ impl FileSystem for Tmpfs {
         how: Fallocate,
     ) -> Result<(), Errno> {
         let allocate = |content: &mut FileContent| content.allocate(offset, len, how, &self.space);
-        let ((), mut inode) = self.change_content(node.ino(), allocate)?;
+        let ((), mut inode) = self.with_room(|| self.change_content(node.ino(), allocate))?;
         inode.attributes.touch_content(now());
         Ok(())
     }
@@ -336,7 +450,8 @@ impl FileSystem for Tmpfs {
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         let inode = self.table.read(node.ino())?;
         xattr::check_name_to_read(inode.kind(), name)?;
-        inode.attributes.xattrs.as_ref().ok_or(Errno::NODATA)?.get(name)
+        let block = inode.attributes.xattrs.as_ref().ok_or(Errno::NODATA)?;
+        block.set().get(name).map(<[u8]>::to_vec)
     }
 
     fn setxattr(
@@ -346,34 +461,20 @@ impl FileSystem for Tmpfs {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), Errno> {
-        let mut inode = self.table.write(node.ino())?;
-        xattr::check_name(inode.kind(), name)?;
-        let attributes = &mut inode.attributes;
-        attributes.change_xattrs(|xattrs| xattrs.set(name, value, mode, &self.space))?;
-        attributes.touch(now());
-        Ok(())
+        self.change_xattr(node.ino(), name, Change::Set(name, value, mode))
     }
 
     fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
         let inode = self.table.read(node.ino())?;
-        Ok(inode.attributes.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.list()))
+        Ok(inode.attributes.xattrs.as_ref().map_or_else(Vec::new, |block| block.set().list()))
     }
 
     fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
-        let mut inode = self.table.write(node.ino())?;
-        xattr::check_name(inode.kind(), name)?;
-        let attributes = &mut inode.attributes;
-        attributes.change_xattrs(|xattrs| xattrs.remove(name, &self.space))?;
-        attributes.touch(now());
-        Ok(())
+        self.change_xattr(node.ino(), name, Change::Remove(name))
     }
 
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
-        let inode = self.table.read(node.ino())?;
-        Ok(inode.attributes.xattrs.as_ref().and_then(|xattrs| match kind {
-            AclKind::Access => xattrs.access_acl.clone(),
-            AclKind::Default => xattrs.default_acl.clone(),
-        }))
+        Ok(self.table.read(node.ino())?.attributes.acl(kind).cloned())
     }
 
     /// Sets an ACL; an access ACL that says no more than the mode is dropped. `EACCES` for a
@@ -385,16 +486,26 @@ impl FileSystem for Tmpfs {
         acl: Option<&Acl>,
         mode: Option<u32>,
     ) -> Result<(), Errno> {
-        let mut inode = self.table.write(node.ino())?;
-        match (inode.kind(), kind) {
-            (FileKind::Symlink, _) => return Err(Errno::OPNOTSUPP),
-            (FileKind::Directory, _) | (_, AclKind::Access) => {}
-            (_, AclKind::Default) if acl.is_none() => return Ok(()),
-            (_, AclKind::Default) => return Err(Errno::ACCESS),
-        }
-        inode.attributes.set_acl(kind, acl, mode);
-        inode.attributes.touch(now());
-        Ok(())
+        self.with_room(|| {
+            let mut inode = self.table.write(node.ino())?;
+            match (inode.kind(), kind) {
+                (FileKind::Symlink, _) => return Err(Errno::OPNOTSUPP),
+                (FileKind::Directory, _) | (_, AclKind::Access) => {}
+                (_, AclKind::Default) if acl.is_none() => return Ok(()),
+                (_, AclKind::Default) => return Err(Errno::ACCESS),
+            }
+            let now = now();
+            let permissions = mode.unwrap_or(inode.attributes.mode);
+            let kept = |acl: &&Acl| kind == AclKind::Default || inode::is_kept(acl, permissions);
+            self.change_set(&mut inode, Change::Acl(kind, acl.filter(kept)), now)?;
+            if let Some(mode) = mode {
+                inode.attributes.set_permissions(mode);
+            }
+            inode.attributes.touch(now);
+            drop(inode);
+            self.share_due(now);
+            Ok(())
+        })
     }
 
     fn forget(&self, ino: u64) {

@@ -15,14 +15,14 @@ use crate::source::RustFile;
 /// The layer of each crate; a dependency has a lower layer than what depends on it.
 const LAYERS: [(&str, u32); 10] = [
     ("corewalk-sync", 0),
-    ("corewalk", 1),
     ("corewalk-mbcache", 1),
     ("corewalk-ipc", 1),
-    ("corewalk-fuse", 2),
-    ("corewalk-hostfs", 2),
-    ("corewalk-ipc-preload", 2),
-    ("corewalk-lab", 3),
-    ("corewalk-cli", 4),
+    ("corewalk", 2),
+    ("corewalk-fuse", 3),
+    ("corewalk-hostfs", 3),
+    ("corewalk-ipc-preload", 3),
+    ("corewalk-lab", 4),
+    ("corewalk-cli", 5),
     ("xtask", 0),
 ];
 

@@ -112,6 +112,8 @@ impl Plan {
             "allow_other" => self.mount.access = Access::Everyone,
             "default_permissions" => pending.server_permissions = false,
             "no_default_permissions" => pending.server_permissions = true,
+            "mbcache" => self.tmpfs.share_xattrs = true,
+            "no_mbcache" => self.tmpfs.share_xattrs = false,
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
             _ => return Err(Failure::Usage(format!("unknown option '{word}'"))),
@@ -267,6 +269,14 @@ mod tests {
         assert_eq!(bytes("size=0"), None);
         assert_eq!(bytes("size=100%"), Some(memory_bytes() / 100 * 100));
         assert_eq!(plan("cache=64m").expect("it is an option").server.vfs.cache_bytes, 64 << 20);
+    }
+
+    #[test]
+    fn sharing_of_attributes_is_switched() {
+        let is_on = |list: &str| plan(list).expect("it is an option").tmpfs.share_xattrs;
+        assert!(is_on(""));
+        assert!(!is_on("mbcache,no_mbcache"));
+        assert!(is_on("no_mbcache,mbcache"));
     }
 
     #[test]

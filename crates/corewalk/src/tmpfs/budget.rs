@@ -78,6 +78,18 @@ impl Budget {
         }
     }
 
+    /// Takes `after` for what `before` was taken for. `ENOSPC` if the limit does not allow the
+    /// difference; then nothing has changed.
+    pub(super) fn exchange(&self, before: u64, after: u64) -> Result<(), Errno> {
+        if before >= after {
+            if before > after {
+                self.give_back(before - after);
+            }
+            return Ok(());
+        }
+        self.take(after - before)
+    }
+
     /// Returns what is taken.
     pub(super) fn used(&self) -> u64 {
         match self {

@@ -41,7 +41,7 @@ use super::data::FileContent;
 use super::dir::Directory;
 use super::pages::PAGE_BYTES;
 use super::table::NO_NUMBER;
-use super::xattr::Xattrs;
+use super::xattr::Own;
 use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, SetTime, Timespec, mode};
@@ -94,7 +94,7 @@ struct File {
 
 impl Inode {
     /// Makes a vacant slot with a number an inode of `kind`, without links except that a directory has
-    /// the two it starts with.
+    /// the two it starts with. Its ACLs are the caller's.
     pub(super) fn fill(&mut self, kind: FileKind, what: &Make<'_>, now: Timespec) {
         let (body, nlink) = match kind {
             FileKind::Regular => (Body::File(File::default()), 0),
@@ -111,13 +111,6 @@ impl Inode {
             nlink,
             ..Attributes::none(now.into())
         };
-        for (kind, acl) in
-            [(AclKind::Access, &what.access_acl), (AclKind::Default, &what.default_acl)]
-        {
-            if acl.is_some() {
-                self.attributes.set_acl(kind, acl.as_ref(), None);
-            }
-        }
     }
 
     /// Returns what is in a slot that `uses` inodes have used and none is in.
@@ -232,7 +225,7 @@ impl Inode {
             mtime: attributes.mtime.into(),
             ctime: attributes.ctime.into(),
             btime: attributes.btime.into(),
-            has_acl: attributes.xattrs.as_ref().is_some_and(|xattrs| xattrs.access_acl.is_some()),
+            has_acl: attributes.acl(AclKind::Access).is_some(),
         }
     }
 }
@@ -249,15 +242,19 @@ pub(super) struct Attributes {
     mtime: Stamp,
     ctime: Stamp,
     btime: Stamp,
-    /// What few inodes have.
-    pub(super) xattrs: Option<Box<Xattrs>>,
+    /// Extended attributes and ACLs, which few inodes have. Changed through `Tmpfs::xattrs` only.
+    pub(super) xattrs: Own,
+    /// Set while a file made without a name may still be given one (`O_TMPFILE`).
+    pub(super) is_linkable: bool,
 }
 
 impl Attributes {
     /// Returns those of no inode, with all times `now`.
     fn none(now: Stamp) -> Attributes {
         let (atime, mtime, ctime, btime) = (now, now, now, now);
-        Attributes { mode: 0, uid: 0, gid: 0, nlink: 0, atime, mtime, ctime, btime, xattrs: None }
+        let (xattrs, is_linkable) = (None, false);
+        let (mode, uid, gid, nlink) = (0, 0, 0, 0);
+        Attributes { mode, uid, gid, nlink, atime, mtime, ctime, btime, xattrs, is_linkable }
     }
 
     /// Returns true if reading the content at `now` sets the access time, as `relatime` says.
@@ -272,13 +269,21 @@ impl Attributes {
         self.atime = now.into();
     }
 
-    /// Makes every change of `set` but that of the size.
+    /// Returns an ACL.
+    #[inline]
+    pub(super) fn acl(&self, kind: AclKind) -> Option<&Acl> {
+        self.xattrs.as_ref()?.set().acl(kind)
+    }
+
+    /// Returns when anything was changed last.
+    pub(super) fn changed(&self) -> Timespec {
+        self.ctime.into()
+    }
+
+    /// Makes every change of `set` but those of the size and of the ACL.
     pub(super) fn change(&mut self, set: &SetAttr, now: Timespec) {
         if let Some(mode) = set.mode {
             self.set_permissions(mode);
-            if let Some(acl) = self.xattrs.as_mut().and_then(|x| x.access_acl.as_mut()) {
-                acl.chmod(mode);
-            }
         }
         self.uid = set.uid.unwrap_or(self.uid);
         self.gid = set.gid.unwrap_or(self.gid);
@@ -305,34 +310,15 @@ impl Attributes {
         self.ctime = now.into();
     }
 
-    /// Changes extended attributes with `change`; what is left empty takes no memory.
-    pub(super) fn change_xattrs<R>(&mut self, change: impl FnOnce(&mut Xattrs) -> R) -> R {
-        let mut xattrs = self.xattrs.take().unwrap_or_default();
-        let result = change(&mut xattrs);
-        self.xattrs = Some(xattrs).filter(|xattrs| !xattrs.is_empty());
-        result
-    }
-
-    /// Sets an ACL and, if given, the permission bits that go with it.
-    pub(super) fn set_acl(&mut self, kind: AclKind, acl: Option<&Acl>, mode: Option<u32>) {
-        if let Some(mode) = mode {
-            self.set_permissions(mode);
-        }
-        let permissions = self.mode & 0o777;
-        self.change_xattrs(|xattrs| match kind {
-            // N.3: one that says what the mode says is not kept.
-            AclKind::Access => {
-                let acl = acl.filter(|acl| acl.equivalent_mode() != Some(permissions));
-                xattrs.access_acl = acl.cloned();
-            }
-            AclKind::Default => xattrs.default_acl = acl.cloned(),
-        });
-    }
-
     /// Replaces the twelve permission bits.
-    fn set_permissions(&mut self, mode: u32) {
+    pub(super) fn set_permissions(&mut self, mode: u32) {
         self.mode = self.mode & mode::S_IFMT | mode & PERMISSION_BITS;
     }
+}
+
+/// Returns true if an access ACL says more than `mode`, so that it is kept (N.3).
+pub(super) fn is_kept(acl: &Acl, mode: u32) -> bool {
+    acl.equivalent_mode() != Some(mode & 0o777)
 }
 
 /// A [`Timespec`] without its padding: 12 bytes, not 16.

@@ -37,11 +37,12 @@ use corewalk_sync::RwLockWriteGuard;
 
 use super::Tmpfs;
 use super::dir::{Directory, Found, Key, Link};
-use super::inode::{Attributes, Inode, now};
+use super::inode::{Attributes, Inode, is_kept, now};
 use super::table::{InodeTable, rank};
+use super::xattr::{Change, Own, Set};
 use crate::Errno;
 use crate::attr::{Attr, FileKind, Timespec};
-use crate::fs::{Make, RenameMode};
+use crate::fs::{AclKind, Make, RenameMode};
 use crate::name::Name;
 
 /// The most directories that one call locks: two that hold the names, and what the names refer to.
@@ -81,7 +82,7 @@ impl Tmpfs {
     pub(super) fn make_unnamed(&self, dir: u64, what: &Make<'_>) -> Result<Attr, Errno> {
         self.table.read(dir)?.directory()?.check_alive()?;
         self.insert_new(what, |attributes, _| {
-            attributes.xattrs.get_or_insert_default().is_linkable = true;
+            attributes.is_linkable = true;
         })
     }
 
@@ -131,17 +132,14 @@ impl Tmpfs {
             return Err(Errno::EXIST);
         }
         let mut child = self.table.write(node)?;
-        let is_linkable = child.attributes.xattrs.as_ref().is_some_and(|x| x.is_linkable);
-        if child.attributes.nlink == 0 && !is_linkable {
+        if child.attributes.nlink == 0 && !child.attributes.is_linkable {
             return Err(Errno::NOENT);
         }
         let nlink = child.attributes.nlink.checked_add(1).ok_or(Errno::MLINK)?;
         entries.insert_free(key, Link { ino: node, kind })?;
         let now = now();
         child.attributes.nlink = nlink;
-        if is_linkable {
-            child.attributes.change_xattrs(|xattrs| xattrs.is_linkable = false);
-        }
+        child.attributes.is_linkable = false;
         child.attributes.touch(now);
         parent.attributes.touch_content(now);
         Ok(child.attr())
@@ -203,8 +201,28 @@ impl Tmpfs {
         self.inodes.take(1)?;
         let mut inode = self.table.draw().inspect_err(|_| self.inodes.give_back(1))?;
         inode.fill(kind, what, now());
+        match self.inherited_acls(&inode.attributes, what) {
+            Ok(acls) => inode.attributes.xattrs = acls,
+            Err(errno) => {
+                self.table.remove(inode);
+                self.inodes.give_back(1);
+                return Err(errno);
+            }
+        }
         finish(&mut inode.attributes, kind);
         Ok(inode.attr())
+    }
+
+    /// Returns the ACLs that a new inode has, paid for.
+    fn inherited_acls(&self, attributes: &Attributes, what: &Make<'_>) -> Result<Own, Errno> {
+        let access = what.access_acl.as_ref().filter(|acl| is_kept(acl, attributes.mode));
+        if access.is_none() && what.default_acl.is_none() {
+            return Ok(None);
+        }
+        let mut set = Set::default();
+        set.apply(Change::Acl(AclKind::Access, access));
+        set.apply(Change::Acl(AclKind::Default, what.default_acl.as_ref()));
+        self.xattrs.first(set, &self.space)
     }
 
     /// Says that what `link` refers to lost a name; a directory has only one.

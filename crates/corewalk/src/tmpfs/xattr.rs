@@ -1,131 +1,266 @@
-//! Extended attributes and ACLs of one inode.
+//! Extended attributes and ACLs: what an inode has, and how equal sets of them are stored once.
 //!
 //! Attributes of the classes `user`, `trusted` and `security` are kept as they are given. ACLs
 //! are kept parsed, because the mode and the access ACL change each other; the attributes
 //! `system.posix_acl_*` are therefore no attributes here (see `FileSystem::get_acl`).
 //!
 //! # How it works
-//! A sorted map, since files have none or a handful. Names and values are charged byte by byte to
-//! the same budget as pages, so that attributes cannot take memory without bound where file data
-//! cannot.
+//! All that an inode has is one set (`set`) behind one pointer. A million files with one security label
+//! have a thousand copies of it, of 1024 users each (`blocks`).
+//!
+//! - The first set of an inode is shared at once: it is hashed and looked for, and only if nobody has it
+//!   is memory taken.
+//! - A change of a shared set makes a private copy, or takes the set out if the inode is its only user.
+//!   A private set is changed in place. It is shared again when the inode was left alone for a while
+//!   (`deferred`): a set that is about to be replaced cannot pay for being shared.
+//! - Not shared: sets over [`SHARED_BYTES_MAX`], which also bounds what a copy costs; and all of them
+//!   with `share_xattrs` off.
+//!
+//! # What is charged
+//! Names, values and ACLs in their stored form, byte by byte, to the same budget as pages, so that
+//! attributes cannot take memory without bound where file data cannot. A shared set is charged once.
+//! So what makes a shared set private takes room: also `removexattr` and chmod of a file with an ACL may
+//! say `ENOSPC`, as in ext4, and then nothing has changed. Before that, what waits to be shared is.
 //!
 //! # Invariants
-//! - X.1: a name is at most 255 bytes, a value at most 64 KiB, all names with their NULs at most
-//!   64 KiB, which are the limits of xattr(7).
-//! - X.2: the length of every name and value was taken from the budget.
+//! - X.2: every private set, and every block once, has its bytes taken from the budget.
+//! - X.3: a set that an inode points at is not empty.
 //!
 //! # What it refuses
 //! Classes it does not know, and names that are only a class. `user` attributes of anything but a
-//! regular file or a directory, as xattr(7) says. No locks: they are part of the attributes.
+//! regular file or a directory, as xattr(7) says. Of locks, see `blocks` and `deferred`: the sets
+//! themselves are part of the inode, and to read one takes no other lock.
 //!
-//! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2).
+//! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); Linux `fs/ext4/xattr.c`.
 
-use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 
 use super::budget::Budget;
 use crate::Errno;
-use crate::acl::Acl;
-use crate::attr::FileKind;
-use crate::fs::XattrMode;
+use crate::attr::{FileKind, Timespec};
 
-/// The longest name in bytes (`XATTR_NAME_MAX`).
-const NAME_BYTES_MAX: usize = 255;
-/// The longest value in bytes (`XATTR_SIZE_MAX`).
-const VALUE_BYTES_MAX: usize = 65536;
-/// All names with their NULs, in bytes (`XATTR_LIST_MAX`).
-const LIST_BYTES_MAX: usize = 65536;
+use blocks::{Blocks, Found, Leave, Released};
+use deferred::{DELAY_MS, Deferred};
+use set::{Effect, NAME_BYTES_MAX, Secret};
+
+pub(super) use blocks::Block;
+pub(super) use set::{Change, Set};
+
+mod blocks;
+mod deferred;
+mod set;
+
+/// The most bytes of a set that is shared. One value of the greatest length fits.
+const SHARED_BYTES_MAX: u64 = 2 * 65536;
 /// The classes that are kept.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 /// The class of attributes that belong to users.
 const USER: &[u8] = b"user.";
 
-/// The extended attributes and ACLs of an inode.
+/// What an inode points at: None if it has no attributes.
+pub(super) type Own = Option<Arc<Block>>;
+
+/// The sets of attributes of a file system.
 ///
 /// # Invariants
-/// X.1, X.2.
-#[derive(Default)]
+/// X.2, X.3.
 pub(super) struct Xattrs {
-    values: BTreeMap<Box<[u8]>, Box<[u8]>>,
-    /// The ACL that is checked, if it says more than the mode.
-    pub(super) access_acl: Option<Acl>,
-    /// The ACL that new files of a directory inherit.
-    pub(super) default_acl: Option<Acl>,
-    /// Set while a file made without a name may still be given one (`O_TMPFILE`).
-    pub(super) is_linkable: bool,
+    is_sharing: bool,
+    secret: Secret,
+    /// Made for the first set that is to be shared; None if that failed.
+    blocks: OnceLock<Option<Blocks>>,
+    deferred: Deferred,
 }
 
 impl Xattrs {
-    /// Returns true if nothing is kept here.
-    pub(super) fn is_empty(&self) -> bool {
-        self.values.is_empty()
-            && self.access_acl.is_none()
-            && self.default_acl.is_none()
-            && !self.is_linkable
+    /// Returns the sets of a file system in which no inode has any.
+    pub(super) fn new(is_sharing: bool) -> Xattrs {
+        let (secret, deferred) = (Secret::new(), Deferred::new());
+        Xattrs { is_sharing, secret, blocks: OnceLock::new(), deferred }
     }
 
-    /// Returns a value. `ENODATA` if there is none.
-    pub(super) fn get(&self, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        self.values.get(name).map(|value| value.to_vec()).ok_or(Errno::NODATA)
-    }
-
-    /// Returns all names, each ended by a NUL.
-    pub(super) fn list(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.list_bytes());
-        for name in self.values.keys() {
-            out.extend_from_slice(name);
-            out.push(0);
-        }
-        out
-    }
-
-    /// Sets a value; the name has been checked.
+    /// Changes the set of the inode `ino`, which is locked.
     ///
     /// # Errors
-    /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as `mode` says; `ENOSPC` if
-    /// there would be too many names or there is no room.
-    pub(super) fn set(
-        &mut self,
-        name: &[u8],
-        value: &[u8],
-        mode: XattrMode,
+    /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the change says; `ENOSPC` if
+    /// there would be too many names or there is no room. Then the set is as it was.
+    pub(super) fn change(
+        &self,
+        own: &mut Own,
+        ino: u64,
+        change: Change<'_>,
+        now: Timespec,
         space: &Budget,
     ) -> Result<(), Errno> {
-        if value.len() > VALUE_BYTES_MAX {
-            return Err(Errno::TOOBIG);
-        }
-        let old_bytes = self.values.get(name).map(|old| charge(name, old));
-        match (mode, old_bytes) {
-            (XattrMode::Create, Some(_)) => return Err(Errno::EXIST),
-            (XattrMode::Replace, None) => return Err(Errno::NODATA),
-            (_, None) if self.list_bytes() + name.len() + 1 > LIST_BYTES_MAX => {
-                return Err(Errno::NOSPC);
+        let Some(block) = own else {
+            let mut set = Set::default();
+            if set.effect(change)? != Effect::Nothing {
+                set.apply(change);
+                *own = self.first(set, space)?;
             }
-            _ => {}
+            return Ok(());
+        };
+        let Effect::Bytes(before, after) = block.set().effect(change)? else { return Ok(()) };
+        if !block.is_private() && !self.take_out(own) {
+            space.take(after)?;
+            return Ok(self.copy(own, ino, change, now, space));
         }
-        let (new_bytes, old_bytes) = (charge(name, value), old_bytes.unwrap_or(0));
-        space.take(new_bytes.saturating_sub(old_bytes))?;
-        space.give_back(old_bytes.saturating_sub(new_bytes));
-        self.values.insert(name.into(), value.into());
-        Ok(())
+        let block = own.as_mut().and_then(Arc::get_mut).expect("nobody else has a private block");
+        let result = space.exchange(before, after);
+        if result.is_ok() && after == 0 {
+            *own = None;
+            return Ok(());
+        }
+        if result.is_ok() {
+            block.set.apply(change);
+        }
+        self.queue(block, ino, now);
+        result
     }
 
-    /// Removes a value. `ENODATA` if there is none.
-    pub(super) fn remove(&mut self, name: &[u8], space: &Budget) -> Result<(), Errno> {
-        let value = self.values.remove(name).ok_or(Errno::NODATA)?;
-        space.give_back(charge(name, &value));
-        Ok(())
+    /// Returns what an inode points at that gets `set`, which is not empty, as its first one.
+    ///
+    /// # Errors
+    /// `ENOSPC` if there is no room.
+    pub(super) fn first(&self, mut set: Set, space: &Budget) -> Result<Own, Errno> {
+        let bytes = set.bytes();
+        if let Some(blocks) = self.blocks_for(bytes) {
+            let key = set.key(&self.secret);
+            match blocks.find(key, &set) {
+                Found::Block(block) => return Ok(Some(block)),
+                Found::Nothing => {
+                    space.take(bytes)?;
+                    return Ok(Some(blocks.enter(key, Block::private(set))));
+                }
+                Found::Others => {}
+            }
+        }
+        space.take(bytes)?;
+        Ok(Some(Arc::new(Block::private(set))))
     }
 
-    /// Drops all values and gives back their room.
-    pub(super) fn clear(&mut self, space: &Budget) {
-        for (name, value) in std::mem::take(&mut self.values) {
-            space.give_back(charge(&name, &value));
+    /// Takes what an inode points at away from it.
+    pub(super) fn drop_set(&self, own: &mut Own, space: &Budget) {
+        let Some(block) = own.take() else { return };
+        let bytes = block.set().bytes();
+        let is_last = block.is_private()
+            || self.blocks().is_none_or(|blocks| {
+                matches!(blocks.release(block, Leave::Always), Released::Last(_))
+            });
+        if is_last {
+            space.give_back(bytes);
         }
     }
 
-    fn list_bytes(&self) -> usize {
-        self.values.keys().map(|name| name.len() + 1).sum()
+    /// Returns true if an inode may have waited long enough at `now`.
+    #[inline]
+    pub(super) fn is_due(&self, now: Timespec) -> bool {
+        self.deferred.is_due(now)
     }
+
+    /// Takes some inodes out of those that wait; see `Deferred::pop`.
+    pub(super) fn pop_waiting(&self, now: Option<Timespec>) -> Vec<u64> {
+        self.deferred.pop(now)
+    }
+
+    /// Shares the set of the inode `ino`, which waited and was changed last at `changed`; if that is too
+    /// near to `now` it waits again.
+    pub(super) fn share(
+        &self,
+        own: &mut Own,
+        ino: u64,
+        changed: Timespec,
+        now: Option<Timespec>,
+        space: &Budget,
+    ) {
+        let Some(block) = own.as_mut().and_then(Arc::get_mut) else { return };
+        if !std::mem::take(&mut block.is_queued) {
+            return;
+        }
+        if now.is_some_and(|now| is_near(changed, now)) {
+            return self.queue(block, ino, changed);
+        }
+        let bytes = block.set.bytes();
+        let Some(blocks) = self.blocks_for(bytes) else { return };
+        let key = block.set.key(&self.secret);
+        match blocks.find(key, &block.set) {
+            Found::Block(shared) => {
+                space.give_back(bytes);
+                *own = Some(shared);
+            }
+            Found::Nothing => {
+                *own = own.take().and_then(Arc::into_inner).map(|b| blocks.enter(key, b))
+            }
+            Found::Others => {}
+        }
+    }
+
+    /// Returns what is stored; exact while nobody changes it.
+    pub(super) fn stats(&self) -> XattrStats {
+        let blocks = self.blocks.get().and_then(Option::as_ref);
+        XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.deferred.len() }
+    }
+
+    /// Makes a shared block private, if the inode is its only user; false if it is not.
+    fn take_out(&self, own: &mut Own) -> bool {
+        let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
+        match blocks.release(block, Leave::IfLast) {
+            Released::Last(block) => {
+                *own = Some(Arc::new(block));
+                true
+            }
+            Released::Shared(block) => {
+                *own = Some(block);
+                false
+            }
+        }
+    }
+
+    /// Puts a changed copy, for which room was taken, in the place of a shared block.
+    fn copy(&self, own: &mut Own, ino: u64, change: Change<'_>, now: Timespec, space: &Budget) {
+        let Some(shared) = own else { return };
+        let mut copy = Block::private(shared.set().clone());
+        copy.set.apply(change);
+        self.drop_set(own, space);
+        if !copy.set.is_empty() {
+            self.queue(&mut copy, ino, now);
+            *own = Some(Arc::new(copy));
+        }
+    }
+
+    /// Lets an inode with a private set wait.
+    #[inline]
+    fn queue(&self, block: &mut Block, ino: u64, changed: Timespec) {
+        let is_waiting = block.is_queued || !self.is_sharing;
+        if !is_waiting && block.set.bytes() <= SHARED_BYTES_MAX {
+            block.is_queued = true;
+            self.deferred.push(ino, changed);
+        }
+    }
+
+    /// Returns the blocks, if a set of so many bytes is to be shared.
+    fn blocks_for(&self, bytes: u64) -> Option<&Blocks> {
+        if bytes <= SHARED_BYTES_MAX { self.blocks() } else { None }
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        let blocks = || self.blocks.get_or_init(Blocks::new).as_ref();
+        if self.is_sharing { blocks() } else { None }
+    }
+}
+
+/// What is stored of extended attributes and ACLs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct XattrStats {
+    /// Sets that several inodes have or can have, each stored once per 1024 inodes.
+    pub shared_sets: u64,
+    /// Inodes that may have a set for themselves until they were left alone for 100 ms.
+    pub waiting: u64,
+}
+
+fn is_near(changed: Timespec, now: Timespec) -> bool {
+    deferred::milliseconds(now).saturating_sub(deferred::milliseconds(changed)) < DELAY_MS
 }
 
 /// Checks the name of an attribute that is to be changed.
@@ -152,13 +287,11 @@ pub(super) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errn
     check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
 }
 
-/// Returns what an attribute takes from the budget, in bytes.
-fn charge(name: &[u8], value: &[u8]) -> u64 {
-    (name.len() + value.len()) as u64
-}
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests;
 
 #[cfg(test)]
-mod tests {
+mod name_tests {
     use super::*;
 
     #[test]
@@ -183,40 +316,5 @@ mod tests {
             assert_eq!(check_name(kind, name), expected, "{kind:?} {}", name.escape_ascii());
         }
         assert_eq!(check_name_to_read(FileKind::Symlink, b"user.a"), Err(Errno::NODATA));
-    }
-
-    #[test]
-    fn set_obeys_mode_and_limits() {
-        let (space, mut xattrs) = (Budget::new(Some(200_000)), Xattrs::default());
-        let big = vec![0; VALUE_BYTES_MAX + 1];
-        assert_eq!(xattrs.set(b"user.a", &big, XattrMode::Set, &space), Err(Errno::TOOBIG));
-        assert_eq!(xattrs.set(b"user.a", b"", XattrMode::Replace, &space), Err(Errno::NODATA));
-        assert_eq!(xattrs.set(b"user.a", &big[1..], XattrMode::Create, &space), Ok(()));
-        assert_eq!(xattrs.set(b"user.a", b"x", XattrMode::Create, &space), Err(Errno::EXIST));
-        assert_eq!(space.used(), 65536 + 6);
-        assert_eq!(xattrs.set(b"user.a", b"xy", XattrMode::Replace, &space), Ok(()));
-        assert_eq!((space.used(), xattrs.get(b"user.a")), (8, Ok(b"xy".to_vec())));
-        assert_eq!(xattrs.set(b"user.b", b"", XattrMode::Set, &space), Ok(()));
-        assert_eq!(xattrs.list(), b"user.a\0user.b\0");
-        assert_eq!(xattrs.remove(b"user.c", &space), Err(Errno::NODATA));
-        assert_eq!(xattrs.remove(b"user.a", &space), Ok(()));
-        assert_eq!(xattrs.get(b"user.a"), Err(Errno::NODATA));
-        xattrs.clear(&space);
-        assert_eq!((space.used(), xattrs.is_empty()), (0, true));
-    }
-
-    #[test]
-    fn set_beyond_list_or_budget_is_enospc() {
-        let (space, mut xattrs) = (Budget::new(None), Xattrs::default());
-        let name = |n: u32| format!("user.{n:0250}").into_bytes();
-        for n in 0..256 {
-            assert_eq!(xattrs.set(&name(n), b"", XattrMode::Set, &space), Ok(()));
-        }
-        assert_eq!(xattrs.list().len(), LIST_BYTES_MAX);
-        assert_eq!(xattrs.set(b"user.x", b"", XattrMode::Set, &space), Err(Errno::NOSPC));
-        assert_eq!(xattrs.set(&name(0), b"x", XattrMode::Set, &space), Ok(()));
-        let (tight, mut xattrs) = (Budget::new(Some(8)), Xattrs::default());
-        assert_eq!(xattrs.set(b"user.x", b"123", XattrMode::Set, &tight), Err(Errno::NOSPC));
-        assert_eq!((tight.used(), xattrs.is_empty()), (0, true));
     }
 }

@@ -64,6 +64,9 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
+            // Both: it always fails, with the error of the one that does not fit.
+            3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
+            3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
         };
         if node == ROOT_NODE && name == XATTR_PRUNE.as_bytes() {

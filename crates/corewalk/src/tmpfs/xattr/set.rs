@@ -1,0 +1,404 @@
+//! The extended attributes and ACLs of one inode, as content: what is equal can be stored once.
+//!
+//! # How it works
+//! The attributes are sorted by name. Most files have one or none, so one needs no list. Each is one
+//! piece of memory: the length of the name in a byte, the name, the value. ACLs are kept parsed, because
+//! they are checked more often than they are read as attributes.
+//!
+//! The key of a set is the sum of the hashes of what is in it, so that going from one set to another
+//! hashes only what is new: each attribute keeps its hash once it was asked for. Of a value over 256
+//! bytes the hash takes the beginning, the end and some words between: whether two sets are equal is
+//! decided by comparing them, and a full hash would cost more than that.
+//!
+//! # Invariants
+//! - X.1: a name is at most 255 bytes, a value at most 64 KiB, all names with their NULs at most
+//!   64 KiB, which are the limits of xattr(7).
+//!
+//! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2).
+
+use crate::Errno;
+use crate::acl::Acl;
+use crate::fs::{AclKind, XattrMode};
+
+/// The longest name in bytes (`XATTR_NAME_MAX`).
+pub(super) const NAME_BYTES_MAX: usize = 255;
+/// The longest value in bytes (`XATTR_SIZE_MAX`).
+const VALUE_BYTES_MAX: usize = 65536;
+/// All names with their NULs, in bytes (`XATTR_LIST_MAX`).
+const LIST_BYTES_MAX: usize = 65536;
+/// Up to so many bytes an attribute is hashed as a whole.
+const HASHED_WHOLE_MAX: usize = 256;
+/// Bytes of the beginning of a longer one that are hashed, with the name.
+const HEAD_BYTES: usize = 128;
+/// Bytes of the end of a longer one that are hashed.
+const TAIL_BYTES: usize = 64;
+/// Words between that are hashed.
+const MIDDLE_WORDS: usize = 8;
+/// What an ACL takes from the budget besides its entries, in bytes.
+const ACL_BYTES: u64 = 4;
+/// What an entry of an ACL takes, in bytes.
+const ACL_ENTRY_BYTES: u64 = 8;
+
+/// What is to become of a set.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tmpfs) enum Change<'a> {
+    /// An attribute gets a value; the name has been checked.
+    Set(&'a [u8], &'a [u8], XattrMode),
+    /// An attribute goes.
+    Remove(&'a [u8]),
+    /// An ACL comes, changes or goes.
+    Acl(AclKind, Option<&'a Acl>),
+}
+
+/// What a change does to the bytes that a set is charged with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// It leaves the set as it is.
+    Nothing,
+    /// The set has so many bytes before and after.
+    Bytes(u64, u64),
+}
+
+/// The extended attributes and ACLs of an inode.
+///
+/// # Invariants
+/// X.1.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::tmpfs) struct Set {
+    attrs: Attrs,
+    acls: Option<Box<Acls>>,
+}
+
+impl Set {
+    /// Returns a value. `ENODATA` if there is none.
+    pub(in crate::tmpfs) fn get(&self, name: &[u8]) -> Result<&[u8], Errno> {
+        self.attrs.find(name).map(|at| self.attrs.all()[at].value()).map_err(|_| Errno::NODATA)
+    }
+
+    /// Returns all names, each ended by a NUL.
+    pub(in crate::tmpfs) fn list(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.list_bytes());
+        for attr in self.attrs.all() {
+            out.extend_from_slice(attr.name());
+            out.push(0);
+        }
+        out
+    }
+
+    /// Returns an ACL.
+    pub(in crate::tmpfs) fn acl(&self, kind: AclKind) -> Option<&Acl> {
+        self.acls.as_ref()?.of(kind)
+    }
+
+    /// Returns true if nothing is in it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.attrs.all().is_empty() && self.acls.is_none()
+    }
+
+    /// Returns what the set is charged with: the bytes of all names and values, and of the stored form
+    /// of ACLs.
+    pub(super) fn bytes(&self) -> u64 {
+        let attrs: u64 = self.attrs.all().iter().map(Attr::charge).sum();
+        let acls = self.acls.as_deref();
+        attrs + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
+    }
+
+    /// Returns what a change would do.
+    ///
+    /// # Errors
+    /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change says;
+    /// `ENOSPC` if there would be too many names.
+    pub(super) fn effect(&self, change: Change<'_>) -> Result<Effect, Errno> {
+        let before = self.bytes();
+        let after = match change {
+            Change::Set(name, value, mode) => {
+                if value.len() > VALUE_BYTES_MAX {
+                    return Err(Errno::TOOBIG);
+                }
+                let old = self.attrs.find(name).map(|at| &self.attrs.all()[at]);
+                match (mode, &old) {
+                    (XattrMode::Create, Ok(_)) => return Err(Errno::EXIST),
+                    (XattrMode::Replace, Err(_)) => return Err(Errno::NODATA),
+                    (_, Ok(old)) if old.value() == value => return Ok(Effect::Nothing),
+                    (_, Err(_)) if self.list_bytes() + name.len() + 1 > LIST_BYTES_MAX => {
+                        return Err(Errno::NOSPC);
+                    }
+                    _ => {}
+                }
+                before - old.map_or(0, Attr::charge) + (name.len() + value.len()) as u64
+            }
+            Change::Remove(name) => {
+                let at = self.attrs.find(name).map_err(|_| Errno::NODATA)?;
+                before - self.attrs.all()[at].charge()
+            }
+            Change::Acl(kind, acl) => {
+                let old = self.acl(kind);
+                if old == acl {
+                    return Ok(Effect::Nothing);
+                }
+                before - acl_charge(old) + acl_charge(acl)
+            }
+        };
+        Ok(Effect::Bytes(before, after))
+    }
+
+    /// Makes a change of which `effect` said that it is possible.
+    pub(in crate::tmpfs) fn apply(&mut self, change: Change<'_>) {
+        match change {
+            Change::Set(name, value, _) => self.attrs.set(name, value),
+            Change::Remove(name) => self.attrs.remove(name),
+            Change::Acl(kind, acl) => {
+                let mut acls = self.acls.take().unwrap_or_default();
+                *acls.of_mut(kind) = acl.cloned();
+                self.acls = Some(acls).filter(|acls| acls.0.iter().any(Option::is_some));
+            }
+        }
+    }
+
+    /// Returns the key of the content, and keeps what it is made from.
+    pub(super) fn key(&mut self, secret: &Secret) -> u64 {
+        let mut key = 0_u64;
+        for attr in self.attrs.all_mut() {
+            if attr.hash == 0 {
+                attr.hash = secret.attr(&attr.bytes);
+            }
+            key = key.wrapping_add(attr.hash);
+        }
+        for kind in [AclKind::Access, AclKind::Default] {
+            if let Some(acl) = self.acl(kind) {
+                key = key.wrapping_add(secret.acl(kind, acl));
+            }
+        }
+        key
+    }
+
+    fn list_bytes(&self) -> usize {
+        self.attrs.all().iter().map(|attr| attr.name().len() + 1).sum()
+    }
+}
+
+/// The secret of the hash of sets: callers choose the content (trap T54).
+#[derive(Clone, Debug)]
+pub(super) struct Secret([u64; 8]);
+
+impl Secret {
+    /// Returns a secret made from the system's randomness.
+    pub(super) fn new() -> Secret {
+        let state = std::hash::RandomState::new();
+        Secret(std::array::from_fn(|n| std::hash::BuildHasher::hash_one(&state, n)))
+    }
+
+    /// Returns the hash of an attribute.
+    fn attr(&self, bytes: &[u8]) -> u64 {
+        let len = bytes.len();
+        if len <= HASHED_WHOLE_MAX {
+            return self.bytes(len as u64, bytes);
+        }
+        let (head, rest) = bytes.split_at(HEAD_BYTES);
+        let (middle, tail) = rest.split_at(rest.len() - TAIL_BYTES);
+        let mut some = [0; 8 * MIDDLE_WORDS];
+        let step = middle.len() / MIDDLE_WORDS;
+        for (nth, word) in some.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let bytes = &middle[nth * step..];
+            word[..8.min(bytes.len())].copy_from_slice(&bytes[..8.min(bytes.len())]);
+        }
+        let hash = self.bytes(len as u64, head);
+        let hash = fold(hash ^ self.0[1], self.bytes(1, &some) ^ self.0[2]);
+        fold(hash ^ self.0[3], self.bytes(2, tail) ^ self.0[4])
+    }
+
+    /// Returns the hash of an ACL.
+    fn acl(&self, kind: AclKind, acl: &Acl) -> u64 {
+        let word = |e: &crate::acl::Entry| u64::from(e.id) << 32 | (e.tag as u64) << 8;
+        acl.entries().iter().fold(self.0[5] ^ kind as u64, |hash, entry| {
+            fold(hash ^ self.0[6], (word(entry) | u64::from(entry.perm)) ^ self.0[7])
+        })
+    }
+
+    /// Hashes in four lanes, since one multiplication does not wait for that of another lane.
+    fn bytes(&self, start: u64, bytes: &[u8]) -> u64 {
+        let secret = &self.0;
+        let mut lanes = [start ^ secret[0], secret[1], secret[2], secret[3]];
+        let (blocks, rest) = bytes.as_chunks::<64>();
+        for block in blocks {
+            let (pairs, _) = block.as_chunks::<16>();
+            for (nth, pair) in pairs.iter().enumerate() {
+                lanes[nth] = fold_pair(lanes[nth], pair, secret[nth + 4]);
+            }
+        }
+        let (pairs, rest) = rest.as_chunks::<16>();
+        for (nth, pair) in pairs.iter().enumerate() {
+            lanes[nth] = fold_pair(lanes[nth], pair, secret[nth + 4]);
+        }
+        let mut last = [0; 16];
+        last[..rest.len()].copy_from_slice(rest);
+        lanes[3] = fold_pair(lanes[3], &last, secret[7]);
+        let halves = fold(lanes[0] ^ secret[6], lanes[1] ^ secret[7]);
+        fold(halves ^ lanes[2] ^ secret[5], lanes[3] ^ secret[4])
+    }
+}
+
+/// Attributes sorted by name.
+#[derive(Clone, Debug)]
+enum Attrs {
+    /// One.
+    One(Attr),
+    /// Any other number.
+    Many(Vec<Attr>),
+}
+
+impl Attrs {
+    #[inline]
+    fn all(&self) -> &[Attr] {
+        match self {
+            Attrs::One(attr) => std::slice::from_ref(attr),
+            Attrs::Many(attrs) => attrs,
+        }
+    }
+
+    #[inline]
+    fn all_mut(&mut self) -> &mut [Attr] {
+        match self {
+            Attrs::One(attr) => std::slice::from_mut(attr),
+            Attrs::Many(attrs) => attrs,
+        }
+    }
+
+    /// Returns where an attribute is, or would be.
+    #[inline]
+    fn find(&self, name: &[u8]) -> Result<usize, usize> {
+        self.all().binary_search_by(|attr| attr.name().cmp(name))
+    }
+
+    fn set(&mut self, name: &[u8], value: &[u8]) {
+        match self.find(name) {
+            Ok(at) => self.all_mut()[at].set_value(value),
+            Err(at) => {
+                let attr = Attr::new(name, value);
+                *self = match std::mem::take(self) {
+                    Attrs::Many(attrs) if attrs.is_empty() => Attrs::One(attr),
+                    Attrs::Many(mut attrs) => {
+                        attrs.insert(at, attr);
+                        Attrs::Many(attrs)
+                    }
+                    Attrs::One(other) if at == 0 => Attrs::Many(vec![attr, other]),
+                    Attrs::One(other) => Attrs::Many(vec![other, attr]),
+                };
+            }
+        }
+    }
+
+    fn remove(&mut self, name: &[u8]) {
+        let Ok(at) = self.find(name) else { return };
+        *self = match std::mem::take(self) {
+            Attrs::One(_) => Attrs::default(),
+            Attrs::Many(mut attrs) => {
+                attrs.remove(at);
+                match <[Attr; 1]>::try_from(attrs) {
+                    Ok([attr]) => Attrs::One(attr),
+                    Err(attrs) => Attrs::Many(attrs),
+                }
+            }
+        };
+    }
+}
+
+impl Default for Attrs {
+    fn default() -> Attrs {
+        Attrs::Many(Vec::new())
+    }
+}
+
+impl PartialEq for Attrs {
+    fn eq(&self, other: &Attrs) -> bool {
+        self.all() == other.all()
+    }
+}
+
+impl Eq for Attrs {}
+
+/// A name and its value.
+#[derive(Clone, Debug)]
+struct Attr {
+    /// 0 as long as nobody has asked.
+    hash: u64,
+    /// The length of the name, the name, the value.
+    bytes: Box<[u8]>,
+}
+
+impl Attr {
+    fn new(name: &[u8], value: &[u8]) -> Attr {
+        debug_assert!(name.len() <= NAME_BYTES_MAX, "X.1");
+        let mut bytes = Vec::with_capacity(1 + name.len() + value.len());
+        bytes.push(name.len() as u8);
+        bytes.extend_from_slice(name);
+        bytes.extend_from_slice(value);
+        Attr { hash: 0, bytes: bytes.into_boxed_slice() }
+    }
+
+    #[inline]
+    fn name(&self) -> &[u8] {
+        &self.bytes[1..=usize::from(self.bytes[0])]
+    }
+
+    #[inline]
+    fn value(&self) -> &[u8] {
+        &self.bytes[1 + usize::from(self.bytes[0])..]
+    }
+
+    /// Replaces the value; one of the same length takes the place of the old one.
+    fn set_value(&mut self, value: &[u8]) {
+        let at = 1 + usize::from(self.bytes[0]);
+        if self.bytes.len() - at == value.len() {
+            self.bytes[at..].copy_from_slice(value);
+            self.hash = 0;
+        } else {
+            *self = Attr::new(&self.bytes[1..at], value);
+        }
+    }
+
+    /// Returns what it takes from the budget, in bytes.
+    fn charge(&self) -> u64 {
+        self.bytes.len() as u64 - 1
+    }
+}
+
+impl PartialEq for Attr {
+    fn eq(&self, other: &Attr) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Attr {}
+
+/// The two ACLs of an inode, by kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Acls([Option<Acl>; 2]);
+
+impl Acls {
+    fn of(&self, kind: AclKind) -> Option<&Acl> {
+        self.0[kind as usize].as_ref()
+    }
+
+    fn of_mut(&mut self, kind: AclKind) -> &mut Option<Acl> {
+        &mut self.0[kind as usize]
+    }
+}
+
+/// Returns what an ACL takes from the budget, in bytes.
+fn acl_charge(acl: Option<&Acl>) -> u64 {
+    acl.map_or(0, |acl| ACL_BYTES + ACL_ENTRY_BYTES * acl.entries().len() as u64)
+}
+
+/// Multiplies to 128 bits and folds the halves together.
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let wide = u128::from(a).wrapping_mul(u128::from(b));
+    (wide as u64) ^ ((wide >> 64) as u64)
+}
+
+#[inline]
+fn fold_pair(lane: u64, pair: &[u8; 16], secret: u64) -> u64 {
+    let wide = u128::from_le_bytes(*pair);
+    fold(wide as u64 ^ lane, (wide >> 64) as u64 ^ secret)
+}

@@ -1,0 +1,391 @@
+//! Sharing against a model, against its own counts, and under threads.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::rng::{ReportSeed, Seed};
+use proptest::prelude::*;
+
+use super::super::{Tmpfs, TmpfsOptions};
+use super::blocks::{Found, USERS_MAX};
+use super::*;
+use crate::acl::{Acl, Entry, Tag};
+use crate::fs::{AclKind, FileSystem, Make, Node, XattrMode};
+use crate::name::Name;
+
+const NAMES: [&[u8]; 3] = [b"user.a", b"user.b", b"security.label"];
+
+fn root(fs: &Tmpfs) -> Node<'static> {
+    Node::detached(fs.root().unwrap().ino, FileKind::Directory)
+}
+
+fn file(ino: u64) -> Node<'static> {
+    Node::detached(ino, FileKind::Regular)
+}
+
+fn make(fs: &Tmpfs, name: &str) -> u64 {
+    fs.make(root(fs), Name::new(name.as_bytes()).unwrap(), &Make::new(0o644, 0, 0)).unwrap().ino
+}
+
+fn unlink(fs: &Tmpfs, name: &str, ino: u64) {
+    fs.remove(root(fs), Name::new(name.as_bytes()).unwrap(), file(ino)).unwrap();
+    fs.forget(ino);
+}
+
+fn set(fs: &Tmpfs, ino: u64, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+    fs.setxattr(file(ino), name, value, XattrMode::Set)
+}
+
+fn tmpfs(size_bytes: Option<u64>) -> Tmpfs {
+    Tmpfs::new(TmpfsOptions { size_bytes, ..TmpfsOptions::default() })
+}
+
+/// Returns an ACL that names the user `uid`.
+fn acl(uid: u32) -> Acl {
+    let entry = |tag, perm, id| Entry::new(tag, perm, id);
+    Acl::new([
+        entry(Tag::UserObj, 6, 0),
+        entry(Tag::User, 4, uid),
+        entry(Tag::GroupObj, 4, 0),
+        entry(Tag::Mask, 4, 0),
+        entry(Tag::Other, 4, 0),
+    ])
+    .unwrap()
+}
+
+/// Checks K.1, K.2 and X.2: the users of every block are the inodes that point at it, no block is without
+/// one, and every set is paid for once. `inos` are all inodes with attributes; no file has bytes.
+fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
+    let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
+    for ino in inos {
+        let inode = fs.table.read(ino).unwrap();
+        let Some(block) = &inode.attributes.xattrs else { continue };
+        assert!(!block.set().is_empty(), "X.3");
+        let number = Blocks::number_of(block);
+        let is_first = number.is_none_or(|number| {
+            let count = pointers.entry(number).or_default();
+            *count += 1;
+            *count == 1
+        });
+        bytes += if is_first { block.set().bytes() } else { 0 };
+    }
+    let users: BTreeMap<u32, u32> = match fs.xattrs.blocks() {
+        Some(blocks) => {
+            assert!(blocks.entries() <= blocks.len(), "K.2: an entry leads nowhere");
+            assert_eq!(blocks.len(), blocks.collect_users().len() as u64, "a number is lost");
+            blocks.collect_users().into_iter().collect()
+        }
+        None => BTreeMap::new(),
+    };
+    assert_eq!(users, pointers, "K.1: users of blocks, and inodes that point at them");
+    assert_eq!(fs.space.used(), bytes, "X.2");
+}
+
+/// A step of the model.
+#[derive(Clone, Debug)]
+enum Step {
+    Set(usize, usize, u8, usize),
+    Remove(usize, usize),
+    Acl(usize, Option<u32>),
+    Chmod(usize, u32),
+    Copy(usize, usize),
+    Unlink(usize),
+    Share,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (inode, name) = (0..6_usize, 0..NAMES.len());
+    prop_oneof![
+        6 => (inode.clone(), name.clone(), 0..3_u8, prop_oneof![Just(0_usize), Just(5), Just(400)])
+            .prop_map(|(i, n, v, len)| Step::Set(i, n, v, len)),
+        2 => (inode.clone(), name).prop_map(|(i, n)| Step::Remove(i, n)),
+        2 => (inode.clone(), proptest::option::of(1..3_u32)).prop_map(|(i, a)| Step::Acl(i, a)),
+        1 => (inode.clone(), prop_oneof![Just(0o644), Just(0o600)])
+            .prop_map(|(i, mode)| Step::Chmod(i, mode)),
+        2 => (inode.clone(), inode.clone()).prop_map(|(a, b)| Step::Copy(a, b)),
+        1 => inode.prop_map(Step::Unlink),
+        2 => Just(Step::Share),
+    ]
+}
+
+/// What an inode should have.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Expected {
+    values: BTreeMap<Vec<u8>, Vec<u8>>,
+    acl: Option<Acl>,
+}
+
+/// What an inode has.
+fn seen(fs: &Tmpfs, ino: u64) -> Expected {
+    let list = fs.listxattr(file(ino)).unwrap();
+    let names = list.split(|&b| b == 0).filter(|name| !name.is_empty());
+    let values = names.map(|name| (name.to_vec(), fs.getxattr(file(ino), name).unwrap())).collect();
+    Expected { values, acl: fs.get_acl(file(ino), AclKind::Access).unwrap() }
+}
+
+fn take_step(fs: &Tmpfs, inos: &mut [u64], model: &mut [Expected], step: Step) {
+    match step {
+        Step::Set(i, n, byte, len) => {
+            set(fs, inos[i], NAMES[n], &vec![byte; len]).unwrap();
+            model[i].values.insert(NAMES[n].to_vec(), vec![byte; len]);
+        }
+        Step::Remove(i, n) => {
+            let was_there = model[i].values.remove(NAMES[n]).is_some();
+            let expected = if was_there { Ok(()) } else { Err(Errno::NODATA) };
+            assert_eq!(fs.removexattr(file(inos[i]), NAMES[n]), expected);
+        }
+        Step::Acl(i, uid) => {
+            model[i].acl = uid.map(acl);
+            fs.set_acl(file(inos[i]), AclKind::Access, model[i].acl.as_ref(), None).unwrap();
+        }
+        Step::Chmod(i, mode) => {
+            let set = crate::SetAttr { mode: Some(mode), ..crate::SetAttr::default() };
+            fs.setattr(file(inos[i]), &set).unwrap();
+            if let Some(acl) = &mut model[i].acl {
+                acl.chmod(mode);
+            }
+        }
+        Step::Copy(a, b) => {
+            for (name, value) in model[a].values.clone() {
+                set(fs, inos[b], &name, &value).unwrap();
+                model[b].values.insert(name, value);
+            }
+        }
+        Step::Unlink(i) => {
+            unlink(fs, &i.to_string(), inos[i]);
+            (inos[i], model[i]) = (make(fs, &i.to_string()), Expected::default());
+        }
+        Step::Share => {
+            fs.share_xattrs();
+            let sets: HashMap<String, ()> = model
+                .iter()
+                .filter(|expected| **expected != Expected::default())
+                .map(|expected| (format!("{expected:?}"), ()))
+                .collect();
+            assert_eq!(fs.xattr_stats().shared_sets, sets.len() as u64, "each set is there once");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn sets_and_users_are_those_of_the_model(steps in proptest::collection::vec(step(), 1..60)) {
+        let fs = tmpfs(None);
+        let mut inos: Vec<u64> = (0..6).map(|i| make(&fs, &i.to_string())).collect();
+        let mut model = vec![Expected::default(); 6];
+        for step in steps {
+            take_step(&fs, &mut inos, &mut model, step);
+            for (&ino, expected) in inos.iter().zip(&model) {
+                assert_eq!(&seen(&fs, ino), expected);
+            }
+            audit(&fs, inos.iter().copied());
+        }
+        for (i, &ino) in inos.iter().enumerate() {
+            unlink(&fs, &i.to_string(), ino);
+        }
+        audit(&fs, []);
+        assert_eq!((fs.space.used(), fs.xattr_stats().shared_sets), (0, 0));
+    }
+}
+
+#[test]
+#[should_panic(expected = "K.1: users of blocks")]
+fn control_user_that_is_not_given_up_is_caught() {
+    let fs = tmpfs(None);
+    let ino = make(&fs, "file");
+    set(&fs, ino, b"user.a", b"value").unwrap();
+    audit(&fs, [ino]);
+    let mut wanted = fs.table.read(ino).unwrap().attributes.xattrs.as_ref().unwrap().set().clone();
+    let key = wanted.key(&fs.xattrs.secret);
+    let blocks = fs.xattrs.blocks().unwrap();
+    assert!(matches!(blocks.find(key, &wanted), Found::Block(_)), "and the user is forgotten");
+    audit(&fs, [ino]);
+}
+
+#[test]
+#[should_panic(expected = "X.2")]
+fn control_set_that_is_not_paid_for_is_caught() {
+    let fs = tmpfs(None);
+    let ino = make(&fs, "file");
+    set(&fs, ino, b"user.a", b"value").unwrap();
+    fs.space.give_back(1);
+    audit(&fs, [ino]);
+}
+
+/// Trap T39: a full block is not looked at, and is found again when it has room.
+#[test]
+fn block_has_at_most_1024_users() {
+    let fs = tmpfs(None);
+    let inos: Vec<u64> = (0..2 * USERS_MAX + 10).map(|i| make(&fs, &i.to_string())).collect();
+    for &ino in &inos {
+        set(&fs, ino, b"security.label", b"one for all").unwrap();
+    }
+    audit(&fs, inos.iter().copied());
+    let users = || fs.xattrs.blocks().unwrap().collect_users();
+    let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
+    // The small one goes, then a full one loses a user and gets another one.
+    for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
+        unlink(&fs, &i.to_string(), ino);
+    }
+    unlink(&fs, "0", inos[0]);
+    let new = make(&fs, "new");
+    set(&fs, new, b"security.label", b"one for all").unwrap();
+    assert_eq!(users().into_iter().map(|(_, users)| users).collect::<Vec<_>>(), [USERS_MAX; 2]);
+    audit(&fs, inos[1..2 * USERS_MAX as usize].iter().copied().chain([new]));
+}
+
+/// Trap T38: a set that is changed by its only user finds the one that is equal, and not itself.
+#[test]
+fn set_changed_by_its_only_user_is_shared_with_its_equal() {
+    let fs = tmpfs(None);
+    let [a, b] = ["a", "b"].map(|name| make(&fs, name));
+    set(&fs, a, b"user.a", b"one").unwrap();
+    set(&fs, b, b"user.a", b"two").unwrap();
+    set(&fs, b, b"user.a", b"one").unwrap();
+    fs.share_xattrs();
+    assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 });
+    // And one that finds nothing is found itself.
+    set(&fs, b, b"user.a", b"three").unwrap();
+    fs.share_xattrs();
+    set(&fs, a, b"user.a", b"three").unwrap();
+    fs.share_xattrs();
+    assert_eq!(fs.xattr_stats().shared_sets, 1);
+    audit(&fs, [a, b]);
+}
+
+#[test]
+fn inode_that_waits_is_shared_by_a_later_change_of_another() {
+    let fs = tmpfs(None);
+    let inos: Vec<u64> = (0..20).map(|i| make(&fs, &i.to_string())).collect();
+    for &ino in &inos {
+        set(&fs, ino, b"user.a", b"one").unwrap();
+        set(&fs, ino, b"user.b", b"two").unwrap();
+    }
+    assert_eq!(fs.xattr_stats().waiting, 20);
+    let later = |ms: i64| {
+        let now = super::super::inode::now();
+        Timespec { secs: now.secs + ms / 1000, ..now }
+    };
+    assert_eq!(fs.xattrs.pop_waiting(Some(later(0))), [], "not yet");
+    assert!(fs.xattrs.is_due(later(2000)));
+    while fs.xattrs.is_due(later(2000)) {
+        fs.share_waiting(Some(later(2000)));
+    }
+    assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 });
+    audit(&fs, inos);
+}
+
+#[test]
+fn want_of_room_changes_nothing() {
+    let fs = tmpfs(Some(8192));
+    let [a, b, c] = ["a", "b", "c"].map(|name| make(&fs, name));
+    let value = [1; 4000];
+    for ino in [a, b] {
+        set(&fs, ino, b"user.a", &value).unwrap();
+        set(&fs, ino, b"user.b", b"1").unwrap();
+    }
+    fs.share_xattrs();
+    assert_eq!(fs.space.used(), 4000 + 6 + 7);
+    set(&fs, c, b"user.c", &[2; 4100]).unwrap();
+    // Both have the block: a change needs a copy, for which there is no room.
+    let before = seen(&fs, a);
+    assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
+    assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
+    assert_eq!(seen(&fs, a), before);
+    audit(&fs, [a, b, c]);
+    // One who has the room already needs none, nor one who wants what is there.
+    set(&fs, c, b"user.c", &[3; 4100]).unwrap();
+    assert_eq!(set(&fs, c, b"user.d", &[3; 100]), Err(Errno::NOSPC));
+    let d = make(&fs, "d");
+    set(&fs, c, b"user.c", &[]).unwrap();
+    set(&fs, d, b"user.a", &[4; 4000]).unwrap();
+    assert_eq!(set(&fs, d, b"user.b", &[4; 4000]), Err(Errno::NOSPC));
+    audit(&fs, [a, b, c, d]);
+}
+
+#[test]
+fn what_waits_makes_room_for_who_needs_it() {
+    let fs = tmpfs(Some(12288));
+    let inos = ["a", "b"].map(|name| make(&fs, name));
+    for (nth, &ino) in inos.iter().enumerate() {
+        set(&fs, ino, b"user.a", &[nth as u8; 5000]).unwrap();
+        set(&fs, ino, b"user.a", &[9; 5000]).unwrap();
+    }
+    assert_eq!(fs.space.used(), 2 * 5006, "each has it for itself");
+    let c = make(&fs, "c");
+    set(&fs, c, b"user.c", &[1; 5000]).unwrap();
+    assert_eq!(fs.space.used(), 2 * 5006);
+    audit(&fs, inos.into_iter().chain([c]));
+}
+
+#[test]
+fn nothing_is_shared_when_it_is_off() {
+    let options = TmpfsOptions { share_xattrs: false, ..TmpfsOptions::default() };
+    let fs = Tmpfs::new(options);
+    let inos = ["a", "b"].map(|name| make(&fs, name));
+    for &ino in &inos {
+        set(&fs, ino, b"user.a", b"one").unwrap();
+        set(&fs, ino, b"user.a", b"two").unwrap();
+    }
+    assert_eq!((fs.share_xattrs(), fs.xattr_stats()), (0, XattrStats::default()));
+    audit(&fs, inos);
+}
+
+/// Trap T54: contents that are chosen to have one key are compared a few times and then left alone.
+#[test]
+fn contents_of_one_key_make_no_long_chain() {
+    let fs = tmpfs(None);
+    // Only some words of the middle of a long value are hashed.
+    let inos: Vec<u64> = (0..50).map(|i| make(&fs, &i.to_string())).collect();
+    for (nth, &ino) in inos.iter().enumerate() {
+        let mut value = vec![0; 4000];
+        value[1001] = nth as u8;
+        set(&fs, ino, b"user.a", &value).unwrap();
+    }
+    let shared = fs.xattr_stats().shared_sets;
+    assert!((1..=5).contains(&shared), "{shared} of 50 that differ in a byte that is not hashed");
+    audit(&fs, inos);
+}
+
+/// Trap T34: blocks that are found while their last users give them up.
+#[test]
+fn blocks_found_while_they_are_released_are_never_lost() {
+    const ROUNDS: u32 = 6_000;
+    let _watchdog = Watchdog::start("sharing and release", Duration::from_secs(120));
+    let report = ReportSeed::new(Seed::choose());
+    let fs = tmpfs(None);
+    let inos: Vec<Vec<u64>> =
+        (0..3).map(|t| (0..3).map(|i| make(&fs, &format!("{t}-{i}"))).collect()).collect();
+    let turn = corewalk_sync::Mutex::new(0_usize);
+    race::run(3, report.seed(), |mut racer| {
+        let mine = {
+            let mut turn = turn.lock();
+            *turn += 1;
+            &inos[*turn - 1]
+        };
+        for _ in 0..ROUNDS {
+            let ino = mine[racer.rng.index(mine.len())];
+            let value = [racer.rng.below(3) as u8; 40];
+            match racer.rng.below(4) {
+                0 => drop(fs.removexattr(file(ino), b"user.a")),
+                1 => drop(fs.share_xattrs()),
+                _ => {
+                    set(&fs, ino, b"user.a", &value).unwrap();
+                    assert_eq!(fs.getxattr(file(ino), b"user.a").unwrap(), value);
+                }
+            }
+        }
+    });
+    fs.share_xattrs();
+    audit(&fs, inos.iter().flatten().copied());
+    assert!(fs.xattr_stats().shared_sets <= 3);
+    for ino in inos.iter().flatten() {
+        drop(fs.removexattr(file(*ino), b"user.a"));
+    }
+    audit(&fs, []);
+}

@@ -1,0 +1,148 @@
+//! Extended attributes and ACLs, call by call against the kernel's ext4.
+//!
+//! A script of system calls (`crates/corewalk/examples/xattr_calls.rs`) runs on a fresh ext4 in a loop
+//! device and on the mount under test, and the two transcripts must be equal line by line: results,
+//! errnos, and bytes. The ext4 has `ea_inode`, without which it has no room for values of 64 KiB.
+//!
+//! Not in the script, since ext4 answers otherwise for reasons of its own: so many names that they take
+//! more than a block, for which ext4 says `ENOSPC` also with `ea_inode` (the limit of 64 KiB of names is a
+//! unit test of tmpfs), and immutable files (setxattr03), which FUSE does not have.
+//!
+//! Source: LTP `testcases/kernel/syscalls`; ext4(5); mkfs.ext4(8).
+
+use super::{
+    minutes,
+    mount::{Mount, OPTIONS, SERVER_PERMISSIONS, Site, Source},
+};
+use crate::{Outcome, checks, process};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// The size of the file in which the ext4 lies, in bytes.
+const EXT4_BYTES: u64 = 64 << 20;
+/// How many lines the transcript has at least; there are about 800.
+const LINES_MIN: usize = 600;
+/// How many differences are shown.
+const SHOWN_MAX: usize = 40;
+
+/// Compares a tmpfs with ext4.
+pub(super) fn xattr(site: &Site) -> Outcome {
+    check(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
+/// Compares a tmpfs with ext4 where the server checks permissions.
+pub(super) fn xattr_server(site: &Site) -> Outcome {
+    check(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
+}
+
+/// Compares what is mounted from `source` with ext4.
+fn check(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
+    let script = built(site)?;
+    let expected = {
+        let ext4 = Ext4::mount(site)?;
+        let folder = ext4.path.join("t");
+        fs::create_dir(&folder)
+            .map_err(|error| Outcome::Failed(format!("{}: {error}", folder.display())))?;
+        site.run("xattr-ext4", Command::new(&script).arg(folder))?
+    };
+    let mut mount = Mount::start_with(site, source, options)?;
+    mount.shell("xattr-folder", "mkdir -m 0755 t")?;
+    let mut command = Command::new(&script);
+    command.arg(mount.path.join("t"));
+    let seen = mount.run("xattr", &mut command, minutes(2))?;
+    compare(&expected, &seen)?;
+    println!("xattr: {} lines are equal", seen.lines().count());
+    Ok(mount.finish())
+}
+
+/// Compares two transcripts.
+fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
+    let (expected, seen): (Vec<&str>, Vec<&str>) =
+        (expected.lines().collect(), seen.lines().collect());
+    if expected.len() < LINES_MIN {
+        return Err(Outcome::Failed(format!("the script made {} calls only", expected.len())));
+    }
+    let mut section = "";
+    let mut differences = 0;
+    for (nth, line) in expected.iter().enumerate() {
+        section = if line.starts_with("--") { line } else { section };
+        let other = seen.get(nth).copied().unwrap_or("(nothing)");
+        if *line != other {
+            differences += 1;
+            if differences <= SHOWN_MAX {
+                println!("line {} {section}\n  ext4: {line}\n  here: {other}", nth + 1);
+            }
+        }
+    }
+    if differences > 0 || seen.len() != expected.len() {
+        let lines = (expected.len(), seen.len());
+        return Err(Outcome::Failed(format!("{differences} differences; lines: {lines:?}")));
+    }
+    Ok(())
+}
+
+/// Returns the path of the script, which is built first.
+fn built(site: &Site) -> Result<PathBuf, Outcome> {
+    let target = checks::target_folder(&site.root);
+    let mut command = Command::new("cargo");
+    command.args(["build", "-q", "--release", "-p", "corewalk", "--example", "xattr_calls"]);
+    command.current_dir(&site.root).env("CARGO_TARGET_DIR", &target);
+    site.run("xattr-build", &mut command)?;
+    Ok(target.join("release/examples/xattr_calls"))
+}
+
+/// A fresh ext4 in a loop device.
+struct Ext4 {
+    path: PathBuf,
+}
+
+impl Ext4 {
+    fn mount(site: &Site) -> Result<Ext4, Outcome> {
+        let (image, path) = (site.folder.join("ext4.img"), site.folder.join("ext4"));
+        File::create(&image)
+            .and_then(|file| file.set_len(EXT4_BYTES))
+            .and_then(|()| fs::create_dir_all(&path))
+            .map_err(|error| Outcome::Failed(format!("{}: {error}", image.display())))?;
+        let mut command = Command::new("mkfs.ext4");
+        command.args(["-q", "-F", "-O", "ea_inode"]).arg(&image);
+        site.run("mkfs", &mut command)?;
+        let mut command = Command::new("mount");
+        command.args(["-t", "ext4", "-o", "loop,acl,user_xattr"]).arg(&image).arg(&path);
+        match process::run(&mut command, minutes(1)) {
+            process::Ended::Well => Ok(Ext4 { path }),
+            _ => Err(Outcome::Skipped("an ext4 in a loop device cannot be mounted".to_owned())),
+        }
+    }
+}
+
+impl Drop for Ext4 {
+    fn drop(&mut self) {
+        unmount(&self.path);
+    }
+}
+
+fn unmount(path: &Path) {
+    let _ = Command::new("umount").arg("-l").arg(path).stderr(Stdio::null()).status();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transcript(last: &str) -> String {
+        "set: done\n".repeat(LINES_MIN) + last
+    }
+
+    #[test]
+    fn transcripts_that_differ_or_are_short_fail() {
+        let good = transcript("get: ENODATA\n");
+        assert_eq!(compare(&good, &good), Ok(()));
+        assert!(compare(&good, &transcript("get: EPERM\n")).is_err());
+        assert!(compare(&good, &transcript("")).is_err());
+        assert!(compare(&transcript(""), &good).is_err());
+        assert!(compare("", "").is_err(), "a script that did nothing");
+    }
+}
