@@ -285,7 +285,8 @@ impl Vfs {
     pub fn removexattr(&self, cred: &Cred, inode: &InodeRef<'_>, name: &[u8]) -> Result<(), Errno> {
         self.ask(inode, |fs, node| {
             if let Some(kind) = acl_kind(name) {
-                return self.set_acl_xattr(cred, inode, kind, b"", XattrMode::Replace);
+                // Linux takes an ACL that is not there for removed.
+                return self.set_acl_xattr(cred, inode, kind, b"", XattrMode::Set);
             }
             self.xattr_permission(cred, inode, name, May::WRITE)?;
             fs.removexattr(node, name)
@@ -332,7 +333,8 @@ impl Vfs {
                 }
                 self.permission(cred, inode.slot, what)
             }
-            (b"user" | b"trusted" | b"security" | b"system", false) => Err(Errno::INVAL),
+            // Those of `system` are single names and no class.
+            (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }
     }
