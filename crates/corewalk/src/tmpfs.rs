@@ -240,8 +240,8 @@ impl Tmpfs {
         change: Change<'_>,
         now: Timespec,
     ) -> Result<(), Errno> {
-        let ino = inode.ino();
-        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, now, &self.space)
+        let (ino, times) = (inode.ino(), (inode.attributes.changed(), now));
+        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, times, &self.space)
     }
 
     /// Takes an inode out of its slot, if `is_wanted` says so, and gives back what it takes.

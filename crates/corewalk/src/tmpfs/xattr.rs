@@ -10,9 +10,10 @@
 //!
 //! - The first set of an inode is shared at once: it is hashed and looked for, and only if nobody has it
 //!   is memory taken.
-//! - A change of a shared set makes a private copy, or takes the set out if the inode is its only user.
-//!   A private set is changed in place. It is shared again when the inode was left alone for a while
-//!   (`deferred`): a set that is about to be replaced cannot pay for being shared.
+//! - A change of an inode that was left alone for 100 ms looks for the new set in the same way.
+//! - A change soon after another one makes a private copy, or takes the set out if the inode is its only
+//!   user. A private set is changed in place. It is shared again when the inode was left alone for a
+//!   while (`deferred`): a set that is about to be replaced cannot pay for being shared.
 //! - Not shared: sets over [`SHARED_BYTES_MAX`], which also bounds what a copy costs; and all of them
 //!   with `share_xattrs` off.
 //!
@@ -79,7 +80,7 @@ impl Xattrs {
         Xattrs { is_sharing, secret, blocks: OnceLock::new(), deferred }
     }
 
-    /// Changes the set of the inode `ino`, which is locked.
+    /// Changes the set of the inode `ino`, which is locked and was changed last at `changed`.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the change says; `ENOSPC` if
@@ -89,7 +90,7 @@ impl Xattrs {
         own: &mut Own,
         ino: u64,
         change: Change<'_>,
-        now: Timespec,
+        (changed, now): (Timespec, Timespec),
         space: &Budget,
     ) -> Result<(), Errno> {
         let Some(block) = own else {
@@ -101,6 +102,17 @@ impl Xattrs {
             return Ok(());
         };
         let Effect::Bytes(before, after) = block.set().effect(change)? else { return Ok(()) };
+        if after > 0 && !block.is_private() && !is_near(changed, now) {
+            let mut set = block.set().clone();
+            set.apply(change);
+            // Without room for another set there may still be some for a greater one.
+            if let Ok(new) = self.first(set, space) {
+                self.drop_set(own, space);
+                *own = new;
+                return Ok(());
+            }
+        }
+        let Some(block) = own else { return Ok(()) };
         if !block.is_private() && !self.take_out(own) {
             space.take(after)?;
             return Ok(self.copy(own, ino, change, now, space));

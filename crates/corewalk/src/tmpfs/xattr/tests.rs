@@ -37,6 +37,12 @@ fn set(fs: &Tmpfs, ino: u64, name: &[u8], value: &[u8]) -> Result<(), Errno> {
     fs.setxattr(file(ino), name, value, XattrMode::Set)
 }
 
+/// Makes the last change of an inode an old one.
+fn rest(fs: &Tmpfs, ino: u64) {
+    let set = crate::SetAttr { ctime: Some(Timespec { secs: 1, nanos: 0 }), ..Default::default() };
+    fs.setattr(file(ino), &set).unwrap();
+}
+
 fn tmpfs(size_bytes: Option<u64>) -> Tmpfs {
     Tmpfs::new(TmpfsOptions { size_bytes, ..TmpfsOptions::default() })
 }
@@ -91,6 +97,8 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
+    /// So much time passes that the next change is not near to the last one.
+    Rest(usize),
     Share,
 }
 
@@ -104,7 +112,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (inode.clone(), prop_oneof![Just(0o644), Just(0o600)])
             .prop_map(|(i, mode)| Step::Chmod(i, mode)),
         2 => (inode.clone(), inode.clone()).prop_map(|(a, b)| Step::Copy(a, b)),
-        1 => inode.prop_map(Step::Unlink),
+        1 => inode.clone().prop_map(Step::Unlink),
+        4 => inode.prop_map(Step::Rest),
         2 => Just(Step::Share),
     ]
 }
@@ -156,6 +165,7 @@ fn take_step(fs: &Tmpfs, inos: &mut [u64], model: &mut [Expected], step: Step) {
             unlink(fs, &i.to_string(), inos[i]);
             (inos[i], model[i]) = (make(fs, &i.to_string()), Expected::default());
         }
+        Step::Rest(i) => rest(fs, inos[i]),
         Step::Share => {
             fs.share_xattrs();
             let sets: HashMap<String, ()> = model
@@ -281,6 +291,30 @@ fn inode_that_waits_is_shared_by_a_later_change_of_another() {
 }
 
 #[test]
+fn inode_that_was_left_alone_is_shared_at_once() {
+    let fs = tmpfs(Some(8192));
+    let [a, b] = ["a", "b"].map(|name| make(&fs, name));
+    for ino in [a, b] {
+        set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
+        rest(&fs, ino);
+    }
+    // No room for a second set, but its only user may change what it has.
+    assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
+    fs.removexattr(file(b), b"user.a").unwrap();
+    set(&fs, a, b"user.a", &[2; 5000]).unwrap();
+    fs.share_xattrs();
+    for (nth, &ino) in [a, b].iter().enumerate() {
+        rest(&fs, ino);
+        set(&fs, ino, b"user.a", &[3; 10]).unwrap();
+        assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 }, "{nth}");
+    }
+    rest(&fs, b);
+    set(&fs, b, b"user.a", &[4; 10]).unwrap();
+    assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 2, waiting: 0 });
+    audit(&fs, [a, b]);
+}
+
+#[test]
 fn want_of_room_changes_nothing() {
     let fs = tmpfs(Some(8192));
     let [a, b, c] = ["a", "b", "c"].map(|name| make(&fs, name));
@@ -373,7 +407,7 @@ fn blocks_found_while_they_are_released_are_never_lost() {
             let value = [racer.rng.below(3) as u8; 40];
             match racer.rng.below(4) {
                 0 => drop(fs.removexattr(file(ino), b"user.a")),
-                1 => drop(fs.share_xattrs()),
+                1 => _ = fs.share_xattrs(),
                 _ => {
                     set(&fs, ino, b"user.a", &value).unwrap();
                     assert_eq!(fs.getxattr(file(ino), b"user.a").unwrap(), value);
