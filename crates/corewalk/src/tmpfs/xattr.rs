@@ -17,6 +17,19 @@
 //! - Not shared: sets over [`SHARED_BYTES_MAX`], which also bounds what a copy costs; and all of them
 //!   with `share_xattrs` off.
 //!
+//! # What it costs and saves
+//! Measured by `examples/xattr_sharing.rs` (medians of nine interleaved rounds, one thread, two virtual
+//! cores of a Xeon that others used as well).
+//!
+//! - The workload of xattr-bench (F of 10 to 1000, V of 10 to 10,000, values of 32 to 4000 bytes): 0.97
+//!   to 1.1 of the time without sharing, which is the noise; some cells scatter more either way.
+//! - Lost: the first label of each of 100,000 files takes 143 ns, without sharing 94; another label after
+//!   a rest 210 ns to 74; one at once after the first, and sharing it later, 304 to 71. Nothing is saved in
+//!   time by a hit of a short value: to hash, find, compare and count costs more than to copy.
+//! - Won: reading labels of 100,000 files at random takes 223 ns, without sharing 473, since the values
+//!   are in the processor's caches. A million files with one label of 48 bytes take 0.2 bytes each for
+//!   it, without sharing 160.
+//!
 //! # What is charged
 //! Names, values and ACLs in their stored form, byte by byte, to the same budget as pages, so that
 //! attributes cannot take memory without bound where file data cannot. A shared set is charged once.
@@ -115,7 +128,8 @@ impl Xattrs {
         let Some(block) = own else { return Ok(()) };
         if !block.is_private() && !self.take_out(own) {
             space.take(after)?;
-            return Ok(self.copy(own, ino, change, now, space));
+            self.copy(own, ino, change, now, space);
+            return Ok(());
         }
         let block = own.as_mut().and_then(Arc::get_mut).expect("nobody else has a private block");
         let result = space.exchange(before, after);
