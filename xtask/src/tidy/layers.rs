@@ -16,8 +16,8 @@ use crate::source::RustFile;
 const LAYERS: [(&str, u32); 10] = [
     ("corewalk-sync", 0),
     ("corewalk-mbcache", 1),
-    ("corewalk-ipc", 1),
     ("corewalk", 2),
+    ("corewalk-ipc", 2),
     ("corewalk-fuse", 3),
     ("corewalk-hostfs", 3),
     ("corewalk-ipc-preload", 3),
