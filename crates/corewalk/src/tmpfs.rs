@@ -11,12 +11,13 @@
 //! of slots, read without a lock, leads from a number to an inode (`table`), which has one lock around
 //! all but the bytes of a file (`inode`). Directories (`dir`) hand out cookies that stay true while they
 //! change; files (`data`, `pages`) keep pages of 4096 bytes and know holes exactly. Operations on names
-//! (`names`) lock the directories they change in the order of their slots. Two budgets (`budget`)
-//! bound bytes and inodes; without a limit each thread counts for itself.
+//! (`names`) lock the directories they change in the order of their slots. Equal sets of extended
+//! attributes and ACLs are stored once (`xattr`). Two budgets (`budget`) bound bytes and inodes; without
+//! a limit each thread counts for itself.
 //!
 //! # Locks and their order
-//! The bytes of one file; directories in ascending order of their slots; one inode that is none; lists
-//! of free slots. `names` says why that is free of deadlocks. No lock is held while the caller's sink
+//! The bytes of one file; directories in ascending order of their slots; one inode that is none; the
+//! place of a shared set of attributes; lists of free slots, and of inodes whose attributes wait. `names` says why that is free of deadlocks. No lock is held while the caller's sink
 //! runs in `readdir`, and none longer than a batch takes to copy.
 //!
 //! # What it does beyond and short of Linux
@@ -24,7 +25,8 @@
 //! - Numbers are never used again (trap P11). They are 64 bits wide: that of a file made in the place
 //!   of an earlier one has a count of such files in its upper half, so programs of 32 bits need
 //!   `_FILE_OFFSET_BITS=64`, as with `inode64` of tmpfs(5).
-//! - Extended attributes are charged to the bytes, not to the inodes.
+//! - Extended attributes and ACLs are charged to the bytes, not to the inodes, and shared ones once: see
+//!   `TmpfsOptions::share_xattrs`.
 //! - Without a limit on bytes or inodes statfs(2) reports a large one, so that programs that look
 //!   for free space find some.
 //! - Set-user-ID bits are not cleared by a write or chown: the caller does that, with `setattr`.
@@ -103,7 +105,7 @@ pub struct Tmpfs {
 /// What a [`Tmpfs`] starts with, after the mount options of tmpfs(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TmpfsOptions {
-    /// The most bytes of file data and extended attributes, rounded up to whole pages; None for as
+    /// The most bytes of file data, extended attributes and ACLs, rounded up to whole pages; None for as
     /// much as there is memory (`size=`).
     pub size_bytes: Option<u64>,
     /// The most inodes, with the root directory; None for any number (`nr_inodes=`).
@@ -114,7 +116,9 @@ pub struct TmpfsOptions {
     pub root_uid: u32,
     /// The group of the root directory (`gid=`).
     pub root_gid: u32,
-    /// Whether equal sets of extended attributes and ACLs are stored once (`mbcache`, `no_mbcache`).
+    /// Whether equal sets of extended attributes and ACLs are stored once (`mbcache`, `no_mbcache`). A
+    /// shared set is charged once, and a change that needs a copy of it, be it to remove an attribute or
+    /// to chmod a file with an ACL, fails with `ENOSPC` if there is no room for one.
     pub share_xattrs: bool,
 }
 
