@@ -18,7 +18,9 @@ fn main() {
 
 /// Makes at least `changes` changes of flags on two threads; returns how many were lost.
 pub(crate) fn lost_of(changes: u64) -> u64 {
-    let cache = Mbcache::new(MbcacheOptions::default()).expect("the default has room");
+    // So small that a scan comes to the entry at once.
+    let options = MbcacheOptions { entries_max: 1, ..MbcacheOptions::default() };
+    let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE, Reusable::Yes).expect("it is empty");
     // Each round changes a flag twice.
     let rounds = changes.div_ceil(4);

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::cache::Mbcache;
-use crate::slots::{self, State};
+use crate::slots::{self, State, Words};
 
 /// An entry that is held: its pair stays in the index until this is dropped.
 ///
@@ -25,25 +25,25 @@ impl Entry<'_> {
     /// Returns the key, the hash of the content.
     #[must_use]
     pub fn key(&self) -> u64 {
-        slots::pair_of(self.cache.slots.words(self.slot)).0
+        slots::pair_of(self.words()).0
     }
 
     /// Returns the value, the place of the content.
     #[must_use]
     pub fn value(&self) -> u64 {
-        slots::pair_of(self.cache.slots.words(self.slot)).1
+        slots::pair_of(self.words()).1
     }
 
     /// Returns true if the value may have more users, as far as was told.
     #[must_use]
     pub fn is_reusable(&self) -> bool {
-        self.cache.slots.state(self.slot).is_reusable()
+        slots::state(self.words()).is_reusable()
     }
 
     /// Says that the entry was of use: it survives the next look of reclaim.
     #[doc(alias = "mb_cache_entry_touch")]
     pub fn touch(&self) {
-        self.cache.slots.touch(self.slot, self.state);
+        slots::touch(self.words(), self.state);
     }
 
     /// Says how many users the value has now: at [`Mbcache::users_max`] and above it is not found any
@@ -52,8 +52,12 @@ impl Entry<'_> {
     /// The caller counts users under a lock of its own, and calls this under the same.
     pub fn note_users(&self, users: u32) {
         let is_reusable = users < self.cache.users_max();
-        let is_there = self.cache.slots.set_reusable(self.slot, self.state, is_reusable);
+        let is_there = slots::set_reusable(self.words(), self.state, is_reusable);
         debug_assert!(is_there, "an entry that is held does not end");
+    }
+
+    fn words(&self) -> &Words {
+        self.cache.index.slot(self.slot)
     }
 }
 
@@ -117,7 +121,7 @@ impl<'c> Busy<'c> {
     #[doc(alias = "mb_cache_entry_wait_unused")]
     pub fn wait(self) {
         while !self.cache.is_unused(self.slot, self.state) {
-            self.cache.slots.sleep_until_unused(self.slot, self.state);
+            slots::sleep_until_unused(self.cache.index.slot(self.slot), self.state);
         }
     }
 
@@ -160,7 +164,7 @@ impl Future for Unused<'_> {
         self.take_back();
         // The waker first, the flag second: who clears the flag then finds the waker.
         self.ticket = Some(self.cache.sleepers.add(self.slot, task.waker().clone()));
-        if self.cache.slots.await_unused(self.slot, self.state) {
+        if slots::await_unused(self.cache.index.slot(self.slot), self.state) {
             return Poll::Pending;
         }
         self.take_back();

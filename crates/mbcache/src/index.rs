@@ -1,246 +1,502 @@
-//! The index: buckets of entries, walked without a lock.
+//! The index: buckets of one cache line each, walked without a lock.
 //!
-//! A bucket is the number of its first slot; each slot has the number of the next. Entries are put in
-//! at the front and taken out anywhere, both under the lock of the bucket's stripe. A reader copies an
-//! entry and then looks whether what led it there still does: so at each step it knows that the entry
-//! was in this bucket at that moment, and that all that were in the bucket from the beginning to the end
-//! and are not behind it are ahead. If the step does not hold, it starts again; after [`TRIES`] times
-//! it takes the lock.
+//! A line has a header, a link and two entries. A bucket is one line, and further ones linked behind it
+//! as far as they are needed: so most operations touch one line of shared memory. Each of these lines
+//! costs as much for its header and link as an entry has words less than four.
 //!
-//! The number of buckets is fixed, from half as many to as many as entries: a table that grows would
-//! have to move entries that are held, or have a second place per entry. Buckets that are never used
-//! take no memory.
+//! ```text
+//! word 0     header of the bucket, in its first line
+//! word 1     number of the next line; 0 is none
+//! words 2..5 an entry
+//! words 5..8 another one
+//! ```
+//!
+//! An entry stays in its slot until it ends, and it ends in one step on its own word, without a lock.
+//! To create needs the bucket's lock, a bit of the header: so a pair is there once. What ended leaves a
+//! slot that the bucket's next entry takes; lines are given back only when there is none left
+//! (`reclaim`), and then entries move to the front of their bucket.
+//!
+//! A reader looks at all slots of a bucket. Each copy of a slot proves itself (`slots`); that nothing was
+//! *missed* is proved by the header, which is different after entries have moved. Before each step to
+//! another line and at the end it looks at the header again, and begins anew if it must, after
+//! [`TRIES`] times with the lock.
+//!
+//! Creation stamps the entry with a number that grows, kept in the header: so it is known which entry of
+//! a bucket is older, wherever it stands.
+//!
+//! The number of buckets is fixed.
 //!
 //! # Invariants
-//! - I.1: a link is changed to a slot that is further behind, never to one that was not behind before.
-//!   So if a link of an entry that has not ended leads to the same slot as before, that slot has been
-//!   there all the time.
+//! - I.1: lines are taken out of a bucket, and entries moved, between `Locked::begin_moves` and the end of
+//!   that lock.
+//! - I.2: the stamp of a bucket is later than that of every entry that ever was in one of its lines.
 //!
 //! # Locks
-//! A stripe's lock covers all buckets whose number, halved, ends in the same bits: two buckets share
-//! a word.
+//! The lock of a bucket is a bit of its header. It is held for some 20 ns, unless its holder loses its
+//! processor: so who waits spins a little, and then sleeps for [`NAP`] at a time. To be woken instead, it
+//! would have to be looked for at each unlock, with a second locked instruction; so the unlock is a
+//! store.
 //!
-//! Source: Linux `include/linux/rculist_nulls.h` for the problem; Michael, "High performance dynamic
-//! lock-free hash tables and list-based sets", SPAA 2002, for looking back at each step.
+//! Source: Linux `include/linux/list_bl.h` for the bit, `include/linux/seqlock.h` for the reader;
+//! DLHT (HPDC 2024) for the bucket of one line.
 
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::{Mutex, OwnLine, SlotArena};
+use corewalk_sync::SlotArena;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_sync::primitives::{IS_MODEL, hint, thread};
+use std::time::Duration;
 
-use crate::order::{Held, Rank, take};
-use crate::room::FreeList;
-use crate::slots::{self, Copied, Slots, State, Words};
+use crate::order::{self, Rank};
+use crate::slots::{self, AGE, Copied, State, Words};
 
 /// Walks without the lock before one with it.
-const TRIES: u32 = if corewalk_sync::primitives::IS_MODEL { 1 } else { 16 };
+const TRIES: u32 = if IS_MODEL { 1 } else { 16 };
+/// Rounds for which somebody who waits for a lock spins, of about 10 ns each.
+const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
+/// For how long it sleeps then; a holder that lost its processor gets it back after some milliseconds.
+const NAP: Duration = Duration::from_micros(50);
 
-/// What a stripe's lock protects, besides its buckets.
-#[derive(Debug, Default)]
-pub(crate) struct Stripe {
-    pub(crate) free: FreeList,
-    pub(crate) entries: u32,
-    pub(crate) counts: Counts,
-}
+/// Entries that a bucket counts before it starts again.
+const CREATED_MAX: u64 = if IS_MODEL { 2 } else { 1 << 31 };
 
-/// How often what happened in a stripe.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) created: u64,
-    pub(crate) duplicates: u64,
-    pub(crate) deleted: u64,
-    pub(crate) busy: u64,
-    pub(crate) reclaimed: u64,
-}
+/// Words of a line.
+pub(crate) const LINE_WORDS: usize = 8;
+/// Entries of a line.
+pub(crate) const SLOTS: u32 = 2;
+/// Words of a line by what they hold.
+const HEADER: usize = 0;
+const LINK: usize = 1;
+const ENTRIES: usize = 2;
 
-/// A stripe that is locked: the witness for changes in its buckets.
-pub(crate) type Locked<'a> = Held<'a, Stripe>;
+const LOCKED: u64 = 1 << 0;
+const MOVING: u64 = 1 << 1;
 
-/// Where a walk stands.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place<'s> {
-    /// Before the first entry of this bucket.
-    Bucket(u32),
-    /// At an entry, which has this state or had it.
-    Slot(&'s Words, State),
-}
+/// The words of one line.
+///
+/// The header of a bucket, which is that of its first line:
+///
+/// | bits | meaning | who changes it |
+/// |---|---|---|
+/// | 0 | locked | who takes and gives the lock |
+/// | 1 | moving: a miss proves nothing | who holds the lock |
+/// | 22..64 | stamp of the next entry; also grows when entries were moved | who gives the lock |
+///
+/// In a line that is not the first of a bucket, the header has the stamp that the bucket had when it gave
+/// the line away; and the link of a line that is in no bucket leads to the next such line.
+///
+/// The upper half of the link of a bucket's first line counts the entries that were created in it.
+pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
-/// What is read next is not what stood behind the place where the walk was.
+/// Something moved meanwhile: what was read proves nothing.
 #[derive(Debug)]
 pub(crate) struct Torn;
 
-/// All buckets of a cache.
+/// Where an entry could be.
+pub(crate) enum Seat<'a> {
+    /// The pair is there.
+    Taken,
+    /// In this slot.
+    Free(&'a Words),
+    /// Behind this line, which is the bucket's last.
+    Behind(&'a Line),
+}
+
+/// All lines of a cache.
 pub(crate) struct Index {
-    heads: SlotArena<1>,
-    stripes: Box<[OwnLine<Mutex<Stripe>>]>,
-    bucket_mask: u32,
+    lines: SlotArena<LINE_WORDS>,
+    buckets: u32,
+}
+
+/// A bucket that is locked: the witness for changes in it.
+pub(crate) struct Locked<'a> {
+    index: &'a Index,
+    first: &'a Line,
+    /// The header as it will be when it is unlocked.
+    header: u64,
+    _order: order::Place,
 }
 
 impl Index {
-    /// Returns `buckets` empty buckets under `stripes` locks: powers of two, at least two buckets.
-    pub(crate) fn new(buckets: u32, stripes: u32) -> std::io::Result<Index> {
-        debug_assert!(buckets.is_power_of_two() && stripes.is_power_of_two() && buckets >= 2);
-        Ok(Index {
-            heads: SlotArena::new("mbcache buckets", buckets / 2)?,
-            stripes: (0..stripes).map(|_| OwnLine::default()).collect(),
-            bucket_mask: buckets - 1,
-        })
+    /// Returns `buckets` empty buckets and `spare` lines to link behind them.
+    pub(crate) fn new(buckets: u32, spare: u32) -> std::io::Result<Index> {
+        debug_assert!(buckets > 0);
+        let lines = SlotArena::new("mbcache", buckets + spare)?;
+        lines.extend_to(buckets - 1);
+        Ok(Index { lines, buckets })
+    }
+
+    /// Returns the number of buckets. Their first lines have the numbers below it.
+    pub(crate) fn buckets(&self) -> u32 {
+        self.buckets
+    }
+
+    /// Returns how many lines are in use, or were; those have the lowest numbers.
+    pub(crate) fn lines(&self) -> u32 {
+        self.lines.len_touched()
+    }
+
+    /// Counts the lines up to `line` as in use.
+    pub(crate) fn extend_to(&self, line: u32) {
+        self.lines.extend_to(line);
+    }
+
+    /// Returns the bytes of lines that are in use, or were.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lines.bytes_committed()
     }
 
     /// Returns the bucket of a hash.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn bucket(&self, hash: u64) -> u32 {
-        hash as u32 & self.bucket_mask
+        (((hash >> 32) * u64::from(self.buckets)) >> 32) as u32
     }
 
-    /// Locks the stripe of `bucket`.
+    #[inline(always)]
+    pub(crate) fn line(&self, line: u32) -> &Line {
+        self.lines.get(line)
+    }
+
+    /// Returns the words of a slot; slots are numbered line by line.
     #[inline]
-    pub(crate) fn lock(&self, bucket: u32) -> Locked<'_> {
-        let stripe = (bucket / 2) as usize & (self.stripes.len() - 1);
-        take(Rank::Stripe, || self.stripes[stripe].lock())
+    pub(crate) fn slot(&self, slot: u32) -> &Words {
+        words(self.line(slot / SLOTS), slot % SLOTS)
     }
 
-    /// Calls `each` with every stripe, locked one after the other.
-    pub(crate) fn each_stripe(&self, mut each: impl FnMut(&Stripe)) {
-        for stripe in &self.stripes {
-            each(&take(Rank::Stripe, || stripe.lock()));
-        }
+    /// Returns true if there is such a slot.
+    pub(crate) fn has_slot(&self, slot: u32) -> bool {
+        slot / SLOTS < self.lines.max_slots()
     }
 
-    /// Calls `probe` with every entry behind `from`, newest first, until it returns something.
-    ///
-    /// `from` is a bucket or an entry that the caller holds.
+    /// Calls `find` until nothing moves meanwhile, in the end with the bucket locked.
     #[inline]
-    pub(crate) fn find<R>(
-        &self,
-        slots: &Slots,
-        bucket: u32,
-        from: Place<'_>,
-        mut probe: impl FnMut(&Copied) -> Option<R>,
-    ) -> Option<R> {
+    pub(crate) fn retry<R>(&self, bucket: u32, mut find: impl FnMut() -> Result<R, Torn>) -> R {
         for _ in 0..TRIES {
-            if let Ok(found) = self.walk(slots, from, &mut probe) {
+            if let Ok(found) = find() {
                 return found;
             }
         }
-        self.find_locked(slots, bucket, from, probe)
+        self.retry_locked(bucket, find)
     }
 
     #[cold]
-    fn find_locked<R>(
-        &self,
-        slots: &Slots,
-        bucket: u32,
-        from: Place<'_>,
-        probe: impl FnMut(&Copied) -> Option<R>,
-    ) -> Option<R> {
-        let _stripe = self.lock(bucket);
-        self.walk(slots, from, probe).expect("nothing moves in a locked stripe")
+    fn retry_locked<R>(&self, bucket: u32, mut find: impl FnMut() -> Result<R, Torn>) -> R {
+        let _locked = self.lock(bucket);
+        loop {
+            // Handles come and go in a locked bucket, too; nothing else does but ends.
+            if let Ok(found) = find() {
+                return found;
+            }
+            hint::spin_loop();
+        }
     }
 
-    /// As `find`, once.
-    #[inline]
-    pub(crate) fn walk<R>(
+    /// Calls `probe` with every line of `bucket`, and its number, until it returns something.
+    #[inline(always)]
+    pub(crate) fn walk_lines<R>(
         &self,
-        slots: &Slots,
-        from: Place<'_>,
-        mut probe: impl FnMut(&Copied) -> Option<R>,
+        bucket: u32,
+        mut probe: impl FnMut(&Line, u32) -> Option<R>,
     ) -> Result<Option<R>, Torn> {
-        let mut place = from;
-        let mut next = match place {
-            Place::Bucket(bucket) => self.first(bucket),
-            Place::Slot(words, _) => slots::next_of(words),
-        };
-        while next != 0 {
-            let words = slots.words(next);
-            let copied = slots::copy(words, next).ok_or(Torn)?;
-            if !self.leads_to(place, next) {
-                return Err(Torn);
-            }
-            if let Some(found) = probe(&copied) {
+        let first = self.line(bucket);
+        // ORDERING(mbcache-header): Acquire. See `Locked::drop`.
+        let before = first[HEADER].load(Ordering::Acquire);
+        let (mut number, mut line) = (bucket, first);
+        loop {
+            if let Some(found) = probe(line, number) {
                 return Ok(Some(found));
             }
-            (place, next) = (Place::Slot(words, copied.state), copied.next);
-        }
-        if self.leads_to(place, 0) { Ok(None) } else { Err(Torn) }
-    }
-
-    /// Returns true if `place` is still in its bucket and `next` stands behind it.
-    #[inline]
-    fn leads_to(&self, place: Place<'_>, next: u32) -> bool {
-        match place {
-            Place::Bucket(bucket) => self.first(bucket) == next,
-            Place::Slot(words, state) => slots::leads_to(words, state, next),
-        }
-    }
-
-    /// Returns the first slot of `bucket`; 0 is none.
-    #[inline]
-    pub(crate) fn first(&self, bucket: u32) -> u32 {
-        // ORDERING(mbcache-head): Acquire. What a slot holds was stored before it became the first.
-        let pair = self.heads.get(bucket / 2)[0].load(Ordering::Acquire);
-        (pair >> (32 * (bucket % 2))) as u32
-    }
-
-    #[inline]
-    fn set_first(&self, _stripe: &Locked<'_>, bucket: u32, slot: u32) {
-        let pair = &self.heads.get(bucket / 2)[0];
-        let shift = 32 * (bucket % 2);
-        // ORDERING: Relaxed. Both halves are written under the stripe's lock only.
-        let other = pair.load(Ordering::Relaxed) & !(u64::from(u32::MAX) << shift);
-        // ORDERING(mbcache-head): Release. See `first`.
-        pair.store(other | (u64::from(slot) << shift), Ordering::Release);
-    }
-
-    /// Returns the slot before the entry of a pair, which is 0 for the first, and that entry's.
-    #[inline]
-    pub(crate) fn position(
-        &self,
-        slots: &Slots,
-        _stripe: &Locked<'_>,
-        bucket: u32,
-        pair: (u64, u64),
-    ) -> Option<(u32, u32)> {
-        let (mut before, mut slot) = (0, self.first(bucket));
-        while slot != 0 {
-            let words = slots.words(slot);
-            if slots::pair_of(words) == pair {
-                return Some((before, slot));
+            let link = link_of(line);
+            // ORDERING(mbcache-moving): Acquire fence. See `Locked::begin_moves`.
+            fence(Ordering::Acquire);
+            // ORDERING: Relaxed. The fence orders it.
+            let after = first[HEADER].load(Ordering::Relaxed);
+            if (before ^ after) & !LOCKED != 0 || before & MOVING != 0 {
+                return Err(Torn);
             }
-            (before, slot) = (slot, slots::next_of(words));
+            if link == 0 {
+                return Ok(None);
+            }
+            (number, line) = (link, self.line(link));
         }
-        None
     }
 
-    /// Fills `slot` and puts it in front of `bucket`.
-    #[inline]
-    pub(crate) fn enter(
+    /// Calls `probe` with every entry of `bucket` until it returns something.
+    #[inline(always)]
+    pub(crate) fn walk<R>(
         &self,
-        slots: &Slots,
-        stripe: &mut Locked<'_>,
         bucket: u32,
-        slot: u32,
+        mut probe: impl FnMut(&Copied) -> Option<R>,
+    ) -> Result<Option<R>, Torn> {
+        self.walk_lines(bucket, |line, number| {
+            (0..SLOTS).find_map(|nth| {
+                slots::copy(words(line, nth), SLOTS * number + nth).and_then(|copied| probe(&copied))
+            })
+        })
+    }
+
+    /// Returns the slot and the state of a pair.
+    #[inline(always)]
+    pub(crate) fn look_up(
+        &self,
+        bucket: u32,
         pair: (u64, u64),
-        reusable: bool,
-    ) {
-        slots.fill(slot, pair, reusable, self.first(bucket));
-        self.set_first(stripe, bucket, slot);
-        stripe.entries += 1;
+    ) -> Result<Option<(u32, State)>, Torn> {
+        let found = self.walk_lines(bucket, |line, number| {
+            let (nth, state) = pair_in(line, pair)?;
+            Some((SLOTS * number + nth, state, slots::is_still(words(line, nth), state)))
+        })?;
+        match found {
+            Some((_, _, false)) => Err(Torn),
+            found => Ok(found.map(|(slot, state, _)| (slot, state))),
+        }
     }
 
-    /// Takes `slot`, which has ended, out from behind `before`, or the front of `bucket`.
-    #[inline]
-    pub(crate) fn unlink(
-        &self,
-        slots: &Slots,
-        stripe: &mut Locked<'_>,
-        bucket: u32,
-        (before, slot): (u32, u32),
-    ) {
-        let next = slots::next_of(slots.words(slot));
-        if before == 0 {
-            self.set_first(stripe, bucket, next);
-        } else {
-            slots.set_next(before, next);
+    /// Returns the number of entries, and of those that were created and not counted elsewhere, by looking
+    /// at all lines.
+    pub(crate) fn census(&self) -> (u64, u64) {
+        let (mut entries, mut created) = (0, 0);
+        for number in 0..self.lines() {
+            let line = self.line(number);
+            for nth in 0..SLOTS {
+                entries += u64::from(slots::state(words(line, nth)).is_live());
+            }
+            if number < self.buckets {
+                // ORDERING: Relaxed. Statistic; nothing is published through it.
+                created += line[LINK].load(Ordering::Relaxed) >> 32;
+            }
         }
-        stripe.entries -= 1;
+        (entries, created)
     }
+
+    /// Locks `bucket`.
+    #[inline]
+    pub(crate) fn lock(&self, bucket: u32) -> Locked<'_> {
+        let order = order::enter(Rank::Bucket);
+        let first = self.line(bucket);
+        // ORDERING: Relaxed. The compare-exchange decides.
+        let now = first[HEADER].load(Ordering::Relaxed);
+        let is_free = now & LOCKED == 0;
+        // ORDERING(mbcache-header): Acquire. See `Locked::drop`.
+        let header = if is_free
+            && first[HEADER]
+                .compare_exchange(now, now | LOCKED, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        {
+            now
+        } else {
+            lock_slow(&first[HEADER])
+        };
+        Locked { index: self, first, header, _order: order }
+    }
+}
+
+impl<'a> Locked<'a> {
+    /// Returns where the entry of a pair could be.
+    #[inline]
+    pub(crate) fn seat(&self, pair: (u64, u64)) -> Seat<'a> {
+        let (mut free, mut line) = (None, self.first);
+        loop {
+            if pair_in(line, pair).is_some() {
+                return Seat::Taken;
+            }
+            if free.is_none() {
+                let [one, two] = [0, 1].map(|nth| slots::state(words(line, nth)).is_live());
+                free = (!(one & two)).then(|| words(line, u32::from(one)));
+            }
+            match link_of(line) {
+                0 => return free.map_or(Seat::Behind(line), Seat::Free),
+                link => line = self.index.line(link),
+            }
+        }
+    }
+
+    /// Makes a free slot of the bucket an entry, the newest. Returns entries to add to those that the
+    /// buckets have counted.
+    #[inline]
+    pub(crate) fn fill(&mut self, words: &Words, pair: (u64, u64), is_reusable: bool) -> u64 {
+        slots::fill(words, pair, is_reusable, self.header);
+        self.header = self.header.wrapping_add(AGE);
+        // ORDERING: Relaxed. Written under the lock only.
+        let link = self.first[LINK].load(Ordering::Relaxed);
+        let created = (link >> 32) + 1;
+        let (left, full) = if created == CREATED_MAX { (0, created) } else { (created, 0) };
+        let link = (left << 32) | u64::from(link as u32);
+        // ORDERING(mbcache-link): Release. As when it was linked.
+        self.first[LINK].store(link, Ordering::Release);
+        full
+    }
+
+    /// Links a line of the caller's, whose slots are free, behind the bucket's last; returns a slot of it.
+    pub(crate) fn link(&mut self, last: &Line, number: u32) -> &'a Words {
+        let line = self.index.line(number);
+        set_link(line, 0);
+        // What was in the line under another bucket must not come again (I.2).
+        // ORDERING: Relaxed. The line is the caller's.
+        let ahead = line[HEADER].load(Ordering::Relaxed).wrapping_sub(self.header);
+        if (ahead as i64) > 0 {
+            self.header = self.header.wrapping_add(ahead);
+        }
+        relink(last, number);
+        words(line, 0)
+    }
+
+    /// Calls `each` with every living entry of the bucket, and returns how many lines it has.
+    pub(crate) fn each(&self, mut each: impl FnMut(&Words)) -> u32 {
+        let (mut line, mut lines) = (self.first, 1);
+        loop {
+            let all = (0..SLOTS).map(|nth| words(line, nth));
+            all.filter(|words| slots::state(words).is_live()).for_each(&mut each);
+            match link_of(line) {
+                0 => return lines,
+                link => (line, lines) = (self.index.line(link), lines + 1),
+            }
+        }
+    }
+
+    /// Moves entries to the front, and calls `give` with each line that is empty then and not in the
+    /// bucket any more. What is held stays where it is.
+    pub(crate) fn close_ranks(&mut self, mut give: impl FnMut(u32)) {
+        self.begin_moves();
+        let mut front = (self.first, 0);
+        let (mut before, mut number) = (self.first, link_of(self.first));
+        while number != 0 {
+            let line = self.index.line(number);
+            let mut is_empty = true;
+            for nth in 0..SLOTS {
+                let from = words(line, nth);
+                if slots::state(from).is_live() {
+                    let free = self.next_free(&mut front, line);
+                    is_empty &= free.is_some_and(|free| slots::relocate(from, free))
+                        || !slots::state(from).is_live();
+                }
+            }
+            let next = link_of(line);
+            if is_empty {
+                relink(before, next);
+                // ORDERING: Relaxed. The line is this thread's now.
+                line[HEADER].store(self.header, Ordering::Relaxed);
+                give(number);
+            } else {
+                before = line;
+            }
+            number = next;
+        }
+    }
+
+    /// Returns the next free slot from `front` on, if there is one before the line `end`.
+    fn next_free(&self, front: &mut (&'a Line, u32), end: &Line) -> Option<&'a Words> {
+        loop {
+            for nth in front.1..SLOTS {
+                let words = words(front.0, nth);
+                if !slots::state(words).is_live() {
+                    front.1 = nth;
+                    return Some(words);
+                }
+            }
+            front.1 = SLOTS;
+            let next = self.index.line(link_of(front.0));
+            if std::ptr::eq(next, end) {
+                // That one may be about to leave the bucket.
+                return None;
+            }
+            *front = (next, 0);
+        }
+    }
+
+    /// Tells readers that from here on until the end of the lock a miss proves nothing.
+    pub(crate) fn begin_moves(&mut self) {
+        // ORDERING: Relaxed. The fence below orders it.
+        self.first[HEADER].store(self.header | LOCKED | MOVING, Ordering::Relaxed);
+        // ORDERING(mbcache-moving): Release fence. A reader that sees a slot or a link changed by a move
+        // also sees the bit, or a later header.
+        fence(Ordering::Release);
+        self.header = self.header.wrapping_add(AGE);
+    }
+}
+
+impl Drop for Locked<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // ORDERING(mbcache-header): Release. What was done under the lock happens before the next lock,
+        // and before a reader that begins with this header. Nobody else changes it meanwhile.
+        self.first[HEADER].store(self.header, Ordering::Release);
+    }
+}
+
+/// Returns a slot of a line.
+#[inline(always)]
+pub(crate) fn words(line: &Line, nth: u32) -> &Words {
+    line[ENTRIES + nth as usize * slots::WORDS..].first_chunk().expect("a line has two slots")
+}
+
+/// Returns which of a line's slots has a pair, and what it said. It says whether the entry lives, but
+/// may have changed since.
+#[inline(always)]
+fn pair_in(line: &Line, pair: (u64, u64)) -> Option<(u32, State)> {
+    // Both are looked at before either is decided on: which one it is nobody can predict.
+    let [one, two] = [0, 1].map(|nth| {
+        let words = words(line, nth);
+        let state = slots::state(words);
+        (slots::difference(words, state, pair), state)
+    });
+    if one.0.min(two.0) != 0 {
+        return None;
+    }
+    let nth = u32::from(one.0 != 0);
+    Some((nth, if nth == 0 { one.1 } else { two.1 }))
+}
+
+/// Returns the number of the next line of the bucket; 0 if there is none.
+#[inline(always)]
+pub(crate) fn link_of(line: &Line) -> u32 {
+    // ORDERING(mbcache-link): Acquire. The linked line is free of what it was before.
+    line[LINK].load(Ordering::Acquire) as u32
+}
+
+/// Links the lines that are in no bucket; they are the caller's.
+pub(crate) fn set_link(line: &Line, next: u32) {
+    // ORDERING(mbcache-link): Release. A late reader of the line sees in its bucket's header that it has
+    // gone astray: that was changed before.
+    line[LINK].store(u64::from(next), Ordering::Release);
+}
+
+/// Changes the number of the next line. The caller has locked the bucket.
+fn relink(line: &Line, next: u32) {
+    // ORDERING: Relaxed. Written under the lock only.
+    let created = line[LINK].load(Ordering::Relaxed) & !u64::from(u32::MAX);
+    // ORDERING(mbcache-link): Release. See `link_of`.
+    line[LINK].store(created | u64::from(next), Ordering::Release);
+}
+
+/// Takes a lock that is not free, or was not a moment ago; returns the header from before.
+#[cold]
+fn lock_slow(header: &AtomicU64) -> u64 {
+    let mut spins = 0;
+    loop {
+        // ORDERING: Relaxed. The compare-exchange decides.
+        let now = header.load(Ordering::Relaxed);
+        // ORDERING(mbcache-header): Acquire. See `Locked::drop`.
+        let take = || {
+            header.compare_exchange(now, now | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        if now & LOCKED == 0 && take() {
+            return now;
+        }
+        if spins < SPINS {
+            spins += 1;
+            hint::spin_loop();
+        } else {
+            nap();
+        }
+    }
+}
+
+#[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
+fn nap() {
+    thread::sleep(NAP);
+}
+
+/// A model checker knows no time.
+#[cfg(any(corewalk_loom, corewalk_shuttle))]
+fn nap() {
+    thread::yield_now();
 }

@@ -139,6 +139,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod counts;
 mod handle;
 mod hash;
 mod index;

@@ -1,7 +1,7 @@
 //! Models: create, find, delete and reclaim beside each other, in one bucket.
 //!
 //! The thread whose first step is a load is the spawned one: see `tally` in the sync crate. A model has
-//! two buckets and one stripe, so that slots are used again at once, in the same bucket or the other.
+//! two buckets, and one line to link behind either, so slots and that line are used again at once.
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{Arc, thread, unmodelled};
@@ -11,9 +11,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::cache::{Mbcache, MbcacheOptions, Reusable};
-use crate::handle::{Busy, Entry, Seen, Unused};
-use crate::index::Place;
-use crate::slots::{self, REUSABLE, STATE};
+use crate::handle::{Busy, Entry, Unused};
+use crate::index::{SLOTS, Seat};
+use crate::slots::{self, REUSABLE, STATE, Words};
 
 const KEY: u64 = 1;
 
@@ -42,7 +42,7 @@ impl Shared {
     fn check_counts(&self) {
         let bucket = bucket(&self.cache);
         let mut entries = 0;
-        let walk = self.cache.index.walk(&self.cache.slots, Place::Bucket(bucket), |_| {
+        let walk = self.cache.index.walk(bucket, |_| {
             entries += 1;
             None::<()>
         });
@@ -55,12 +55,18 @@ impl Shared {
 
 /// Returns the bucket of KEY.
 fn bucket(cache: &Mbcache) -> u32 {
-    cache.index.bucket(cache.secret.hash(KEY))
+    cache.bucket(KEY)
+}
+
+/// Returns the words of an entry that is there.
+fn words_of(cache: &Mbcache, value: u64) -> &Words {
+    let found = cache.index.look_up(bucket(cache), (KEY, value));
+    cache.index.slot(found.unwrap().expect("nobody takes it out yet").0)
 }
 
 /// Returns another key of that bucket.
 fn other_key(cache: &Mbcache) -> u64 {
-    let is_there = |key: &u64| cache.index.bucket(cache.secret.hash(*key)) == bucket(cache);
+    let is_there = |key: &u64| cache.bucket(*key) == bucket(cache);
     (KEY + 1..).find(is_there).expect("there are two buckets")
 }
 
@@ -99,21 +105,54 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Trap T36: the entry is visible first, and counted in a later section by a count from before.
+/// Trap T36: the entry is visible first, and completed in a second step, on what it was before.
 #[test]
 #[should_panic(expected = "T36")]
-fn control_entry_that_is_counted_later_is_caught() {
+fn control_entry_that_is_completed_later_is_caught() {
     create_against_delete(|shared| {
         let cache = &shared.cache;
-        let bucket = bucket(cache);
-        let mut stripe = cache.index.lock(bucket);
-        let slot = cache.room.take(&cache.slots, &mut stripe.free).unwrap();
-        let entries = stripe.entries;
-        cache.index.enter(&cache.slots, &mut stripe, bucket, slot, (KEY, 7), true);
-        drop(stripe);
-        let mut stripe = cache.index.lock(bucket);
-        stripe.counts.created += 1;
-        stripe.entries = entries + 1;
+        let mut locked = cache.index.lock(bucket(cache));
+        let Seat::Free(words) = locked.seat((KEY, 7)) else { panic!("the bucket is empty") };
+        locked.fill(words, (KEY, 7), true);
+        // ORDERING: Acquire. Strong enough; it is the second step that is wrong.
+        let state = words[STATE].load(Ordering::Acquire);
+        // ORDERING: Release. As above.
+        words[STATE].store(state, Ordering::Release);
+    });
+}
+
+/// Two threads create one pair with `create`; returns how often the spawned one (did, did not).
+fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::new();
+        let other = spawn(&shared, move |shared| create(&shared.cache));
+        let is_mine = create(&shared.cache);
+        let is_theirs = other.join().unwrap();
+        assert!(is_mine != is_theirs, "a pair was created twice");
+        shared.check_counts();
+        tally.hit(usize::from(is_mine));
+    })
+}
+
+/// A pair is there once: the lock of its bucket keeps creators apart.
+#[test]
+fn pair_that_two_create_is_there_once() {
+    assert_all_reached(&create_against_create(|cache| {
+        cache.create(KEY, 7, Reusable::Yes).is_ok()
+    }));
+}
+
+/// The look and the creation are two sections of the lock.
+#[test]
+#[should_panic(expected = "a pair was created twice")]
+fn control_look_before_the_lock_is_caught() {
+    create_against_create(|cache| {
+        let is_there = matches!(cache.index.lock(bucket(cache)).seat((KEY, 7)), Seat::Taken);
+        let mut locked = cache.index.lock(bucket(cache));
+        if let (false, Seat::Free(words)) = (is_there, locked.seat((KEY, 8))) {
+            locked.fill(words, (KEY, 7), true);
+        }
+        !is_there
     });
 }
 
@@ -161,14 +200,12 @@ fn value_that_is_found_is_not_freed() {
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
     find_against_delete(|shared| {
-        let cache = &shared.cache;
-        let bucket = bucket(cache);
-        let mut stripe = cache.index.lock(bucket);
-        let at = cache.index.position(&cache.slots, &stripe, bucket, (KEY, 1)).unwrap();
-        if cache.slots.state(at.1).count() > 0 {
+        let words = words_of(&shared.cache, 1);
+        if slots::state(words).count() > 0 {
             return false;
         }
-        cache.index.unlink(&cache.slots, &mut stripe, bucket, at);
+        // ORDERING: AcqRel. Strong enough; it is the second step that is wrong.
+        words[STATE].fetch_and(!1, Ordering::AcqRel);
         true
     });
 }
@@ -203,11 +240,9 @@ fn entry_that_is_held_is_not_reclaimed() {
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        let bucket = bucket(cache);
-        let mut stripe = cache.index.lock(bucket);
-        let at = cache.index.position(&cache.slots, &stripe, bucket, (KEY, 1)).unwrap();
-        cache.index.unlink(&cache.slots, &mut stripe, bucket, at);
-        stripe.counts.reclaimed += 1;
+        // ORDERING: AcqRel. Strong enough; it is the handle that is not asked about.
+        words_of(cache, 1)[STATE].fetch_and(!1, Ordering::AcqRel);
+        cache.counts.add(crate::counts::Event::Reclaimed, 1);
     });
 }
 
@@ -237,7 +272,7 @@ fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
         let other = spawn(&shared, move |shared| clear_reusable(&shared.cache));
         let seen = shared.cache.get(KEY, 1).expect("nobody takes it out");
         other.join().unwrap();
-        let state = shared.cache.slots.state(seen.slot);
+        let state = slots::state(shared.cache.index.slot(seen.slot));
         assert!(state.is_referenced(), "T33: the referenced bit was lost");
         assert!(!state.is_reusable(), "T33: the reusable flag was lost");
         tally.hit(0);
@@ -255,7 +290,7 @@ fn flags_that_are_changed_at_once_are_both_kept() {
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
     flags(|cache| {
-        let word = &cache.slots.words(cache.index.first(bucket(cache)))[STATE];
+        let word = &words_of(cache, 1)[STATE];
         // ORDERING: Acquire. Strong enough; it is the second step that is wrong.
         let state = word.load(Ordering::Acquire);
         // ORDERING: Release. As above.
@@ -263,34 +298,24 @@ fn control_flag_that_is_changed_in_two_steps_is_caught() {
     });
 }
 
-/// A reader beside somebody who replaces the newest of two entries by one of another key with
-/// `replace`. Returns how often the reader saw first (the old one, the one that stays, the new one).
-fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 3] {
+/// A reader beside somebody who replaces (KEY, 2) by (another key, 3) with `replace`. Returns how often
+/// the reader (found the old one, did not).
+fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
         let reader = spawn(&shared, |shared| {
             let cache = &shared.cache;
-            let mut seen = Vec::new();
-            let start = Place::Bucket(bucket(cache));
-            let _none = cache.index.find(&cache.slots, bucket(cache), start, |found| {
-                seen.push((found.key, found.value));
-                None::<()>
-            });
-            assert!(seen.contains(&(KEY, 1)), "G.1: an entry that stayed was missed");
-            let known = [(KEY, 1), (KEY, 2), (other_key(cache), 3)];
-            assert!(seen.iter().all(|pair| known.contains(pair)), "a mix was read: {seen:?}");
-            match seen[0] {
-                (KEY, 2) => 0,
-                (KEY, _) => 1,
-                _ => 2,
-            }
+            assert!(cache.get(KEY, 3).is_none(), "a mix was read");
+            let is_found = cache.get(KEY, 2).is_some();
+            assert!(cache.get(KEY, 1).is_some(), "G.1: an entry that stayed was missed");
+            is_found
         });
         replace(&shared.cache);
-        tally.hit(reader.join().unwrap());
+        tally.hit(usize::from(!reader.join().unwrap()));
     })
 }
 
-/// A slot that is used again is read whole, and what stands behind it is not missed.
+/// A slot that is used again is read whole.
 #[test]
 fn entry_whose_slot_is_reused_is_read_whole() {
     assert_all_reached(&read_against_reuse(|cache| {
@@ -304,58 +329,108 @@ fn entry_whose_slot_is_reused_is_read_whole() {
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
     read_against_reuse(|cache| {
-        let words = cache.slots.words(cache.index.first(bucket(cache)));
+        let words = words_of(cache, 2);
         // ORDERING: Release. Strong enough; it is the generation that is missing.
         words[slots::KEY].store(other_key(cache), Ordering::Release);
         words[slots::VALUE].store(3, Ordering::Release);
     });
 }
 
-/// A reader beside somebody who moves the newer of two entries to the other bucket and back, in one slot;
-/// `finds` looks for the older one. Returns how often it was found.
-fn read_against_return(finds: fn(&Mbcache) -> bool) -> [usize; 1] {
+/// Looks for (KEY, 3), which stands in the second line, with `finds` beside somebody who moves it to the
+/// first one with `moves`. Returns how often it was found.
+fn read_against_move(finds: fn(&Mbcache) -> bool, moves: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
-        let shared = Shared::with(2);
+        let shared = Shared::with(3);
+        assert!(shared.cache.delete_or_get(KEY, 1).is_none());
         let reader = spawn(&shared, move |shared| {
             assert!(finds(&shared.cache), "G.1: an entry that stayed was missed");
         });
-        let cache = &shared.cache;
-        let is_elsewhere = |key: &u64| cache.index.bucket(cache.secret.hash(*key)) != bucket(cache);
-        let elsewhere = (KEY..).find(is_elsewhere).expect("there are two buckets");
-        assert!(cache.delete_or_get(KEY, 2).is_none());
-        cache.create(elsewhere, 2, Reusable::Yes).unwrap();
-        assert!(cache.delete_or_get(elsewhere, 2).is_none());
-        cache.create(KEY, 2, Reusable::Yes).unwrap();
+        moves(&shared.cache);
         reader.join().unwrap();
+        shared.check_counts();
         tally.hit(0);
     })
 }
 
-/// An entry is found also behind a slot that was elsewhere meanwhile.
-#[test]
-fn entry_behind_a_slot_that_comes_back_is_found() {
-    assert_all_reached(&read_against_return(|cache| cache.get(KEY, 1).is_some()));
+fn close_ranks(cache: &Mbcache) {
+    let line = cache.reclaim_line().expect("one line is enough for two entries");
+    cache.room.give(&cache.index, 0, line);
 }
 
-/// The last entry is not looked back at.
+/// An entry is found while it moves.
+#[test]
+fn entry_that_moves_is_got() {
+    let finds = |cache: &Mbcache| cache.get(KEY, 3).is_some();
+    assert_all_reached(&read_against_move(finds, close_ranks));
+}
+
+/// The newest entry is found while it moves, and not an older one.
+#[test]
+fn newest_entry_is_found_while_it_moves() {
+    let finds = |cache: &Mbcache| cache.find_first(KEY).is_some_and(|found| found.value() == 3);
+    assert_all_reached(&read_against_move(finds, |cache| {
+        // What is held stays where it is, and then there is no line.
+        if let Some(line) = cache.reclaim_line() {
+            cache.room.give(&cache.index, 0, line);
+        }
+    }));
+}
+
+/// A change of a flag beside a move is not lost (trap T33).
+#[test]
+fn flag_of_an_entry_that_moves_is_kept() {
+    let outcomes = Tally::<1>::of_bounded(3, |tally| {
+        let shared = Shared::with(3);
+        assert!(shared.cache.delete_or_get(KEY, 1).is_none());
+        let other = spawn(&shared, |shared| {
+            assert!(shared.cache.note_users(KEY, 3, u32::MAX), "G.1: an entry was missed");
+        });
+        close_ranks(&shared.cache);
+        other.join().unwrap();
+        assert!(!shared.cache.get(KEY, 3).unwrap().is_reusable(), "T33: the flag was lost");
+        tally.hit(0);
+    });
+    assert_all_reached(&outcomes);
+}
+
+/// Readers are not told of the move.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
-fn control_end_without_a_look_back_is_caught() {
-    read_against_return(|cache| {
-        let bucket = bucket(cache);
-        let first = cache.index.first(bucket);
-        let copied = cache.slots.copy(first);
-        match copied.filter(|_| cache.index.first(bucket) == first) {
-            Some(copied) if copied.value == 2 && copied.next == 0 => false,
-            _ => true,
-        }
+fn control_move_without_a_sign_is_caught() {
+    read_against_move(
+        |cache| cache.get(KEY, 3).is_some(),
+        |cache| {
+            let _locked = cache.index.lock(bucket(cache));
+            let free = cache.index.slot(SLOTS * bucket(cache));
+            assert!(slots::relocate(words_of(cache, 3), free));
+        },
+    );
+}
+
+/// A line that another bucket got meanwhile leads nobody astray.
+#[test]
+fn entry_behind_a_line_that_goes_elsewhere_is_found() {
+    let outcomes = Tally::<1>::of_bounded(2, |tally| {
+        let shared = Shared::with(3);
+        assert!(shared.cache.delete_or_get(KEY, 1).is_none());
+        let reader = spawn(&shared, |shared| {
+            assert!(shared.cache.get(KEY, 3).is_some(), "G.1: an entry that stayed was missed");
+        });
+        let cache = &shared.cache;
+        let elsewhere = (KEY..).find(|&key| cache.bucket(key) != bucket(cache)).unwrap();
+        (1..=2).for_each(|value| cache.create(elsewhere, value, Reusable::Yes).unwrap());
+        cache.create(elsewhere, 3, Reusable::Yes).unwrap();
+        assert_eq!(cache.stats().reclaimed, 0, "G.4: there was room");
+        reader.join().unwrap();
+        tally.hit(0);
     });
+    assert_all_reached(&outcomes);
 }
 
 /// Goes over three values with `next`, which goes on from an entry, beside somebody who deletes the
 /// middle one and enters it again. Returns how often (two, three) were met.
 fn iterate_against_reuse(
-    next: for<'c> fn(&'c Mbcache, &Entry<'c>) -> Option<Entry<'c>>,
+    next: for<'c> fn(&'c Mbcache, &Entry<'c>, usize) -> Option<Entry<'c>>,
 ) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);
@@ -365,7 +440,7 @@ fn iterate_against_reuse(
             while let Some(entry) = found {
                 assert!(!met.contains(&entry.value()), "T40: a value was met twice");
                 met.push(entry.value());
-                found = next(&shared.cache, &entry);
+                found = next(&shared.cache, &entry, met.len());
             }
             assert!(met.contains(&1) && met.contains(&3), "G.1: an entry that stayed was missed");
             met.len()
@@ -380,27 +455,16 @@ fn iterate_against_reuse(
 /// Trap T40: a loop over the values of a key meets none twice.
 #[test]
 fn loop_over_values_that_come_and_go_meets_none_twice() {
-    assert_all_reached(&iterate_against_reuse(|cache, entry| cache.find_next(entry)));
+    assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Trap T40: the links are followed, and nobody looks back.
+/// Trap T40: the loop begins anew at the newest, and skips as many as it has met.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
-fn control_loop_that_does_not_look_back_is_caught() {
-    iterate_against_reuse(|cache, entry| {
-        loop {
-            let next = slots::next_of(cache.slots.words(entry.slot));
-            if next == 0 {
-                return None;
-            }
-            let copied = cache.slots.copy(next);
-            if let Some(entry) =
-                copied.and_then(|copied| cache.hold(Seen { slot: next, state: copied.state }))
-            {
-                return Some(entry);
-            }
-            thread::yield_now();
-        }
+fn control_loop_that_counts_what_it_met_is_caught() {
+    iterate_against_reuse(|cache, _, met| {
+        let newest = cache.find_first(KEY)?;
+        (0..met).try_fold(newest, |entry, _| cache.find_next(&entry))
     });
 }
 
@@ -448,7 +512,7 @@ fn task_that_waits_for_a_handle_is_woken() {
 #[should_panic(expected = "a task sleeps for ever")]
 fn control_waker_that_is_left_after_the_flag_is_caught() {
     put_against_wait(|unused, task| {
-        if !unused.cache.slots.await_unused(unused.slot, unused.state) {
+        if !slots::await_unused(unused.cache.index.slot(unused.slot), unused.state) {
             return Poll::Ready(());
         }
         unused.ticket = Some(unused.cache.sleepers.add(unused.slot, task.waker().clone()));

@@ -1,6 +1,6 @@
 //! The order of the locks, checked in builds with debug assertions.
 //!
-//! Two stripes at once, or a stripe inside of the depot, would be a deadlock that shows once in a
+//! Two buckets at once, or a bucket inside of a list of lines, would be a deadlock that shows once in a
 //! million runs. Every lock of this crate is taken through [`take`], which knows what the thread holds.
 //! Under a model checker all threads are one thread of the system, so nothing is checked there: the
 //! checker finds deadlocks itself.
@@ -13,10 +13,12 @@ use std::ops::{Deref, DerefMut};
 /// The locks by rank; a lock is taken only if the thread holds none of its own rank or a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rank {
-    /// A stripe of the index.
-    Stripe = 1,
-    /// The depot of free slots.
-    Depot = 2,
+    /// The turn of reclaim.
+    Turn = 8,
+    /// A bucket of the index.
+    Bucket = 1,
+    /// A list of lines that are in no bucket.
+    Room = 2,
     /// The list of waiting tasks, which is taken with nothing else held.
     Sleepers = 4,
 }
@@ -33,8 +35,17 @@ pub(crate) struct Held<'a, T> {
 /// With debug assertions, if the thread holds a lock that does not come before it.
 #[inline]
 pub(crate) fn take<'a, T>(rank: Rank, lock: impl FnOnce() -> MutexGuard<'a, T>) -> Held<'a, T> {
-    let place = Place::enter(rank);
+    let place = enter(rank);
     Held { guard: lock(), _place: place }
+}
+
+/// Notes that the thread is about to take a lock of `rank`, which it has until the result is dropped.
+///
+/// # Panics
+/// As [`take`].
+#[inline]
+pub(crate) fn enter(rank: Rank) -> Place {
+    Place::enter(rank)
 }
 
 impl<T> Deref for Held<'_, T> {
@@ -63,12 +74,16 @@ mod checked {
     }
 
     /// A rank that the thread holds.
-    pub(super) struct Place(Rank);
+    pub(crate) struct Place(Rank);
 
     impl Place {
         pub(super) fn enter(rank: Rank) -> Place {
             let held = HELD.get();
-            let before = if rank == Rank::Depot { Rank::Stripe as u8 } else { 0 };
+            let before = match rank {
+                Rank::Turn | Rank::Sleepers => 0,
+                Rank::Bucket => Rank::Turn as u8,
+                Rank::Room => Rank::Turn as u8 | Rank::Bucket as u8,
+            };
             assert!(held & !before == 0, "T42: {rank:?} is taken with {held:#b} held");
             HELD.set(held | rank as u8);
             Place(rank)
@@ -85,7 +100,7 @@ mod checked {
 #[cfg(not(all(debug_assertions, not(any(corewalk_loom, corewalk_shuttle)))))]
 mod checked {
     /// Nothing is checked in this build.
-    pub(super) struct Place;
+    pub(crate) struct Place;
 
     impl Place {
         #[inline]
@@ -95,7 +110,7 @@ mod checked {
     }
 }
 
-use checked::Place;
+pub(crate) use checked::Place;
 
 #[cfg(all(test, debug_assertions, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
@@ -104,31 +119,31 @@ mod tests {
 
     /// Trap T42.
     #[test]
-    fn depot_inside_of_a_stripe_is_in_order() {
-        let (stripe, depot) = (Mutex::new(1), Mutex::new(2));
+    fn room_inside_of_a_bucket_is_in_order() {
+        let (bucket, room) = (Mutex::new(1), Mutex::new(2));
         for _ in 0..2 {
-            let first = take(Rank::Stripe, || stripe.lock());
-            let second = take(Rank::Depot, || depot.lock());
+            let first = take(Rank::Bucket, || bucket.lock());
+            let second = take(Rank::Room, || room.lock());
             assert_eq!((*first, *second), (1, 2));
         }
-        drop(take(Rank::Sleepers, || stripe.lock()));
+        drop(take(Rank::Sleepers, || bucket.lock()));
     }
 
-    /// Trap T42: two stripes at once are caught, before there is a second thread to lock up with.
+    /// Trap T42: two buckets at once are caught, before there is a second thread to lock up with.
     #[test]
-    #[should_panic(expected = "T42: Stripe is taken")]
-    fn control_two_stripes_are_caught() {
+    #[should_panic(expected = "T42: Bucket is taken")]
+    fn control_two_buckets_are_caught() {
         let (one, other) = (Mutex::new(1), Mutex::new(2));
-        let _first = take(Rank::Stripe, || one.lock());
-        let _second = take(Rank::Stripe, || other.lock());
+        let _first = take(Rank::Bucket, || one.lock());
+        let _second = take(Rank::Bucket, || other.lock());
     }
 
     /// Trap T42: the order turned around.
     #[test]
-    #[should_panic(expected = "T42: Stripe is taken")]
-    fn control_stripe_inside_of_the_depot_is_caught() {
-        let (depot, stripe) = (Mutex::new(1), Mutex::new(2));
-        let _first = take(Rank::Depot, || depot.lock());
-        let _second = take(Rank::Stripe, || stripe.lock());
+    #[should_panic(expected = "T42: Bucket is taken")]
+    fn control_bucket_inside_of_the_room_is_caught() {
+        let (room, bucket) = (Mutex::new(1), Mutex::new(2));
+        let _first = take(Rank::Room, || room.lock());
+        let _second = take(Rank::Bucket, || bucket.lock());
     }
 }

@@ -1,15 +1,24 @@
-//! Reclaim: a hand that goes round over the slots.
+//! Reclaim: a hand that goes round over the slots, and a search for lines when there is none left.
 //!
 //! There is no list of entries in the order of their use, and so no lock that every use would take. The
-//! hand clears the referenced bit of what was used since it came by last, and takes the rest. What is
-//! held stays in the index, or who frees its value could not find its holder (trap T35).
+//! hand clears the referenced bit of what was used since it came by last, and ends the rest, each in one
+//! step without a lock. What is held stays in the index, or who frees its value could not find its
+//! holder (trap T35).
+//!
+//! A bucket that needs a line when there is none takes one from another bucket. The search goes round over
+//! the buckets that have more than one line. First it only takes lines that a bucket does not need, now
+//! that some of its entries have ended. When it has come round and found none, everything is full, and it
+//! drops entries for some time; then it makes sure again.
 //!
 //! Source: Kara's "referenced bit" variant; Linux `mb_cache_shrink`, which turns a list instead.
 
 use corewalk_sync::primitives::atomic::Ordering;
 
 use crate::cache::Mbcache;
-use crate::slots::Spare;
+use crate::counts::Event;
+use crate::index::{self, SLOTS};
+use crate::order::{Rank, take};
+use crate::slots::{self, Spare};
 
 /// What the hand found.
 enum Look {
@@ -17,8 +26,19 @@ enum Look {
     Free,
     /// An entry that stays.
     Stays,
-    /// The slot of an entry that was taken out; it is the caller's.
-    Taken(u32),
+    /// An entry that was dropped.
+    Dropped,
+}
+
+/// How far the search for lines has come.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    /// The bucket that it looks at next.
+    bucket: u32,
+    /// Buckets in a row, at most all of them, in which there was no line to spare.
+    tight: u32,
+    /// Lines for which entries may be dropped before it makes sure again.
+    drops: u32,
 }
 
 impl Mbcache {
@@ -50,61 +70,125 @@ impl Mbcache {
     #[doc(alias = "mb_cache_scan")]
     pub fn scan(&self, entries: u64) -> u64 {
         let (mut looked, mut dropped) = (0, 0);
-        for _ in 1..self.room.len_touched() {
+        for _ in 0..u64::from(self.index.lines()) * u64::from(SLOTS) {
             if looked == entries {
                 break;
             }
             match self.look() {
                 Look::Free => {}
                 Look::Stays => looked += 1,
-                Look::Taken(slot) => {
-                    (looked, dropped) = (looked + 1, dropped + 1);
-                    // Any stripe will do, and the numbers of slots are spread over them.
-                    let stripe = &mut self.index.lock(slot);
-                    self.room.give(&self.slots, &mut stripe.free, slot);
-                }
+                Look::Dropped => (looked, dropped) = (looked + 1, dropped + 1),
             }
         }
         dropped
     }
 
-    /// Takes an entry out to use its slot for another one; `None` if all are in use.
-    #[cold]
-    pub(crate) fn reclaim_slot(&self) -> Option<u32> {
-        // In one turn every bit is cleared, in the next one what is not used meanwhile is found.
-        (0..2 * u64::from(self.room.len_touched())).find_map(|_| match self.look() {
-            Look::Taken(slot) => Some(slot),
-            Look::Free | Look::Stays => None,
-        })
-    }
-
     /// Moves the hand on by one slot.
     fn look(&self) -> Look {
-        let slots = u64::from(self.room.len_touched() - 1).max(1);
+        let slots = u64::from(self.index.lines()) * u64::from(SLOTS);
         // ORDERING: Relaxed. The hand only spreads looks over the slots.
-        let slot = 1 + (self.hand.fetch_add(1, Ordering::Relaxed) % slots) as u32;
-        if slot >= self.room.len_touched() {
+        let slot = (self.hand.fetch_add(1, Ordering::Relaxed) % slots) as u32;
+        let words = self.index.slot(slot);
+        let state = slots::state(words);
+        if !state.is_live() {
             return Look::Free;
         }
-        let Some(copied) = self.slots.copy(slot) else { return Look::Free };
-        if copied.state.is_referenced() {
-            self.slots.age(slot, copied.state);
+        if state.is_referenced() {
+            slots::age(words, state);
             return Look::Stays;
         }
-        if copied.state.count() > 0 {
+        if !slots::end(words, state, Spare::Referenced) {
             return Look::Stays;
         }
-        let bucket = self.index.bucket(self.secret.hash(copied.key));
-        let mut stripe = self.index.lock(bucket);
-        if !self.slots.end(slot, copied.state, Spare::Referenced) {
-            return Look::Stays;
-        }
-        // It is the entry that was copied, since that one has just ended, and pairs are there once.
-        let found = self.index.position(&self.slots, &stripe, bucket, (copied.key, copied.value));
-        let at = found.expect("an entry is in its bucket until it is taken out (S.1)");
-        debug_assert_eq!(at.1, slot);
-        self.index.unlink(&self.slots, &mut stripe, bucket, at);
-        stripe.counts.reclaimed += 1;
-        Look::Taken(slot)
+        self.counts.add(Event::Reclaimed, 1);
+        Look::Dropped
     }
+
+    /// Takes a line from a bucket, at last from one whose entries it drops; `None` if all that could make
+    /// room are held.
+    #[cold]
+    pub(crate) fn reclaim_line(&self) -> Option<u32> {
+        let mut turn = take(Rank::Turn, || self.turn.lock());
+        // Who had the turn before may have left some.
+        if let Some(line) = self.room.take(&self.index, turn.bucket) {
+            return Some(line);
+        }
+        let buckets = self.index.buckets();
+        // One turn to make sure, one in which every bit is cleared, and one in which what was not used
+        // meanwhile is found.
+        for _ in 0..3 * u64::from(buckets) {
+            let bucket = turn.bucket;
+            turn.bucket = (bucket + 1) % buckets;
+            if turn.drops == 0 && turn.tight >= buckets {
+                (turn.drops, turn.tight) = (buckets / 4 + 1, 0);
+            }
+            match self.thin_out(bucket, turn.drops > 0) {
+                Thinned::Kept => turn.tight = (turn.tight + 1).min(buckets),
+                Thinned::Spared(line) => {
+                    turn.tight = 0;
+                    return Some(line);
+                }
+                Thinned::Dropped(line) => {
+                    turn.drops -= 1;
+                    return Some(line);
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes lines out of a bucket that it does not need, and if `may_drop`, so many entries before that
+    /// it needs one less, unless those were used.
+    fn thin_out(&self, bucket: u32, may_drop: bool) -> Thinned {
+        if index::link_of(self.index.line(bucket)) == 0 {
+            return Thinned::Kept;
+        }
+        let mut locked = self.index.lock(bucket);
+        let mut entries = 0;
+        let lines = locked.each(|_| entries += 1);
+        let is_tight = entries > SLOTS * (lines - 1);
+        if is_tight {
+            let mut too_many = entries - SLOTS * (lines - 1);
+            if may_drop {
+                locked.each(|words| too_many -= u32::from(too_many > 0 && self.drop_unused(words)));
+            }
+            if too_many > 0 {
+                return Thinned::Kept;
+            }
+        }
+        let mut spared = None;
+        locked.close_ranks(|line| match spared {
+            None => spared = Some(line),
+            Some(_) => self.room.give(&self.index, bucket, line),
+        });
+        match spared {
+            None => Thinned::Kept,
+            Some(line) if is_tight => Thinned::Dropped(line),
+            Some(line) => Thinned::Spared(line),
+        }
+    }
+
+    /// Ends an entry that was not used since this was called last, and is not held.
+    fn drop_unused(&self, words: &slots::Words) -> bool {
+        let state = slots::state(words);
+        if state.is_referenced() {
+            slots::age(words, state);
+            return false;
+        }
+        let is_dropped = slots::end(words, state, Spare::Referenced);
+        if is_dropped {
+            self.counts.add(Event::Reclaimed, 1);
+        }
+        is_dropped
+    }
+}
+
+/// What a look at a bucket brought.
+enum Thinned {
+    /// It needs all its lines.
+    Kept,
+    /// A line that it did not need.
+    Spared(u32),
+    /// A line for which entries were dropped.
+    Dropped(u32),
 }

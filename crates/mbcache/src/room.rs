@@ -1,130 +1,91 @@
-//! Free slots: of each stripe its own, and a depot for all.
+//! Lines that are in no bucket.
 //!
-//! A stripe takes its slots from a list that its own lock protects, so that to create and to delete an
-//! entry take one lock. A list that has become long gives some to the depot, an empty one takes some
-//! from there, or slots that were never used. There are so many more slots than entries promised as the
-//! lists can keep to themselves: so an entry has to be reclaimed only if there are as many as promised.
+//! A bucket that has no slot left takes a line, and keeps it: a line is given back only by reclaim, when
+//! nobody has one to give. Lines that were never used come from a counter, those that were given back
+//! from lists, of which there are some so that few meet at one.
 //!
 //! # Invariants
-//! - R.1: a slot is free in one list, or in a bucket, or in the hands of one thread, which has just ended
-//!   its entry or is about to fill it.
-//! - R.2: a stripe's list has at most [`KEEP`] slots while its lock is free.
+//! - R.1: a line is in one list, or in a bucket, or in the hands of one thread; or it was never used.
 //!
 //! # Locks
-//! The depot's lock is taken inside a stripe's, and nothing inside it.
-//!
-//! Source: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.
+//! The lock of a list is taken inside a bucket's, and nothing inside it.
 
+use corewalk_sync::primitives::IS_MODEL;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{CachePadded, Mutex};
+use corewalk_sync::{CachePadded, Mutex, OwnLine};
 
+use crate::index::{self, Index};
 use crate::order::{Rank, take};
-use crate::slots::Slots;
 
-/// Slots that move at once.
-const BATCH: u32 = if corewalk_sync::primitives::IS_MODEL { 1 } else { 8 };
-/// Slots that a stripe keeps at most.
-pub(crate) const KEEP: u32 = 2 * BATCH;
+/// Lists of lines.
+const LISTS: usize = if IS_MODEL { 1 } else { 8 };
 
-/// A list of free slots; protected by the lock of what it is part of.
-#[derive(Debug, Default)]
-pub(crate) struct FreeList {
-    first: u32,
-    len: u32,
-}
-
-impl FreeList {
-    pub(crate) fn pop(&mut self, slots: &Slots) -> Option<u32> {
-        let slot = self.first;
-        if slot == 0 {
-            return None;
-        }
-        self.first = slots.next_free(slot);
-        self.len -= 1;
-        Some(slot)
-    }
-
-    pub(crate) fn push(&mut self, slots: &Slots, slot: u32) {
-        slots.set_next_free(slot, self.first);
-        self.first = slot;
-        self.len += 1;
-    }
-
-    pub(crate) fn len(&self) -> u32 {
-        self.len
-    }
-}
-
-/// Where stripes get slots from.
+/// Where buckets get lines from.
 pub(crate) struct Room {
-    depot: CachePadded<Mutex<FreeList>>,
-    /// First slot that was never handed out.
+    /// First line of each list, 0 if it is empty: protected by its own lock.
+    lists: [OwnLine<Mutex<u32>>; LISTS],
+    /// First line that was never used.
     next_fresh: CachePadded<AtomicU64>,
-    slots_max: u32,
+    /// How many lines there are.
+    lines_max: u32,
 }
 
 impl Room {
-    pub(crate) fn new(slots_max: u32) -> Room {
+    /// Returns the lines of `index` that are not first in a bucket.
+    pub(crate) fn new(index: &Index, spare: u32) -> Room {
         Room {
-            depot: CachePadded::new(Mutex::new(FreeList::default())),
-            next_fresh: CachePadded::new(AtomicU64::new(1)),
-            slots_max,
+            lists: std::array::from_fn(|_| OwnLine::default()),
+            next_fresh: CachePadded::new(AtomicU64::new(u64::from(index.buckets()))),
+            lines_max: index.buckets() + spare,
         }
     }
 
-    /// Takes a slot out of a stripe's list, which is filled first if it is empty.
-    #[inline]
-    pub(crate) fn take(&self, slots: &Slots, list: &mut FreeList) -> Option<u32> {
-        list.pop(slots).or_else(|| {
-            self.refill(slots, list);
-            list.pop(slots)
-        })
+    /// Takes a line, first from the list that is next to `hint`.
+    pub(crate) fn take(&self, index: &Index, hint: u32) -> Option<u32> {
+        let from = |nth: usize| self.pop(index, hint as usize + nth);
+        from(0).or_else(|| self.fresh(index)).or_else(|| (1..LISTS).find_map(from))
     }
 
-    /// Gives a slot to a stripe's list, and some of a long list to the depot.
-    #[inline]
-    pub(crate) fn give(&self, slots: &Slots, list: &mut FreeList, slot: u32) {
-        list.push(slots, slot);
-        if list.len() > KEEP {
-            self.unload(slots, list);
-        }
+    /// Gives a line back.
+    pub(crate) fn give(&self, index: &Index, hint: u32, line: u32) {
+        let mut first = take(Rank::Room, || self.lists[hint as usize % LISTS].lock());
+        index::set_link(index.line(line), *first);
+        *first = line;
     }
 
-    /// Returns the number of slots handed out, slot 0 included: none at or above it is in use.
-    pub(crate) fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. A scan that misses a slot handed out meanwhile is as good as one that ran
-        // a moment earlier.
-        self.next_fresh.load(Ordering::Relaxed) as u32
+    fn pop(&self, index: &Index, list: usize) -> Option<u32> {
+        let mut first = take(Rank::Room, || self.lists[list % LISTS].lock());
+        let line = *first;
+        if line == 0 {
+            return None;
+        }
+        *first = index::link_of(index.line(line));
+        Some(line)
     }
 
-    #[cold]
-    fn refill(&self, slots: &Slots, list: &mut FreeList) {
-        let mut depot = take(Rank::Depot, || self.depot.lock());
-        for _ in 0..BATCH {
-            let Some(slot) = depot.pop(slots) else { break };
-            list.push(slots, slot);
-        }
-        if list.len() > 0 {
-            return;
-        }
-        // ORDERING: Relaxed. Changed under the depot's lock only; a hint for others.
-        let start = self.next_fresh.load(Ordering::Relaxed) as u32;
-        let end = (start + BATCH).min(self.slots_max + 1);
-        if start < end {
-            slots.extend_to(end - 1);
-            (start..end).rev().for_each(|slot| list.push(slots, slot));
+    fn fresh(&self, index: &Index) -> Option<u32> {
+        // ORDERING: Relaxed. The counter only hands out numbers; lines are zero from the beginning.
+        let mut next = self.next_fresh.load(Ordering::Relaxed);
+        while next < u64::from(self.lines_max) {
             // ORDERING: Relaxed. As above.
-            self.next_fresh.store(u64::from(end), Ordering::Relaxed);
-        }
-    }
-
-    #[cold]
-    fn unload(&self, slots: &Slots, list: &mut FreeList) {
-        let mut depot = take(Rank::Depot, || self.depot.lock());
-        for _ in 0..BATCH {
-            if let Some(slot) = list.pop(slots) {
-                depot.push(slots, slot);
+            match self.next_fresh.compare_exchange_weak(
+                next,
+                next + 1,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    index.extend_to(next as u32);
+                    return Some(next as u32);
+                }
+                Err(now) => next = now,
             }
         }
+        None
     }
+}
+
+/// Returns the bytes of the lists.
+pub(crate) const fn bytes() -> u64 {
+    (LISTS * 64) as u64
 }

@@ -1,5 +1,8 @@
 //! Two threads change the two flags of one entry. The long run is the example `flags`.
 
+use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
+
 #[path = "../examples/flags.rs"]
 #[expect(dead_code, reason = "the example's own main")]
 mod flags;
@@ -8,4 +11,34 @@ mod flags;
 #[test]
 fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
+}
+
+/// Trap T33: two flags of one word that are changed in two steps, as those of a bit field are, do get lost.
+#[test]
+fn control_flags_that_are_changed_in_two_steps_are_lost() {
+    const CHANGES_MAX: u64 = 1 << 32;
+    let word = AtomicU64::new(0);
+    let is_lost = AtomicBool::new(false);
+    let change = |flag: u64| {
+        for change in 1..CHANGES_MAX {
+            // ORDERING: Relaxed. It is the second step that is wrong.
+            let before = word.load(Ordering::Relaxed);
+            if is_lost.load(Ordering::Relaxed) {
+                return;
+            }
+            if change > 1 && (before & flag != 0) == (change % 2 == 1) {
+                // ORDERING: Relaxed. As above.
+                is_lost.store(true, Ordering::Relaxed);
+                return;
+            }
+            // ORDERING: Relaxed. As above.
+            word.store(before ^ flag, Ordering::Relaxed);
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| change(1));
+        change(2);
+    });
+    // ORDERING: Relaxed. The thread has been joined.
+    assert!(is_lost.load(Ordering::Relaxed), "nothing was lost");
 }
