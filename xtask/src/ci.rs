@@ -39,6 +39,10 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     });
     tally.step("documentation", || documentation(root));
     tally.step("tests", || cargo(root, &["test", "--workspace"]));
+    // 100 million changes of two flags by two threads, about 20 s (trap T33).
+    tally.step("flags", || {
+        cargo(root, &["run", "--release", "-p", "corewalk-mbcache", "--example", "flags"])
+    });
     tally.step("loom", || checks::loom(root));
     tally.step("shuttle", || checks::shuttle(root));
     tally.step("tsan", || checks::tsan(root));

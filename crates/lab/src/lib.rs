@@ -38,6 +38,7 @@ mod layout;
 pub mod machine;
 mod memory;
 mod ours;
+mod pairs;
 mod peer;
 mod race;
 mod ramfs;

@@ -17,6 +17,7 @@ mod grid;
 mod hot_leaf;
 mod lock_share;
 mod lookup;
+mod mbcache;
 mod multiuser;
 mod names;
 mod one_cpu;
@@ -144,6 +145,7 @@ pub fn all() -> &'static [&'static dyn Table] {
         &lock_share::LockShare,
         &aim7_short::Aim7Short,
         &xattr::Xattr,
+        &mbcache::MbcacheTable,
     ]
 }
 

@@ -6,8 +6,8 @@
 //!
 //! Source: Linux `fs/mbcache.c`.
 
-use corewalk_sync::{CachePadded, Mutex};
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_sync::{CachePadded, Mutex};
 use std::{fmt, io};
 
 use crate::counts::{Counts, Event};
@@ -186,8 +186,8 @@ impl Mbcache {
         }
         loop {
             let seen = self.look_up(key, value)?;
-            let is_marked = seen.state.is_referenced()
-                || slots::touch(self.index.slot(seen.slot), seen.state);
+            let is_marked =
+                seen.state.is_referenced() || slots::touch(self.index.slot(seen.slot), seen.state);
             // If not, it has ended, or moved.
             if is_marked {
                 return Some(seen);

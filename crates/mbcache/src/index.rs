@@ -53,6 +53,10 @@ const TRIES: u32 = if IS_MODEL { 1 } else { 16 };
 /// Rounds for which somebody who waits for a lock spins, of about 10 ns each.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
 /// For how long it sleeps then; a holder that lost its processor gets it back after some milliseconds.
+#[cfg_attr(
+    any(corewalk_loom, corewalk_shuttle),
+    expect(dead_code, reason = "a model knows no time")
+)]
 const NAP: Duration = Duration::from_micros(50);
 
 /// Entries that a bucket counts before it starts again.
@@ -228,7 +232,8 @@ impl Index {
     ) -> Result<Option<R>, Torn> {
         self.walk_lines(bucket, |line, number| {
             (0..SLOTS).find_map(|nth| {
-                slots::copy(words(line, nth), SLOTS * number + nth).and_then(|copied| probe(&copied))
+                slots::copy(words(line, nth), SLOTS * number + nth)
+                    .and_then(|copied| probe(&copied))
             })
         })
     }
@@ -490,13 +495,10 @@ fn lock_slow(header: &AtomicU64) -> u64 {
     }
 }
 
-#[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 fn nap() {
+    // A model checker knows no time.
+    #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
     thread::sleep(NAP);
-}
-
-/// A model checker knows no time.
-#[cfg(any(corewalk_loom, corewalk_shuttle))]
-fn nap() {
+    #[cfg(any(corewalk_loom, corewalk_shuttle))]
     thread::yield_now();
 }

@@ -137,9 +137,7 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
 /// A pair is there once: the lock of its bucket keeps creators apart.
 #[test]
 fn pair_that_two_create_is_there_once() {
-    assert_all_reached(&create_against_create(|cache| {
-        cache.create(KEY, 7, Reusable::Yes).is_ok()
-    }));
+    assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7, Reusable::Yes).is_ok()));
 }
 
 /// The look and the creation are two sections of the lock.

@@ -294,11 +294,7 @@ fn change(words: &Words, next: impl FnMut(State) -> Option<u64>) -> bool {
 
 /// As `change`, for a caller that has just seen the state, in an acquiring load.
 #[inline]
-fn change_from(
-    words: &Words,
-    seen: State,
-    mut next: impl FnMut(State) -> Option<u64>,
-) -> bool {
+fn change_from(words: &Words, seen: State, mut next: impl FnMut(State) -> Option<u64>) -> bool {
     let mut now = seen.0;
     loop {
         let Some(new) = next(State(now)) else { return false };
