@@ -100,7 +100,8 @@ impl std::error::Error for CreateError {}
 pub struct Stats {
     /// Entries now.
     pub entries: u64,
-    /// Bytes of memory in use, at most [`MbcacheOptions::budget_bytes`]; it never goes down.
+    /// Bytes of memory in use, at most [`MbcacheOptions::budget_bytes`], all buckets included; it never
+    /// goes down.
     pub bytes: u64,
     /// Entries created.
     pub created: u64,

@@ -11,9 +11,10 @@
 //! |---|---|---|
 //! | [`Mbcache::find_first`], [`Mbcache::find_next`] | the values that may be shared, counted | no lock |
 //! | [`Mbcache::get`] | whether a pair is there; it was used | no lock; no store once the bit is set |
-//! | [`Mbcache::create`] | a blob was stored | one stripe's lock |
-//! | [`Mbcache::delete_or_get`] | its last user is gone | one stripe's lock |
-//! | [`Mbcache::scan`] | memory is short | a stripe's lock per entry that goes |
+//! | [`Mbcache::create`] | a blob was stored | the lock of one bucket |
+//! | [`Mbcache::delete_or_get`] | its last user is gone | no lock; one step on the entry |
+//! | [`Mbcache::scan`] | memory is short | no lock; one step per entry that goes |
+//! | [`Mbcache::stats`], [`Mbcache::count`] | somebody asks | a look at every line |
 //!
 //! # The protocol
 //!
@@ -39,27 +40,33 @@
 //! - G.3: `find_next` goes on from an entry that stays where it is, and meets older ones only: a loop
 //!   over a key's values ends and meets none twice, whatever is created and deleted meanwhile
 //!   (trap T40).
-//! - G.4: nothing is dropped while there are fewer entries than [`Mbcache::entries_max`], and no more
-//!   memory is used than the budget. Under the budget's pressure what was used since the hand came by
-//!   last stays (trap T37).
+//! - G.4: while there are fewer entries than [`Mbcache::entries_max`], nothing is dropped for want of room,
+//!   as long as handles are short-lived (what is held cannot be moved together) and deletions do not
+//!   come in between: after a search that found everything full, a quarter as many lines as there are
+//!   buckets may be emptied before the next such search. No more memory is used than the budget. Under
+//!   its pressure what was used since the search came by last stays (trap T37).
 //! - G.5: after `new` nothing allocates but a wait of a task. No code of the caller is called with a
 //!   lock held; that code is the wakers of tasks only (trap T41).
 //! - G.6: `get` of a pair whose referenced bit is set stores nothing.
+//! - G.7: operations on keys of different buckets write no common line, unless a bucket needs a third slot
+//!   and takes a line: an entry, its state and the lock of its bucket are on lines of that bucket alone.
 //!
 //! # What it refuses
 //!
-//! - To grow: the number of buckets follows from the budget. Buckets that were never used take no memory.
+//! - To grow: the number of buckets follows from the budget. Pages of buckets that were never used take no
+//!   memory; but buckets are used in no order, so few entries take a page each.
 //! - To give memory back before it is dropped: what `scan` frees serves other entries.
-//! - To be fast for very many values of one key: they stand in one chain. `find_first` meets the newest
-//!   first; to create, delete and get a pair of that key walks past those that are newer.
+//! - To be fast for very many values of one key: they stand in one bucket, two to a line, and each find
+//!   looks at all of them for the newest: going over n values takes n * n / 2 looks at a line.
 //! - More than 262,143 handles of one entry at a time: beyond, it is not found.
 //!
 //! # Lock order
 //!
-//! 1. A stripe of the index. Nobody holds two.
-//! 2. The depot of free slots, inside of a stripe.
+//! 1. The turn of the search for lines.
+//! 2. A bucket of the index. Nobody holds two.
+//! 3. A list of lines that are in no bucket.
 //!
-//! The list of waiting tasks is taken with neither held. Builds with debug assertions check this
+//! The list of waiting tasks is taken with none held. Builds with debug assertions check this
 //! (trap T42).
 //!
 //! # Examples

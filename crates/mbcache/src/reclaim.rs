@@ -52,7 +52,8 @@ impl Mbcache {
     /// Looks at `entries` entries, at most once at each, and drops those that are neither held nor were
     /// used since the last look; returns how many were dropped.
     ///
-    /// The memory of what is dropped is used for other entries; it is not given back to the system.
+    /// The memory of what is dropped is used for other entries; it is not given back to the system. The
+    /// hand passes over slots that are free, too: in a cache that is nearly empty an entry is far away.
     ///
     /// # Examples
     ///

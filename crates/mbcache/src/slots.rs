@@ -219,7 +219,8 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> bool {
 /// until it has none: a stream of finders must not keep whoever deletes it waiting.
 #[inline]
 pub(crate) fn hold(words: &Words, state: State, may: impl Fn(State) -> bool) -> bool {
-    change_from(words, state, |now| {
+    // The state may be from long ago: it says which entry is meant, no more.
+    change(words, |now| {
         let is_it = now.is_same_entry(state) && may(now);
         let is_free = now.0 & AWAITED == 0 && now.0 & COUNT != COUNT;
         (is_it && is_free).then_some(now.0.wrapping_add(ONE))
