@@ -50,8 +50,9 @@
 //! ```
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use corewalk_sync::{RwLockReadGuard, RwLockWriteGuard};
+use corewalk_sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::Errno;
 use crate::acl::Acl;
@@ -262,6 +263,15 @@ impl Tmpfs {
         self.inodes.give_back(1);
     }
 
+    /// Returns the bytes of a regular file. `EISDIR` for a directory, `EINVAL` for another file.
+    fn content(&self, ino: u64) -> Result<Arc<RwLock<FileContent>>, Errno> {
+        let content = self.table.read(ino)?.content()?.cloned();
+        match content {
+            Some(content) => Ok(content),
+            None => self.table.write(ino)?.content_mut().cloned(),
+        }
+    }
+
     /// Changes the content of a regular file, and returns its inode, locked, for the times that go with
     /// it. Both appear at once to stat(2).
     ///
@@ -272,11 +282,7 @@ impl Tmpfs {
         ino: u64,
         change: impl FnOnce(&mut FileContent) -> Result<R, Errno>,
     ) -> Result<(R, RwLockWriteGuard<'_, Inode>), Errno> {
-        let content = self.table.read(ino)?.content()?.cloned();
-        let content = match content {
-            Some(content) => content,
-            None => self.table.write(ino)?.content_mut()?.clone(),
-        };
+        let content = self.content(ino)?;
         let mut content = content.write();
         content.check_kept()?;
         let result = change(&mut content)?;
@@ -285,23 +291,38 @@ impl Tmpfs {
         Ok((result, inode))
     }
 
-    /// Makes the changes of `set`. The ACL comes after the size, which alone may fail for other reasons
-    /// than want of room; the cache never asks for both.
+    /// Makes the changes of `set`, all or none.
     fn set_attributes(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        let mut inode = match set.size {
-            Some(size) => self.change_content(node.ino(), |c| c.set_size(size, &self.space))?.1,
-            None => self.table.write(node.ino())?,
+        let ino = node.ino();
+        let Some(size) = set.size else {
+            let mut inode = self.table.write(ino)?;
+            self.set_mode(&mut inode, set.mode)?;
+            inode.attributes.change(set, now());
+            return Ok(inode.attr());
         };
-        let now = now();
-        if let Some(mode) = set.mode
-            && let Some(acl) = inode.attributes.acl(AclKind::Access)
-        {
+        let content = self.content(ino)?;
+        let mut content = content.write();
+        content.check_kept()?;
+        FileContent::check_size(size)?;
+        // The copy of an ACL may want room; the size does not fail any more.
+        self.set_mode(&mut *self.table.write(ino)?, set.mode)?;
+        content.set_size(size, &self.space)?;
+        let mut inode = self.table.write(ino)?;
+        inode.note_size(&content);
+        inode.attributes.change(set, now());
+        Ok(inode.attr())
+    }
+
+    /// Sets permission bits, and those in an access ACL. `ENOSPC` for the copy of one that is shared.
+    fn set_mode(&self, inode: &mut Inode, mode: Option<u32>) -> Result<(), Errno> {
+        let (Some(mode), now) = (mode, now()) else { return Ok(()) };
+        if let Some(acl) = inode.attributes.acl(AclKind::Access) {
             let mut acl = acl.clone();
             acl.chmod(mode);
-            self.change_set(&mut inode, Change::Acl(AclKind::Access, Some(&acl)), now)?;
+            self.change_set(inode, Change::Acl(AclKind::Access, Some(&acl)), now)?;
         }
-        inode.attributes.change(set, now);
-        Ok(inode.attr())
+        inode.attributes.change(&SetAttr { mode: Some(mode), ..SetAttr::default() }, now);
+        Ok(())
     }
 
     /// Says that the content of `inode`, which is released, was read.

@@ -115,14 +115,17 @@ impl FileContent {
         }
     }
 
+    /// Checks a size that is to be set. `EFBIG` if it is too large.
+    pub(super) fn check_size(size: u64) -> Result<(), Errno> {
+        if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
+    }
+
     /// Sets the size; what a larger size adds is a hole.
     ///
     /// # Errors
-    /// `EFBIG` for a size that is too large.
+    /// As of [`FileContent::check_size`].
     pub(super) fn set_size(&mut self, size: u64, space: &Budget) -> Result<(), Errno> {
-        if size > SIZE_MAX {
-            return Err(Errno::FBIG);
-        }
+        FileContent::check_size(size)?;
         if size < self.size {
             self.remove(size.div_ceil(PAGE_BYTES)..u64::MAX, space);
             self.zero_within_page(size..size.next_multiple_of(PAGE_BYTES));

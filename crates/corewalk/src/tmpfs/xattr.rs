@@ -239,6 +239,7 @@ impl Xattrs {
                 *own = Some(block);
                 false
             }
+            Released::Left => false,
         }
     }
 
@@ -286,7 +287,9 @@ pub struct XattrStats {
 }
 
 fn is_near(changed: Timespec, now: Timespec) -> bool {
-    deferred::milliseconds(now).saturating_sub(deferred::milliseconds(changed)) < DELAY_MS
+    let (changed, now) = (deferred::milliseconds(changed), deferred::milliseconds(now));
+    // A time ahead of the clock, which was set back or is the caller's, says nothing.
+    now.checked_sub(changed).is_some_and(|rest| rest < DELAY_MS)
 }
 
 /// Checks the name of an attribute that is to be changed.

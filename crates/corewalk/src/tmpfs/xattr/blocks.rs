@@ -95,8 +95,10 @@ pub(super) enum Leave {
 pub(super) enum Released {
     /// That was its only user, who has the content for itself.
     Last(Block),
-    /// Others have it too; with [`Leave::IfLast`] the caller still is a user.
+    /// Others have it too, and with [`Leave::IfLast`] the caller still.
     Shared(Arc<Block>),
+    /// Others have it too, and with [`Leave::Always`] the caller no more.
+    Left,
 }
 
 /// Blocks that are shared, by content.
@@ -165,13 +167,17 @@ impl Blocks {
         loop {
             debug_assert!(place.users > 0, "K.1");
             if place.users > 1 {
-                if leave == Leave::Always {
-                    place.users -= 1;
-                    if place.users + 1 == USERS_MAX {
-                        self.cache.note_users(key, u64::from(number), place.users);
-                    }
+                if leave == Leave::IfLast {
+                    return Released::Shared(block);
                 }
-                return Released::Shared(block);
+                place.users -= 1;
+                if place.users + 1 == USERS_MAX {
+                    self.cache.note_users(key, u64::from(number), place.users);
+                }
+                // Before the place is unlocked: the next to leave may be the last, and K.1 says that
+                // nobody else points at the block then.
+                drop(block);
+                return Released::Left;
             }
             let Some(busy) = self.cache.delete_or_get(key, u64::from(number)) else { break };
             drop(place);

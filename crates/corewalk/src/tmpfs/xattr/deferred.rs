@@ -20,7 +20,8 @@
 //!
 //! # What it refuses
 //! There is no thread that shares what waits when no change comes any more; see `Tmpfs::share_xattrs`.
-//! If the clock is set back, what waits does so for longer.
+//! What has a time ahead of the clock, which was set back or is the caller's, is shared as if it had
+//! waited.
 
 use std::collections::VecDeque;
 
@@ -66,7 +67,7 @@ impl Deferred {
     pub(super) fn push(&self, ino: u64, now: Timespec) {
         let since_ms = milliseconds(now);
         self.shards[shard_index()].lock().push_back(Waiting { since_ms, ino });
-        self.lower_due(since_ms + DELAY_MS);
+        self.lower_due(since_ms.saturating_add(DELAY_MS));
     }
 
     /// Returns true if an inode may have waited long enough at `now`.
@@ -87,8 +88,10 @@ impl Deferred {
         for shard in &self.shards {
             let mut queue = shard.lock();
             while let Some(&first) = queue.front() {
-                let due_ms = first.since_ms + DELAY_MS;
-                if due_ms > now_ms || ripe.len() == BATCH {
+                let due_ms = first.since_ms.saturating_add(DELAY_MS);
+                // A time ahead of the clock must not keep all behind it waiting.
+                let is_ripe = due_ms <= now_ms || first.since_ms > now_ms;
+                if !is_ripe || ripe.len() == BATCH {
                     self.lower_due(due_ms);
                     break;
                 }
@@ -115,5 +118,5 @@ impl Deferred {
 /// Returns a time in milliseconds since 1970.
 pub(super) fn milliseconds(time: Timespec) -> u64 {
     // A time before 1970 is no reason to share nothing.
-    time.secs.max(0) as u64 * 1000 + u64::from(time.nanos) / 1_000_000
+    (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }
