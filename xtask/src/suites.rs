@@ -49,20 +49,23 @@ use std::{
 pub(crate) const INSIDE: &str = "--inside";
 
 /// The suites that continuous integration runs, shortest first.
-pub(crate) const CI: [&str; 20] = [
+pub(crate) const CI: [&str; 23] = [
     "kill9",
     "hang",
     "fakeroot",
     "xattr",
     "xattr-server",
+    "xattr-store",
     "pjdfstest",
     "pjdfstest-server",
     "pjdfstest-writeback",
     "pjdfstest-host",
+    "pjdfstest-store",
     "fsx",
     "fsx-server",
     "fsx-writeback",
     "fsx-host",
+    "fsx-store",
     "sqlite",
     "git",
     "rsync",
@@ -92,7 +95,7 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 20] = [
+const SUITES: [Suite; 23] = [
     Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
         name: "pjdfstest-server",
@@ -112,6 +115,14 @@ const SUITES: [Suite; 20] = [
         limit: minutes(15),
         run: posix::pjdfstest_host,
     },
+    Suite {
+        name: "pjdfstest-store",
+        needs: PJDFSTEST_NEEDS,
+        limit: minutes(15),
+        run: posix::pjdfstest_store,
+    },
+    Suite { name: "xattr-store", needs: XATTR_NEEDS, limit: minutes(10), run: xattr::xattr_store },
+    Suite { name: "fsx-store", needs: &[], limit: minutes(15), run: posix::fsx_store },
     Suite { name: "xattr", needs: XATTR_NEEDS, limit: minutes(10), run: xattr::xattr },
     Suite {
         name: "xattr-server",

@@ -1,13 +1,14 @@
 //! The corewalk program.
 //!
-//! `corewalk mount SOURCE MOUNTPOINT` serves a file system through FUSE, `corewalk stat MOUNTPOINT`
-//! shows the counters of one, `corewalk lab` measures. Each subcommand is a module; this file parses
+//! `corewalk mount SOURCE MOUNTPOINT` serves a file system through FUSE, `corewalk fsck store:DIR`
+//! checks a store, `corewalk stat MOUNTPOINT` shows the counters of a mount, `corewalk lab` measures. Each subcommand is a module; this file parses
 //! the command line, and turns what went wrong into one line on the standard error and an exit
 //! status: 1 for a failure, 2 for a command line that cannot be meant.
 
 #![forbid(unsafe_code)]
 
 mod failure;
+mod fsck;
 mod logging;
 mod mount;
 mod source;
@@ -32,6 +33,8 @@ struct Arguments {
 enum Command {
     /// Mounts a file system.
     Mount(mount::Arguments),
+    /// Checks a store.
+    Fsck(fsck::Arguments),
     /// Shows the counters of a mount.
     Stat(stat::Arguments),
     /// Measures corewalk beside the host kernel and the usual designs.
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     };
     let done = match arguments.command {
         Command::Mount(arguments) => mount::run(&arguments),
+        Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
         Command::Lab(arguments) => {
             let done = corewalk_lab::run(arguments, &["lab"]);

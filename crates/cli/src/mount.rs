@@ -28,7 +28,8 @@ use options::Plan;
 /// The command line.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to mount: tmpfs, a file system in memory, or a directory (a path with a / in it).
+    /// What to mount: tmpfs, a file system in memory; store:DIR, a file system that is kept in the
+    /// directory DIR, which is made if need be; or a directory (a path with a / in it).
     source: String,
     /// Where to mount it. It is made if it does not exist, and removed at the end.
     mountpoint: PathBuf,
@@ -38,7 +39,8 @@ pub(crate) struct Arguments {
     /// negative_timeout=SECONDS, fsname=NAME, writeback_cache, no_writeback_cache,
     /// readdirplus=yes|no|auto; as in tmpfs(5): size=BYTES, nr_inodes=COUNT, mode=MODE, uid=UID,
     /// gid=GID; as in ext4(5): mbcache, no_mbcache (equal sets of extended attributes and ACLs are
-    /// stored once, or each by itself); and cache=BYTES (memory for metadata) and threads=COUNT.
+    /// stored once, or each by itself), and for a store commit=SECONDS; and cache=BYTES (memory for
+    /// metadata) and threads=COUNT.
     #[arg(short = 'o', value_name = "OPTIONS", verbatim_doc_comment)]
     options: Vec<OsString>,
     /// Go to the background once the mount works.
@@ -67,13 +69,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.background {
         daemon::leave_terminal();
     }
-    let fs = source.open(plan.tmpfs)?;
+    let opened = source.open(plan.tmpfs, &plan.store)?;
     // Before the mount: a signal that comes while it is made must not leave it behind.
     let (events, happened) = channel();
     watch_signals(events.clone())?;
     let path = &arguments.mountpoint;
     let made = make_directory(path)?;
-    let mount = Mount::new(fs, path, plan.server, &plan.mount)
+    let mount = Mount::new(opened.fs, path, plan.server, &plan.mount)
         .map_err(|error| Failure::of(path.display(), error));
     let mount = match mount {
         Ok(mount) => mount,
@@ -101,7 +103,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::let_go();
     }
     let served = serve(&happened, &point);
+    // Also if others use the mount for a while, without the server that ends here.
+    let synced = opened.store.map_or(Ok(()), |store| store.sync());
     remove_directory(made.as_deref());
+    synced
+        .map_err(|error| Failure::of(&arguments.source, format!("not all is durable: {error}")))?;
     served.map_err(|error| Failure::of(path.display(), error))
 }
 

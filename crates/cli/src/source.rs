@@ -1,8 +1,8 @@
 //! What can be mounted.
 //!
-//! A SOURCE is a word (`tmpfs`) or a directory of the host, which is told by a `/` in it: `/srv`,
-//! `./tmpfs`; later also a scheme such as `s3://`. Each becomes a [`FileSystem`] and the promises
-//! that the server may make for it.
+//! A SOURCE is a word (`tmpfs`), a store (`store:DIR`), or a directory of the host, which is told by a
+//! `/` in it: `/srv`, `./tmpfs`; later also a scheme such as `s3://`. Each becomes a [`FileSystem`] and
+//! the promises that the server may make for it.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,8 +12,12 @@ use corewalk::FileSystem;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_fuse::Options;
 use corewalk_hostfs::{HostFs, HostFsOptions};
+use corewalk_store::{Store, StoreOptions};
 
 use crate::failure::Failure;
+
+/// What a store begins with.
+const STORE: &str = "store:";
 
 /// What can be mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +26,15 @@ pub(crate) enum Source {
     Tmpfs,
     /// A directory of the host; the path is kept for as long as the process runs.
     Host(&'static Path),
+    /// A store in a directory of the host.
+    Store(&'static Path),
+}
+
+/// What is open while it is mounted.
+pub(crate) struct Opened {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    /// The same, if it is a store, which is made durable at the end.
+    pub(crate) store: Option<Arc<Store>>,
 }
 
 impl Source {
@@ -29,6 +42,15 @@ impl Source {
     pub(crate) fn parse(word: &str) -> Result<Source, Failure> {
         match word {
             "tmpfs" => Ok(Source::Tmpfs),
+            store if store.starts_with(STORE) => {
+                let path = &store[STORE.len()..];
+                if path.is_empty() {
+                    return Err(Failure::Usage("a store needs a directory: store:DIR".to_owned()));
+                }
+                // It may not be there yet, and a process in the background has another working directory.
+                let path = std::path::absolute(path).map_err(|error| Failure::of(path, error))?;
+                Ok(Source::Store(Box::leak(path.into_boxed_path())))
+            }
             url if url.contains("://") => {
                 Err(Failure::Usage(format!("unknown scheme in source '{url}'; there is none yet")))
             }
@@ -41,7 +63,7 @@ impl Source {
                 Ok(Source::Host(Box::leak(path)))
             }
             _ => Err(Failure::Usage(format!(
-                "unknown source '{word}'; known are: tmpfs, and a directory (with a / in its path)"
+                "unknown source '{word}'; known are: tmpfs, store:DIR, and a directory (with a / in its path)"
             ))),
         }
     }
@@ -51,6 +73,7 @@ impl Source {
         match self {
             Source::Tmpfs => "tmpfs".into(),
             Source::Host(path) => path.into(),
+            Source::Store(path) => [STORE.as_ref(), path.as_os_str()].into_iter().collect(),
         }
     }
 
@@ -58,7 +81,7 @@ impl Source {
     pub(crate) fn promises(self) -> Options {
         match self {
             // Its only door is this mount.
-            Source::Tmpfs => Options::exclusive(),
+            Source::Tmpfs | Source::Store(_) => Options::exclusive(),
             // The directory is there for others as well.
             Source::Host(_) => Options::shared(),
         }
@@ -72,20 +95,26 @@ impl Source {
             // it took up to four times as long while others used the machine as well.
             Source::Tmpfs => processors.max(2),
             // Its requests wait for a disk.
-            Source::Host(_) => (processors * 4).max(8),
+            Source::Host(_) | Source::Store(_) => (processors * 4).max(8),
         }
     }
 
     /// Returns the file system.
     ///
     /// # Errors
-    /// What the host says of the directory.
-    pub(crate) fn open(self, tmpfs: TmpfsOptions) -> Result<Arc<dyn FileSystem>, Failure> {
+    /// What the host says of the directory, or the store of itself.
+    pub(crate) fn open(self, tmpfs: TmpfsOptions, store: &StoreOptions) -> Result<Opened, Failure> {
         match self {
-            Source::Tmpfs => Ok(Arc::new(Tmpfs::new(tmpfs))),
+            Source::Tmpfs => Ok(Opened { fs: Arc::new(Tmpfs::new(tmpfs)), store: None }),
             Source::Host(path) => HostFs::new(path, HostFsOptions::default())
-                .map(|fs| Arc::new(fs) as Arc<dyn FileSystem>)
+                .map(|fs| Opened { fs: Arc::new(fs), store: None })
                 .map_err(|error| Failure::of(path.display(), error)),
+            Source::Store(path) => {
+                let store = Store::open(path, store);
+                let store = store.map_err(|error| Failure::of(path.display(), error))?;
+                let store = Arc::new(store);
+                Ok(Opened { fs: store.clone(), store: Some(store) })
+            }
         }
     }
 }

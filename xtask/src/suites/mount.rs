@@ -47,10 +47,13 @@ pub(super) enum Source {
     Tmpfs,
     /// A folder of the machine's own file system.
     Host,
+    /// A store in such a folder, which is checked at the end.
+    Store,
 }
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
 const LEAVE_LIMIT: Duration = Duration::from_secs(20);
+const FSCK_LIMIT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// The place that one suite works in.
@@ -124,6 +127,8 @@ pub(super) struct Mount {
     server: Child,
     connection: Option<String>,
     has_hung: bool,
+    /// The source, if that is a store.
+    store: Option<PathBuf>,
 }
 
 impl Mount {
@@ -141,13 +146,15 @@ impl Mount {
     /// # Errors
     ///
     /// The outcome of the suite if it does not get ready.
-    pub(super) fn start_with(site: &Site, source: Source, options: &str) -> Result<Self, Outcome> {
+    pub(super) fn start_with(site: &Site, from: Source, options: &str) -> Result<Self, Outcome> {
         let path = site.folder.join("mnt");
         let log = site.folder.join("server.log");
-        let source = match source {
+        let source = match from {
             Source::Tmpfs => PathBuf::from("tmpfs"),
             Source::Host => site.folder.join("host"),
+            Source::Store => format!("store:{}", site.folder.join("host").display()).into(),
         };
+        let store = matches!(from, Source::Store).then(|| source.clone());
         let made =
             fs::create_dir_all(&path).and_then(|()| fs::create_dir_all(site.folder.join("host")));
         let spawned = made.and_then(|()| File::create(&log)).and_then(|out| {
@@ -163,6 +170,7 @@ impl Mount {
             server,
             connection: None,
             has_hung: false,
+            store,
             path,
         };
         let line = format!("mounted {} on {}", source.display(), mount.path.display());
@@ -290,11 +298,18 @@ impl Mount {
         }
         self.signal_server("TERM");
         match process::poll(&mut self.server, LEAVE_LIMIT) {
-            Some(Ended::Well) if !self.is_mounted() => Outcome::Passed,
+            Some(Ended::Well) if !self.is_mounted() => self.check_store(),
             Some(Ended::Well) => Outcome::Failed("the server left its mount behind".to_owned()),
             Some(ended) => ended.outcome("the server on SIGTERM"),
             None => Outcome::Failed("the server does not leave on SIGTERM".to_owned()),
         }
+    }
+
+    /// Checks the store, if there is one, which nobody serves any more.
+    fn check_store(&self) -> Outcome {
+        let Some(store) = &self.store else { return Outcome::Passed };
+        let mut fsck = Command::new(&self.program);
+        process::run(fsck.arg("fsck").arg(store), FSCK_LIMIT).outcome("corewalk fsck")
     }
 }
 

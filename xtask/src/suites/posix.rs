@@ -89,6 +89,11 @@ pub(super) fn pjdfstest_host(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Host, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
+/// Runs pjdfstest on a store.
+pub(super) fn pjdfstest_store(site: &Site) -> Outcome {
+    check_pjdfstest(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
 fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let program = installed(site, "pjdfstest", PJDFSTEST_VERSION)?;
     if process::run(Command::new("id").args(["-u", TESTS_USER]), minutes(1)) != Ended::Well {
@@ -155,6 +160,11 @@ pub(super) fn fsx_writeback(site: &Site) -> Outcome {
 /// Runs fsx, shorter, on a folder of the host.
 pub(super) fn fsx_host(site: &Site) -> Outcome {
     check_fsx(site, (Source::Host, OPTIONS), FSX_OPERATIONS_MODE).unwrap_or_else(|outcome| outcome)
+}
+
+/// Runs fsx on a store.
+pub(super) fn fsx_store(site: &Site) -> Outcome {
+    check_fsx(site, (Source::Store, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
 fn check_fsx(

@@ -38,6 +38,11 @@ pub(super) fn xattr_server(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
+/// Compares a store with ext4.
+pub(super) fn xattr_store(site: &Site) -> Outcome {
+    check(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
 /// Compares what is mounted from `source` with ext4.
 fn check(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let script = built(site)?;

@@ -13,13 +13,14 @@ use super::{Finding, Manifest};
 use crate::source::RustFile;
 
 /// The layer of each crate; a dependency has a lower layer than what depends on it.
-const LAYERS: [(&str, u32); 10] = [
+const LAYERS: [(&str, u32); 11] = [
     ("corewalk-sync", 0),
     ("corewalk-mbcache", 1),
     ("corewalk", 2),
     ("corewalk-ipc", 2),
     ("corewalk-fuse", 3),
     ("corewalk-hostfs", 3),
+    ("corewalk-store", 3),
     ("corewalk-ipc-preload", 3),
     ("corewalk-lab", 4),
     ("corewalk-cli", 5),

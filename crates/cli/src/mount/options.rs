@@ -1,13 +1,15 @@
-//! The options of `-o`, after mount(8), fuse(8) and tmpfs(5).
+//! The options of `-o`, after mount(8), fuse(8), tmpfs(5) and, for a store, ext4(5).
 //!
 //! A later option wins over an earlier one, as in mount(8). An option that is not known, or a value
 //! that is none, is a usage error that names it: a misspelt `nosuid` must not be ignored.
 
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::tmpfs::TmpfsOptions;
 use corewalk_fuse::{Access, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
+use corewalk_store::{NoSharing, StoreOptions};
 
 use crate::failure::Failure;
 use crate::source::Source;
@@ -19,11 +21,12 @@ const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
 
 /// Everything that the options decide.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) mount: MountOptions,
     pub(crate) server: Options,
     pub(crate) tmpfs: TmpfsOptions,
+    pub(crate) store: StoreOptions,
 }
 
 /// Options that depend on others, until all are known.
@@ -79,7 +82,12 @@ impl Plan {
             root_gid: rustix::process::getegid().as_raw(),
             ..TmpfsOptions::default()
         };
-        Plan { mount, server: source.promises(), tmpfs }
+        let store = StoreOptions {
+            root_uid: tmpfs.root_uid,
+            root_gid: tmpfs.root_gid,
+            ..StoreOptions::default()
+        };
+        Plan { mount, server: source.promises(), tmpfs, store }
     }
 
     /// Takes one option in.
@@ -112,8 +120,11 @@ impl Plan {
             "allow_other" => self.mount.access = Access::Everyone,
             "default_permissions" => pending.server_permissions = false,
             "no_default_permissions" => pending.server_permissions = true,
-            "mbcache" => self.tmpfs.share_xattrs = true,
-            "no_mbcache" => self.tmpfs.share_xattrs = false,
+            "mbcache" => (self.tmpfs.share_xattrs, self.store.share) = (true, None),
+            "no_mbcache" => {
+                self.tmpfs.share_xattrs = false;
+                self.store.share = Some(Arc::new(NoSharing));
+            }
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
             _ => return Err(Failure::Usage(format!("unknown option '{word}'"))),
@@ -146,17 +157,41 @@ impl Plan {
                     _ => return None,
                 }
             }
-            // 0 means no limit, as in tmpfs(5).
-            "size" => self.tmpfs.size_bytes = Some(size(value)?).filter(|&bytes| bytes > 0),
-            "nr_inodes" => {
-                self.tmpfs.inodes_max = Some(scaled(value)?).filter(|&count| count > 0);
+            // 0 means only when it is synced.
+            "commit" => {
+                self.store.commit_every = Some(seconds(value)?).filter(|time| !time.is_zero())
             }
+            _ => return self.take_limit(name, value),
+        }
+        Some(Ok(()))
+    }
+
+    /// Takes an option of tmpfs(5) in, which a store has as well; None if the value is none.
+    fn take_limit(&mut self, name: &str, value: &str) -> Option<Result<(), Failure>> {
+        let (tmpfs, store) = (&mut self.tmpfs, &mut self.store);
+        match name {
+            // 0 means no limit, as in tmpfs(5).
+            "size" => {
+                let bytes = Some(size(value)?).filter(|&bytes| bytes > 0);
+                (tmpfs.size_bytes, store.size_bytes) = (bytes, bytes);
+            }
+            "nr_inodes" => {
+                let count = Some(scaled(value)?).filter(|&count| count > 0);
+                (tmpfs.inodes_max, store.inodes_max) = (count, count);
+            }
+            // Those of the root directory, when it is made.
             "mode" => {
                 let mode = u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777)?;
-                self.tmpfs.root_mode = mode;
+                (tmpfs.root_mode, store.root_mode) = (mode, mode);
             }
-            "uid" => self.tmpfs.root_uid = u32::try_from(number(value)?).ok()?,
-            "gid" => self.tmpfs.root_gid = u32::try_from(number(value)?).ok()?,
+            "uid" => {
+                let uid = u32::try_from(number(value)?).ok()?;
+                (tmpfs.root_uid, store.root_uid) = (uid, uid);
+            }
+            "gid" => {
+                let gid = u32::try_from(number(value)?).ok()?;
+                (tmpfs.root_gid, store.root_gid) = (gid, gid);
+            }
             _ => return Some(Err(Failure::Usage(format!("unknown option '{name}'")))),
         }
         Some(Ok(()))
@@ -218,7 +253,8 @@ mod tests {
     fn complaint(list: &str) -> String {
         match plan(list) {
             Err(Failure::Usage(line)) => line,
-            other => panic!("{list}: {other:?}"),
+            Err(other) => panic!("{list}: {other:?}"),
+            Ok(_) => panic!("{list}: it is taken"),
         }
     }
 
@@ -262,7 +298,9 @@ mod tests {
 
     #[test]
     fn sizes_are_scaled() {
-        let bytes = |list: &str| plan(list).expect("it is an option").tmpfs.size_bytes;
+        let bytes = |list: &str| {
+            plan(list).unwrap_or_else(|failure| panic!("{list}: {failure:?}")).tmpfs.size_bytes
+        };
         assert_eq!(bytes("size=4096"), Some(4096));
         assert_eq!(bytes("size=3k,size=2M"), Some(2 << 20));
         assert_eq!(bytes("size=1g"), Some(1 << 30));
@@ -273,7 +311,11 @@ mod tests {
 
     #[test]
     fn sharing_of_attributes_is_switched() {
-        let is_on = |list: &str| plan(list).expect("it is an option").tmpfs.share_xattrs;
+        let is_on = |list: &str| {
+            let plan = plan(list).expect("it is an option");
+            assert_eq!(plan.tmpfs.share_xattrs, plan.store.share.is_none());
+            plan.tmpfs.share_xattrs
+        };
         assert!(is_on(""));
         assert!(!is_on("mbcache,no_mbcache"));
         assert!(is_on("no_mbcache,mbcache"));

@@ -8,4 +8,5 @@
 mod fixtures;
 mod mistakes;
 mod mounting;
+mod store;
 mod user;

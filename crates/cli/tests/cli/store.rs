@@ -1,0 +1,172 @@
+//! A store as its users meet it: mounted, checked, refused, and killed amid its work.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
+use rustix::process::Signal;
+
+use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
+
+/// How often the server is killed; `COREWALK_KILLS` asks for more.
+const KILLS: u64 = 10;
+/// Threads that change files, each in a directory of its own.
+const WRITERS: u64 = 2;
+
+fn source(folder: &Folder) -> String {
+    format!("store:{}", folder.path("store").display())
+}
+
+fn fsck(folder: &Folder) -> (Option<i32>, String) {
+    let output = run(corewalk(&["fsck", &source(folder)]));
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn store_keeps_what_was_written() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let (path, source) = (folder.path("m"), source(&folder));
+    let mut server = Server::of(&source, &["-o", "size=8m"], &path);
+    assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
+    fs::create_dir(path.join("dir")).expect("a directory");
+    fs::write(path.join("dir/file"), b"kept").expect("a file");
+    folder.assert_refused(corewalk(&["mount", &source, "/"]), 1, "in use");
+    assert_eq!(fsck(&folder).0, Some(8), "a mounted store is not checked");
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    let (status, said) = fsck(&folder);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.starts_with("0 errors, 3 inodes"), "{said}");
+    let server = Server::of(&source, &["-o", "ro"], &path);
+    assert_eq!(fs::read(path.join("dir/file")).expect("it is there"), b"kept");
+    drop(server);
+}
+
+#[test]
+fn store_of_a_foreign_directory_is_refused() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path("store")).expect("a folder");
+    fs::write(folder.path("store").join("letter"), "mine").expect("a file");
+    folder.assert_refused(corewalk(&["mount", &source(&folder), "/x"]), 1, "not a store");
+    folder.assert_refused(corewalk(&["mount", "store:", "/x"]), 2, "needs a directory");
+    folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "not a store");
+    folder.assert_refused(corewalk(&["fsck", "tmpfs"]), 16, "not a store");
+    assert_eq!(fs::read(folder.path("store").join("letter")).expect("it stays"), b"mine");
+}
+
+/// What a writer had confirmed: numbers of files that were synced, and of those synced and then removed
+/// with their directory synced.
+#[derive(Debug, Default)]
+struct Confirmed {
+    kept: Vec<u64>,
+    gone: Vec<u64>,
+    /// What was under way when the server was killed; it may be there or not.
+    last: u64,
+}
+
+fn content(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(1 + number as usize * 37 % 3000)
+}
+
+/// Makes, syncs, renames and removes files until that fails, and returns what was confirmed.
+fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed {
+    let mut confirmed = Confirmed::default();
+    let mut step = |number: u64| -> std::io::Result<()> {
+        confirmed.last = number;
+        let (new, path) = (dir.join(format!("new{number}")), dir.join(number.to_string()));
+        let mut file = File::create_new(&new)?;
+        file.write_all(&content(number))?;
+        // One of a few labels, so that blocks are shared.
+        let label = vec![number as u8 % 4; 400];
+        rustix::fs::setxattr(&new, "user.label", &label, rustix::fs::XattrFlags::empty())?;
+        fs::rename(&new, &path)?;
+        file.sync_all()?;
+        confirmed.kept.push(number);
+        if number.is_multiple_of(3) {
+            let old = confirmed.kept[confirmed.kept.len() / 2];
+            confirmed.kept.retain(|&kept| kept != old);
+            fs::remove_file(dir.join(old.to_string()))?;
+            File::open(dir)?.sync_all()?;
+            confirmed.gone.push(old);
+        }
+        Ok(())
+    };
+    let mut number = first;
+    // ORDERING: Relaxed. It says when to stop.
+    while step(number).is_ok() && !is_over.load(Ordering::Relaxed) {
+        number += 1;
+    }
+    confirmed
+}
+
+fn assert_kept(dir: &Path, confirmed: &Confirmed, round: u64) {
+    for &number in &confirmed.kept {
+        let path = dir.join(number.to_string());
+        let got =
+            fs::read(&path).unwrap_or_else(|error| panic!("round {round}: {path:?}: {error}"));
+        assert!(got == content(number), "round {round}: {path:?} has other bytes");
+        let mut label = [9; 400];
+        rustix::fs::getxattr(&path, "user.label", &mut label).expect("its label");
+        assert_eq!(label, [number as u8 % 4; 400], "round {round}: {path:?}");
+    }
+    for &number in &confirmed.gone {
+        assert!(!dir.join(number.to_string()).exists(), "round {round}: {number} is back");
+    }
+}
+
+/// Kills the server at moments spread over a load, and looks for what was confirmed.
+#[test]
+fn killed_server_loses_nothing_that_was_confirmed() {
+    if !can_mount() {
+        return;
+    }
+    let asked = std::env::var("COREWALK_KILLS").ok().and_then(|text| text.parse().ok());
+    let folder = Folder::new();
+    let (path, source) = (folder.path("m"), source(&folder));
+    let mut known: Vec<Confirmed> = (0..WRITERS).map(|_| Confirmed::default()).collect();
+    for round in 0..asked.unwrap_or(KILLS) {
+        let server = Server::of(&source, &["-o", "commit=1"], &path);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                let dir = path.join(writer.to_string());
+                let _ = fs::create_dir(&dir);
+                assert_kept(&dir, &known[writer as usize], round);
+                let is_over = is_over.clone();
+                let first = 1 + known[writer as usize].last;
+                thread::spawn(move || write_until_killed(&dir, first, &is_over))
+            })
+            .collect();
+        // From the first write on, and up to some hundred operations later.
+        let begun = Instant::now();
+        let wait = Duration::from_millis(3 + round * 37 % 150);
+        while begun.elapsed() < wait {
+            thread::yield_now();
+        }
+        server.signal(Signal::KILL);
+        // ORDERING: Relaxed. As above.
+        is_over.store(true, Ordering::Relaxed);
+        for (writer, known) in writers.into_iter().zip(&mut known) {
+            let now = writer.join().expect("it ends");
+            known.kept.retain(|number| !now.gone.contains(number));
+            known.kept.extend(now.kept);
+            // What was to be removed next may be gone.
+            known.gone.extend(now.gone);
+            known.last = now.last;
+        }
+        drop(server);
+        let _ = Command::new("umount").arg("-l").arg(&path).status();
+        let (status, said) = fsck(&folder);
+        assert_eq!(status, Some(0), "round {round}: {said}");
+    }
+    let confirmed: usize = known.iter().map(|known| known.kept.len() + known.gone.len()).sum();
+    println!("{confirmed} files confirmed");
+    assert!(confirmed > 20, "the load did next to nothing");
+}

@@ -1,0 +1,201 @@
+//! Which blocks of the data device are free.
+//!
+//! Blocks have 4096 bytes. The device has no fixed size: it grows when nothing free fits. What is free
+//! is not stored; it is what no extent has, and is found when the store is mounted.
+//!
+//! # How it works
+//! Free runs are in a tree by their first block. Small requests are served from a window of blocks that
+//! each shard of threads keeps, so that threads that write many small files neither meet nor
+//! interleave their blocks; large ones from the tree.
+//!
+//! # Invariants
+//! - A.1: a block is in the tree, in one window, in an extent, or waits in a layer for the commit that
+//!   lets go of it; never in two of these. What a durable extent has is given out again only after a
+//!   commit without it is durable (see `journal`).
+//!
+//! # Locks
+//! A window, then the tree; both are leaves for everybody else.
+
+use std::collections::BTreeMap;
+
+use corewalk_sync::primitives::{SHARDS, shard_index};
+use corewalk_sync::{Mutex, OwnLine};
+
+/// Blocks that a window is filled with, 1 MiB.
+const WINDOW_BLOCKS: u64 = 256;
+/// Requests from this many blocks on go to the tree.
+const LARGE_BLOCKS: u64 = 64;
+/// Runs that a request looks at before it takes the largest of them or grows the device.
+const LOOKS: usize = 8;
+
+/// Blocks that lie beside each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+/// The free blocks. See the module's text.
+pub(crate) struct Allocator {
+    windows: Box<[OwnLine<Mutex<Run>>]>,
+    tree: Mutex<Tree>,
+}
+
+#[derive(Default)]
+struct Tree {
+    free: BTreeMap<u64, u64>,
+    /// Blocks in `free`.
+    count: u64,
+    /// The first block that was never given out.
+    end: u64,
+    /// Where the last look began.
+    rover: u64,
+}
+
+impl Allocator {
+    /// Returns the allocator of a device on which `used`, which is sorted and does not overlap, is used.
+    pub(crate) fn new(used: impl IntoIterator<Item = Run>) -> Allocator {
+        let mut tree = Tree::default();
+        for run in used {
+            if run.start > tree.end {
+                tree.give(Run { start: tree.end, len: run.start - tree.end });
+            }
+            tree.end = tree.end.max(run.start + run.len);
+        }
+        let windows = (0..SHARDS).map(|_| OwnLine::new(Mutex::new(Run::default()))).collect();
+        Allocator { windows, tree: Mutex::new(tree) }
+    }
+
+    /// Returns up to `wanted` blocks beside each other, at least one, from `goal` on if they are free.
+    pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
+        if wanted >= LARGE_BLOCKS {
+            return self.tree.lock().take(goal, wanted);
+        }
+        let mut window = self.windows[shard_index()].lock();
+        if window.len == 0 {
+            *window = self.tree.lock().take(goal, WINDOW_BLOCKS);
+        }
+        let run = Run { start: window.start, len: wanted.min(window.len) };
+        *window = Run { start: run.start + run.len, len: window.len - run.len };
+        run
+    }
+
+    /// Takes back blocks that no durable extent has.
+    pub(crate) fn give(&self, run: Run) {
+        if run.len > 0 {
+            self.tree.lock().give(run);
+        }
+    }
+}
+
+impl Tree {
+    fn take(&mut self, goal: Option<u64>, wanted: u64) -> Run {
+        let at_goal = goal.and_then(|goal| {
+            let (&start, &len) = self.free.range(..=goal).next_back()?;
+            (goal < start + len).then_some((start, len, goal))
+        });
+        if let Some((start, len, goal)) = at_goal {
+            return self.cut(start, len, goal, wanted);
+        }
+        let looked = self.free.range(self.rover..).take(LOOKS);
+        let best =
+            looked.max_by_key(|&(_, &len)| len.min(wanted)).map(|(&start, &len)| (start, len));
+        match best {
+            Some((start, len)) if len >= wanted || self.count > self.end / 4 => {
+                self.rover = start;
+                self.cut(start, len, start, wanted)
+            }
+            _ => {
+                // The next look begins elsewhere, in the end at the first run again.
+                self.rover = best.map_or(0, |(start, len)| start + len);
+                let run = Run { start: self.end, len: wanted };
+                self.end += wanted;
+                run
+            }
+        }
+    }
+
+    /// Takes up to `wanted` blocks from `from` on out of a free run.
+    fn cut(&mut self, start: u64, len: u64, from: u64, wanted: u64) -> Run {
+        let run = Run { start: from, len: wanted.min(start + len - from) };
+        self.free.remove(&start);
+        self.count -= len;
+        self.give(Run { start, len: from - start });
+        self.give(Run { start: run.start + run.len, len: start + len - run.start - run.len });
+        run
+    }
+
+    fn give(&mut self, run: Run) {
+        if run.len == 0 {
+            return;
+        }
+        let Run { mut start, mut len } = run;
+        self.count += len;
+        if let Some((&before, &before_len)) = self.free.range(..start).next_back() {
+            debug_assert!(before + before_len <= start, "A.1: freed twice");
+            if before + before_len == start {
+                self.free.remove(&before);
+                (start, len) = (before, before_len + len);
+            }
+        }
+        if let Some(after_len) = self.free.remove(&(start + len)) {
+            len += after_len;
+        }
+        self.free.insert(start, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_between_used_runs_are_free() {
+        let run = |start, len| Run { start, len };
+        let alloc = Allocator::new([run(2, 3), run(5, 1), run(100, 50)]);
+        assert_eq!(alloc.take(None, 94), run(6, 94));
+        assert_eq!(alloc.take(Some(1), 64), run(1, 1));
+        // Only block 0 is left, so the device grows.
+        assert_eq!(alloc.take(None, 64), run(150, 64));
+        alloc.give(run(8, 90));
+        assert_eq!(alloc.take(Some(20), 64), run(20, 64));
+    }
+
+    #[test]
+    fn small_requests_follow_each_other() {
+        let alloc = Allocator::new([]);
+        let first = alloc.take(None, 1);
+        assert_eq!(alloc.take(None, 2), Run { start: first.start + 1, len: 2 });
+        assert_eq!(alloc.take(None, 63).len, 63);
+        let mut taken = 66;
+        while taken < WINDOW_BLOCKS {
+            taken += alloc.take(None, 60).len;
+        }
+        assert_eq!(taken, WINDOW_BLOCKS, "a window ends where it ends");
+    }
+
+    #[test]
+    fn no_block_is_given_twice() {
+        let mut rng = corewalk_testkit::rng::Rng::new(corewalk_testkit::rng::Seed(7));
+        let (alloc, mut held, mut owned) = (Allocator::new([]), Vec::new(), BTreeMap::new());
+        for _ in 0..20_000 {
+            if rng.chance(3, 5) || held.is_empty() {
+                let goal = rng.chance(1, 4).then(|| rng.below(5_000));
+                let run = alloc.take(goal, 1 + rng.below(200));
+                assert!(run.len > 0);
+                for block in run.start..run.start + run.len {
+                    assert_eq!(owned.insert(block, ()), None, "block {block} twice");
+                }
+                held.push(run);
+            } else {
+                let run: Run = held.swap_remove(rng.index(held.len()));
+                owned.retain(|block, ()| !(run.start..run.start + run.len).contains(block));
+                alloc.give(run);
+            }
+        }
+        let tree = alloc.tree.lock();
+        assert_eq!(tree.free.values().sum::<u64>(), tree.count);
+        let windows: u64 = alloc.windows.iter().map(|window| window.lock().len).sum();
+        assert_eq!(tree.count + windows + owned.len() as u64, tree.end);
+    }
+}

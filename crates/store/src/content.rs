@@ -1,0 +1,440 @@
+//! The content of a regular file: its size and its bytes.
+//!
+//! Bytes go to the data device as they are written; the host caches them. What changes in a transaction
+//! is where they are. The rules of a file's room and of its holes are those of tmpfs.
+//!
+//! # What a crash leaves
+//! - Blocks that the last commit gave to a file are written in place, as in ext4 with `data=ordered`: a
+//!   part of them may have what was written since. Nothing else of the file has changed.
+//! - A new block is written, padded with zeros, before an extent leads to it, and no block is given out
+//!   again before the commit that lets go of it. So a file never shows bytes of another one, nor what
+//!   nobody wrote.
+//!
+//! # Invariants
+//! - D.1: bytes of a block behind the size mean nothing: whoever makes the file longer makes those
+//!   zeros first. So to cut a file changes no data.
+//! - D.2: no written block is behind the size; there may be reserved ones (`KEEP_SIZE`).
+//! - D.3: every block was taken from the budget.
+//!
+//! # How it fails
+//! A call checks and pays before it changes anything. A write may do part of its work, as write(2) says.
+//!
+//! Source: write(2), truncate(2), fallocate(2), lseek(2); `corewalk::tmpfs`, which it must agree with.
+
+use std::ops::Range;
+
+use corewalk::{Errno, Fallocate, Seek};
+
+use crate::alloc::Run;
+use crate::budget::Budget;
+use crate::extents::ExtentMap;
+use crate::journal::{Journal, View};
+use crate::record::Extent;
+
+/// Bytes of a block.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
+/// The largest file in bytes: what `off_t` can say.
+const SIZE_MAX: u64 = i64::MAX as u64;
+/// The most blocks that one fallocate(2) reserves, 1 TiB.
+const RESERVE_BLOCKS_MAX: u64 = (1 << 40) / BLOCK_BYTES;
+/// A block of zeros.
+const ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
+
+/// The content of a regular file. See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Content {
+    pub(crate) size: u64,
+    /// None until it is asked for.
+    extents: Option<ExtentMap>,
+    is_dead: bool,
+    /// True if extents changed since the last `take_moved`.
+    has_moved: bool,
+}
+
+/// What a change of a file is made with.
+#[derive(Clone, Copy)]
+pub(crate) struct Site<'a> {
+    pub(crate) ino: u64,
+    pub(crate) journal: &'a Journal,
+    pub(crate) view: &'a View,
+    pub(crate) space: &'a Budget,
+}
+
+impl Site<'_> {
+    fn free(&self, runs: Vec<Run>) {
+        self.space.give_back(runs.iter().map(|run| run.len).sum());
+        self.view.free(self.ino, runs);
+    }
+}
+
+impl Content {
+    /// Returns the content of a file of `size` bytes that is stored.
+    pub(crate) fn stored(size: u64) -> Content {
+        Content { size, extents: None, is_dead: false, has_moved: false }
+    }
+
+    /// Returns the content of a new file.
+    pub(crate) fn new() -> Content {
+        Content { extents: Some(ExtentMap::default()), ..Content::default() }
+    }
+
+    /// Returns true if its extents are known.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.extents.is_some()
+    }
+
+    /// Gets the extents, if they are not known. `EIO` if they cannot be read, `ESTALE` if the file is
+    /// gone.
+    pub(crate) fn load(&mut self, ino: u64, view: &View) -> Result<&mut ExtentMap, Errno> {
+        if self.is_dead {
+            return Err(Errno::STALE);
+        }
+        match &mut self.extents {
+            Some(extents) => Ok(extents),
+            extents => Ok(extents.insert(ExtentMap::load(ino, view)?)),
+        }
+    }
+
+    /// Returns true if extents have changed since this was asked last.
+    pub(crate) fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.has_moved)
+    }
+
+    /// Returns the number of blocks that are allocated, if they are known.
+    pub(crate) fn blocks(&self) -> Option<u64> {
+        self.extents.as_ref().map(ExtentMap::blocks)
+    }
+
+    /// Reads at `offset` into `buf` and returns the count of bytes, fewer only at the end. `EIO`.
+    pub(crate) fn read(
+        &self,
+        journal: &Journal,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Errno> {
+        let len = self.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let (mut at, mut buf) = (offset, &mut buf[..len]);
+        while !buf.is_empty() {
+            let within = at % BLOCK_BYTES;
+            let span = self.look(at / BLOCK_BYTES);
+            let room = span.len.saturating_mul(BLOCK_BYTES) - within;
+            let (part, rest) = buf.split_at_mut(room.min(buf.len() as u64) as usize);
+            match span.found {
+                Some((block, true)) => journal.read_data(block * BLOCK_BYTES + within, part)?,
+                _ => part.fill(0),
+            }
+            at += part.len() as u64;
+            buf = rest;
+        }
+        Ok(len)
+    }
+
+    /// Returns the next data or hole at or behind `offset`. `ENXIO` if there is none before the end;
+    /// the end itself is a hole.
+    pub(crate) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
+        if offset >= self.size {
+            return Err(Errno::NXIO);
+        }
+        let block = offset / BLOCK_BYTES;
+        let found = match &self.extents {
+            Some(extents) => extents.next(block, what == Seek::Data),
+            None => (what == Seek::Hole).then_some(block),
+        };
+        let at = found.ok_or(Errno::NXIO)?.saturating_mul(BLOCK_BYTES);
+        if what == Seek::Data && at >= self.size {
+            return Err(Errno::NXIO);
+        }
+        Ok(at.clamp(offset, self.size))
+    }
+
+    /// Writes `bytes` at `offset` and returns the count, which is smaller if room or numbers run out.
+    ///
+    /// # Errors
+    /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is room for nothing;
+    /// `EIO`; `ESTALE`.
+    pub(crate) fn write(
+        &mut self,
+        site: Site<'_>,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        self.load(site.ino, site.view)?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let room = SIZE_MAX.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::FBIG)?;
+        let bytes = &bytes[..(bytes.len() as u64).min(room) as usize];
+        self.zero_end(site, offset)?;
+        let (mut at, mut rest) = (offset, bytes);
+        while !rest.is_empty() {
+            match self.write_span(site, at, rest) {
+                Ok(0) => break,
+                Ok(done) => {
+                    at += done as u64;
+                    rest = &rest[done..];
+                }
+                Err(errno) if at == offset => {
+                    self.flush(site);
+                    return Err(errno);
+                }
+                Err(_) => break,
+            }
+        }
+        self.flush(site);
+        if at == offset {
+            return Err(Errno::NOSPC);
+        }
+        self.size = self.size.max(at);
+        Ok((at - offset) as usize)
+    }
+
+    /// Writes as many of `bytes` as go to one extent, old or new, and returns how many; 0 if there is no
+    /// room.
+    fn write_span(&mut self, site: Site<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
+        let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
+        let span = self.look(block);
+        let wanted = wanted.min(span.len);
+        let fits = |blocks: u64| (bytes.len() as u64).min(blocks * BLOCK_BYTES - within) as usize;
+        let extents = self.load(site.ino, site.view)?;
+        match span.found {
+            Some((physical, true)) => {
+                let bytes = &bytes[..fits(wanted)];
+                site.journal.write_data(site.view, physical * BLOCK_BYTES + within, bytes)?;
+                Ok(bytes.len())
+            }
+            Some((physical, false)) => {
+                let bytes = &bytes[..fits(wanted)];
+                write_padded(site, physical, within, bytes)?;
+                extents.mark(block..block + wanted, true);
+                Ok(bytes.len())
+            }
+            None => {
+                let granted = site.space.take_up_to(wanted, 1);
+                if granted == 0 {
+                    return Ok(0);
+                }
+                let goal = block.checked_sub(1).and_then(|before| extents.look(before).found);
+                let run = site.journal.allocator.take(goal.map(|(before, _)| before + 1), granted);
+                site.space.give_back(granted - run.len);
+                let bytes = &bytes[..fits(run.len)];
+                if let Err(errno) = write_padded(site, run.start, within, bytes) {
+                    site.space.give_back(run.len);
+                    site.journal.allocator.give(run);
+                    return Err(errno);
+                }
+                let extent = Extent { physical: run.start, len: run.len, is_written: true };
+                extents.insert(block, extent);
+                Ok(bytes.len())
+            }
+        }
+    }
+
+    /// Sets the size; what a larger size adds is a hole.
+    ///
+    /// # Errors
+    /// `EFBIG` for a size that is too large; `EIO`, `ESTALE`.
+    pub(crate) fn set_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
+        if size > SIZE_MAX {
+            return Err(Errno::FBIG);
+        }
+        self.load(site.ino, site.view)?;
+        if size < self.size {
+            self.remove(site, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
+        } else {
+            self.zero_end(site, size)?;
+        }
+        self.size = size;
+        self.flush(site);
+        Ok(())
+    }
+
+    /// Changes the allocation as fallocate(2) says.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty range, or one that must be whole blocks or end before the file and does
+    /// not; `EFBIG` for a range behind the largest size; `ENOSPC`; `EOPNOTSUPP` for flags that do not go
+    /// together; `EIO`, `ESTALE`.
+    pub(crate) fn allocate(
+        &mut self,
+        site: Site<'_>,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        self.load(site.ino, site.view)?;
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= SIZE_MAX).ok_or(Errno::FBIG)?;
+        let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
+        let changed = match how - Fallocate::KEEP_SIZE {
+            Fallocate::PUNCH_HOLE if is_size_kept => self
+                .zero_edges(site, offset..end)
+                .and_then(|()| self.remove(site, whole_blocks(offset..end))),
+            Fallocate::ZERO_RANGE => self
+                .reserve(site, touched_blocks(offset..end))
+                .and_then(|()| self.zero_edges(site, offset..end))
+                .and_then(|()| {
+                    self.load(site.ino, site.view)?.mark(whole_blocks(offset..end), false);
+                    self.extend_to(site, end, is_size_kept)
+                }),
+            Fallocate::COLLAPSE_RANGE if !is_size_kept => self.collapse(site, offset..end),
+            Fallocate::INSERT_RANGE if !is_size_kept => self.insert(site, offset..end),
+            flags if flags.is_empty() => self
+                .reserve(site, touched_blocks(offset..end))
+                .and_then(|()| self.extend_to(site, end, is_size_kept)),
+            Fallocate::COLLAPSE_RANGE | Fallocate::INSERT_RANGE => Err(Errno::INVAL),
+            _ => Err(Errno::OPNOTSUPP),
+        };
+        self.flush(site);
+        changed
+    }
+
+    /// Drops the content for good and gives back its room.
+    pub(crate) fn discard(&mut self, site: Site<'_>) -> Result<(), Errno> {
+        self.remove(site, 0..u64::MAX)?;
+        self.flush(site);
+        self.size = 0;
+        self.is_dead = true;
+        Ok(())
+    }
+
+    /// Takes the range out and moves what is behind it down.
+    fn collapse(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+        if !is_whole_blocks(&range) || range.end >= self.size {
+            return Err(Errno::INVAL);
+        }
+        let blocks = whole_blocks(range.clone());
+        self.remove(site, blocks.clone())?;
+        self.load(site.ino, site.view)?.shift(blocks.end, blocks.start);
+        self.size -= range.end - range.start;
+        Ok(())
+    }
+
+    /// Makes a hole and moves what was there up.
+    fn insert(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+        if !is_whole_blocks(&range) || range.start >= self.size {
+            return Err(Errno::INVAL);
+        }
+        let size = self.size + (range.end - range.start);
+        if size > SIZE_MAX {
+            return Err(Errno::FBIG);
+        }
+        let blocks = whole_blocks(range);
+        self.load(site.ino, site.view)?.shift(blocks.start, blocks.end);
+        self.size = size;
+        Ok(())
+    }
+
+    /// Gives the holes among `blocks` room that reads as zeros. `ENOSPC` if there is not enough.
+    fn reserve(&mut self, site: Site<'_>, blocks: Range<u64>) -> Result<(), Errno> {
+        let extents = self.load(site.ino, site.view)?;
+        let missing = blocks.end - blocks.start - extents.allocated_in(blocks.clone());
+        if missing > RESERVE_BLOCKS_MAX {
+            return Err(Errno::NOSPC);
+        }
+        site.space.take(missing)?;
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let span = extents.look(at);
+            let mut len = span.len.min(blocks.end - at);
+            if span.found.is_none() {
+                let run = site.journal.allocator.take(None, len);
+                len = run.len;
+                extents.insert(at, Extent { physical: run.start, len, is_written: false });
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Removes `blocks` and gives back their room.
+    fn remove(&mut self, site: Site<'_>, blocks: Range<u64>) -> Result<(), Errno> {
+        let runs = self.load(site.ino, site.view)?.remove(blocks);
+        site.free(runs);
+        Ok(())
+    }
+
+    /// Makes the bytes between the size and `end` zeros that are in the last block, for D.1.
+    fn zero_end(&mut self, site: Site<'_>, end: u64) -> Result<(), Errno> {
+        let block_end = self.size.next_multiple_of(BLOCK_BYTES);
+        if end <= self.size {
+            return Ok(());
+        }
+        self.zero_within_block(site, self.size..end.min(block_end))
+    }
+
+    /// Makes the bytes of `range` zeros that are in blocks it does not cover as a whole.
+    fn zero_edges(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+        if range.start / BLOCK_BYTES == range.end / BLOCK_BYTES {
+            return self.zero_within_block(site, range);
+        }
+        self.zero_within_block(site, range.start..range.start.next_multiple_of(BLOCK_BYTES))?;
+        self.zero_within_block(site, range.end - range.end % BLOCK_BYTES..range.end)
+    }
+
+    /// Makes the bytes of `range`, which is within one block, zeros.
+    fn zero_within_block(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+        if let Some((physical, true)) = self.look(range.start / BLOCK_BYTES).found
+            && !range.is_empty()
+        {
+            let at = physical * BLOCK_BYTES + range.start % BLOCK_BYTES;
+            let zeros = &ZEROS[..(range.end - range.start) as usize];
+            return site.journal.write_data(site.view, at, zeros);
+        }
+        Ok(())
+    }
+
+    /// Makes the file at least `end` bytes long, unless its size is to be kept.
+    fn extend_to(&mut self, site: Site<'_>, end: u64, is_size_kept: bool) -> Result<(), Errno> {
+        if !is_size_kept && end > self.size {
+            self.zero_end(site, end)?;
+            self.size = end;
+        }
+        Ok(())
+    }
+
+    fn look(&self, block: u64) -> crate::extents::Span {
+        match &self.extents {
+            Some(extents) => extents.look(block),
+            None => crate::extents::Span { found: None, len: u64::MAX - block },
+        }
+    }
+
+    fn flush(&mut self, site: Site<'_>) {
+        if let Some(extents) = &mut self.extents {
+            self.has_moved |= extents.flush(site.ino, site.view);
+        }
+    }
+}
+
+/// Writes to new blocks from `physical` on, `within` behind their beginning, with zeros around.
+fn write_padded(site: Site<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
+    let start = physical * BLOCK_BYTES;
+    let end = within + bytes.len() as u64;
+    let padding = (end.next_multiple_of(BLOCK_BYTES) - end) as usize;
+    if within == 0 && padding == 0 {
+        return site.journal.write_data(site.view, start, bytes);
+    }
+    // Large writes are aligned nearly always, so to copy the rest is of no account.
+    let zeros = &ZEROS[..];
+    let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
+    site.journal.write_data(site.view, start, &padded)
+}
+
+/// Returns the blocks that have a byte of `range`.
+fn touched_blocks(range: Range<u64>) -> Range<u64> {
+    range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)
+}
+
+/// Returns the blocks whose every byte is in `range`.
+fn whole_blocks(range: Range<u64>) -> Range<u64> {
+    let start = range.start.div_ceil(BLOCK_BYTES);
+    start..(range.end / BLOCK_BYTES).max(start)
+}
+
+/// Returns true if `range` starts and ends at the start of a block.
+fn is_whole_blocks(range: &Range<u64>) -> bool {
+    range.start.is_multiple_of(BLOCK_BYTES) && range.end.is_multiple_of(BLOCK_BYTES)
+}

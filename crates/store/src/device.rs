@@ -1,0 +1,182 @@
+//! Where bytes are kept: one small trait, so that tests can cut and fill it.
+//!
+//! The database and the data of files are each on a [`Device`]. [`FileDevice`] is a file of the host;
+//! tests have others, which lose what was not synced, run full, or fail to read. Nothing above this
+//! knows which it has.
+//!
+//! Source: pread(2), pwrite(2), fdatasync(2), ftruncate(2).
+
+use std::fmt::Debug;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use corewalk::Errno;
+use corewalk_sync::Mutex;
+
+/// A row of bytes that grows.
+///
+/// What was written may be lost, or be there in part, until [`Device::sync`] returned.
+pub trait Device: Debug + Send + Sync + 'static {
+    /// Returns the number of bytes.
+    ///
+    /// # Errors
+    /// What the host says.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Returns true if there are no bytes.
+    ///
+    /// # Errors
+    /// Those of [`Device::len`].
+    fn is_empty(&self) -> io::Result<bool> {
+        self.len().map(|len| len == 0)
+    }
+
+    /// Reads at `offset` until `buf` is full.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` where the device ends before, and what the host says.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Writes all of `bytes` at `offset`; a device that is shorter grows, with zeros between.
+    ///
+    /// # Errors
+    /// `StorageFull` (ENOSPC), and what else the host says.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Cuts the device, or lengthens it by zeros.
+    ///
+    /// # Errors
+    /// What the host says.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+
+    /// Takes the room of the first `len` bytes from the host, so that to write them needs no more.
+    ///
+    /// # Errors
+    /// `StorageFull` (ENOSPC), and what else the host says.
+    fn reserve(&self, len: u64) -> io::Result<()>;
+
+    /// Returns once all that was written is durable.
+    ///
+    /// # Errors
+    /// What the host says; what was written since the last time may be lost then.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// Bytes of zeros that are written ahead of a small write behind the end.
+const AHEAD_BYTES: u64 = 1 << 20;
+/// Writes from this many bytes on are not small.
+const LARGE_BYTES: usize = 256 << 10;
+/// Of what a device is lengthened by, the first so many bytes are written.
+const FILLED_BYTES_MAX: u64 = 32 << 20;
+
+/// A file of the host.
+///
+/// Where it grows by little it is written ahead with zeros. A sync of blocks that the file has already is
+/// one write for the host; to give it new ones is a transaction of the host's own journal each time.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    /// What is behind was never written.
+    end: Mutex<u64>,
+}
+
+impl FileDevice {
+    /// Returns the device that `file`, open for reading and writing, is.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn new(file: File) -> io::Result<FileDevice> {
+        let end = Mutex::new(file.metadata()?.len());
+        Ok(FileDevice { file, end })
+    }
+
+    fn fill(&self, from: u64, to: u64) -> io::Result<()> {
+        let zeros = vec![0; AHEAD_BYTES.min(to.saturating_sub(from)) as usize];
+        let mut at = from;
+        while at < to {
+            let part = (to - at).min(AHEAD_BYTES) as usize;
+            self.file.write_all_at(&zeros[..part], at)?;
+            at += part as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Device for FileDevice {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let behind = offset + bytes.len() as u64;
+        let mut end = self.end.lock();
+        if behind <= *end {
+            drop(end);
+            return self.file.write_all_at(bytes, offset);
+        }
+        if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
+            *end = offset + AHEAD_BYTES;
+        } else {
+            // Without room for that there may be some for the bytes.
+            *end = behind;
+        }
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut end = self.end.lock();
+        self.file.set_len(len)?;
+        let old = std::mem::replace(&mut *end, len);
+        self.fill(old, len.min(old + FILLED_BYTES_MAX))
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        let flags = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&self.file, flags, 0, len).map_err(io::Error::from)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// A device as the database wants it.
+#[derive(Debug)]
+pub(crate) struct Backend(pub(crate) Arc<dyn Device>);
+
+impl redb::StorageBackend for Backend {
+    fn len(&self) -> Result<u64, io::Error> {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
+        self.0.read_at(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), io::Error> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> Result<(), io::Error> {
+        self.0.sync()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
+        self.0.write_at(offset, data)
+    }
+}
+
+/// Returns the errno that a file system says: a full host is `ENOSPC`, all else `EIO`.
+pub(crate) fn errno_of(error: &io::Error) -> Errno {
+    let is_full = matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    );
+    if is_full { Errno::NOSPC } else { Errno::IO }
+}

@@ -1,0 +1,190 @@
+//! The entries of one directory, as records.
+//!
+//! Entries are kept by a hash of their names, as in ext4: the record of a hash has all entries with that
+//! hash, each in a slot of its own. Hash and slot are the cookie of an entry, so a pass over a directory
+//! goes in the order of hashes, and an entry that was there all the time is met exactly once, however the
+//! others come and go (traps T48, P13).
+//!
+//! # Invariants
+//! - C.1: a cookie is never 0 and below 2^62, so that it fits an offset with room for what servers add.
+//!
+//! # What it refuses
+//! A seventeenth name with the same hash of 58 bits (`ENOSPC`); the hash is keyed (trap T54).
+//!
+//! No locks: the directory's is held by the caller.
+//!
+//! Source: readdir(3), getdents(2); Linux `fs/ext4/hash.c`, `fs/ext4/dir.c`.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use corewalk::{DirEntry, Errno, FileKind, Name};
+
+use crate::hash::Secret;
+use crate::inode::State;
+use crate::journal::View;
+use crate::record::{Entries, Entry, Key, Kind, SLOTS};
+
+/// Bits of a cookie that tell the slot.
+const SLOT_BITS: u32 = 4;
+/// Bits of the hash of a name.
+const HASH_BITS: u32 = 58;
+
+/// What a name refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) ino: u64,
+    pub(crate) kind: FileKind,
+}
+
+/// A name and its hash.
+#[derive(Clone, Copy)]
+pub(crate) struct Hashed<'a> {
+    name: &'a [u8],
+    hash: u64,
+}
+
+impl<'a> Hashed<'a> {
+    /// Returns `name` with its hash.
+    pub(crate) fn new(name: Name<'a>, secret: &Secret) -> Hashed<'a> {
+        Hashed { name: name.as_bytes(), hash: hash_of_name(name, secret) }
+    }
+}
+
+/// The record of the hash of a name, as it is until the directory changes.
+pub(crate) struct Place<'a> {
+    key: Key,
+    name: &'a [u8],
+    record: Option<Arc<[u8]>>,
+    /// The slot of the name, and what it refers to.
+    found: Option<(u8, Link)>,
+}
+
+impl<'a> Place<'a> {
+    /// Looks for `name` in the directory `dir`, which has `state`. `EIO` if it cannot be read.
+    pub(crate) fn find(
+        dir: u64,
+        state: &State,
+        name: Hashed<'a>,
+        view: &View,
+    ) -> Result<Place<'a>, Errno> {
+        let key = Key::at(Kind::Name, dir, name.hash);
+        let record = view.get_since(&key, state.born)?;
+        let name = name.name;
+        let mut place = Place { key, name, record, found: None };
+        for entry in place.entries() {
+            let Entry { slot, kind, ino, name: at } = entry?;
+            if at == name {
+                place.found = Some((slot, Link { ino, kind }));
+                break;
+            }
+        }
+        Ok(place)
+    }
+
+    /// Returns what the name refers to.
+    pub(crate) fn link(&self) -> Option<Link> {
+        self.found.map(|(_, link)| link)
+    }
+
+    /// Returns a free slot. `ENOSPC` if there is none.
+    pub(crate) fn check_room(&self) -> Result<u8, Errno> {
+        let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);
+        (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
+    }
+
+    /// Makes the name, which is there or not, refer to `link`. `ENOSPC`.
+    pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
+        let slot = match self.found {
+            Some((slot, _)) => slot,
+            None => self.check_room()?,
+        };
+        self.write(slot, Some(link), view);
+        Ok(())
+    }
+
+    /// Removes the name, if it is there.
+    pub(crate) fn remove(&self, view: &View) {
+        if let Some((slot, _)) = self.found {
+            self.write(slot, None, view);
+        }
+    }
+
+    fn write(&self, slot: u8, link: Option<Link>, view: &View) {
+        let mut out = Vec::with_capacity(64);
+        let mut new = link.map(|Link { ino, kind }| Entry { slot, kind, ino, name: self.name });
+        for entry in self.entries().flatten() {
+            if let Some(new) = new.take_if(|_| entry.slot >= slot) {
+                new.encode(&mut out);
+            }
+            if entry.slot != slot {
+                entry.encode(&mut out);
+            }
+        }
+        if let Some(new) = new {
+            new.encode(&mut out);
+        }
+        match out.is_empty() {
+            true => view.remove(self.key),
+            false => view.put(self.key, &out),
+        }
+    }
+
+    fn entries(&self) -> Entries<'_> {
+        Entries(self.record.as_deref().unwrap_or_default())
+    }
+}
+
+/// Entries that were copied out of a directory, to be reported without its lock.
+#[derive(Default)]
+pub(crate) struct Batch {
+    records: Vec<(u64, Arc<[u8]>)>,
+}
+
+impl Batch {
+    /// Copies entries of `dir` from `from`, a hash, on, and returns the hash to go on from; None at the
+    /// end. `EIO` if they cannot be read.
+    pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
+        self.records.clear();
+        view.collect_from((Kind::Name, dir), from, &mut self.records)
+    }
+
+    /// Reports the entries behind `cookie`. `EIO` for what is no entry.
+    pub(crate) fn report(
+        &self,
+        cookie: u64,
+        sink: &mut corewalk::DirSink<'_>,
+    ) -> Result<ControlFlow<()>, Errno> {
+        for (hash, record) in &self.records {
+            for entry in Entries(record) {
+                let Entry { slot, kind, ino, name } = entry?;
+                let at = cookie_of(*hash, slot);
+                if at <= cookie {
+                    continue;
+                }
+                let name = Name::new(name).map_err(|_| Errno::IO)?;
+                if sink(DirEntry { name, ino, kind, cookie: at }).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// Returns the hash under which a name is kept.
+pub(crate) fn hash_of_name(name: Name<'_>, secret: &Secret) -> u64 {
+    let hash = secret.hash(name.as_bytes()) >> (u64::BITS - HASH_BITS);
+    // C.1.
+    hash.max(1)
+}
+
+/// Returns the hash that a pass goes on from behind `cookie`.
+pub(crate) fn hash_of(cookie: u64) -> u64 {
+    cookie >> SLOT_BITS
+}
+
+/// Returns the cookie of an entry.
+fn cookie_of(hash: u64, slot: u8) -> u64 {
+    hash << SLOT_BITS | u64::from(slot)
+}

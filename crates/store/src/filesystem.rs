@@ -1,0 +1,384 @@
+//! The calls of [`FileSystem`], each with its locks.
+//!
+//! A call takes a pass of the gate first, then the locks of inodes, in the order that `names` says; none
+//! is held while the caller's sink runs in `readdir`.
+
+use corewalk::acl::Acl;
+use corewalk::{
+    AclKind, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, NAME_MAX, Name, Node,
+    RenameMode, Seek, SetAttr, StatFs, XattrMode,
+};
+use corewalk_sync::RwLockReadGuard;
+
+use crate::content::{BLOCK_BYTES, Content, Site};
+use crate::directory::{Batch, Place, hash_of};
+use crate::inode::{Inode, State, now};
+use crate::names::check_directory;
+use crate::store::{ROOT_INO, Store};
+use crate::xattr;
+
+/// What statfs(2) reports as the number of inodes without a limit.
+const UNLIMITED_INODES: u64 = 1 << 40;
+/// What statfs(2) reports as the number of blocks where neither a limit nor the host says one.
+const UNLIMITED_BLOCKS: u64 = 1 << 38;
+
+impl Store {
+    /// Changes the content of a regular file, and what goes with it: `note` gets the result.
+    ///
+    /// # Errors
+    /// `EISDIR` for a directory, `EINVAL` for another file, and those of `change`.
+    fn change_content<R>(
+        &self,
+        node: Node<'_>,
+        view: &crate::journal::View,
+        change: impl FnOnce(&mut Content, Site<'_>) -> Result<R, Errno>,
+        note: impl FnOnce(&R, &mut State) -> Result<(), Errno>,
+    ) -> Result<(R, Attr), Errno> {
+        let inode = self.table.get(node.ino(), view)?;
+        check_file(&inode)?;
+        let mut content = inode.content.write();
+        let size_before = content.size;
+        let result = change(&mut content, self.site(inode.ino, view));
+        let mut state = inode.state.write();
+        let has_moved = content.take_moved() || size_before != content.size;
+        state.record.size = content.size;
+        state.record.blocks = content.blocks().unwrap_or(state.record.blocks);
+        let noted = result.and_then(|result| note(&result, &mut state).map(|()| result));
+        if noted.is_ok() || has_moved {
+            inode.save(&state, view);
+        }
+        if has_moved {
+            inode.mark_content(view);
+        }
+        let result = noted?;
+        Ok((result, state.attr(inode.ino)))
+    }
+
+    /// Returns the content of a regular file, with its extents known.
+    fn loaded<'a>(&self, inode: &'a Inode) -> Result<RwLockReadGuard<'a, Content>, Errno> {
+        loop {
+            let content = inode.content.read();
+            if content.is_loaded() {
+                return Ok(content);
+            }
+            drop(content);
+            let view = self.journal.look();
+            inode.content.write().load(inode.ino, &view)?;
+        }
+    }
+
+    /// Says that the content of `inode` was read.
+    fn note_read(&self, inode: &Inode) {
+        if !inode.state.read().is_read_noted(now()) {
+            return;
+        }
+        // Reading works also where nothing can be changed any more.
+        let Ok(view) = self.journal.change() else { return };
+        let mut state = inode.state.write();
+        if !state.is_dead {
+            state.record.atime = now();
+            inode.save(&state, &view);
+        }
+    }
+
+    /// Changes the attributes of `node` that are a set.
+    fn change_attributes(
+        &self,
+        node: Node<'_>,
+        view: &crate::journal::View,
+        change: impl FnOnce(&mut State, &[u8]) -> Result<Vec<u8>, Errno>,
+    ) -> Result<(), Errno> {
+        let inode = self.table.get(node.ino(), view)?;
+        let mut state = inode.state.write();
+        state.check()?;
+        let before = state.record;
+        let set = self.set_of(&state, view)?;
+        let changed = change(&mut state, &set)
+            .and_then(|set| self.change_set(&mut state, &set, view))
+            .inspect_err(|_| state.record = before);
+        changed?;
+        state.record.ctime = now();
+        inode.save(&state, view);
+        Ok(())
+    }
+}
+
+impl FileSystem for Store {
+    fn root(&self) -> Result<Attr, Errno> {
+        self.getattr(Node::detached(ROOT_INO, FileKind::Directory))
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        let name = self.hashed(name);
+        let view = &*self.journal.look();
+        let parent = self.table.get(dir.ino(), view)?;
+        check_directory(&parent)?;
+        let state = parent.state.read();
+        let found = Place::find(parent.ino, &state, name, view)?.link();
+        drop(state);
+        let child = self.table.get(found.ok_or(Errno::NOENT)?.ino, view)?;
+        let state = child.state.read();
+        state.check()?;
+        Ok(state.attr(child.ino))
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        let inode = self.inode(node)?;
+        let state = inode.state.read();
+        state.check()?;
+        Ok(state.attr(inode.ino))
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        let view = &*self.journal.change()?;
+        let change = |state: &mut State| -> Result<(), Errno> {
+            state.check()?;
+            if let Some(mode) = set.mode.filter(|_| state.record.has_acl) {
+                let old = self.set_of(state, view)?;
+                if let Some(mut acl) = xattr::acl(&old, AclKind::Access)? {
+                    acl.chmod(mode);
+                    let new = xattr::with_acl(&old, AclKind::Access, Some(&acl));
+                    self.change_set(state, &new, view)?;
+                }
+            }
+            state.change(set, now());
+            Ok(())
+        };
+        if let Some(size) = set.size {
+            let cut = |content: &mut Content, site: Site<'_>| content.set_size(site, size);
+            return Ok(self.change_content(node, view, cut, |(), state| change(state))?.1);
+        }
+        let inode = self.table.get(node.ino(), view)?;
+        let mut state = inode.state.write();
+        change(&mut state)?;
+        inode.save(&state, view);
+        Ok(state.attr(inode.ino))
+    }
+
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.make_named(dir.ino(), name, what)
+    }
+
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        self.remove_name(dir.ino(), name, node.ino())
+    }
+
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        self.rename_name((from.0.ino(), from.1), (to.0.ino(), to.1), mode)
+    }
+
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        let inode = self.inode(dir)?;
+        check_directory(&inode)?;
+        let (mut batch, mut next) = (Batch::default(), Some(hash_of(cookie)));
+        let mut is_first = true;
+        while let Some(from) = next {
+            let view = self.journal.look();
+            let state = inode.state.read();
+            state.check()?;
+            next = batch.fill(inode.ino, from, &view)?;
+            drop(state);
+            drop(view);
+            if std::mem::take(&mut is_first) {
+                self.note_read(&inode);
+            }
+            if batch.report(cookie, sink)?.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        let inode = self.inode(node)?;
+        check_file(&inode)?;
+        if !buf.is_empty() {
+            self.note_read(&inode);
+        }
+        self.loaded(&inode)?.read(&self.journal, offset, buf)
+    }
+
+    fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        let view = &*self.journal.grow()?;
+        let write = |content: &mut Content, site: Site<'_>| content.write(site, offset, bytes);
+        let note = |&count: &usize, state: &mut State| {
+            if count > 0 {
+                state.touch_content(now());
+            }
+            Ok(())
+        };
+        Ok(self.change_content(node, view, write, note)?.0)
+    }
+
+    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.add_name(node.ino(), dir.ino(), name)
+    }
+
+    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        let inode = self.inode(node)?;
+        if inode.kind != FileKind::Symlink {
+            return Err(Errno::INVAL);
+        }
+        self.note_read(&inode);
+        let state = inode.state.read();
+        state.check()?;
+        Ok(state.target.to_vec())
+    }
+
+    fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        match FileKind::from_mode(what.mode) {
+            Some(FileKind::Regular) => self.make_unnamed(dir.ino(), what),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
+        let tid = match self.table.find(node.ino()) {
+            Some(inode) => inode.dirty_tid(data_only),
+            // What is not in memory is as its record is.
+            None => self.inode(node)?.dirty_tid(data_only),
+        };
+        // A commit of it has the data; without one that is left to do.
+        self.journal.commit_up_to(tid)?;
+        self.journal.sync_data()
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        let used = self.space.used();
+        let host = self.place.as_ref().map(|place| place.host()).transpose()?;
+        let host_free = host.map_or(UNLIMITED_BLOCKS, |host| host.bavail / BLOCK_BYTES);
+        let (blocks, bfree) = match self.space.limit() {
+            Some(limit) => (limit, limit.saturating_sub(used).min(host_free)),
+            None => (used.saturating_add(host_free), host_free),
+        };
+        let files = self.inodes.limit().unwrap_or(UNLIMITED_INODES);
+        Ok(StatFs {
+            bsize: BLOCK_BYTES as u32,
+            blocks,
+            bfree,
+            bavail: bfree,
+            files,
+            ffree: files.saturating_sub(self.inodes.used()),
+            namelen: NAME_MAX as u32,
+        })
+    }
+
+    fn fallocate(
+        &self,
+        node: Node<'_>,
+        _: u64,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        let view = &*match how.contains(Fallocate::PUNCH_HOLE) {
+            true => self.journal.change()?,
+            false => self.journal.grow()?,
+        };
+        let allocate =
+            |content: &mut Content, site: Site<'_>| content.allocate(site, offset, len, how);
+        let note = |_: &(), state: &mut State| {
+            state.touch_content(now());
+            Ok(())
+        };
+        self.change_content(node, view, allocate, note)?;
+        Ok(())
+    }
+
+    fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+        let inode = self.inode(node)?;
+        check_file(&inode)?;
+        self.loaded(&inode)?.seek(offset, what)
+    }
+
+    fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        let view = &*self.journal.look();
+        let inode = self.table.get(node.ino(), view)?;
+        xattr::check_name_to_read(inode.kind, name)?;
+        let state = inode.state.read();
+        state.check()?;
+        let set = self.set_of(&state, view)?;
+        xattr::find(&set, name).map(<[u8]>::to_vec).ok_or(Errno::NODATA)
+    }
+
+    fn setxattr(
+        &self,
+        node: Node<'_>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        let view = &*self.journal.grow()?;
+        xattr::check_name(self.table.get(node.ino(), view)?.kind, name)?;
+        self.change_attributes(node, view, |_, set| xattr::changed(set, name, value, mode))
+    }
+
+    fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        let view = &*self.journal.look();
+        let inode = self.table.get(node.ino(), view)?;
+        let state = inode.state.read();
+        state.check()?;
+        Ok(xattr::list(&self.set_of(&state, view)?))
+    }
+
+    fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        let view = &*self.journal.change()?;
+        xattr::check_name(self.table.get(node.ino(), view)?.kind, name)?;
+        self.change_attributes(node, view, |_, set| {
+            xattr::find(set, name).ok_or(Errno::NODATA)?;
+            Ok(xattr::with(set, name, None))
+        })
+    }
+
+    fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
+        let view = &*self.journal.look();
+        let inode = self.table.get(node.ino(), view)?;
+        let state = inode.state.read();
+        state.check()?;
+        xattr::acl(&self.set_of(&state, view)?, kind)
+    }
+
+    /// Sets an ACL; an access ACL that says no more than the mode is dropped. `EACCES` for a default ACL
+    /// of anything but a directory, `EOPNOTSUPP` for an ACL of a symbolic link.
+    fn set_acl(
+        &self,
+        node: Node<'_>,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        mode: Option<u32>,
+    ) -> Result<(), Errno> {
+        let view = &*match acl {
+            Some(_) => self.journal.grow()?,
+            None => self.journal.change()?,
+        };
+        match (self.table.get(node.ino(), view)?.kind, kind) {
+            (FileKind::Symlink, _) => return Err(Errno::OPNOTSUPP),
+            (FileKind::Directory, _) | (_, AclKind::Access) => {}
+            (_, AclKind::Default) if acl.is_none() => return Ok(()),
+            (_, AclKind::Default) => return Err(Errno::ACCESS),
+        }
+        self.change_attributes(node, view, |state, set| {
+            let set_mode = SetAttr { mode, ..SetAttr::default() };
+            state.change(&set_mode, now());
+            Ok(xattr::with_acl(set, kind, state.kept_acl(kind, acl)))
+        })
+    }
+
+    fn forget(&self, ino: u64) {
+        self.forget_inode(ino);
+    }
+}
+
+/// Checks that an inode is a regular file. `EISDIR` for a directory, `EINVAL` for another file.
+fn check_file(inode: &Inode) -> Result<(), Errno> {
+    match inode.kind {
+        FileKind::Regular => Ok(()),
+        FileKind::Directory => Err(Errno::ISDIR),
+        _ => Err(Errno::INVAL),
+    }
+}

@@ -1,0 +1,533 @@
+//! Checks a store that is not mounted.
+//!
+//! What must hold between records is found out anew from all of them, and compared. The database checks
+//! its own pages first; after a crash it goes back to the last commit while it is opened, which is no
+//! finding. Nothing else is changed: the store has no repair, since a crash leaves nothing to repair.
+//!
+//! # What is checked
+//! - F.1: each directory but the root has one name, and everything is reached from the root.
+//! - F.2: a name leads to an inode of its kind, and lies where its hash says.
+//! - F.3: links and entries are as many as inodes say; those without links are orphans, and no others.
+//! - F.4: extents are within the device, none overlaps another one, and blocks are as many as inodes
+//!   say; no written block is behind the size.
+//! - F.5: a block of attributes has the hash, the length and the users that are stored, and is a set.
+//!
+//! Source: fsck(8).
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::path::Path;
+
+use corewalk::{AclKind, Errno, FileKind, Name};
+
+use crate::content::BLOCK_BYTES;
+use crate::database::{Database, Snapshot};
+use crate::directory::hash_of_name;
+use crate::hash::Secret;
+use crate::journal::Devices;
+use crate::place::{OpenError, Place};
+use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UsersRecord};
+use crate::store::{ROOT_INO, each, read_super};
+use crate::xattr;
+
+/// Bytes of memory for the pages of the database.
+const CACHE_BYTES: usize = 64 << 20;
+
+/// Something that does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Finding {
+    /// Pages of the database are damaged.
+    Database,
+    /// There is no root directory.
+    NoRoot,
+    /// A record that does not parse; its kind, and the numbers of its key.
+    Unreadable(u8, u64, u64),
+    /// A name leads to an inode that is not there: directory, inode.
+    NoInode(u64, u64),
+    /// A name says another kind of file than its inode: directory, inode.
+    OtherKind(u64, u64),
+    /// A name is not where its hash says, or twice in its directory: directory, hash.
+    Misplaced(u64, u64),
+    /// Entries, names or extents are kept for what has none: inode.
+    Stray(u64),
+    /// A directory with several names, or the root with one: inode.
+    SeveralNames(u64),
+    /// An inode that is not reached from the root: inode.
+    Unreachable(u64),
+    /// Links: inode, stored, counted.
+    Links(u64, u32, u32),
+    /// Entries of a directory: inode, stored, counted.
+    EntryCount(u64, u64, u64),
+    /// An inode without links is no orphan, or one with links is: inode.
+    Orphan(u64),
+    /// Extents of a file overlap, by logical blocks: inode, block.
+    LogicalOverlap(u64, u64),
+    /// Two extents have the same block of the device: inode, block of the device.
+    Overlap(u64, u64),
+    /// A written extent ends behind the device: inode, block of the device.
+    BehindDevice(u64, u64),
+    /// A written block is behind the size of its file: inode, block.
+    BehindSize(u64, u64),
+    /// Blocks of a file: inode, stored, counted.
+    BlockCount(u64, u64, u64),
+    /// Users of a block of attributes: block, stored, counted.
+    Users(u64, u32, u32),
+    /// A block of attributes is not what its hash and length say, or no set: block.
+    Attributes(u64),
+    /// The flag that says whether there is an access ACL is wrong: inode.
+    AclFlag(u64),
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Finding::*;
+        match *self {
+            Database => f.write_str("the database has damaged pages"),
+            NoRoot => f.write_str("there is no root directory"),
+            Unreadable(kind, a, b) => write!(f, "record {kind}/{a}/{b} is not readable"),
+            NoInode(dir, ino) => write!(f, "a name in directory {dir} leads to no inode: {ino}"),
+            OtherKind(dir, ino) => {
+                write!(f, "a name in directory {dir} has another kind than inode {ino}")
+            }
+            Misplaced(dir, hash) => write!(f, "a name in directory {dir} is misplaced: {hash:#x}"),
+            Stray(ino) => {
+                write!(f, "inode {ino} is not there or has another kind, but has records")
+            }
+            SeveralNames(ino) => write!(f, "directory {ino} has a name too many"),
+            Unreachable(ino) => write!(f, "inode {ino} is not reached from the root"),
+            Links(ino, says, is) => write!(f, "inode {ino} has {is} links, not {says}"),
+            EntryCount(ino, says, is) => write!(f, "directory {ino} has {is} entries, not {says}"),
+            Orphan(ino) => {
+                write!(f, "inode {ino} is wrongly said to be an orphan, or not to be one")
+            }
+            LogicalOverlap(ino, at) => {
+                write!(f, "extents of inode {ino} overlap at its block {at}")
+            }
+            Overlap(ino, at) => write!(f, "block {at} of inode {ino} is used twice"),
+            BehindDevice(ino, at) => write!(f, "block {at} of inode {ino} is behind the device"),
+            BehindSize(ino, at) => write!(f, "block {at} of inode {ino} is behind its size"),
+            BlockCount(ino, says, is) => write!(f, "inode {ino} has {is} blocks, not {says}"),
+            Users(id, says, is) => write!(f, "attribute block {id} has {is} users, not {says}"),
+            Attributes(id) => write!(f, "attribute block {id} is damaged"),
+            AclFlag(ino) => write!(f, "inode {ino} is wrong about its access ACL"),
+        }
+    }
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// What does not hold.
+    pub findings: Vec<Finding>,
+    /// Inodes.
+    pub inodes: u64,
+    /// Inodes without links, which are freed when the store is mounted.
+    pub orphans: u64,
+    /// Blocks of files.
+    pub blocks: u64,
+    /// Blocks of extended attributes.
+    pub xattr_blocks: u64,
+    /// Inodes that use one.
+    pub xattr_users: u64,
+}
+
+/// Checks the store in the directory `path`.
+///
+/// # Errors
+/// [`OpenError::Busy`] if it is mounted; those of [`crate::Store::open`].
+pub fn fsck(path: &Path) -> Result<Report, OpenError> {
+    let place = Place::open(path)?;
+    fsck_devices(&place.devices()?)
+}
+
+/// Checks the store on `devices`.
+///
+/// # Errors
+/// As [`fsck`].
+pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
+    let mut database = Database::open(&devices.meta, CACHE_BYTES)?;
+    let is_whole = database.check()?;
+    let snapshot = database.snapshot()?;
+    let secret = Secret::new(read_super(&snapshot)?.seed);
+    let mut check = Check { device_blocks: devices.data.len()? / BLOCK_BYTES, ..Check::default() };
+    if !is_whole {
+        check.report.findings.push(Finding::Database);
+    }
+    check.read(&snapshot, &secret)?;
+    check.compare();
+    Ok(check.report)
+}
+
+#[derive(Default)]
+struct Check {
+    report: Report,
+    device_blocks: u64,
+    inodes: BTreeMap<u64, InodeRecord>,
+    orphans: HashSet<u64>,
+    /// What names lead to, by directory.
+    entries: HashMap<u64, Vec<(u64, FileKind)>>,
+    /// Logical end and count of blocks of files, so far.
+    extents: HashMap<u64, (u64, u64)>,
+    /// All blocks of the device that are used: first, behind the last, inode.
+    used: Vec<(u64, u64, u64)>,
+    users: BTreeMap<u64, UsersRecord>,
+    contents: HashSet<u64>,
+    /// Blocks with an access ACL.
+    with_acl: HashSet<u64>,
+}
+
+impl Check {
+    fn find(&mut self, finding: Finding) {
+        self.report.findings.push(finding);
+    }
+
+    /// Reads all records, and checks what can be checked of each alone.
+    fn read(&mut self, snapshot: &Snapshot, secret: &Secret) -> Result<(), Errno> {
+        type Step = fn(&mut Check, &Secret, Key, &[u8]) -> Result<(), Errno>;
+        let steps: [(Kind, Step); 6] = [
+            (Kind::Orphan, |check, _, key, _| {
+                check.orphans.insert(key.major);
+                Ok(())
+            }),
+            (Kind::Inode, |check, _, key, value| {
+                check.inodes.insert(key.major, InodeRecord::decode(value)?.0);
+                Ok(())
+            }),
+            (Kind::Name, Check::read_names),
+            (Kind::Extent, Check::read_extent),
+            (Kind::XattrUsers, |check, _, key, value| {
+                check.users.insert(key.major, UsersRecord::decode(value)?);
+                Ok(())
+            }),
+            (Kind::Xattr, Check::read_set),
+        ];
+        for (kind, step) in steps {
+            each(snapshot, kind, &mut |key, value| {
+                if step(self, secret, key, value).is_err() {
+                    self.find(Finding::Unreadable(kind as u8, key.major, key.minor));
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn read_names(&mut self, secret: &Secret, key: Key, value: &[u8]) -> Result<(), Errno> {
+        let mut last: Option<(u8, Vec<u8>)> = None;
+        for entry in Entries(value) {
+            let entry = entry?;
+            let name = Name::new(entry.name).map_err(|_| Errno::IO)?;
+            let is_after =
+                last.as_ref().is_none_or(|(slot, at)| *slot < entry.slot && at != entry.name);
+            if hash_of_name(name, secret) != key.minor || !is_after {
+                self.find(Finding::Misplaced(key.major, key.minor));
+            }
+            last = Some((entry.slot, entry.name.to_vec()));
+            self.entries.entry(key.major).or_default().push((entry.ino, entry.kind));
+        }
+        if last.is_none() { Err(Errno::IO) } else { Ok(()) }
+    }
+
+    fn read_extent(&mut self, _: &Secret, key: Key, value: &[u8]) -> Result<(), Errno> {
+        let Extent { physical, len, is_written } = Extent::decode(value)?;
+        let (ino, logical) = (key.major, key.minor);
+        let so_far = self.extents.get(&ino).copied().unwrap_or_default();
+        if logical < so_far.0 {
+            self.find(Finding::LogicalOverlap(ino, logical));
+        }
+        let end = logical.saturating_add(len);
+        self.extents.insert(ino, (end, so_far.1 + len));
+        self.used.push((physical, physical + len, ino));
+        let size = self.inodes.get(&ino).map_or(0, |inode| inode.size);
+        if is_written && physical + len > self.device_blocks {
+            self.find(Finding::BehindDevice(ino, physical));
+        }
+        if is_written && end > size.div_ceil(BLOCK_BYTES) {
+            self.find(Finding::BehindSize(ino, logical));
+        }
+        Ok(())
+    }
+
+    fn read_set(&mut self, secret: &Secret, key: Key, value: &[u8]) -> Result<(), Errno> {
+        let id = key.major;
+        self.contents.insert(id);
+        let is_right = |users: &UsersRecord| {
+            users.len as usize == value.len() && users.hash == secret.hash(value)
+        };
+        if !self.users.get(&id).is_some_and(is_right) || !xattr::is_set(value) {
+            self.find(Finding::Attributes(id));
+        }
+        if xattr::find(value, xattr::acl_name(AclKind::Access)).is_some() {
+            self.with_acl.insert(id);
+        }
+        Ok(())
+    }
+
+    /// Compares what records say of each other.
+    fn compare(&mut self) {
+        let links = self.compare_names();
+        self.compare_inodes(&links);
+        self.compare_blocks();
+        let unreachable = self.collect_unreachable();
+        self.report.findings.extend(unreachable.into_iter().map(Finding::Unreachable));
+        self.report.inodes = self.inodes.len() as u64;
+        self.report.orphans = self.orphans.len() as u64;
+    }
+
+    /// Checks names against inodes, and returns how many names and subdirectories inodes have.
+    fn compare_names(&mut self) -> HashMap<u64, (u32, u32)> {
+        let mut links: HashMap<u64, (u32, u32)> = HashMap::new();
+        let mut found = Vec::new();
+        for (&dir, entries) in &self.entries {
+            let is_directory = self.inodes.get(&dir).is_some_and(is_directory);
+            if !is_directory {
+                found.push(Finding::Stray(dir));
+            }
+            for &(ino, kind) in entries {
+                links.entry(ino).or_default().0 += 1;
+                links.entry(dir).or_default().1 += u32::from(kind == FileKind::Directory);
+                match self.inodes.get(&ino).map(|inode| FileKind::from_mode(inode.mode)) {
+                    None => found.push(Finding::NoInode(dir, ino)),
+                    Some(of_inode) if of_inode != Some(kind) => {
+                        found.push(Finding::OtherKind(dir, ino));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        self.report.findings.extend(found);
+        links
+    }
+
+    fn compare_inodes(&mut self, links: &HashMap<u64, (u32, u32)>) {
+        let mut found = Vec::new();
+        let mut users: HashMap<u64, u32> = HashMap::new();
+        if !self.inodes.get(&ROOT_INO).is_some_and(is_directory) {
+            found.push(Finding::NoRoot);
+        }
+        for (&ino, inode) in &self.inodes {
+            let (names, subdirectories) = links.get(&ino).copied().unwrap_or_default();
+            let is_orphan = self.orphans.contains(&ino);
+            if is_orphan != (inode.nlink == 0) {
+                found.push(Finding::Orphan(ino));
+            }
+            if is_directory(inode) {
+                let entries = self.entries.get(&ino).map_or(0, Vec::len) as u64;
+                if entries != inode.size {
+                    found.push(Finding::EntryCount(ino, inode.size, entries));
+                }
+                if names > u32::from(ino != ROOT_INO) {
+                    found.push(Finding::SeveralNames(ino));
+                }
+                let counted = if is_orphan && names == 0 { 0 } else { 2 + subdirectories };
+                if counted != inode.nlink {
+                    found.push(Finding::Links(ino, inode.nlink, counted));
+                }
+            } else if names != inode.nlink {
+                found.push(Finding::Links(ino, inode.nlink, names));
+            }
+            let blocks = self.extents.get(&ino).map_or(0, |extents| extents.1);
+            if blocks != inode.blocks {
+                found.push(Finding::BlockCount(ino, inode.blocks, blocks));
+            }
+            if inode.xattr != 0 {
+                *users.entry(inode.xattr).or_default() += 1;
+            }
+            if inode.has_acl != self.with_acl.contains(&inode.xattr) {
+                found.push(Finding::AclFlag(ino));
+            }
+        }
+        let known = self.users.keys().chain(users.keys()).chain(&self.contents);
+        for &id in known.collect::<std::collections::BTreeSet<_>>() {
+            let stored = self.users.get(&id).map_or(0, |record| record.users);
+            let counted = users.get(&id).copied().unwrap_or(0);
+            if stored != counted || counted == 0 {
+                found.push(Finding::Users(id, stored, counted));
+            }
+            if !self.contents.contains(&id) {
+                found.push(Finding::Attributes(id));
+            }
+        }
+        let strays = self.orphans.iter().chain(self.extents.keys());
+        let strays = strays.filter(|ino| !self.inodes.contains_key(ino));
+        found.extend(strays.map(|&ino| Finding::Stray(ino)));
+        self.report.xattr_blocks = self.users.len() as u64;
+        self.report.xattr_users = users.values().map(|&users| u64::from(users)).sum();
+        self.report.findings.extend(found);
+    }
+
+    fn compare_blocks(&mut self) {
+        self.used.sort_unstable();
+        let mut end = 0;
+        for &(first, behind, ino) in &self.used {
+            if first < end {
+                self.report.findings.push(Finding::Overlap(ino, first));
+            }
+            end = end.max(behind);
+            self.report.blocks += behind - first;
+        }
+    }
+
+    /// Returns the inodes with links that are not reached from the root.
+    fn collect_unreachable(&self) -> Vec<u64> {
+        let (mut reached, mut open) = (HashSet::from([ROOT_INO]), vec![ROOT_INO]);
+        while let Some(dir) = open.pop() {
+            for &(ino, _) in self.entries.get(&dir).into_iter().flatten() {
+                if reached.insert(ino) {
+                    open.push(ino);
+                }
+            }
+        }
+        let linked = self.inodes.iter().filter(|(_, inode)| inode.nlink > 0);
+        linked.map(|(&ino, _)| ino).filter(|ino| !reached.contains(ino)).collect()
+    }
+}
+
+fn is_directory(inode: &InodeRecord) -> bool {
+    FileKind::from_mode(inode.mode) == Some(FileKind::Directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, FileDevice};
+    use crate::layer::Record;
+    use crate::record::{Entry, SuperRecord};
+    use crate::store::{Store, StoreOptions};
+    use corewalk::{FileSystem as _, Make, Node, XattrMode};
+    use std::sync::Arc;
+
+    /// Returns a folder with a store of one directory (2) with a file (3) that has a block and a set of
+    /// attributes (1).
+    fn store(name: &str) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
+        let store = Store::open(&path, &StoreOptions::default()).unwrap();
+        let make = |dir, name: &str, mode| {
+            let name = Name::new(name.as_bytes()).unwrap();
+            let attr = store.make(dir, name, &Make::new(mode, 0, 0)).unwrap();
+            Node::detached(attr.ino, attr.kind())
+        };
+        let dir = make(Node::detached(1, FileKind::Directory), "dir", 0o040_755);
+        let file = make(dir, "file", 0o644);
+        store.write(file, 0, 0, &[1; 5000]).unwrap();
+        store.setxattr(file, b"user.a", b"1", XattrMode::Set).unwrap();
+        path
+    }
+
+    /// Changes records of the store, and returns what a check finds then.
+    fn found(
+        name: &str,
+        change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
+    ) -> Vec<Finding> {
+        let path = store(name);
+        assert_eq!(fsck(&path).unwrap().findings, []);
+        let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
+        let database = Database::open(&device, CACHE_BYTES).unwrap();
+        let snapshot = database.snapshot().unwrap();
+        let secret = Secret::new(read_super(&snapshot).unwrap().seed);
+        let records = change(&snapshot, &secret);
+        drop(snapshot);
+        database.write(&records).unwrap();
+        drop(database);
+        let findings = fsck(&path).map(|report| report.findings);
+        std::fs::remove_dir_all(&path).unwrap();
+        findings.unwrap()
+    }
+
+    fn inode(
+        ino: u64,
+        change: impl FnOnce(&mut InodeRecord),
+    ) -> impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)> {
+        move |snapshot, _| {
+            let key = Key::of(Kind::Inode, ino);
+            let value = snapshot.get(&key).unwrap().unwrap();
+            let (mut record, target) = InodeRecord::decode(&value).unwrap();
+            change(&mut record);
+            let mut out = Vec::new();
+            record.encode(target, &mut out);
+            vec![(key, Some(out.into()))]
+        }
+    }
+
+    fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
+        let extent = Extent { physical, len, is_written: true };
+        (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
+    }
+
+    #[test]
+    fn each_kind_of_damage_is_found() {
+        use Finding::*;
+        let file = |change: fn(&mut InodeRecord)| inode(3, change);
+        assert_eq!(found("links", file(|inode| inode.nlink = 2)), [Links(3, 2, 1)]);
+        assert_eq!(found("blocks", file(|inode| inode.blocks = 3)), [BlockCount(3, 3, 2)]);
+        assert_eq!(found("size", file(|inode| inode.size = 10)), [BehindSize(3, 0)]);
+        assert_eq!(found("acl", file(|inode| inode.has_acl = true)), [AclFlag(3)]);
+        assert_eq!(found("users", file(|inode| inode.xattr = 0)), [Users(1, 1, 0)]);
+        assert_eq!(found("count", inode(2, |inode| inode.size = 2)), [EntryCount(2, 2, 1)]);
+        assert_eq!(found("dirs", inode(1, |inode| inode.nlink = 2)), [Links(1, 2, 3)]);
+        let got = found("orphan", |_, _| vec![(Key::of(Kind::Orphan, 3), Some([].into()))]);
+        assert_eq!(got, [Orphan(3)]);
+        let got = found("stray", |_, _| vec![(Key::of(Kind::Orphan, 9), Some([].into()))]);
+        assert_eq!(got, [Stray(9)]);
+        let got = found("gone", |_, _| vec![(Key::of(Kind::Inode, 3), None)]);
+        assert!(got.contains(&NoInode(2, 3)) && got.contains(&Stray(3)), "{got:?}");
+        let got = found("root", |_, _| vec![(Key::of(Kind::Inode, 1), None)]);
+        assert!(got.contains(&NoRoot), "{got:?}");
+        let got = found("parse", |_, _| vec![(Key::of(Kind::Inode, 3), Some([1].into()))]);
+        assert!(got.contains(&Unreadable(Kind::Inode as u8, 3, 0)), "{got:?}");
+        let set = found("set", |_, _| vec![(Key::of(Kind::Xattr, 1), Some([1].into()))]);
+        assert_eq!(set, [Attributes(1)]);
+        let got = found("behind", |_, _| vec![extent(0, 1 << 40, 2)]);
+        assert_eq!(got, [BehindDevice(3, 1 << 40)]);
+        let got = found("twice", |_, _| vec![extent(0, 5, 1), extent(1, 5, 1)]);
+        assert_eq!(got, [Overlap(3, 5)]);
+        let got = found("overlap", |_, _| vec![extent(0, 5, 2), extent(1, 9, 1)]);
+        assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
+    }
+
+    #[test]
+    fn names_that_lead_astray_are_found() {
+        use Finding::*;
+        let named = |dir: u64, name: &'static [u8], ino: u64, kind: FileKind| {
+            move |_: &Snapshot, secret: &Secret| {
+                let mut out = Vec::new();
+                Entry { slot: 0, kind, ino, name }.encode(&mut out);
+                let hash = hash_of_name(Name::new(name).unwrap(), secret);
+                vec![(Key::at(Kind::Name, dir, hash), Some(out.into()))]
+            }
+        };
+        let got = found("kind", named(2, b"file", 3, FileKind::Fifo));
+        assert_eq!(got, [OtherKind(2, 3)]);
+        let got = found("loop", named(2, b"up", 2, FileKind::Directory));
+        assert!(got.contains(&SeveralNames(2)), "{got:?}");
+        let got = found("misplaced", |_, _| {
+            let mut out = Vec::new();
+            Entry { slot: 0, kind: FileKind::Regular, ino: 3, name: b"x" }.encode(&mut out);
+            vec![(Key::at(Kind::Name, 2, 77), Some(out.into()))]
+        });
+        assert!(got.contains(&Misplaced(2, 77)) && got.contains(&Links(3, 1, 2)), "{got:?}");
+        let got = found("lost", |_, secret| {
+            let hash = hash_of_name(Name::new(b"dir").unwrap(), secret);
+            vec![(Key::at(Kind::Name, 1, hash), None)]
+        });
+        assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
+    }
+
+    #[test]
+    fn unknown_version_is_refused() {
+        let path = store("version");
+        let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
+        let database = Database::open(&device, CACHE_BYTES).unwrap();
+        let newer = SuperRecord { version: 2, seed: 0 }.encode();
+        database.write(&[(Key::SUPER, Some(newer.into()))]).unwrap();
+        drop(database);
+        assert!(matches!(fsck(&path), Err(OpenError::Version(2))));
+        let opened = Store::open(&path, &StoreOptions::default()).map(drop);
+        assert!(matches!(opened, Err(OpenError::Version(2))));
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

@@ -1,0 +1,102 @@
+//! The keyed hash of names and of attribute sets.
+//!
+//! What it makes is stored: the place of a name in its directory, the key of an attribute block. So it
+//! is written out here, and never changes without a new format version. The secret is drawn when a
+//! store is made and kept in its superblock, so that crafted names do not collide (trap T54).
+//!
+//! It multiplies two words, each mixed with a secret one, to 128 bits and folds the halves together, as
+//! wyhash and its kin do; four chains run side by side, since a set may have 64 KiB.
+//!
+//! Source: the same fold as in `corewalk`'s `hash` and in `corewalk-mbcache`.
+
+/// The secret of a store, made from its seed.
+#[derive(Clone, Debug)]
+pub(crate) struct Secret([u64; 8]);
+
+impl Secret {
+    /// Returns the secret that `seed` stands for.
+    pub(crate) fn new(seed: u64) -> Secret {
+        let start = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
+        let key =
+            |n: u64| fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f);
+        Secret(std::array::from_fn(|i| key(i as u64 + 1) | 1))
+    }
+
+    /// Returns the hash of `bytes`.
+    pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
+        let secret = &self.0;
+        let mut lanes = [secret[0], secret[1], secret[2], secret[3]];
+        let (blocks, rest) = bytes.as_chunks::<64>();
+        for block in blocks {
+            for (lane, pair) in lanes.iter_mut().zip(block.as_chunks::<16>().0) {
+                *lane = mix(secret, *lane, pair);
+            }
+        }
+        let mut hash = fold(lanes[0] ^ secret[4], lanes[1] ^ secret[5])
+            ^ fold(lanes[2] ^ secret[6], lanes[3] ^ secret[7]);
+        let (pairs, rest) = rest.as_chunks::<16>();
+        for pair in pairs {
+            hash = mix(secret, hash, pair);
+        }
+        let mut last = [0; 16];
+        last[..rest.len()].copy_from_slice(rest);
+        hash = mix(secret, hash, &last);
+        fold(hash ^ bytes.len() as u64, secret[0])
+    }
+}
+
+/// Returns `hash` with sixteen bytes more. Both factors have a secret in them, so that nobody chooses
+/// one to be 0.
+#[inline(always)]
+fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
+    let (words, _) = pair.as_chunks::<8>();
+    let [first, second] = [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])];
+    fold(first ^ hash ^ secret[4], second ^ secret[5]).wrapping_add(hash.rotate_left(29))
+}
+
+/// Multiplies to 128 bits and folds the halves together.
+#[inline(always)]
+fn fold(a: u64, b: u64) -> u64 {
+    let wide = u128::from(a).wrapping_mul(u128::from(b));
+    (wide as u64) ^ ((wide >> 64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The hash is part of the format: these values may not change.
+    #[test]
+    fn hash_is_that_of_the_format() {
+        let secret = Secret::new(7);
+        let bytes: Vec<u8> = (0..=255).collect();
+        let got = [0, 1, 16, 17, 64, 65, 255].map(|len| secret.hash(&bytes[..len]));
+        assert_eq!(got, EXPECTED, "{got:#x?}");
+    }
+
+    const EXPECTED: [u64; 7] = [
+        0xa807_b134_dfc9_4e9c,
+        0xc496_101d_1976_1ffb,
+        0xe468_615b_9757_a510,
+        0x46ee_b8c4_4962_e049,
+        0xfa04_bd1f_060c_fe50,
+        0xbfde_9526_26df_120b,
+        0x4388_da03_a125_6105,
+    ];
+
+    #[test]
+    fn every_byte_and_the_length_count() {
+        let secret = Secret::new(7);
+        for len in [1, 15, 16, 17, 63, 64, 65, 129, 300] {
+            let mut bytes = vec![0; len];
+            let hash = secret.hash(&bytes);
+            assert_ne!(hash, secret.hash(&bytes[1..]), "{len}");
+            for at in 0..len {
+                bytes[at] = 1;
+                assert_ne!(hash, secret.hash(&bytes), "byte {at} of {len}");
+                bytes[at] = 0;
+            }
+        }
+        assert_ne!(Secret::new(8).hash(b"a"), secret.hash(b"a"));
+    }
+}

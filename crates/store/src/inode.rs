@@ -1,0 +1,216 @@
+//! One inode in memory.
+//!
+//! An inode is read from its record when it is first asked for, and is in memory until it is forgotten.
+//! Whatever changes it puts its record into the running transaction under the same lock, so that the
+//! record is always what the inode is, and it may be dropped from memory at any time.
+//!
+//! # Locks
+//! - `content`: the bytes of a regular file, before any `state`.
+//! - `state`: the rest. See `names` for the order of several.
+//!
+//! # Invariants
+//! - N.1: the kind never changes.
+//! - N.2: `nlink` is the number of directory entries for the inode; for a directory it is 2 and the
+//!   number of its subdirectories, and 0 once it is removed.
+//! - N.3: an access ACL that is kept says more than the mode, and agrees with it.
+//! - N.4: size and blocks of a file are those of its content whenever nobody has locked that.
+//! - N.5: an inode without links has an orphan record.
+//!
+//! Source: inode(7); POSIX.1-2024 XBD 4.12, File Times Update; mount(8), `relatime`.
+
+use std::sync::Arc;
+
+use corewalk::acl::Acl;
+use corewalk::attr::mode;
+use corewalk::{AclKind, Attr, Errno, FileKind, SetAttr, SetTime, Timespec};
+use corewalk_sync::RwLock;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::blocks::Block;
+use crate::content::{BLOCK_BYTES, Content};
+use crate::journal::View;
+use crate::record::{InodeRecord, Key, Kind};
+
+/// The bits of the mode that chmod(2) changes.
+pub(crate) const PERMISSION_BITS: u32 = 0o7777;
+/// How old an access time may get before `relatime` sets it anyway, in seconds: a day.
+const RELATIME_SECS: i64 = 24 * 60 * 60;
+/// What a directory entry adds to the size of its directory, in bytes, as in tmpfs.
+const ENTRY_BYTES: u64 = 20;
+
+/// Returns the time for a change that is made now: the kernel's coarse clock, as its file systems use.
+#[inline]
+pub(crate) fn now() -> Timespec {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
+}
+
+/// A file of any kind, in memory.
+pub(crate) struct Inode {
+    pub(crate) ino: u64,
+    pub(crate) kind: FileKind,
+    pub(crate) state: RwLock<State>,
+    /// Of a regular file; empty for others.
+    pub(crate) content: RwLock<Content>,
+    /// The last transaction that changed it.
+    dirty: AtomicU64,
+    /// The last one that changed what reading its bytes needs.
+    dirty_content: AtomicU64,
+}
+
+/// What is known of an inode but for its bytes.
+pub(crate) struct State {
+    pub(crate) record: InodeRecord,
+    /// The target of a symbolic link.
+    pub(crate) target: Box<[u8]>,
+    /// The block of attributes, if it is in memory.
+    pub(crate) block: Option<Arc<Block>>,
+    /// The transaction that made it, if that was not long ago.
+    pub(crate) born: u64,
+    /// True once it is gone for good.
+    pub(crate) is_dead: bool,
+}
+
+impl Inode {
+    /// Returns a new inode, which is saved by the caller.
+    pub(crate) fn new(ino: u64, record: InodeRecord, target: &[u8], tid: u64) -> Inode {
+        let state = State { record, target: target.into(), block: None, born: tid, is_dead: false };
+        Inode::of(ino, state, Content::new(), tid)
+    }
+
+    /// Returns the inode of a record. `EIO` if it is none.
+    pub(crate) fn load(ino: u64, value: &[u8], view: &View) -> Result<Inode, Errno> {
+        let (record, target) = InodeRecord::decode(value)?;
+        let dirty = view.dirty_tid(&Key::of(Kind::Inode, ino));
+        let state = State { record, target: target.into(), block: None, born: 0, is_dead: false };
+        Ok(Inode::of(ino, state, Content::stored(record.size), dirty))
+    }
+
+    fn of(ino: u64, state: State, content: Content, dirty: u64) -> Inode {
+        Inode {
+            ino,
+            kind: FileKind::from_mode(state.record.mode).unwrap_or(FileKind::Regular),
+            state: RwLock::new(state),
+            content: RwLock::new(content),
+            dirty: AtomicU64::new(dirty),
+            dirty_content: AtomicU64::new(dirty),
+        }
+    }
+
+    /// Returns the last transaction that changed the inode, or what its bytes need.
+    pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
+        let is_file = self.kind == FileKind::Regular;
+        let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
+        // ORDERING: Relaxed. Whoever asks what it changed itself has the order from there.
+        word.load(Ordering::Relaxed)
+    }
+
+    /// Says that this transaction changes what the bytes need.
+    pub(crate) fn mark_content(&self, view: &View) {
+        // ORDERING: Relaxed. As above.
+        self.dirty_content.store(view.tid, Ordering::Relaxed);
+    }
+
+    /// Puts the record into the running transaction. `state` is that of this inode, locked.
+    #[inline]
+    pub(crate) fn save(&self, state: &State, view: &View) {
+        let mut bytes = Vec::with_capacity(128);
+        state.record.encode(&state.target, &mut bytes);
+        view.put(Key::of(Kind::Inode, self.ino), &bytes);
+        // ORDERING: Relaxed. As above.
+        self.dirty.store(view.tid, Ordering::Relaxed);
+    }
+
+    /// Says in the records whether the inode is without links (N.5), and puts its own.
+    pub(crate) fn save_links(&self, state: &State, had_links: bool, view: &View) {
+        let key = Key::of(Kind::Orphan, self.ino);
+        match (had_links, state.record.nlink > 0) {
+            (true, false) => view.put(key, &[]),
+            (false, true) => view.remove(key),
+            _ => {}
+        }
+        self.save(state, view);
+    }
+}
+
+impl State {
+    /// Returns what stat(2) reports.
+    pub(crate) fn attr(&self, ino: u64) -> Attr {
+        let record = &self.record;
+        let kind = FileKind::from_mode(record.mode);
+        let size = match kind {
+            Some(FileKind::Directory) => (record.size + 2) * ENTRY_BYTES,
+            _ => record.size,
+        };
+        Attr {
+            ino,
+            // Numbers are not used again within a mount (trap P11).
+            generation: 0,
+            mode: record.mode,
+            nlink: record.nlink,
+            uid: record.uid,
+            gid: record.gid,
+            rdev: record.rdev,
+            size,
+            blocks: record.blocks * (BLOCK_BYTES / 512),
+            blksize: BLOCK_BYTES as u32,
+            atime: record.atime,
+            mtime: record.mtime,
+            ctime: record.ctime,
+            btime: record.btime,
+            has_acl: record.has_acl,
+        }
+    }
+
+    /// Checks that the inode is not gone. `ESTALE`.
+    pub(crate) fn check(&self) -> Result<(), Errno> {
+        if self.is_dead { Err(Errno::STALE) } else { Ok(()) }
+    }
+
+    /// Checks that entries can be made here. `ENOENT` if the directory is removed.
+    pub(crate) fn check_alive(&self) -> Result<(), Errno> {
+        self.check()?;
+        if self.record.nlink == 0 { Err(Errno::NOENT) } else { Ok(()) }
+    }
+
+    /// Says that the content was changed.
+    pub(crate) fn touch_content(&mut self, now: Timespec) {
+        self.record.mtime = now;
+        self.record.ctime = now;
+    }
+
+    /// Returns true if reading the content at `now` sets the access time, as `relatime` says.
+    pub(crate) fn is_read_noted(&self, now: Timespec) -> bool {
+        let InodeRecord { atime, mtime, ctime, .. } = self.record;
+        let is_old = now.secs.saturating_sub(atime.secs) >= RELATIME_SECS;
+        atime <= mtime || atime <= ctime || is_old
+    }
+
+    /// Makes every change of `set` but that of the size and of the ACL.
+    pub(crate) fn change(&mut self, set: &SetAttr, now: Timespec) {
+        let record = &mut self.record;
+        if let Some(mode) = set.mode {
+            record.mode = record.mode & mode::S_IFMT | mode & PERMISSION_BITS;
+        }
+        record.uid = set.uid.unwrap_or(record.uid);
+        record.gid = set.gid.unwrap_or(record.gid);
+        if set.size.is_some() {
+            record.mtime = now;
+        }
+        let stamp = |time| match time {
+            SetTime::Now => now,
+            SetTime::At(time) => time,
+        };
+        record.atime = set.atime.map_or(record.atime, stamp);
+        record.mtime = set.mtime.map_or(record.mtime, stamp);
+        record.ctime = set.ctime.unwrap_or(now);
+    }
+
+    /// Returns the access ACL that is kept: none that says what the mode says (N.3).
+    pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
+        let permissions = self.record.mode & 0o777;
+        let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);
+        acl.filter(|acl| kind == AclKind::Default || says_more(acl))
+    }
+}

@@ -1,0 +1,440 @@
+//! What changes names: make, remove, rename, link.
+//!
+//! Each is one step to every observer, and is in one transaction: it locks the directories it changes,
+//! checks, and only then changes anything.
+//!
+//! # Locks and their order
+//! 1. A pass of the gate.
+//! 2. The bytes of one file, with no directory locked.
+//! 3. Directories, exclusive, in ascending order of their numbers, all at once ([`Locks`]): the one or
+//!    two that hold the names, and a directory that is itself moved, removed or renamed over, so that
+//!    nothing can be made in it between the check and the removal.
+//! 4. One inode that is no directory, within.
+//! 5. A block of attributes; then leaves: shards of tables and layers, free blocks.
+//!
+//! Which directories are needed is known from the entries only. If one is missing all locks are
+//! released, taken again with it, and the entries looked for again (trap P9).
+//!
+//! # What it refuses
+//! It relies on its caller for loops through further directories.
+//!
+//! Source: rename(2), link(2), unlink(2), rmdir(2); `corewalk::tmpfs`; Linux
+//! `Documentation/filesystems/directory-locking.rst`.
+
+use std::sync::Arc;
+
+use corewalk::{AclKind, Attr, Errno, FileKind, Make, Name, RenameMode, Timespec};
+use corewalk_sync::RwLockWriteGuard;
+
+use crate::directory::{Hashed, Link, Place};
+use crate::inode::{Inode, PERMISSION_BITS, State, now};
+use crate::journal::View;
+use crate::record::InodeRecord;
+use crate::store::Store;
+use crate::xattr;
+
+impl Store {
+    /// Makes a file and its first name.
+    pub(crate) fn make_named(
+        &self,
+        dir: u64,
+        name: Name<'_>,
+        what: &Make<'_>,
+    ) -> Result<Attr, Errno> {
+        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
+        let view = &*self.journal.grow()?;
+        let parent = self.table.get(dir, view)?;
+        let mut state = write_directory(&parent)?;
+        state.check_alive()?;
+        let place = Place::find(dir, &state, self.hashed(name), view)?;
+        if place.link().is_some() {
+            return Err(Errno::EXIST);
+        }
+        place.check_room()?;
+        let nlink = if kind == FileKind::Directory { 2 } else { 1 };
+        let attr = self.insert_new(what, kind, nlink, view)?;
+        place.set(Link { ino: attr.ino, kind }, view)?;
+        state.record.size += 1;
+        state.record.nlink += u32::from(kind == FileKind::Directory);
+        state.touch_content(now());
+        parent.save(&state, view);
+        Ok(attr)
+    }
+
+    /// Makes a regular file without a name.
+    pub(crate) fn make_unnamed(&self, dir: u64, what: &Make<'_>) -> Result<Attr, Errno> {
+        let view = &*self.journal.grow()?;
+        let parent = self.table.get(dir, view)?;
+        check_directory(&parent)?;
+        parent.state.read().check_alive()?;
+        self.insert_new(what, FileKind::Regular, 0, view)
+    }
+
+    /// Removes the name of the inode `node`.
+    pub(crate) fn remove_name(&self, dir: u64, name: Name<'_>, node: u64) -> Result<(), Errno> {
+        let view = &*self.journal.change()?;
+        let hashed = self.hashed(name);
+        let parent = self.table.get(dir, view)?;
+        let child = self.table.get(node, view)?;
+        let is_directory = child.kind == FileKind::Directory;
+        let mut locks = Locks::new([Some(&parent), Some(&child).filter(|_| is_directory)])?;
+        let place = Place::find(dir, locks.state(dir)?, hashed, view)?;
+        let link = place.link().filter(|link| link.ino == node).ok_or(Errno::NOENT)?;
+        if is_directory && locks.state(node)?.record.size > 0 {
+            return Err(Errno::NOTEMPTY);
+        }
+        place.remove(view);
+        let now = now();
+        self.change_directory(&mut locks, &parent, now, view, |state| {
+            state.record.size -= 1;
+            state.record.nlink -= subdirectories(link);
+        })?;
+        self.unlink(&mut locks, &child, view)
+    }
+
+    /// Adds a name for the inode `node`.
+    pub(crate) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
+        let view = &*self.journal.grow()?;
+        let (parent, child) = (self.table.get(dir, view)?, self.table.get(node, view)?);
+        if child.kind == FileKind::Directory {
+            return Err(Errno::PERM);
+        }
+        let mut state = write_directory(&parent)?;
+        state.check_alive()?;
+        let place = Place::find(dir, &state, self.hashed(name), view)?;
+        if place.link().is_some() {
+            return Err(Errno::EXIST);
+        }
+        place.check_room()?;
+        let mut of_child = child.state.write();
+        of_child.check()?;
+        if of_child.record.nlink == 0 && !of_child.record.is_linkable {
+            return Err(Errno::NOENT);
+        }
+        let nlink = of_child.record.nlink.checked_add(1).ok_or(Errno::MLINK)?;
+        place.set(Link { ino: node, kind: child.kind }, view)?;
+        let now = now();
+        let had_links = of_child.record.nlink > 0;
+        of_child.record.nlink = nlink;
+        of_child.record.is_linkable = false;
+        of_child.record.ctime = now;
+        child.save_links(&of_child, had_links, view);
+        state.record.size += 1;
+        state.touch_content(now);
+        parent.save(&state, view);
+        Ok(of_child.attr(node))
+    }
+
+    /// Renames as rename(2) and, for the other two modes, renameat2(2) say.
+    pub(crate) fn rename_name(
+        &self,
+        from: (u64, Name<'_>),
+        to: (u64, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        let view = &*match mode {
+            // The room of the old name is not free before the commit.
+            RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
+            RenameMode::Exchange => self.journal.change()?,
+        };
+        let (old_name, new_name) = (self.hashed(from.1), self.hashed(to.1));
+        let ((old_dir, _), (new_dir, _)) = (from, to);
+        let old = self.table.get(old_dir, view)?;
+        let new = self.table.get(new_dir, view)?;
+        let mut more: [Option<Arc<Inode>>; 2] = [None, None];
+        loop {
+            let [moved_dir, target_dir] = &more;
+            let mut locks =
+                Locks::new([Some(&old), Some(&new), moved_dir.as_ref(), target_dir.as_ref()])?;
+            let target = Place::find(new_dir, locks.state(new_dir)?, new_name, view)?.link();
+            let moved = Place::find(old_dir, locks.state(old_dir)?, old_name, view)?.link();
+            let moved = moved.ok_or(Errno::NOENT)?;
+            match (mode, target) {
+                (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST),
+                (RenameMode::Exchange, None) => return Err(Errno::NOENT),
+                // Two names of one file: rename(2) leaves both.
+                (_, Some(target)) if target.ino == moved.ino => return Ok(()),
+                _ => {}
+            }
+            let is_missing = |link: Link, locks: &mut Locks<'_>| {
+                link.kind == FileKind::Directory && locks.state(link.ino).is_err()
+            };
+            let wanted =
+                [Some(moved), target].map(|link| link.filter(|&link| is_missing(link, &mut locks)));
+            if wanted.iter().any(Option::is_some) {
+                drop(locks);
+                for (link, slot) in [Some(moved), target].into_iter().zip(&mut more) {
+                    let directory = link.filter(|link| link.kind == FileKind::Directory);
+                    *slot = directory.map(|link| self.table.get(link.ino, view)).transpose()?;
+                }
+                continue;
+            }
+            let mut rename = Rename {
+                store: self,
+                view,
+                locks: &mut locks,
+                old: (&old, old_name),
+                new: (&new, new_name),
+                moved,
+            };
+            return match (mode, target) {
+                (_, None) => rename.move_to_free_name(),
+                (RenameMode::Exchange, Some(target)) => rename.exchange(target),
+                (_, Some(target)) => rename.replace(target),
+            };
+        }
+    }
+
+    pub(crate) fn hashed<'a>(&self, name: Name<'a>) -> Hashed<'a> {
+        Hashed::new(name, &self.secret)
+    }
+
+    /// Makes a new inode, paid for, and returns what stat(2) says of it.
+    fn insert_new(
+        &self,
+        what: &Make<'_>,
+        kind: FileKind,
+        nlink: u32,
+        view: &View,
+    ) -> Result<Attr, Errno> {
+        self.inodes.take(1)?;
+        let now = now();
+        let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        let target = if kind == FileKind::Symlink { what.target } else { b"" };
+        let record = InodeRecord {
+            mode: kind.to_mode() | what.mode & PERMISSION_BITS,
+            nlink,
+            uid: what.uid,
+            gid: what.gid,
+            rdev: if is_device { what.rdev } else { 0 },
+            size: target.len() as u64,
+            blocks: 0,
+            xattr: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            is_linkable: nlink == 0,
+            has_acl: false,
+        };
+        let inode = Arc::new(Inode::new(self.draw_ino(), record, target, view.tid));
+        let mut state = inode.state.write();
+        let mut set = Vec::new();
+        for (kind, acl) in
+            [(AclKind::Access, &what.access_acl), (AclKind::Default, &what.default_acl)]
+        {
+            if let Some(acl) = state.kept_acl(kind, acl.as_ref()) {
+                set = xattr::with_acl(&set, kind, Some(acl));
+            }
+        }
+        if !set.is_empty() {
+            let changed = self.change_set(&mut state, &set, view);
+            changed.inspect_err(|_| self.inodes.give_back(1))?;
+        }
+        // A new inode had links as far as orphan records know.
+        inode.save_links(&state, true, view);
+        let attr = state.attr(inode.ino);
+        drop(state);
+        self.table.insert(inode);
+        Ok(attr)
+    }
+
+    /// Says that an inode lost a name; a directory has only one.
+    fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
+        let change = |state: &mut State| {
+            state.record.nlink = match inode.kind {
+                FileKind::Directory => 0,
+                _ => state.record.nlink.saturating_sub(1),
+            };
+            state.record.ctime = now();
+            inode.save_links(state, true, view);
+        };
+        match inode.kind {
+            FileKind::Directory => change(locks.state(inode.ino)?),
+            _ => change(&mut inode.state.write()),
+        }
+        Ok(())
+    }
+
+    fn change_directory(
+        &self,
+        locks: &mut Locks<'_>,
+        dir: &Inode,
+        now: Timespec,
+        view: &View,
+        change: impl FnOnce(&mut State),
+    ) -> Result<(), Errno> {
+        let state = locks.state(dir.ino)?;
+        change(state);
+        state.touch_content(now);
+        dir.save(state, view);
+        Ok(())
+    }
+}
+
+/// A rename under way: what it is about, and the locks it holds.
+struct Rename<'a, 'b> {
+    store: &'a Store,
+    view: &'a View,
+    locks: &'b mut Locks<'a>,
+    old: (&'a Arc<Inode>, Hashed<'a>),
+    new: (&'a Arc<Inode>, Hashed<'a>),
+    moved: Link,
+}
+
+impl Rename<'_, '_> {
+    /// Renames where the target does not exist.
+    fn move_to_free_name(&mut self) -> Result<(), Errno> {
+        self.check_loop()?;
+        self.locks.state(self.new.0.ino)?.check_alive()?;
+        let child = self.child(self.moved)?;
+        self.set(self.new, self.moved)?;
+        self.unset_old()?;
+        self.save_directories((1, subdirectories(self.moved)), (1, 0))?;
+        self.touch(&child)
+    }
+
+    /// Renames over the existing `victim`.
+    fn replace(&mut self, victim: Link) -> Result<(), Errno> {
+        self.check_loop()?;
+        match (self.moved.kind, victim.kind) {
+            (FileKind::Directory, FileKind::Directory)
+                if self.locks.state(victim.ino)?.record.size > 0 =>
+            {
+                return Err(Errno::NOTEMPTY);
+            }
+            (FileKind::Directory, FileKind::Directory) => {}
+            (FileKind::Directory, _) => return Err(Errno::NOTDIR),
+            (_, FileKind::Directory) => return Err(Errno::ISDIR),
+            _ => {}
+        }
+        let (child, gone) = (self.child(self.moved)?, self.child(victim)?);
+        self.set(self.new, self.moved)?;
+        self.unset_old()?;
+        // The directory that was replaced counts no more.
+        let links = (subdirectories(self.moved), subdirectories(victim));
+        self.save_directories((0, links.0), (1, links.1))?;
+        self.touch(&child)?;
+        self.store.unlink(self.locks, &gone, self.view)
+    }
+
+    /// Swaps what the two names refer to.
+    fn exchange(&mut self, other: Link) -> Result<(), Errno> {
+        self.check_loop()?;
+        if other.ino == self.old.0.ino {
+            return Err(Errno::INVAL);
+        }
+        let (child, swapped) = (self.child(self.moved)?, self.child(other)?);
+        self.set(self.new, self.moved)?;
+        self.set(self.old, other)?;
+        let (there, back) = (subdirectories(self.moved), subdirectories(other));
+        let now = now();
+        let (old, new) = (self.old.0, self.new.0);
+        self.store.change_directory(self.locks, new, now, self.view, |state| {
+            state.record.nlink = state.record.nlink + there - back;
+        })?;
+        self.store.change_directory(self.locks, old, now, self.view, |state| {
+            state.record.nlink = state.record.nlink + back - there;
+        })?;
+        self.touch(&child)?;
+        self.touch(&swapped)
+    }
+
+    /// Refuses to move a directory into itself. `EINVAL`.
+    fn check_loop(&self) -> Result<(), Errno> {
+        if self.moved.ino == self.new.0.ino { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
+    fn child(&self, link: Link) -> Result<Arc<Inode>, Errno> {
+        self.store.table.get(link.ino, self.view)
+    }
+
+    fn set(&mut self, at: (&Arc<Inode>, Hashed<'_>), link: Link) -> Result<(), Errno> {
+        let state = self.locks.state(at.0.ino)?;
+        Place::find(at.0.ino, state, at.1, self.view)?.set(link, self.view)
+    }
+
+    /// Removes the old name. It is looked for again, since both names may be in one record.
+    fn unset_old(&mut self) -> Result<(), Errno> {
+        let ino = self.old.0.ino;
+        Place::find(ino, self.locks.state(ino)?, self.old.1, self.view)?.remove(self.view);
+        Ok(())
+    }
+
+    /// Says that both directories changed: the new one has `added.0` entries more and one subdirectory
+    /// if `added.1`; the old one has one entry less, and the new one `lost.1` subdirectories less.
+    fn save_directories(&mut self, added: (u64, u32), lost: (u64, u32)) -> Result<(), Errno> {
+        let now = now();
+        let (old, new) = (self.old.0, self.new.0);
+        self.store.change_directory(self.locks, new, now, self.view, |state| {
+            state.record.size += added.0;
+            state.record.nlink = state.record.nlink + added.1 - lost.1;
+        })?;
+        let moved = subdirectories(self.moved);
+        self.store.change_directory(self.locks, old, now, self.view, |state| {
+            state.record.size -= lost.0;
+            state.record.nlink -= moved;
+        })
+    }
+
+    /// Says that something else than the content of an inode changed.
+    fn touch(&mut self, inode: &Inode) -> Result<(), Errno> {
+        let view = self.view;
+        let change = |state: &mut State| {
+            state.record.ctime = now();
+            inode.save(state, view);
+        };
+        match inode.kind {
+            FileKind::Directory => change(self.locks.state(inode.ino)?),
+            _ => change(&mut inode.state.write()),
+        }
+        Ok(())
+    }
+}
+
+/// Directories that are locked at once, without an allocation.
+struct Locks<'a>([Option<(u64, RwLockWriteGuard<'a, State>)>; 4]);
+
+impl<'a> Locks<'a> {
+    /// Returns the locks of directories of which some may be the same.
+    ///
+    /// # Errors
+    /// `ENOTDIR` for one that is no directory; `ESTALE` for one that is gone.
+    fn new<const N: usize>(wanted: [Option<&'a Arc<Inode>>; N]) -> Result<Locks<'a>, Errno> {
+        let mut order: [Option<&'a Arc<Inode>>; 4] = [None; 4];
+        order[..N].copy_from_slice(&wanted);
+        order.sort_unstable_by_key(|inode| inode.map(|inode| inode.ino));
+        let mut locks = Locks([const { None }; 4]);
+        let mut last = None;
+        for (inode, slot) in order.into_iter().flatten().zip(&mut locks.0) {
+            if last.replace(inode.ino) != Some(inode.ino) {
+                let state = write_directory(inode)?;
+                state.check()?;
+                *slot = Some((inode.ino, state));
+            }
+        }
+        Ok(locks)
+    }
+
+    /// Returns an inode that is locked. `ESTALE` if it is not.
+    fn state(&mut self, ino: u64) -> Result<&mut State, Errno> {
+        let mut all = self.0.iter_mut().flatten();
+        all.find(|(at, _)| *at == ino).map(|(_, state)| &mut **state).ok_or(Errno::STALE)
+    }
+}
+
+/// Returns a directory, locked. `ENOTDIR` for another file.
+fn write_directory(inode: &Inode) -> Result<RwLockWriteGuard<'_, State>, Errno> {
+    check_directory(inode)?;
+    Ok(inode.state.write())
+}
+
+/// Checks that an inode is a directory. `ENOTDIR`.
+pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
+    if inode.kind == FileKind::Directory { Ok(()) } else { Err(Errno::NOTDIR) }
+}
+
+/// Returns how many links an entry adds to its directory.
+fn subdirectories(link: Link) -> u32 {
+    u32::from(link.kind == FileKind::Directory)
+}

@@ -1,0 +1,159 @@
+//! The directory of the host that a store is in.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `lock` | nothing; locked with flock(2) by whoever has the store open |
+//! | `meta` | the database |
+//! | `data` | blocks of files |
+//! | `reserve` | room that is kept for commits, see `journal` |
+//! | `meta.new` | a database that is being made: it becomes `meta` when it is whole |
+//!
+//! A directory with anything else in it is not ours, and is left alone.
+//!
+//! Source: flock(2), rename(2).
+
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, io};
+
+use corewalk::{Errno, StatFs};
+use rustix::fs::{FlockOperation, flock, fstatvfs};
+
+use crate::database::Snapshot;
+use crate::device::{Device, FileDevice};
+use crate::journal::Devices;
+
+const LOCK: &str = "lock";
+const META: &str = "meta";
+const META_NEW: &str = "meta.new";
+const DATA: &str = "data";
+const RESERVE: &str = "reserve";
+const FILES: [&str; 5] = [LOCK, META, META_NEW, DATA, RESERVE];
+
+/// Why a store cannot be opened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Somebody has it open.
+    Busy,
+    /// What is there is no store.
+    Foreign,
+    /// It has a format that this program does not know.
+    Version(u32),
+    /// What the host says.
+    Io(io::Error),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Busy => f.write_str("the store is in use"),
+            OpenError::Foreign => f.write_str("not a store, and not empty"),
+            OpenError::Version(version) => {
+                write!(f, "the store has format version {version}, which is not known")
+            }
+            OpenError::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> OpenError {
+        match error.kind() {
+            io::ErrorKind::InvalidData => OpenError::Foreign,
+            _ => OpenError::Io(error),
+        }
+    }
+}
+
+/// The directory of a store, locked.
+pub(crate) struct Place {
+    path: PathBuf,
+    lock: File,
+}
+
+impl Place {
+    /// Locks the directory of a store, which is made by `format` if there is none.
+    pub(crate) fn open_or_make(
+        path: &Path,
+        format: impl FnOnce(Arc<dyn Device>) -> io::Result<Snapshot>,
+    ) -> Result<Place, OpenError> {
+        match fs::create_dir(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+            _ => {}
+        }
+        check_files(path)?;
+        let place = Place::lock(path, true)?;
+        if !path.join(META).try_exists()? {
+            let new = path.join(META_NEW);
+            let device = open_file(&new, true)?;
+            device.set_len(0)?;
+            drop(format(Arc::new(FileDevice::new(device)?))?);
+            open_file(&path.join(DATA), true)?;
+            open_file(&path.join(RESERVE), true)?;
+            fs::rename(&new, path.join(META))?;
+            File::open(path)?.sync_all()?;
+        }
+        Ok(place)
+    }
+
+    /// Locks the directory of a store that is there.
+    pub(crate) fn open(path: &Path) -> Result<Place, OpenError> {
+        check_files(path)?;
+        if !path.join(META).try_exists()? {
+            return Err(OpenError::Foreign);
+        }
+        Place::lock(path, false)
+    }
+
+    fn lock(path: &Path, is_new: bool) -> Result<Place, OpenError> {
+        let lock = open_file(&path.join(LOCK), is_new)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Place { path: path.to_owned(), lock }),
+            Err(Errno::WOULDBLOCK) => Err(OpenError::Busy),
+            Err(errno) => Err(OpenError::Io(errno.into())),
+        }
+    }
+
+    /// Opens the devices.
+    pub(crate) fn devices(&self) -> io::Result<Devices> {
+        let open = |name: &str, is_new: bool| -> io::Result<Arc<dyn Device>> {
+            Ok(Arc::new(FileDevice::new(open_file(&self.path.join(name), is_new)?)?))
+        };
+        let (meta, data, reserve) = (open(META, false)?, open(DATA, true)?, open(RESERVE, true)?);
+        Ok(Devices { meta, data, reserve })
+    }
+
+    /// Returns what statfs(2) says of the host.
+    pub(crate) fn host(&self) -> Result<StatFs, Errno> {
+        let host = fstatvfs(&self.lock)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(host.f_frsize);
+        Ok(StatFs {
+            bsize: 1,
+            blocks: bytes(host.f_blocks),
+            bfree: bytes(host.f_bfree),
+            bavail: bytes(host.f_bavail),
+            files: host.f_files,
+            ffree: host.f_ffree,
+            namelen: host.f_namemax as u32,
+        })
+    }
+}
+
+/// Checks that a directory has no files but ours.
+fn check_files(path: &Path) -> Result<(), OpenError> {
+    for entry in fs::read_dir(path)? {
+        let name = entry?.file_name();
+        if !FILES.iter().any(|&known| name == known) {
+            return Err(OpenError::Foreign);
+        }
+    }
+    Ok(())
+}
+
+fn open_file(path: &Path, is_new: bool) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(is_new).truncate(false).open(path)
+}

@@ -1,0 +1,433 @@
+//! The store: what it is made of, how it is mounted and left.
+//!
+//! To mount is to read what is not stored as such: which blocks are free, how many inodes and blocks of
+//! attributes there are. Inodes without links that a crash left are freed.
+//!
+//! One thread commits every few seconds, while there is something to commit.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use corewalk::attr::mode;
+use corewalk::{Errno, FileKind, Node};
+use corewalk_mbcache::MbcacheOptions;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::thread;
+
+use crate::alloc::{Allocator, Run};
+use crate::blocks::Blocks;
+use crate::budget::Budget;
+use crate::content::{BLOCK_BYTES, Site};
+use crate::database::{Database, Snapshot};
+use crate::hash::Secret;
+use crate::inode::{Inode, State, now};
+use crate::journal::{Devices, Journal, View};
+use crate::place::{OpenError, Place};
+use crate::record::{Extent, FORMAT_VERSION, InodeRecord, Key, Kind, SuperRecord, UsersRecord};
+use crate::share::{MbcacheIndex, ShareIndex};
+use crate::table::Table;
+use crate::xattr;
+
+/// The number of the root directory.
+pub(crate) const ROOT_INO: u64 = 1;
+/// How often the thread that commits looks how large the running transaction is.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Bytes that the cache of attribute blocks may take.
+const INDEX_BYTES: u64 = 4 << 20;
+
+/// How a store is mounted.
+#[derive(Clone)]
+pub struct StoreOptions {
+    /// The most bytes of file data and extended attributes, rounded up to blocks of 4096 bytes; None for
+    /// as much as the host has (`size=`).
+    pub size_bytes: Option<u64>,
+    /// The most inodes, with the root directory; None for any number (`nr_inodes=`).
+    pub inodes_max: Option<u64>,
+    /// How long what is not synced may be volatile; None for until it is synced (`commit=`).
+    pub commit_every: Option<Duration>,
+    /// Bytes of records from which on a transaction is committed before its time.
+    pub transaction_bytes: u64,
+    /// Bytes of memory for the pages of the database.
+    pub cache_bytes: usize,
+    /// The permission bits of the root directory of a store that is made.
+    pub root_mode: u32,
+    /// The owner of the root directory of a store that is made.
+    pub root_uid: u32,
+    /// The group of the root directory of a store that is made.
+    pub root_gid: u32,
+    /// What finds equal sets of attributes; None for `corewalk-mbcache`.
+    pub share: Option<Arc<dyn ShareIndex>>,
+}
+
+impl Default for StoreOptions {
+    /// Returns no limits, a commit every 5 seconds as in ext4, transactions of 32 MiB, 64 MiB of cache,
+    /// and a root directory of user 0 with mode 755.
+    fn default() -> StoreOptions {
+        StoreOptions {
+            size_bytes: None,
+            inodes_max: None,
+            commit_every: Some(Duration::from_secs(5)),
+            transaction_bytes: 32 << 20,
+            cache_bytes: 64 << 20,
+            root_mode: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+            share: None,
+        }
+    }
+}
+
+/// What a store holds and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreStats {
+    /// Commits since it was mounted.
+    pub commits: u64,
+    /// Inodes, with the root directory.
+    pub inodes: u64,
+    /// Blocks of 4096 bytes that are taken, by files and attributes.
+    pub blocks: u64,
+    /// Blocks of extended attributes.
+    pub xattr_blocks: u64,
+    /// Inodes that use one, in all.
+    pub xattr_users: u64,
+    /// Bytes of records that are not committed, about.
+    pub running_bytes: u64,
+}
+
+/// A file system in a directory of the host. See the crate's text.
+pub struct Store {
+    pub(crate) table: Table,
+    pub(crate) blocks: Blocks,
+    pub(crate) space: Budget,
+    pub(crate) inodes: Budget,
+    pub(crate) secret: Secret,
+    pub(crate) journal: Arc<Journal>,
+    next_ino: AtomicU64,
+    flusher: Option<thread::JoinHandle<()>>,
+    /// Where the devices are, if that is a directory; it is locked as long as this lives.
+    pub(crate) place: Option<Place>,
+}
+
+impl Store {
+    /// Mounts the store in the directory `path`, or makes one there if it is empty or does not exist.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(path: &std::path::Path, options: &StoreOptions) -> Result<Store, OpenError> {
+        let place = Place::open_or_make(path, |meta| {
+            let database = Database::open(&meta, options.cache_bytes)?;
+            format(&database, options)
+        })?;
+        let devices = place.devices()?;
+        let mut store = Store::open_devices(devices, options)?;
+        store.place = Some(place);
+        Ok(store)
+    }
+
+    /// Mounts the store on `devices`, or makes one there if they are empty.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_devices(devices: Devices, options: &StoreOptions) -> Result<Store, OpenError> {
+        let database = Database::open(&devices.meta, options.cache_bytes)?;
+        let mut snapshot = database.snapshot()?;
+        if snapshot.get(&Key::SUPER).map_err(OpenError::from)?.is_none() {
+            snapshot = format(&database, options)?;
+        }
+        let seed = read_super(&snapshot)?.seed;
+        let found = Found::scan(&snapshot)?;
+        drop(snapshot);
+        let share = match &options.share {
+            Some(share) => share.clone(),
+            None => {
+                let budget = MbcacheOptions { budget_bytes: INDEX_BYTES, ..Default::default() };
+                Arc::new(MbcacheIndex::new(budget)?)
+            }
+        };
+        let secret = Secret::new(seed);
+        let allocator = Allocator::new(found.runs);
+        let journal = Journal::new(database, devices, options.cache_bytes, allocator)?;
+        let size_blocks = options.size_bytes.map(|bytes| bytes.div_ceil(BLOCK_BYTES));
+        let mut store = Store {
+            table: Table::new(),
+            blocks: Blocks::new(share, secret.clone(), found.xattrs),
+            space: Budget::new(size_blocks, found.blocks),
+            inodes: Budget::new(options.inodes_max, found.inodes),
+            secret,
+            journal: Arc::new(journal),
+            next_ino: AtomicU64::new(found.last_ino + 1),
+            flusher: None,
+            place: None,
+        };
+        for ino in found.orphans {
+            store.forget_inode(ino);
+        }
+        if let Some(every) = options.commit_every {
+            let (poke, poked) = channel();
+            store.journal.set_poke(Some(poke));
+            let (journal, bytes_max) = (store.journal.clone(), options.transaction_bytes);
+            store.flusher = Some(thread::spawn(move || {
+                commit_in_time(&journal, &poked, every, bytes_max);
+            }));
+        }
+        Ok(store)
+    }
+
+    /// Makes everything durable that happened before this call.
+    ///
+    /// # Errors
+    /// `EIO` if a commit failed, now or ever.
+    pub fn sync(&self) -> Result<(), Errno> {
+        self.journal.commit_running()
+    }
+
+    /// Returns what the store holds and has done.
+    pub fn stats(&self) -> StoreStats {
+        let (xattr_blocks, xattr_users) = self.blocks.counts();
+        StoreStats {
+            commits: self.journal.commits(),
+            inodes: self.inodes.used(),
+            blocks: self.space.used(),
+            xattr_blocks,
+            xattr_users,
+            running_bytes: self.journal.running_bytes(),
+        }
+    }
+
+    pub(crate) fn draw_ino(&self) -> u64 {
+        // ORDERING: Relaxed. Only the numbers must differ.
+        self.next_ino.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns what a change of the inode `ino` is made with.
+    pub(crate) fn site<'a>(&'a self, ino: u64, view: &'a View) -> Site<'a> {
+        Site { ino, journal: &self.journal, view, space: &self.space }
+    }
+
+    /// Returns the inode of `node`, in memory or not. No pass may be held.
+    pub(crate) fn inode(&self, node: Node<'_>) -> Result<Arc<Inode>, Errno> {
+        match self.table.find(node.ino()) {
+            Some(inode) => Ok(inode),
+            None => self.table.get(node.ino(), &self.journal.look()),
+        }
+    }
+
+    /// Returns the attributes of an inode as one set, empty if there are none.
+    pub(crate) fn set_of(&self, state: &State, view: &View) -> Result<Arc<[u8]>, Errno> {
+        match (&state.block, state.record.xattr) {
+            (_, 0) => Ok(Arc::default()),
+            (Some(block), _) => Ok(block.content()),
+            (None, id) => Ok(self.blocks.get(id, view)?.content()),
+        }
+    }
+
+    /// Gives an inode, which the caller saves, another set of attributes.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `EIO`, with nothing changed.
+    pub(crate) fn change_set(
+        &self,
+        state: &mut State,
+        set: &[u8],
+        view: &View,
+    ) -> Result<(), Errno> {
+        if state.block.is_none() && state.record.xattr != 0 {
+            state.block = Some(self.blocks.get(state.record.xattr, view)?);
+        }
+        let block = match (state.block.take(), set.is_empty()) {
+            (None, true) => None,
+            (None, false) => Some(self.blocks.share(set, view, &self.space)?),
+            (Some(old), true) => {
+                self.blocks.release(&old, view, &self.space);
+                None
+            }
+            (Some(old), false) if *old.content() == *set => Some(old),
+            (Some(old), false) => {
+                let new = self.blocks.replace(&old, set, view, &self.space);
+                // The inode keeps what it had.
+                state.block = Some(old);
+                Some(new?)
+            }
+        };
+        state.record.xattr = block.as_ref().map_or(0, |block| block.id());
+        state.record.has_acl =
+            xattr::find(set, xattr::acl_name(corewalk::AclKind::Access)).is_some();
+        state.block = block;
+        Ok(())
+    }
+
+    /// Frees an inode without links, or lets go of the memory of another one.
+    pub(crate) fn forget_inode(&self, ino: u64) {
+        let Some(inode) = self.table.find(ino).or_else(|| self.orphan(ino)) else { return };
+        if inode.state.read().record.nlink > 0 {
+            return self.table.release(inode);
+        }
+        // If it cannot be done now it is done when the store is mounted again.
+        let Ok(view) = self.journal.change() else { return };
+        let view = &*view;
+        let mut content = inode.content.write();
+        let mut state = inode.state.write();
+        if state.is_dead || state.record.nlink > 0 {
+            return;
+        }
+        let is_file = inode.kind == FileKind::Regular;
+        if is_file && content.discard(self.site(ino, view)).is_err() {
+            return;
+        }
+        if self.change_set(&mut state, &[], view).is_err() {
+            return;
+        }
+        state.is_dead = true;
+        view.remove(Key::of(Kind::Inode, ino));
+        view.remove(Key::of(Kind::Orphan, ino));
+        self.inodes.give_back(1);
+        drop(state);
+        self.table.remove(ino);
+    }
+
+    /// Returns an inode that a crash left without links.
+    fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
+        let view = self.journal.look();
+        view.get(&Key::of(Kind::Orphan, ino)).ok()??;
+        self.table.get(ino, &view).ok()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.journal.set_poke(None);
+        if let Some(flusher) = self.flusher.take() {
+            // It ends also if it panicked.
+            let _ = flusher.join();
+        }
+        // Who needs to know whether that worked has called `sync`.
+        let _ = self.journal.commit_running();
+    }
+}
+
+impl From<Errno> for OpenError {
+    fn from(errno: Errno) -> OpenError {
+        OpenError::Io(std::io::Error::from(errno))
+    }
+}
+
+/// Commits `every` so often while there is something to commit, and earlier if that is much.
+fn commit_in_time(journal: &Journal, poked: &Receiver<()>, every: Duration, bytes_max: u64) {
+    while poked.recv().is_ok() {
+        let begun = Instant::now();
+        loop {
+            let left = every.saturating_sub(begun.elapsed());
+            match poked.recv_timeout(left.min(LOOK_EVERY)) {
+                Err(RecvTimeoutError::Disconnected) => return,
+                Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+            }
+            let bytes = journal.running_bytes();
+            if bytes > 2 * bytes_max {
+                journal.slow_down();
+            }
+            if left.is_zero() || bytes > bytes_max {
+                break;
+            }
+        }
+        // Those who ask whether it worked call `sync` or fsync, which say so.
+        let _ = journal.commit_running();
+    }
+}
+
+/// Makes an empty store, and returns it.
+fn format(database: &Database, options: &StoreOptions) -> std::io::Result<Snapshot> {
+    let now = now();
+    let root = InodeRecord {
+        mode: mode::S_IFDIR | options.root_mode & !mode::S_IFMT,
+        nlink: 2,
+        uid: options.root_uid,
+        gid: options.root_gid,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        xattr: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        is_linkable: false,
+        has_acl: false,
+    };
+    let mut inode = Vec::new();
+    root.encode(&[], &mut inode);
+    let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), now.nanos);
+    let superblock = SuperRecord { version: FORMAT_VERSION, seed }.encode();
+    database.write(&[
+        (Key::SUPER, Some(superblock.into())),
+        (Key::of(Kind::Inode, ROOT_INO), Some(inode.into())),
+    ])
+}
+
+/// Returns the superblock of a store that this program knows.
+pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> {
+    let value = snapshot.get(&Key::SUPER)?.ok_or(OpenError::Foreign)?;
+    let record = SuperRecord::decode(&value).map_err(|_| OpenError::Foreign)?;
+    match record.version {
+        FORMAT_VERSION => Ok(record),
+        version => Err(OpenError::Version(version)),
+    }
+}
+
+/// What is done with a record.
+pub(crate) type Visit<'a> = dyn FnMut(Key, &[u8]) -> Result<(), Errno> + 'a;
+
+/// What is found out when a store is mounted.
+#[derive(Default)]
+struct Found {
+    orphans: Vec<u64>,
+    inodes: u64,
+    last_ino: u64,
+    runs: Vec<Run>,
+    blocks: u64,
+    /// Blocks of attributes, their users, the last of them.
+    xattrs: (u64, u64, u64),
+}
+
+impl Found {
+    fn scan(snapshot: &Snapshot) -> Result<Found, Errno> {
+        let mut found = Found::default();
+        each(snapshot, Kind::Orphan, &mut |key, _| {
+            found.orphans.push(key.major);
+            Ok(())
+        })?;
+        each(snapshot, Kind::Inode, &mut |key, _| {
+            found.inodes += 1;
+            found.last_ino = key.major;
+            Ok(())
+        })?;
+        each(snapshot, Kind::Extent, &mut |_, value| {
+            let extent = Extent::decode(value)?;
+            found.blocks += extent.len;
+            found.runs.push(Run { start: extent.physical, len: extent.len });
+            Ok(())
+        })?;
+        each(snapshot, Kind::XattrUsers, &mut |key, value| {
+            let record = UsersRecord::decode(value)?;
+            found.blocks += u64::from(record.len).div_ceil(BLOCK_BYTES);
+            found.xattrs.0 += 1;
+            found.xattrs.1 += u64::from(record.users);
+            found.xattrs.2 = key.major;
+            Ok(())
+        })?;
+        found.runs.sort_unstable_by_key(|run| run.start);
+        Ok(found)
+    }
+}
+
+/// Calls `visit` with all records of a kind, until it fails.
+pub(crate) fn each(snapshot: &Snapshot, kind: Kind, visit: &mut Visit<'_>) -> Result<(), Errno> {
+    let mut result = Ok(());
+    let keys = Key::at(kind, 0, 0)..=Key::at(kind, u64::MAX, u64::MAX);
+    snapshot.each(keys, &mut |key, value| {
+        result = visit(key, value);
+        result.is_ok()
+    })?;
+    result
+}

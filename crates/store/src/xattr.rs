@@ -1,0 +1,233 @@
+//! The extended attributes of an inode, as one set.
+//!
+//! All attributes and ACLs of an inode are one string of bytes, sorted by name, so that equal sets are
+//! equal bytes and can share a block (`blocks`). ACLs are kept in it as `system.posix_acl_*`, in the form
+//! that they have for user space; they are no attributes to `getxattr` (see `FileSystem::get_acl`).
+//!
+//! An attribute is: length of its name (1 byte), length of its value (4 bytes, little-endian), name,
+//! value.
+//!
+//! # Limits
+//! Those of xattr(7): a name has at most 255 bytes, a value at most 64 KiB, all names with their NULs at
+//! most 64 KiB.
+//!
+//! # What it refuses
+//! Classes it does not know, and names that are only a class. `user` attributes of anything but a
+//! regular file or a directory.
+//!
+//! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); `corewalk::tmpfs`.
+
+use corewalk::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
+use corewalk::{AclKind, Errno, FileKind, XattrMode};
+
+/// The longest name in bytes (`XATTR_NAME_MAX`).
+const NAME_BYTES_MAX: usize = 255;
+/// The longest value in bytes (`XATTR_SIZE_MAX`).
+const VALUE_BYTES_MAX: usize = 65536;
+/// All names with their NULs, in bytes (`XATTR_LIST_MAX`).
+const LIST_BYTES_MAX: usize = 65536;
+/// The classes that are kept.
+const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
+/// The class of attributes that belong to users.
+const USER: &[u8] = b"user.";
+/// The class that is not shown.
+const SYSTEM: &[u8] = b"system.";
+
+/// The attributes in a set, in order; ends early if it is no set.
+#[derive(Clone)]
+pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = (&'a [u8], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (&[name_len, a, b, c, d], rest) = self.0.split_first_chunk::<5>()?;
+        let (name, rest) = rest.split_at_checked(usize::from(name_len))?;
+        let (value, rest) = rest.split_at_checked(u32::from_le_bytes([a, b, c, d]) as usize)?;
+        self.0 = rest;
+        Some((name, value))
+    }
+}
+
+/// Returns true if `set` is one: sorted, without repetition, within the limits.
+pub(crate) fn is_set(set: &[u8]) -> bool {
+    let (mut attributes, mut last, mut list_bytes) = (Attributes(set), &b""[..], 0);
+    for (name, value) in attributes.by_ref() {
+        let is_known = check_name(FileKind::Regular, name).is_ok() || acl_kind(name).is_some();
+        if name <= last || !is_known || value.len() > VALUE_BYTES_MAX {
+            return false;
+        }
+        last = name;
+        list_bytes += if name.starts_with(SYSTEM) { 0 } else { name.len() + 1 };
+    }
+    attributes.0.is_empty() && !set.is_empty() && list_bytes <= LIST_BYTES_MAX
+}
+
+/// Returns the value of `name` in `set`.
+pub(crate) fn find<'a>(set: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    Attributes(set).find(|&(at, _)| at == name).map(|(_, value)| value)
+}
+
+/// Returns all names that are shown, each ended by a NUL.
+pub(crate) fn list(set: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (name, _) in Attributes(set).filter(|(name, _)| !name.starts_with(SYSTEM)) {
+        out.extend_from_slice(name);
+        out.push(0);
+    }
+    out
+}
+
+/// Returns `set` with `name` set to `value`, or without it.
+pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(set.len() + 5 + name.len() + value.map_or(0, <[u8]>::len));
+    let mut add = |name: &[u8], value: &[u8]| {
+        // Names have at most 255 bytes, values 64 KiB.
+        out.push(name.len() as u8);
+        out.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        out.extend_from_slice(name);
+        out.extend_from_slice(value);
+    };
+    let mut new = value;
+    for (at, old) in Attributes(set) {
+        if at >= name
+            && let Some(value) = new.take()
+        {
+            add(name, value);
+        }
+        if at != name {
+            add(at, old);
+        }
+    }
+    if let Some(value) = new {
+        add(name, value);
+    }
+    out
+}
+
+/// Returns `set` with an attribute set as setxattr(2) does; the name has been checked.
+///
+/// # Errors
+/// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as `mode` says; `ENOSPC` if there would
+/// be too many names.
+pub(crate) fn changed(
+    set: &[u8],
+    name: &[u8],
+    value: &[u8],
+    mode: XattrMode,
+) -> Result<Vec<u8>, Errno> {
+    if value.len() > VALUE_BYTES_MAX {
+        return Err(Errno::TOOBIG);
+    }
+    match (mode, find(set, name).is_some()) {
+        (XattrMode::Create, true) => return Err(Errno::EXIST),
+        (XattrMode::Replace, false) => return Err(Errno::NODATA),
+        (_, false) if list(set).len() + name.len() + 1 > LIST_BYTES_MAX => {
+            return Err(Errno::NOSPC);
+        }
+        _ => {}
+    }
+    Ok(with(set, name, Some(value)))
+}
+
+/// Returns the ACL in `set`, if there is one. `EIO` if it is none.
+pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
+    match find(set, acl_name(kind)) {
+        Some(value) => Acl::from_xattr(value).map_err(|_| Errno::IO),
+        None => Ok(None),
+    }
+}
+
+/// Returns `set` with this ACL.
+pub(crate) fn with_acl(set: &[u8], kind: AclKind, acl: Option<&Acl>) -> Vec<u8> {
+    with(set, acl_name(kind), acl.map(Acl::to_xattr).as_deref())
+}
+
+/// Returns the name under which an ACL is kept.
+pub(crate) fn acl_name(kind: AclKind) -> &'static [u8] {
+    match kind {
+        AclKind::Access => XATTR_ACCESS,
+        AclKind::Default => XATTR_DEFAULT,
+    }
+}
+
+fn acl_kind(name: &[u8]) -> Option<AclKind> {
+    [AclKind::Access, AclKind::Default].into_iter().find(|&kind| acl_name(kind) == name)
+}
+
+/// Checks the name of an attribute that is to be changed.
+///
+/// # Errors
+/// `ERANGE` for a name that is empty or too long; `EOPNOTSUPP` for an unknown class; `EINVAL` for a name
+/// that is only a class; `EPERM` for a user attribute of a file that can have none.
+pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(Errno::RANGE);
+    }
+    let class = CLASSES.into_iter().find(|class| name.starts_with(class));
+    let class = class.ok_or(Errno::OPNOTSUPP)?;
+    if name.len() == class.len() || name.contains(&0) {
+        return Err(Errno::INVAL);
+    }
+    let has_user_class = matches!(kind, FileKind::Regular | FileKind::Directory);
+    if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
+}
+
+/// Checks the name of an attribute that is to be read: as [`check_name`], but `ENODATA` instead of
+/// `EPERM`.
+pub(crate) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
+    check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn set_is_a_sorted_map(
+            steps in prop::collection::vec(
+                ("user\\.[a-d]{1,2}", prop::option::of(prop::collection::vec(any::<u8>(), 0..9))),
+                0..30,
+            ),
+        ) {
+            let (mut set, mut model) = (Vec::new(), BTreeMap::new());
+            for (name, value) in steps {
+                set = with(&set, name.as_bytes(), value.as_deref());
+                match value {
+                    Some(value) => drop(model.insert(name.clone(), value)),
+                    None => drop(model.remove(&name)),
+                }
+                let got: Vec<_> = Attributes(&set).collect();
+                let expected: Vec<_> =
+                    model.iter().map(|(n, v)| (n.as_bytes(), v.as_slice())).collect();
+                prop_assert_eq!(got, expected);
+                prop_assert_eq!(is_set(&set), !model.is_empty());
+                prop_assert_eq!(find(&set, name.as_bytes()), model.get(&name).map(Vec::as_slice));
+            }
+        }
+
+        #[test]
+        fn bytes_that_are_cut_off_are_no_set(value in prop::collection::vec(any::<u8>(), 0..9)) {
+            let set = with(&with(b"", b"user.a", Some(&value)), b"user.b", Some(b"x"));
+            prop_assert!(is_set(&set));
+            for len in 0..set.len() {
+                let is_first = len == 5 + 6 + value.len();
+                prop_assert_eq!(is_set(&set[..len]), is_first, "{} bytes", len);
+            }
+        }
+    }
+
+    #[test]
+    fn unsorted_and_unknown_names_are_no_set() {
+        let (a, b) = (with(b"", b"user.a", Some(b"")), with(b"", b"user.b", Some(b"")));
+        assert!(is_set(&[a.clone(), b.clone()].concat()));
+        assert!(!is_set(&[b, a.clone()].concat()));
+        assert!(!is_set(&[a.clone(), a].concat()));
+        assert!(!is_set(&with(b"", b"other.a", Some(b""))));
+    }
+}

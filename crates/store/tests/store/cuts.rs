@@ -1,0 +1,245 @@
+//! The storage is cut off at every write: what is left must be a store at a commit boundary.
+//!
+//! A bounded load runs on devices that note every write and sync. Then, for each of many cuts, the
+//! devices are made anew as a crash could leave them: what a device was asked to write before its last
+//! sync is there; of what came after, each write is there, or not, or in part, by chance. The store is
+//! checked and mounted on that, and its tree must be that of the last fsync that had returned, or of the
+//! one that was under way; bytes that were written since the commit may be there in place of older
+//! ones, but never those of another file.
+//!
+//! Two controls leave out what the order of syncs is for, and must be caught: data that is not synced
+//! before a commit, and a database whose syncs do nothing.
+
+use corewalk::{FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
+use corewalk_store::{NoSharing, Store, fsck_devices};
+use corewalk_testkit::rng::{Rng, Seed};
+
+use crate::differential::{Tree, tree};
+use crate::memory::{Disks, Step, quiet};
+
+/// Syncs of the load.
+const EPOCHS: usize = 40;
+/// Operations between two syncs.
+const STEPS: u64 = 12;
+/// Cuts that are tried.
+const CUTS: usize = 1_200;
+/// The number of the data device in the log.
+const DATA: usize = 1;
+
+/// What is confirmed from a place in the log on.
+struct Confirmed {
+    /// Length of the log when the sync returned.
+    at: usize,
+    tree: Tree,
+}
+
+fn name(n: u64) -> Vec<u8> {
+    format!("f{n}").into_bytes()
+}
+
+/// Does something to the file or the directory `n`; its bytes are all `n + 1`.
+fn change(store: &Store, rng: &mut Rng) {
+    let root = Node::detached(1, FileKind::Directory);
+    let n = rng.below(24);
+    let (bytes, names) = (name(n), name(rng.below(24)));
+    let (this, other) = (Name::new(&bytes).unwrap(), Name::new(&names).unwrap());
+    let Ok(attr) = store.lookup(root, this) else {
+        let mode = if n < 3 { 0o040_755 } else { 0o100_644 };
+        store.make(root, this, &Make::new(mode, 0, 0)).unwrap();
+        return;
+    };
+    let node = Node::detached(attr.ino, attr.kind());
+    // The number of a file tells its bytes, whatever it is called by now.
+    let tag = (attr.ino % 251) as u8 + 1;
+    match rng.below(9) {
+        _ if attr.is_dir() => {
+            let child = name(100 + rng.below(6));
+            let child = Name::new(&child).unwrap();
+            if store.make(node, child, &Make::new(0o644, 0, 0)).is_err() {
+                let found = store.lookup(node, child).unwrap();
+                store.remove(node, child, Node::detached(found.ino, found.kind())).unwrap();
+                store.forget(found.ino);
+            }
+        }
+        0..3 => {
+            let len = 1 + rng.index(12_000);
+            store.write(node, 0, rng.below(20_000), &vec![tag; len]).unwrap();
+        }
+        3 => {
+            let size = Some(rng.below(20_000));
+            store.setattr(node, &SetAttr { size, ..SetAttr::default() }).unwrap();
+        }
+        4 => {
+            let target = store.lookup(root, other);
+            if target.is_ok_and(|target| target.is_dir()) {
+                return;
+            }
+            store.rename((root, this), (root, other), RenameMode::Replace).unwrap();
+            if let Ok(target) = target {
+                store.forget(target.ino);
+            }
+        }
+        5 => {
+            store.remove(root, this, node).unwrap();
+            // Some stay open, and are orphans for a while.
+            if rng.chance(2, 3) {
+                store.forget(attr.ino);
+            }
+        }
+        _ => {
+            let value = vec![rng.below(4) as u8; 700];
+            store.setxattr(node, b"user.shared", &value, XattrMode::Set).unwrap();
+        }
+    }
+}
+
+/// Runs the load, and returns what the devices were asked and what was confirmed when.
+fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed>) {
+    disks.shared.lock().log = Some(Vec::new());
+    let mut options = quiet();
+    if !is_shared {
+        options.share = Some(std::sync::Arc::new(NoSharing));
+    }
+    let store = disks.open(&options);
+    let log_len = || disks.shared.lock().log.as_ref().unwrap().len();
+    let mut rng = Rng::new(seed);
+    let mut confirmed = vec![Confirmed { at: log_len(), tree: tree(&store) }];
+    for _ in 0..EPOCHS {
+        for _ in 0..1 + rng.below(STEPS) {
+            change(&store, &mut rng);
+        }
+        // A file that was just changed is as good as the whole: it is in the same transaction.
+        let root = Node::detached(1, FileKind::Directory);
+        store.fsync(root, 0, false).unwrap();
+        store.sync().unwrap();
+        confirmed.push(Confirmed { at: log_len(), tree: tree(&store) });
+        store.sync().unwrap();
+    }
+    let log = disks.shared.lock().log.take().unwrap();
+    drop(store);
+    (log, confirmed)
+}
+
+/// Returns the devices as a crash after `cut` steps may leave them.
+fn crash(log: &[Step], cut: usize, rng: &mut Rng) -> Disks {
+    let log = &log[..cut];
+    let mut contents: [Vec<u8>; 2] = Default::default();
+    for (device, content) in contents.iter_mut().enumerate() {
+        let is_sync = |step: &Step| matches!(step, Step::Sync { device: at } if *at == device);
+        let durable = log.iter().rposition(is_sync).unwrap_or(0);
+        // Cuts differ in how much the device has kept to itself.
+        let kept = rng.below(5);
+        for (at, step) in log.iter().enumerate() {
+            let is_last = at + 1 == log.len();
+            let is_there = at < durable || rng.chance(kept, 4);
+            match step {
+                Step::SetLen { device: of, len } if *of == device && is_there => {
+                    content.resize(*len as usize, 0);
+                }
+                Step::Write { device: of, offset, bytes } if *of == device && is_there => {
+                    let is_torn = at >= durable && (is_last || rng.chance(1, 4));
+                    let sectors = bytes.len().div_ceil(512);
+                    let len = if is_torn { rng.index(sectors + 1) * 512 } else { bytes.len() };
+                    let bytes = &bytes[..len.min(bytes.len())];
+                    let start = *offset as usize;
+                    if content.len() < start + bytes.len() {
+                        content.resize(start + bytes.len(), 0);
+                    }
+                    content[start..start + bytes.len()].copy_from_slice(bytes);
+                }
+                _ => {}
+            }
+        }
+    }
+    Disks::with(contents)
+}
+
+/// Says whether `got` is `expected`, but for bytes that were written in place since.
+fn is_like(got: &Tree, expected: &Tree) -> bool {
+    got.len() == expected.len()
+        && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
+            let own = old.bytes.iter().chain(&leaf.bytes).find(|&&byte| byte != 0).copied();
+            let fits = |byte: u8| byte == 0 || Some(byte) == own;
+            path == wanted
+                && leaf.with_bytes(&[]) == old.with_bytes(&[])
+                && leaf.bytes.len() == old.bytes.len()
+                && leaf.bytes.iter().zip(&old.bytes).all(|(&new, &old)| new == old || fits(new))
+        })
+}
+
+/// Tries a cut, and returns what is wrong with what is left, if anything is.
+fn try_cut(log: &[Step], confirmed: &[Confirmed], cut: usize, rng: &mut Rng) -> Result<(), String> {
+    let disks = crash(log, cut, rng);
+    let report = fsck_devices(&disks.devices()).map_err(|error| format!("fsck: {error}"))?;
+    if !report.findings.is_empty() {
+        return Err(format!("fsck: {:?}", report.findings));
+    }
+    let store =
+        Store::open_devices(disks.devices(), &quiet()).map_err(|error| error.to_string())?;
+    let got = tree(&store);
+    let last = confirmed.iter().rposition(|state| state.at <= cut).unwrap_or(0);
+    let is_last = is_like(&got, &confirmed[last].tree);
+    let is_next = confirmed.get(last + 1).is_some_and(|next| next.tree == got);
+    if !is_last && !is_next {
+        return Err(format!("neither the tree of sync {last} nor of the next one"));
+    }
+    // What was freed at the mount is gone, and all that remains holds.
+    store.sync().map_err(|error| error.to_string())?;
+    drop(store);
+    let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
+    match report.orphans == 0 && report.findings.is_empty() {
+        true => Ok(()),
+        false => Err(format!("after the mount: {report:?}")),
+    }
+}
+
+/// Tries cuts all over the load, and returns the first that is wrong.
+fn try_cuts(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
+    let first = confirmed[0].at;
+    for number in 0..count {
+        // Every write in turn, as often as there are cuts to try.
+        let cut = first + number * 7919 % (log.len() + 1 - first);
+        let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
+        if let Err(wrong) = try_cut(log, confirmed, cut, &mut rng) {
+            return Some(format!("seed {seed}, number {number}, cut {cut}: {wrong}"));
+        }
+    }
+    None
+}
+
+#[test]
+fn cut_at_any_write_leaves_what_was_confirmed() {
+    for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
+        let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
+        println!("{} steps, {} syncs", log.len(), confirmed.len());
+        assert_eq!(try_cuts(&log, &confirmed, seed, CUTS / 3), None);
+    }
+}
+
+/// Without the sync of data before the commit, extents lead to what was never written.
+#[test]
+fn control_data_that_is_not_synced_is_caught() {
+    let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
+    // A step that does nothing keeps the places of the others.
+    for step in &mut log {
+        if matches!(step, Step::Sync { device: DATA }) {
+            *step = Step::Sync { device: 9 };
+        }
+    }
+    let wrong = try_cuts(&log, &confirmed, 1, 200).expect("it is caught");
+    println!("{wrong}");
+}
+
+/// Without the syncs of the database, what was confirmed is not there.
+#[test]
+fn control_database_that_is_not_synced_is_caught() {
+    let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
+    let first = confirmed[0].at;
+    for step in &mut log[first..] {
+        if matches!(step, Step::Sync { device: 0 }) {
+            *step = Step::Sync { device: 9 };
+        }
+    }
+    let wrong = try_cuts(&log, &confirmed, 1, 200).expect("it is caught");
+    println!("{wrong}");
+}

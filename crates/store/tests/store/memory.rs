@@ -1,0 +1,148 @@
+//! Devices in memory, with the faults that a test asks for.
+
+use std::io;
+use std::sync::Arc;
+
+use corewalk_store::{Device, Devices, Store, StoreOptions};
+use corewalk_sync::Mutex;
+
+/// What a device was asked to do, in order over all devices of a store.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Write { device: usize, offset: u64, bytes: Arc<[u8]> },
+    SetLen { device: usize, len: u64 },
+    Sync { device: usize },
+}
+
+/// What the devices of one store share.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    pub(crate) log: Option<Vec<Step>>,
+    /// Bytes that all devices may have in all; None for any number.
+    pub(crate) room: Option<u64>,
+    pub(crate) is_read_failing: bool,
+    pub(crate) is_write_failing: bool,
+    pub(crate) syncs: u64,
+    lens: [u64; 3],
+}
+
+/// A device in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    number: usize,
+    bytes: Arc<Mutex<Vec<u8>>>,
+    pub(crate) shared: Arc<Mutex<Shared>>,
+}
+
+impl Memory {
+    fn resize(&self, bytes: &mut Vec<u8>, len: u64) -> io::Result<()> {
+        let mut shared = self.shared.lock();
+        let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
+        if len > shared.lens[self.number] && shared.room.is_some_and(|room| others + len > room) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        shared.lens[self.number] = len;
+        bytes.resize(len as usize, 0);
+        Ok(())
+    }
+
+    fn log(&self, step: impl FnOnce() -> Step) {
+        if let Some(log) = &mut self.shared.lock().log {
+            log.push(step());
+        }
+    }
+}
+
+impl Device for Memory {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.bytes.lock().len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if self.shared.lock().is_read_failing {
+            return Err(io::ErrorKind::Other.into());
+        }
+        let bytes = self.bytes.lock();
+        let from = bytes.get(offset as usize..offset as usize + buf.len());
+        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, new: &[u8]) -> io::Result<()> {
+        if self.shared.lock().is_write_failing {
+            return Err(io::ErrorKind::Other.into());
+        }
+        let (start, end) = (offset as usize, offset as usize + new.len());
+        let mut bytes = self.bytes.lock();
+        if bytes.len() < end {
+            self.resize(&mut bytes, end as u64)?;
+        }
+        bytes[start..end].copy_from_slice(new);
+        self.log(|| Step::Write { device: self.number, offset, bytes: new.into() });
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.resize(&mut self.bytes.lock(), len)?;
+        self.log(|| Step::SetLen { device: self.number, len });
+        Ok(())
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        let mut shared = self.shared.lock();
+        // A store in memory has a small reserve, of which only the size counts.
+        let len = len / 16;
+        let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
+        if shared.room.is_some_and(|room| others + len > room) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        shared.lens[self.number] = len;
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.shared.lock().syncs += 1;
+        self.log(|| Step::Sync { device: self.number });
+        Ok(())
+    }
+}
+
+/// The three devices of a store.
+pub(crate) struct Disks {
+    all: [Memory; 3],
+    pub(crate) shared: Arc<Mutex<Shared>>,
+}
+
+impl Disks {
+    pub(crate) fn new() -> Disks {
+        Disks::with([Vec::new(), Vec::new()])
+    }
+
+    /// Returns devices with the content of database and data.
+    pub(crate) fn with(content: [Vec<u8>; 2]) -> Disks {
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let [meta, data] = content;
+        shared.lock().lens = [meta.len() as u64, data.len() as u64, 0];
+        let mut contents = [meta, data, Vec::new()].into_iter();
+        let all = std::array::from_fn(|number| Memory {
+            number,
+            bytes: Arc::new(Mutex::new(contents.next().unwrap())),
+            shared: shared.clone(),
+        });
+        Disks { all, shared }
+    }
+
+    pub(crate) fn devices(&self) -> Devices {
+        let [meta, data, reserve] = self.all.clone().map(|disk| Arc::new(disk) as Arc<dyn Device>);
+        Devices { meta, data, reserve }
+    }
+
+    pub(crate) fn open(&self, options: &StoreOptions) -> Store {
+        Store::open_devices(self.devices(), options).expect("a store")
+    }
+}
+
+/// Returns options of a store that commits only when it is told.
+pub(crate) fn quiet() -> StoreOptions {
+    StoreOptions { commit_every: None, cache_bytes: 4 << 20, ..StoreOptions::default() }
+}
