@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use corewalk_sync::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::{ReportSeed, Seed};
 use proptest::prelude::*;
@@ -434,13 +436,13 @@ fn last_two_users_of_a_block_leave_it_side_by_side() {
     let fs = tmpfs(Some(1 << 20));
     let (a, b) = (make(&fs, "a"), make(&fs, "b"));
     let used = fs.space.used();
-    let arrived = std::sync::atomic::AtomicU32::new(0);
+    let arrived = AtomicU32::new(0);
     // Nobody sleeps, so that both go at one time.
     let meet = |round: u32| {
         // ORDERING: AcqRel and Acquire. A barrier.
-        arrived.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
-        while arrived.load(std::sync::atomic::Ordering::Acquire) < 2 * round {
-            std::thread::yield_now();
+        arrived.fetch_add(1, Ordering::AcqRel);
+        while arrived.load(Ordering::Acquire) < 2 * round {
+            thread::yield_now();
         }
     };
     race::run(2, Seed::choose(), |racer| {
