@@ -15,6 +15,12 @@
 //! - J.4: blocks that a transaction lets go of are given out again after it is durable.
 //! - J.5: calls of [`Journal::commit_up_to`] that come during a commit share the next one.
 //!
+//! # Commits that are shared
+//! Two who sync in turn would each find the other's commit under way and wait for it, and then need one of
+//! their own. So whoever is about to commit waits for as many as were there at the end of the last
+//! commit, for half of what that took and no more than [`PATIENCE_MAX`]; one alone waits for nobody.
+//! (jbd2 does the same by the number of the last process; a server's threads have none.)
+//!
 //! # The gate
 //! One reader-writer lock per shard of threads, each around its own copy of the [`View`]: an operation
 //! takes its own shard's, shared, which is a line that few others touch; a commit takes all.
@@ -36,11 +42,14 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
 
 use corewalk::Errno;
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{Condvar, Mutex, OwnLine, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use corewalk_sync::{
+    Condvar, Mutex, MutexGuard, OwnLine, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 
 use crate::alloc::Allocator;
 use crate::database::{Database, Snapshot};
@@ -50,6 +59,8 @@ use crate::record::{Key, Kind};
 
 /// Bytes that are kept for commits on a host that has run full.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
+/// How long those who have come before are waited for, at most.
+const PATIENCE_MAX: Duration = Duration::from_millis(10);
 /// Records that one look at a range takes from a layer at most.
 const RANGE_RECORDS: usize = 512;
 
@@ -94,10 +105,16 @@ pub(crate) struct Journal {
     poke: Mutex<Option<Sender<()>>>,
 }
 
+#[derive(Default)]
 struct State {
     /// The last transaction that is durable.
     committed: u64,
     is_committing: bool,
+    /// How many are in `commit_up_to`, and how many there were when the last commit ended.
+    callers: u32,
+    companions: u32,
+    /// What the last commit took.
+    took: Duration,
 }
 
 impl View {
@@ -227,7 +244,7 @@ impl Journal {
         let view = || View { running: running.clone(), frozen: None, base: base.clone(), tid: 1 };
         let journal = Journal {
             gate: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(view()))).collect(),
-            state: Mutex::new(State { committed: 0, is_committing: false }),
+            state: Mutex::default(),
             changed: Condvar::new(),
             database: Mutex::new(Some(database)),
             devices,
@@ -349,21 +366,32 @@ impl Journal {
     /// `EIO` if a commit failed, now or ever.
     pub(crate) fn commit_up_to(&self, tid: u64) -> Result<(), Errno> {
         let mut state = self.state.lock();
+        state.callers += 1;
+        self.changed.notify_all();
+        let done = self.commit_with(&mut state, tid);
+        state.callers -= 1;
+        done
+    }
+
+    fn commit_with(&self, state: &mut MutexGuard<'_, State>, tid: u64) -> Result<(), Errno> {
+        let mut is_patient = true;
         loop {
             if state.committed >= tid {
                 return Ok(());
             }
             self.check()?;
             if state.is_committing {
-                self.changed.wait(&mut state);
-                continue;
+                self.changed.wait(state);
+            } else if is_patient && state.callers < state.companions {
+                let patience = (state.took / 2).min(PATIENCE_MAX);
+                is_patient = !self.changed.wait_for(state, patience).timed_out();
+            } else {
+                state.is_committing = true;
+                MutexGuard::unlocked(state, || {
+                    let mut turn = Turn { journal: self, committed: None, since: Instant::now() };
+                    turn.committed = self.commit();
+                });
             }
-            state.is_committing = true;
-            drop(state);
-            let mut turn = Turn { journal: self, committed: None };
-            turn.committed = self.commit();
-            drop(turn);
-            state = self.state.lock();
         }
     }
 
@@ -487,6 +515,7 @@ impl Journal {
 struct Turn<'a> {
     journal: &'a Journal,
     committed: Option<u64>,
+    since: Instant,
 }
 
 impl Drop for Turn<'_> {
@@ -497,6 +526,8 @@ impl Drop for Turn<'_> {
         let mut state = self.journal.state.lock();
         state.committed = self.committed.unwrap_or(state.committed);
         state.is_committing = false;
+        state.companions = state.callers;
+        state.took = self.since.elapsed();
         self.journal.changed.notify_all();
     }
 }
