@@ -13,15 +13,17 @@
 //! | [`Lockref`] | a reference count that decides over life and death | one compare-exchange |
 //! | [`RcuCell`], [`rcu`] | whole values, replaced seldom | a section, once for many reads |
 //! | [`SlotArena`] | objects that lock-free readers may reach after they are freed | nothing |
+//! | [`Region`], [`futex`] | state that processes may share, reached by offsets | nothing |
 //! | [`WordPair`] | comparing shared words two at a time | half the steps |
 //! | [`ShardedCounter`] | statistics and budgets | a visit to every shard |
 //! | [`Mutex`], [`RwLock`], [`Condvar`] | everything else | a lock |
 //!
 //! # Unsafe code
 //!
-//! It is allowed in six files, each with its reason at the top: views over a word (`lockref`,
-//! `seqcount`), the mapping (`arena/memory`), the pointer that is swapped (`rcu/cell`), the load of
-//! two words (`pair`), and the calls into the queue of sleepers (`park`). No function of the public interface is unsafe.
+//! It is allowed in eight files, each with its reason at the top: views over a word (`lockref`,
+//! `seqcount`), the mappings (`arena/memory`, `region`), the pointer that is swapped (`rcu/cell`), the load of
+//! two words (`pair`), the half of a word that is slept on (`futex`), and the calls into the queue
+//! of sleepers (`park`). No function of the public interface is unsafe.
 //!
 //! # Lock order
 //!
@@ -70,6 +72,7 @@
 
 mod arena;
 mod counter;
+pub mod futex;
 mod lockref;
 mod locks;
 mod own_line;
@@ -78,6 +81,7 @@ pub mod park;
 #[doc(hidden)]
 pub mod primitives;
 pub mod rcu;
+mod region;
 mod seqcount;
 mod seqlock;
 mod seqrwlock;
@@ -93,6 +97,7 @@ pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWrite
 pub use own_line::OwnLine;
 pub use pair::{Lane, Lanes, WordPair};
 pub use rcu::RcuCell;
+pub use region::{LINE_WORDS, Line, Region};
 pub use seqcount::{SeqCount, SeqWriteGuard};
 pub use seqlock::{Pass, SeqLock, SeqLockExclGuard, SeqLockWriteGuard};
 pub use seqrwlock::{SeqRwLock, SeqRwLockReadGuard, SeqRwLockWriteGuard};

@@ -12,6 +12,7 @@
 //! | [`linearize`] | there is a sequential model that says which answers are right |
 //! | [`alloc`] | a path must not allocate, or must give back what it took |
 //! | [`seal`] | a path must not store to memory that another thread can reach |
+//! | [`sysv`] | the host kernel's semaphores are the oracle |
 //! | [`reexec`] | a test needs one CPU, a low limit, or a process that dies |
 //!
 //! # Rules
@@ -34,3 +35,4 @@ mod real;
 pub mod reexec;
 pub mod rng;
 pub mod seal;
+pub mod sysv;

@@ -1,0 +1,127 @@
+//! Nanoseconds per semop, beside the host kernel's: threads on own, random or the same semaphores,
+//! with undo, with two operations.
+//!
+//! `cargo run --release -p corewalk-ipc --example semop [seconds per row]`. Rounds of ours and of the
+//! kernel's alternate; a row is the median of five.
+//!
+//! Source: Rik van Riel's semop-multi, as document 002 uses it.
+
+use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+use corewalk_testkit::{race, rng::Seed, sysv};
+use std::time::{Duration, Instant};
+
+const SEMS: u16 = 128;
+const ROUNDS: usize = 5;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pattern {
+    Own,
+    Random,
+    Same,
+    Pair,
+}
+
+struct Row {
+    name: &'static str,
+    threads: usize,
+    pattern: Pattern,
+    flags: i16,
+}
+
+fn main() {
+    let seconds: f64 = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(0.2);
+    let time = Duration::from_secs_f64(seconds);
+    let row = |name, threads, pattern, flags| Row { name, threads, pattern, flags };
+    let rows = [
+        row("1 thread, own", 1, Pattern::Own, 0),
+        row("2 threads, own", 2, Pattern::Own, 0),
+        row("2 threads, random", 2, Pattern::Random, 0),
+        row("2 threads, same", 2, Pattern::Same, 0),
+        row("1 thread, own, undo", 1, Pattern::Own, SEM_UNDO),
+        row("2 threads, own, undo", 2, Pattern::Own, SEM_UNDO),
+        row("1 thread, two operations", 1, Pattern::Pair, 0),
+        row("2 threads, two operations", 2, Pattern::Pair, 0),
+    ];
+    println!("{:<28} {:>10} {:>10} {:>7}", "ns per call and thread", "corewalk", "linux", "ratio");
+    for row in rows {
+        let mut ours: Vec<f64> = Vec::new();
+        let mut linux: Vec<f64> = Vec::new();
+        for _ in 0..ROUNDS {
+            ours.push(run_ours(&row, time));
+            linux.push(run_linux(&row, time));
+        }
+        let (ours, linux) = (median(ours), median(linux));
+        println!("{:<28} {ours:>10.1} {linux:>10.1} {:>7.1}", row.name, linux / ours);
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Runs `pair`, two calls that add to a semaphore and take it back, until `time` is over; returns
+/// nanoseconds per call.
+fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    let mut calls = 0u32;
+    while start.elapsed() < time {
+        for _ in 0..500 {
+            pair();
+        }
+        calls += 1000;
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(calls)
+}
+
+fn choose(row: &Row, thread: usize, random: u64) -> u16 {
+    match row.pattern {
+        Pattern::Own | Pattern::Pair => 2 * thread as u16,
+        Pattern::Random => (random % u64::from(SEMS)) as u16,
+        Pattern::Same => 0,
+    }
+}
+
+fn run_ours(row: &Row, time: Duration) -> f64 {
+    let namespace = Namespace::new(NamespaceOptions::default()).expect("memory");
+    let task: Task = namespace.register(Cred::user(1000, 1000), 1).expect("a task");
+    let id = task.semget(IPC_PRIVATE, i32::from(SEMS), 0o600).expect("a set");
+    let times = race::run(row.threads, Seed(1), |mut racer| {
+        timed(time, || {
+            let random = if row.pattern == Pattern::Random { racer.rng.next_u64() } else { 0 };
+            let num = choose(row, racer.thread, random);
+            for op in [1, -1] {
+                let one = SemBuf::new(num, op, row.flags);
+                let done = if row.pattern == Pattern::Pair {
+                    task.semop(id, &[one, SemBuf::new(num + 1, op, row.flags)])
+                } else {
+                    task.semop(id, &[one])
+                };
+                done.expect("nothing blocks");
+            }
+        })
+    });
+    assert!(task.sem_getall(id).expect("the set").iter().all(|value| *value == 0));
+    times.iter().sum::<f64>() / times.len() as f64
+}
+
+fn run_linux(row: &Row, time: Duration) -> f64 {
+    let id = sysv::semget(0, i32::from(SEMS), 0o600).expect("a set");
+    let times = race::run(row.threads, Seed(1), |mut racer| {
+        timed(time, || {
+            let random = if row.pattern == Pattern::Random { racer.rng.next_u64() } else { 0 };
+            let num = choose(row, racer.thread, random);
+            for op in [1, -1] {
+                let done = if row.pattern == Pattern::Pair {
+                    let mut two = sysv::sembufs([(num, op, row.flags), (num + 1, op, row.flags)]);
+                    sysv::semop_raw(id, &mut two)
+                } else {
+                    sysv::semop_raw(id, &mut sysv::sembufs([(num, op, row.flags)]))
+                };
+                done.expect("nothing blocks");
+            }
+        })
+    });
+    sysv::semctl(id, 0, 0, 0).expect("removed");
+    times.iter().sum::<f64>() / times.len() as f64
+}

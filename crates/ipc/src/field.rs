@@ -1,0 +1,41 @@
+//! Words whose ordering comes from a lock, and pairs of numbers in one word.
+//!
+//! Most words of the region are read and written under a lock, or in a section of a sequence
+//! count: the lock or the count orders them, and the access itself may be relaxed. It is atomic
+//! all the same, since the other side of a shared mapping keeps no rules.
+//!
+//! Source: `docs/style.md` section 4.
+
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+
+/// Returns a word that a lock or a sequence count protects.
+#[inline]
+pub(crate) fn get(word: &AtomicU64) -> u64 {
+    // ORDERING: Relaxed. The caller's lock or sequence count orders it.
+    word.load(Ordering::Relaxed)
+}
+
+/// Stores a word that a lock or a sequence count protects.
+#[inline]
+pub(crate) fn put(word: &AtomicU64, value: u64) {
+    // ORDERING: Relaxed. The caller's lock or sequence count orders it.
+    word.store(value, Ordering::Relaxed);
+}
+
+/// Returns the word of a low and a high half.
+#[inline]
+pub(crate) const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+/// Returns the low half of a word.
+#[inline]
+pub(crate) const fn low(word: u64) -> u32 {
+    (word & 0xffff_ffff) as u32
+}
+
+/// Returns the high half of a word.
+#[inline]
+pub(crate) const fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}

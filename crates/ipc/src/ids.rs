@@ -1,0 +1,425 @@
+//! Ids and permissions of the objects of one kind: found and checked without a lock.
+//!
+//! An id is a generation and the index of a slot. Slots are lines of the region and keep their
+//! type, so whoever has an id may look at its slot at any time: a sequence count says whether what
+//! was read belongs together, and the generation whether it is the object that the id was given
+//! out for. Nothing is stored by a lookup, so a reader that stops anywhere holds up nobody.
+//!
+//! What a lookup returns may be gone a moment later. So the *payload* of a slot, which says where
+//! the object lies, carries a tag that the object's own words carry too; whoever changes them
+//! compares the tag in the same step (trap I10).
+//!
+//! Making and removing objects, and `IPC_SET`, take the lock of the kind. An object is published by the
+//! store that ends the write section, after all of it is in place (traps I7, I11).
+//!
+//! # Guarantees
+//!
+//! - I.1: a lookup returns the fields of one finished write section.
+//! - I.2: an index is handed out again only with another generation (until 65,535 of them have gone by).
+//! - I.3: indices are handed out in turn, as the kernel does: a stale id meets a free slot first.
+//!
+//! Source: document 002 (`ipc_obtain_object_check`, `ipc_checkid`); Linux `ipc/util.c`.
+
+use corewalk_sync::primitives::atomic::AtomicU64;
+use corewalk_sync::primitives::{IS_MODEL, hint};
+use corewalk_sync::{Line, Region, SeqCount, futex::Scope};
+use rustix::io::Errno;
+
+use crate::field::{get, high, low, pair, put};
+use crate::lock::{Held, lock};
+use crate::perm::Perm;
+
+/// Bits of an id that are the index.
+pub(crate) const INDEX_BITS: u32 = 15;
+
+/// Slots of a kind at most.
+pub(crate) const SLOTS_MAX: u32 = 1 << INDEX_BITS;
+
+/// Generations: an id is a number below 2^31.
+const SEQ_END: u64 = (1 << (31 - INDEX_BITS)) - 1;
+
+/// The key of objects that cannot be found by key.
+pub const IPC_PRIVATE: i32 = 0;
+
+/// Indices that are used before the first is used again.
+const CYCLE_MIN: u32 = 64;
+
+/// Looks at a slot in which a writer is, before the reader waits for the lock.
+const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
+
+/// Times that a reader waits for the lock before it gives up; only a hostile mapping needs as many.
+const WAITS_MAX: u32 = 1 << 16;
+
+// Words of a slot.
+const SEQ: usize = 0;
+/// Live bit, generation, mode.
+const STATE: usize = 1;
+const OWNER: usize = 2;
+const CREATOR: usize = 3;
+const PAYLOAD: usize = 4;
+const CTIME: usize = 5;
+/// The key, and the next slot of its bucket.
+const KEY: usize = 6;
+
+const LIVE: u64 = 1 << 63;
+const STATE_SEQ_SHIFT: u32 = 16;
+
+// Words of a head.
+const LOCK: usize = 0;
+const IN_USE: usize = 1;
+const NEXT_SEQ: usize = 2;
+/// The index that was handed out last, plus one.
+const LAST: usize = 3;
+const NEXT_INDEX: usize = 4;
+/// What the kind counts: semaphores, bytes.
+const USED: usize = 5;
+
+/// Where the ids of a kind lie in a region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IdLayout {
+    /// The line of the head.
+    pub(crate) head: u32,
+    /// How many slots there are; a power of two.
+    pub(crate) slots: u32,
+}
+
+impl IdLayout {
+    /// Returns how many lines `slots` slots need, their head included.
+    pub(crate) const fn lines(slots: u32) -> u32 {
+        1 + Self::bitmap_lines(slots) + slots.div_ceil(8) + slots
+    }
+
+    const fn bitmap_lines(slots: u32) -> u32 {
+        slots.div_ceil(64).div_ceil(8)
+    }
+
+    const fn bitmap(&self) -> u32 {
+        self.head + 1
+    }
+
+    const fn buckets(&self) -> u32 {
+        self.bitmap() + Self::bitmap_lines(self.slots)
+    }
+
+    const fn first_slot(&self) -> u32 {
+        self.buckets() + self.slots.div_ceil(8)
+    }
+}
+
+/// What a lookup found: a copy of a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Object {
+    pub(crate) index: u32,
+    pub(crate) perm: Perm,
+    pub(crate) payload: u64,
+    pub(crate) ctime: u64,
+}
+
+impl Object {
+    /// Returns the object's id.
+    pub(crate) fn id(&self) -> i32 {
+        (i32::from(self.perm.seq) << INDEX_BITS) | self.index.cast_signed()
+    }
+}
+
+/// The ids of one kind. Analogous to Linux's `struct ipc_ids`.
+#[derive(Clone, Copy)]
+pub(crate) struct Ids<'r> {
+    region: &'r Region,
+    layout: IdLayout,
+}
+
+/// The lock of a kind, held.
+pub(crate) struct IdsGuard<'r> {
+    ids: Ids<'r>,
+    _held: Held<'r>,
+}
+
+impl<'r> Ids<'r> {
+    #[inline]
+    pub(crate) fn new(region: &'r Region, layout: IdLayout) -> Self {
+        Self { region, layout }
+    }
+
+    /// Takes the lock of the kind for the task numbered `owner`.
+    pub(crate) fn lock(self, owner: u32) -> IdsGuard<'r> {
+        let held = lock(&self.region.line(self.layout.head)[LOCK], owner, Scope::Private);
+        IdsGuard { ids: self, _held: held }
+    }
+
+    /// Returns the object with this id.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none, or if the slot serves another object by now.
+    #[doc(alias = "ipc_obtain_object_check")]
+    #[doc(alias = "ipc_checkid")]
+    #[inline]
+    pub(crate) fn obtain_object_check(self, id: i32) -> Result<Object, Errno> {
+        let object = self.obtain_object(id.cast_unsigned() & (SLOTS_MAX - 1))?;
+        if object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
+    }
+
+    /// Returns the object in slot `index`, whatever its generation.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none.
+    #[doc(alias = "ipc_obtain_object")]
+    #[inline]
+    pub(crate) fn obtain_object(self, index: u32) -> Result<Object, Errno> {
+        if index >= self.layout.slots {
+            return Err(Errno::INVAL);
+        }
+        let slot = self.slot(index);
+        let seq = SeqCount::from_word(&slot[SEQ]);
+        let start = seq.raw_begin();
+        let (state, object) = read(slot, index);
+        if seq.read_retry(start) {
+            return self.obtain_slow(index);
+        }
+        if state & LIVE == 0 { Err(Errno::INVAL) } else { Ok(object) }
+    }
+
+    /// Reads a slot in which a writer was met.
+    #[cold]
+    fn obtain_slow(self, index: u32) -> Result<Object, Errno> {
+        let slot = self.slot(index);
+        let seq = SeqCount::from_word(&slot[SEQ]);
+        for round in 0..SPIN_ROUNDS + WAITS_MAX {
+            let start = seq.raw_begin();
+            let (state, object) = read(slot, index);
+            if !seq.read_retry(start) {
+                return if state & LIVE == 0 { Err(Errno::INVAL) } else { Ok(object) };
+            }
+            if round < SPIN_ROUNDS {
+                hint::spin_loop();
+            } else {
+                // Writers hold the lock: once it was ours, that one is done.
+                drop(self.lock(crate::layout::NO_TASK));
+            }
+        }
+        Err(Errno::INVAL)
+    }
+
+    #[inline]
+    fn slot(self, index: u32) -> &'r Line {
+        self.region.line(self.layout.first_slot() + index)
+    }
+
+    fn head(self) -> &'r Line {
+        self.region.line(self.layout.head)
+    }
+
+    fn bucket(self, key: i32) -> &'r AtomicU64 {
+        let hash = key.cast_unsigned().wrapping_mul(0x9e37_79b9) >> 8;
+        let bucket = hash % self.layout.slots;
+        &self.region.line(self.layout.buckets() + bucket / 8)[bucket as usize % 8]
+    }
+
+    fn bits(self, word: u32) -> &'r AtomicU64 {
+        &self.region.line(self.layout.bitmap() + word / 8)[word as usize % 8]
+    }
+}
+
+/// Copies a slot; the caller checks that nobody wrote meanwhile.
+#[inline]
+fn read(slot: &Line, index: u32) -> (u64, Object) {
+    let state = get(&slot[STATE]);
+    let (owner, creator, key) = (get(&slot[OWNER]), get(&slot[CREATOR]), get(&slot[KEY]));
+    let perm = Perm {
+        key: low(key).cast_signed(),
+        uid: low(owner),
+        gid: high(owner),
+        cuid: low(creator),
+        cgid: high(creator),
+        mode: (state & 0xffff) as u16,
+        seq: (state >> STATE_SEQ_SHIFT & 0xffff) as u16,
+    };
+    let (payload, ctime) = (get(&slot[PAYLOAD]), get(&slot[CTIME]));
+    (state, Object { index, perm, payload, ctime })
+}
+
+impl IdsGuard<'_> {
+    /// Returns the object with this id, as it stays while the lock is held.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none.
+    pub(crate) fn obtain_object_check(&self, id: i32) -> Result<Object, Errno> {
+        let index = id.cast_unsigned() & (SLOTS_MAX - 1);
+        if index >= self.ids.layout.slots {
+            return Err(Errno::INVAL);
+        }
+        let (state, object) = read(self.ids.slot(index), index);
+        if state & LIVE != 0 && object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
+    }
+
+    /// Returns the object with this key. `key` is not `IPC_PRIVATE`.
+    pub(crate) fn find_key(&self, key: i32) -> Option<Object> {
+        let mut next = low(get(self.ids.bucket(key)));
+        for _ in 0..self.ids.layout.slots {
+            let index = next.checked_sub(1)?;
+            let slot = self.ids.slot(index);
+            let (state, object) = read(slot, index);
+            if state & LIVE != 0 && object.perm.key == key {
+                return Some(object);
+            }
+            next = high(get(&slot[KEY]));
+        }
+        None
+    }
+
+    /// Returns how many objects there are.
+    pub(crate) fn in_use(&self) -> u32 {
+        low(get(&self.ids.head()[IN_USE]))
+    }
+
+    /// Returns the highest index in use, or none if there is no object.
+    pub(crate) fn index_max(&self) -> Option<u32> {
+        let words = self.ids.layout.slots.div_ceil(64);
+        (0..words).rev().find_map(|word| {
+            let bits = get(self.ids.bits(word));
+            bits.checked_ilog2().map(|bit| word * 64 + bit)
+        })
+    }
+
+    /// Returns what the kind counts.
+    pub(crate) fn used(&self) -> u64 {
+        get(&self.ids.head()[USED])
+    }
+
+    /// Sets what the kind counts.
+    pub(crate) fn set_used(&self, used: u64) {
+        put(&self.ids.head()[USED], used);
+    }
+
+    /// Publishes an object, complete, and returns its id. `perm.seq` is chosen here.
+    ///
+    /// `make` is given the index, and puts in place what belongs to it before anybody can see it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if `objects_max` objects are there already; what `make` returns.
+    #[doc(alias = "ipc_addid")]
+    pub(crate) fn publish(
+        &self,
+        mut perm: Perm,
+        ctime: u64,
+        objects_max: u32,
+        make: impl FnOnce(u32) -> Result<u64, Errno>,
+    ) -> Result<i32, Errno> {
+        let head = self.ids.head();
+        let in_use = self.in_use();
+        if in_use >= objects_max.min(self.ids.layout.slots) {
+            return Err(Errno::NOSPC);
+        }
+        let index = self.free_index(in_use).ok_or(Errno::NOSPC)?;
+        let payload = make(index)?;
+        let mut seq = get(&head[NEXT_SEQ]);
+        if u64::from(index) < get(&head[LAST]) {
+            seq = seq.saturating_add(1);
+        }
+        if seq >= SEQ_END {
+            seq = 0;
+        }
+        put(&head[NEXT_SEQ], seq);
+        put(&head[LAST], u64::from(index) + 1);
+        put(&head[NEXT_INDEX], u64::from(index) + 1);
+        put(&head[IN_USE], u64::from(in_use) + 1);
+        perm.seq = (seq & 0xffff) as u16;
+        let bits = self.ids.bits(index / 64);
+        put(bits, get(bits) | 1 << (index % 64));
+        let slot = self.ids.slot(index);
+        {
+            let _section = SeqCount::from_word(&slot[SEQ]).write();
+            let next =
+                if perm.key == IPC_PRIVATE { 0 } else { low(get(self.ids.bucket(perm.key))) };
+            put(&slot[KEY], pair(perm.key.cast_unsigned(), next));
+            put(&slot[OWNER], pair(perm.uid, perm.gid));
+            put(&slot[CREATOR], pair(perm.cuid, perm.cgid));
+            put(&slot[PAYLOAD], payload);
+            put(&slot[CTIME], ctime);
+            put(&slot[STATE], LIVE | seq << STATE_SEQ_SHIFT | u64::from(perm.mode));
+        }
+        if perm.key != IPC_PRIVATE {
+            put(self.ids.bucket(perm.key), u64::from(index) + 1);
+        }
+        Ok(Object { index, perm, payload, ctime }.id())
+    }
+
+    /// Takes an object out: it is not found any more, by id or by key.
+    #[doc(alias = "ipc_rmid")]
+    pub(crate) fn unpublish(&self, object: &Object) {
+        let slot = self.ids.slot(object.index);
+        let next = high(get(&slot[KEY]));
+        {
+            let _section = SeqCount::from_word(&slot[SEQ]).write();
+            put(&slot[STATE], 0);
+        }
+        if object.perm.key != IPC_PRIVATE {
+            self.unlink(object, next);
+        }
+        let bits = self.ids.bits(object.index / 64);
+        put(bits, get(bits) & !(1 << (object.index % 64)));
+        let in_use = &self.ids.head()[IN_USE];
+        put(in_use, get(in_use).saturating_sub(1));
+    }
+
+    /// Changes owner and permission bits. The flags of the mode stay.
+    #[doc(alias = "ipc_update_perm")]
+    pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
+        let slot = self.ids.slot(object.index);
+        let _section = SeqCount::from_word(&slot[SEQ]).write();
+        let state = get(&slot[STATE]);
+        put(&slot[STATE], state & !0o777 | u64::from(mode & 0o777));
+        put(&slot[OWNER], pair(uid, gid));
+        put(&slot[CTIME], ctime);
+    }
+
+    /// Takes `object` out of the chain of its key; `next` is what follows it.
+    fn unlink(&self, object: &Object, next: u32) {
+        let bucket = self.ids.bucket(object.perm.key);
+        let mut seen = low(get(bucket));
+        if seen == object.index + 1 {
+            put(bucket, u64::from(next));
+            return;
+        }
+        for _ in 0..self.ids.layout.slots {
+            let Some(index) = seen.checked_sub(1) else { return };
+            let key = &self.ids.slot(index)[KEY];
+            seen = high(get(key));
+            if seen == object.index + 1 {
+                // The key stays: a reader sees the same fields before and after.
+                put(key, pair(low(get(key)), next));
+                return;
+            }
+        }
+    }
+
+    /// Returns the next free index in turn.
+    fn free_index(&self, in_use: u32) -> Option<u32> {
+        let slots = self.ids.layout.slots;
+        let end = (in_use.saturating_mul(3) / 2).max(CYCLE_MIN).min(slots);
+        let next = low(get(&self.ids.head()[NEXT_INDEX])).min(slots);
+        self.first_free(next, end).or_else(|| self.first_free(0, next.min(end)))
+    }
+
+    fn first_free(&self, start: u32, end: u32) -> Option<u32> {
+        let mut index = start;
+        while index < end {
+            let bits = get(self.ids.bits(index / 64)) >> (index % 64);
+            let skipped = bits.trailing_ones();
+            if skipped == 0 {
+                return Some(index);
+            }
+            index += skipped.min(64 - index % 64);
+        }
+        None
+    }
+}
+
+/// Sets the time of the last change of slot `index`; the caller holds the object's lock.
+pub(crate) fn touch_ctime(ids: Ids<'_>, index: u32, ctime: u64) {
+    put(&ids.slot(index)[CTIME], ctime);
+}

@@ -1,0 +1,119 @@
+//! System V IPC in user space: lookup, id check and permission check without a lock, and `semop` without a
+//! system call.
+//!
+//! For library operating systems and sandboxes, which have to bring their own semaphores, and for
+//! programs that use the kernel's more often than its system calls allow. So far there are semaphore
+//! sets, within a process; message queues, shared memory and namespaces of several processes follow.
+//!
+//! | call | for | costs |
+//! |---|---|---|
+//! | [`Task::semop`], one operation | take and give | one compare-exchange, if nobody is concerned |
+//! | with [`SEM_UNDO`] | the same, undone at the end | one compare-exchange and stores to own lines |
+//! | several operations, or a wait | | the set's lock, and the words involved |
+//! | [`Task::semget`], removal, `IPC_SET` | | the lock of the kind |
+//! | `GETVAL`, `GETPID`, `IPC_STAT` | | no lock, no store |
+//!
+//! # How it works
+//!
+//! - All state lies in one region of lines that keep their type and are never unmapped while the namespace
+//!   lives. It is reached by bounds-checked numbers and atomic words only: what others may have written
+//!   there leads to wrong answers or an error, never to undefined behaviour.
+//! - An id is a generation and the index of a slot (`ids`). A lookup copies the slot and checks that nobody
+//!   wrote meanwhile. Then the mode, the capabilities and the hook are looked at. None of this stores
+//!   anything, so a reader that stops anywhere holds up nobody.
+//! - A semaphore is a word on a line of its own (`sem::word`): value, who waits, last pid, and a tag that says
+//!   which set it belongs to. An operation is one compare-exchange of it; the tag is what makes the lookup
+//!   still true at that moment. There is no switch between modes for single and several operations.
+//! - Several operations freeze the words that they involve, under the set's lock (`sem::txn`).
+//! - Who changes a semaphore carries out the waiting calls that have become possible, in their order and
+//!   in the same transaction, and then wakes their tasks (`sem::queue`).
+//! - Undo records belong to a task and a set (`sem::undo`).
+//!
+//! # Guarantees
+//!
+//! - G.1: results, errors, order of wake-ups, counts, permissions and ids are those of Linux, except as below;
+//!   `tests/differential` compares them.
+//! - G.2: an operation on a set that is removed meanwhile has happened before the removal, or returns `EIDRM`.
+//! - G.3: nobody sees a part of the operations of a call, or comes between an operation and the waiting
+//!   calls that it lets go on.
+//! - G.4: operations on different semaphores of a set write no common line, with and without undo.
+//!
+//! # What differs from Linux
+//!
+//! - A call with `SEM_UNDO` that fails leaves no empty undo record, whose end would count as an operation of
+//!   the set (`sem_otime`).
+//! - `ENOMEM` follows from [`Capacity`], not from the memory of the machine.
+//! - Times come from the coarse clock.
+//!
+//! # What it refuses
+//!
+//! - To enforce: checks bind those who call this library. A program that writes to the region itself is
+//!   beyond them.
+//! - To know who calls: the host says so with [`Namespace::register`] and [`Task::set_cred`], and ends a task
+//!   with [`Task::exit`].
+//!
+//! # Lock order
+//!
+//! 1. The lock of a kind.
+//! 2. The lock of a set. Nobody holds two.
+//! 3. Leaves: the list of undo records of a task, a pool, the table of tasks, a task's list of waiting calls.
+//!
+//! A frozen word is held for a few instructions, or under the lock of its set; who meets one spins, yields,
+//! and then sleeps for short times. A [`SecurityHook`] runs with no lock held, except `associate`,
+//! `alloc`, and `sem_semctl` for `IPC_SET` and `IPC_RMID`: those run under the lock of the kind.
+//!
+//! # Examples
+//!
+//! Two tasks, a wait, and an end that gives back:
+//!
+//! ```
+//! use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+//!
+//! let namespace = Namespace::new(NamespaceOptions::default())?;
+//! let server = namespace.register(Cred::user(1000, 1000), 100)?;
+//! let client = namespace.register(Cred::user(1000, 1000), 101)?;
+//!
+//! let id = server.semget(0x5eed, 1, IPC_CREAT | 0o600)?;
+//! assert_eq!(client.semget(0x5eed, 1, 0)?, id);
+//! server.sem_setval(id, 0, 1)?;
+//!
+//! std::thread::scope(|scope| {
+//!     client.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)])?;
+//!     let waits = scope.spawn(|| server.semop(id, &[SemBuf::new(0, -1, 0)]));
+//!     // The client ends without giving back, and the server goes on.
+//!     client.exit();
+//!     waits.join().expect("no panic")
+//! })?;
+//! assert_eq!(server.sem_getval(id, 0), Ok(0));
+//! # Ok::<(), rustix::io::Errno>(())
+//! ```
+//!
+//! Source: Bueso, "ipc: reduce ipc lock contention", March 2013; svipc(7), semop(2), semctl(2); Linux
+//! `ipc/sem.c` and `ipc/util.c` for the semantics.
+
+#![forbid(unsafe_code)]
+
+mod field;
+mod ids;
+mod layout;
+mod lock;
+mod namespace;
+mod perm;
+mod pool;
+pub mod raw;
+mod sem;
+mod task;
+
+pub use ids::IPC_PRIVATE;
+pub use layout::Capacity;
+pub use namespace::{Limits, Namespace, NamespaceOptions, SEMAEM, SEMVMX};
+pub use perm::{CAP_IPC_OWNER, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Cred, Perm, SecurityHook};
+pub use sem::{
+    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_CREAT, IPC_EXCL, IPC_INFO, IPC_NOWAIT, IPC_RMID,
+    IPC_SET, IPC_STAT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SEM_UNDO, SETALL, SETVAL, SemBuf, SemStat,
+    SemTotals,
+};
+pub use task::Task;
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;

@@ -1,0 +1,240 @@
+//! Models: an id that is published, looked up and removed; undo against removal; several against
+//! single operations; a wait against the operation that ends it.
+//!
+//! The thread that looks is the spawned one: see `tally` in the sync crate. A namespace has one slot and
+//! few lines, so that a slot, a semaphore and an undo record are used again at once.
+
+use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_sync::primitives::{Arc, thread};
+use corewalk_sync::tally::{Tally, assert_all_reached};
+use rustix::io::Errno;
+
+use crate::namespace::{Namespace, NamespaceOptions};
+use crate::sem::models::{blind_add, blind_undo};
+use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, SEM_UNDO, SemBuf, Task};
+
+const UP: SemBuf = SemBuf::new(0, 1, 0);
+const DOWN: SemBuf = SemBuf::new(0, -1, IPC_NOWAIT);
+const UP_UNDO: SemBuf = SemBuf::new(0, 1, SEM_UNDO);
+
+fn namespace() -> Namespace {
+    let capacity = Capacity { sets: 1, sems: 2, undos: 4, waits: 2, tasks: 2 };
+    Namespace::new(NamespaceOptions { capacity, ..Default::default() }).unwrap()
+}
+
+fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
+    Arc::new(namespace.register(Cred::root(), pid).unwrap())
+}
+
+/// A set is removed and another made beside an operation `add` on the first; returns how often that was
+/// (done, EINVAL, EIDRM).
+///
+/// Both run on threads of their own, so that either may begin without a preemption: one is enough.
+fn remove_against(add: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
+    Tally::of_bounded(1, move |tally| {
+        let namespace = namespace();
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let adder = thread::spawn(move || add(&other, id));
+        let remover = thread::spawn({
+            let one = Arc::clone(&one);
+            move || {
+                one.sem_rmid(id).unwrap();
+                one.semget(IPC_PRIVATE, 1, 0o600).unwrap()
+            }
+        });
+        let (outcome, next) = (adder.join().unwrap(), remover.join().unwrap());
+        assert_ne!(next, id, "an id came back at once");
+        assert_eq!(one.sem_getval(next, 0), Ok(0), "a stale operation reached the next set");
+        assert_eq!(one.sem_getpid(next, 0), Ok(0), "a stale operation reached the next set");
+        tally.hit(match outcome {
+            Ok(()) => 0,
+            Err(Errno::INVAL) => 1,
+            Err(Errno::IDRM) => 2,
+            Err(other) => panic!("{other}"),
+        });
+    })
+}
+
+/// Traps I3, I10: what a lookup found is checked again by the step that changes it.
+#[test]
+fn operation_beside_removal_reaches_its_own_set_or_none() {
+    assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
+}
+
+/// Trap I10: an operation that trusts its lookup.
+#[test]
+#[should_panic(expected = "a stale operation reached the next set")]
+fn control_operation_without_the_tag_is_caught() {
+    remove_against(blind_add);
+}
+
+/// A set is removed and another made and used with undo, beside `add`, an operation with undo on the
+/// first; returns how often that was (done, EINVAL, EIDRM).
+fn remove_against_undo(add: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
+    Tally::of_bounded(1, move |tally| {
+        let namespace = namespace();
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        other.semop(id, &[UP_UNDO]).unwrap();
+        let adder = thread::spawn(move || {
+            let outcome = add(&other, id);
+            (outcome, other)
+        });
+        let remover = thread::spawn({
+            let one = Arc::clone(&one);
+            move || {
+                one.sem_rmid(id).unwrap();
+                let next = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+                one.semop(next, &[UP_UNDO]).unwrap();
+                next
+            }
+        });
+        let ((outcome, other), next) = (adder.join().unwrap(), remover.join().unwrap());
+        drop(other);
+        assert_eq!(one.sem_getval(next, 0), Ok(1), "I8: a task undid what is not its own");
+        // Room below, so that no wrong adjustment is clamped.
+        one.semop(next, &[SemBuf::new(0, 5, 0)]).unwrap();
+        let last = task(&namespace, 3);
+        drop(one);
+        assert_eq!(last.sem_getval(next, 0), Ok(5), "I8: an adjustment was lost or is wrong");
+        tally.hit(match outcome {
+            Ok(()) => 0,
+            Err(Errno::INVAL) => 1,
+            Err(Errno::IDRM) => 2,
+            Err(other) => panic!("{other}"),
+        });
+    })
+}
+
+/// Trap I8: an undo record has two owners, its task and its set.
+#[test]
+fn undo_beside_removal_changes_its_own_record_or_none() {
+    let task = |task: &Task, id| task.semop(id, &[UP_UNDO]);
+    assert_all_reached(&remove_against_undo(task));
+}
+
+/// Trap I8: the adjustment is stored after the word was let go.
+#[test]
+#[should_panic(expected = "I8")]
+fn control_undo_without_a_freeze_is_caught() {
+    remove_against_undo(blind_undo);
+}
+
+/// `add_both` adds to two semaphores beside somebody who takes one from each in turn; returns how often
+/// that got (nothing, both).
+fn several_against_single(add_both: fn(&Task, i32)) -> [usize; 2] {
+    Tally::of_bounded(2, move |tally| {
+        let namespace = namespace();
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = one.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        let taker = thread::spawn(move || {
+            let first = other.semop(id, &[DOWN]);
+            (first, other.semop(id, &[SemBuf { sem_num: 1, ..DOWN }]))
+        });
+        add_both(&one, id);
+        let got = taker.join().unwrap();
+        assert_ne!(got, (Ok(()), Err(Errno::AGAIN)), "half of a call was seen");
+        tally.hit(usize::from(got.0.is_ok()));
+    })
+}
+
+/// Traps I4, I9: no mode has to be right for single and several operations to keep out of each other's way.
+#[test]
+fn several_operations_beside_single_ones_appear_at_once() {
+    assert_all_reached(&several_against_single(|task, id| {
+        task.semop(id, &[UP, SemBuf { sem_num: 1, ..UP }]).unwrap();
+    }));
+}
+
+/// The same under the set's lock, which calls with undo take.
+#[test]
+fn several_operations_with_undo_appear_at_once() {
+    assert_all_reached(&several_against_single(|task, id| {
+        task.semop(id, &[UP, SemBuf { sem_num: 1, ..UP_UNDO }]).unwrap();
+    }));
+}
+
+/// Traps I4, I9: the operations of a call appear one by one.
+#[test]
+#[should_panic(expected = "half of a call was seen")]
+fn control_operations_one_by_one_are_caught() {
+    several_against_single(|task, id| {
+        task.semop(id, &[UP]).unwrap();
+        task.semop(id, &[SemBuf { sem_num: 1, ..UP }]).unwrap();
+    });
+}
+
+/// Somebody waits for what `add` adds; returns how often the adder found (nobody, a waiter).
+fn wait_against(add: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
+    Tally::of_bounded(2, move |tally| {
+        let namespace = namespace();
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let waiter = thread::spawn({
+            let other = Arc::clone(&other);
+            move || other.semop(id, &[SemBuf::new(0, -1, 0)])
+        });
+        let was_waiting = other.waiting() != 0;
+        add(&one, id).unwrap();
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+        assert_eq!(one.sem_getval(id, 0), Ok(0));
+        tally.hit(usize::from(was_waiting));
+    })
+}
+
+/// Trap I5: to find that it has to wait, and to be found waiting, is one step.
+#[test]
+fn waiter_beside_the_operation_it_waits_for_goes_on() {
+    assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));
+}
+
+/// Trap I5: an operation that does not look whether anybody waits.
+#[test]
+#[should_panic(expected = "branches")]
+fn control_operation_that_wakes_nobody_is_caught() {
+    wait_against(blind_add);
+}
+
+/// A set is made beside somebody who looks for it by index; returns how often there was (none, one).
+fn publish_against_lookup() -> [usize; 2] {
+    Tally::of_bounded(3, |tally| {
+        let namespace = namespace();
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let looker = thread::spawn(move || {
+            let stat = other.sem_stat_index(0).ok()?;
+            assert_eq!((stat.nsems, stat.perm.mode), (1, 0o640), "I7: half made");
+            assert_eq!(other.sem_getval(stat.id, 0), Ok(0), "I7: its semaphores are not there");
+            Some(stat)
+        });
+        one.semget(IPC_PRIVATE, 1, 0o640).unwrap();
+        tally.hit(usize::from(looker.join().unwrap().is_some()));
+    })
+}
+
+/// Traps I7, I11: a set that can be found is complete.
+#[test]
+fn set_beside_its_lookup_is_complete_or_not_there() {
+    assert_all_reached(&publish_against_lookup());
+}
+
+/// The ordering that publishes is that of the sequence count, whose own models weaken it; here the
+/// lookup leaves out the check.
+#[test]
+#[should_panic(expected = "I7")]
+fn control_lookup_without_the_sequence_is_caught() {
+    Tally::<1>::of_bounded(3, |_| {
+        let namespace = namespace();
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let looker = thread::spawn(move || {
+            let slot = other.shared.region.line(other.shared.layout.sem_ids.head + 3);
+            // ORDERING: Relaxed. Wrong on purpose: the payload and whether it is live.
+            let is_live = slot[1].load(Ordering::Relaxed) >> 63 != 0;
+            // ORDERING: Relaxed. As above.
+            let payload = slot[4].load(Ordering::Relaxed);
+            assert!(!is_live || payload != 0, "I7: half made");
+        });
+        one.semget(IPC_PRIVATE, 1, 0o640).unwrap();
+        looker.join().unwrap();
+    });
+}

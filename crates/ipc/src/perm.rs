@@ -1,0 +1,261 @@
+//! Who may do what: credentials, permission bits, capabilities, the hook of a security module.
+//!
+//! The rules are those of Linux's `ipcperms`: the bits asked for are compared with the owner's
+//! third of the mode if the caller is owner or creator, else with the group's if one of its groups
+//! is the owner's or the creator's, else with the last third; `CAP_IPC_OWNER` overrides.
+//! `IPC_SET` and `IPC_RMID` ask for owner, creator or `CAP_SYS_ADMIN` instead.
+//!
+//! All of it runs without a lock, on a copy of the object's permissions that belongs together.
+//!
+//! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
+
+use corewalk_sync::Mutex;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use rustix::io::Errno;
+
+use crate::field::{high, low, pair};
+
+/// Overrides the permission bits of IPC objects.
+pub const CAP_IPC_OWNER: u64 = 1 << 15;
+
+/// Allows `IPC_SET` and `IPC_RMID` of objects of others.
+pub const CAP_SYS_ADMIN: u64 = 1 << 21;
+
+/// Allows to raise `msg_qbytes` above the limit.
+pub const CAP_SYS_RESOURCE: u64 = 1 << 24;
+
+/// Who a task acts as.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_ipc::{CAP_IPC_OWNER, Cred};
+///
+/// let root = Cred::root();
+/// let nobody = Cred::user(65534, 65534);
+/// assert_ne!(root.caps & CAP_IPC_OWNER, 0);
+/// assert_eq!(nobody.caps, 0);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cred {
+    /// The effective user.
+    pub euid: u32,
+    /// The effective group.
+    pub egid: u32,
+    /// The supplementary groups.
+    pub groups: Vec<u32>,
+    /// The effective capabilities, as in capabilities(7): bit `n` for capability `n`.
+    pub caps: u64,
+}
+
+impl Cred {
+    /// Returns user and group 0 with all capabilities.
+    #[must_use]
+    pub fn root() -> Self {
+        Self { caps: u64::MAX, ..Self::default() }
+    }
+
+    /// Returns a user without further groups and capabilities.
+    #[must_use]
+    pub fn user(euid: u32, egid: u32) -> Self {
+        Self { euid, egid, ..Self::default() }
+    }
+}
+
+/// Permissions of an object. Analogous to Linux's `struct kern_ipc_perm`.
+#[doc(alias = "ipc_perm")]
+#[doc(alias = "kern_ipc_perm")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Perm {
+    /// The key, or 0 (`IPC_PRIVATE`).
+    pub key: i32,
+    /// The owner.
+    pub uid: u32,
+    /// The owner's group.
+    pub gid: u32,
+    /// Who made it.
+    pub cuid: u32,
+    /// The group of who made it.
+    pub cgid: u32,
+    /// Nine permission bits, and flags of the kind.
+    pub mode: u16,
+    /// The generation: what the id is made of beside the index.
+    pub seq: u16,
+}
+
+/// What a security module is asked. Each call may refuse with an error of its choice.
+///
+/// The calls are made where Linux makes them: without a lock, after the permission bits have
+/// allowed the operation; `alloc` under the lock of the kind. Analogous to `security_ipc_permission`,
+/// `security_sem_semop`, `security_sem_semctl`, `security_sem_associate` and `security_sem_alloc`.
+pub trait SecurityHook: Send + Sync {
+    /// Asked by every permission check; `flag` holds the bits asked for.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see; Linux has `EACCES`.
+    fn permission(&self, cred: &Cred, perm: &Perm, flag: u32) -> Result<(), Errno> {
+        let _ = (cred, perm, flag);
+        Ok(())
+    }
+
+    /// Asked before semop(2); `is_alter` says whether an operation is not zero.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn sem_semop(&self, cred: &Cred, perm: &Perm, is_alter: bool) -> Result<(), Errno> {
+        let _ = (cred, perm, is_alter);
+        Ok(())
+    }
+
+    /// Asked before semctl(2) with its command number; there is no object for `IPC_INFO`.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn sem_semctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
+        let _ = (cred, perm, cmd);
+        Ok(())
+    }
+
+    /// Asked when semget(2) is about to return a set that was there before.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn associate(&self, cred: &Cred, perm: &Perm, flag: u32) -> Result<(), Errno> {
+        let _ = (cred, perm, flag);
+        Ok(())
+    }
+
+    /// Asked before an object is made.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn alloc(&self, cred: &Cred, perm: &Perm) -> Result<(), Errno> {
+        let _ = (cred, perm);
+        Ok(())
+    }
+}
+
+/// The credentials of a task, for checks without a lock.
+#[derive(Debug)]
+pub(crate) struct CredCell {
+    /// Effective user and group.
+    ids: AtomicU64,
+    caps: AtomicU64,
+    /// Everything, for what is not on the fast path.
+    whole: Mutex<Cred>,
+}
+
+impl CredCell {
+    pub(crate) fn new(cred: Cred) -> Self {
+        Self {
+            ids: AtomicU64::new(pair(cred.euid, cred.egid)),
+            caps: AtomicU64::new(cred.caps),
+            whole: Mutex::new(cred),
+        }
+    }
+
+    pub(crate) fn set(&self, cred: Cred) {
+        let mut whole = self.whole.lock();
+        // ORDERING: Relaxed. A call that runs beside takes each word as before or as after.
+        self.ids.store(pair(cred.euid, cred.egid), Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        self.caps.store(cred.caps, Ordering::Relaxed);
+        *whole = cred;
+    }
+
+    pub(crate) fn whole(&self) -> Cred {
+        self.whole.lock().clone()
+    }
+
+    /// Returns the effective user and group.
+    #[inline]
+    pub(crate) fn ids(&self) -> (u32, u32) {
+        // ORDERING: Relaxed. See `set`.
+        let ids = self.ids.load(Ordering::Relaxed);
+        (low(ids), high(ids))
+    }
+
+    #[inline]
+    pub(crate) fn is_capable(&self, cap: u64) -> bool {
+        // ORDERING: Relaxed. See `set`.
+        self.caps.load(Ordering::Relaxed) & cap != 0
+    }
+
+    /// Returns true if the bits `flag` asks for are granted, the security hook aside.
+    #[inline]
+    pub(crate) fn may(&self, perm: &Perm, flag: u32) -> bool {
+        let requested = (flag >> 6) | (flag >> 3) | flag;
+        let (euid, egid) = self.ids();
+        let granted = if euid == perm.cuid || euid == perm.uid {
+            perm.mode >> 6
+        } else if egid == perm.cgid || egid == perm.gid || self.is_in_group(perm) {
+            perm.mode >> 3
+        } else {
+            perm.mode
+        };
+        requested & !u32::from(granted) & 0o7 == 0 || self.is_capable(CAP_IPC_OWNER)
+    }
+
+    #[cold]
+    fn is_in_group(&self, perm: &Perm) -> bool {
+        let whole = self.whole.lock();
+        whole.groups.iter().any(|group| *group == perm.gid || *group == perm.cgid)
+    }
+
+    /// Returns true if the object may be changed or removed.
+    pub(crate) fn may_control(&self, perm: &Perm) -> bool {
+        let (euid, _) = self.ids();
+        euid == perm.cuid || euid == perm.uid || self.is_capable(CAP_SYS_ADMIN)
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    const PERM: Perm = Perm { key: 0, uid: 1, gid: 10, cuid: 2, cgid: 20, mode: 0o642, seq: 0 };
+
+    fn may(cred: Cred, flag: u32) -> bool {
+        CredCell::new(cred).may(&PERM, flag)
+    }
+
+    #[test]
+    fn third_of_the_mode_follows_from_owner_creator_and_groups() {
+        for owner in [1, 2] {
+            assert!(may(Cred::user(owner, 99), 0o666) && !may(Cred::user(owner, 99), 0o111));
+        }
+        for group in [10, 20] {
+            assert!(may(Cred::user(9, group), 0o444) && !may(Cred::user(9, group), 0o222));
+            let further = Cred { groups: vec![7, group], ..Cred::user(9, 9) };
+            assert!(may(further.clone(), 0o444) && !may(further, 0o222));
+        }
+        assert!(may(Cred::user(9, 9), 0o222) && !may(Cred::user(9, 9), 0o444));
+    }
+
+    #[test]
+    fn owner_is_not_looked_up_in_the_last_third() {
+        // The owner has no write permission here, but everybody else has.
+        let perm = Perm { mode: 0o466, ..PERM };
+        assert!(!CredCell::new(Cred::user(1, 10)).may(&perm, 0o222));
+    }
+
+    #[test]
+    fn nothing_asked_for_is_granted() {
+        assert!(may(Cred::user(9, 9), 0));
+    }
+
+    #[test]
+    fn capabilities_override_their_own_check_only() {
+        let with = |caps| CredCell::new(Cred { caps, ..Cred::user(9, 9) });
+        assert!(with(CAP_IPC_OWNER).may(&PERM, 0o666));
+        assert!(!with(CAP_SYS_ADMIN).may(&PERM, 0o666));
+        assert!(with(CAP_SYS_ADMIN).may_control(&PERM));
+        assert!(!with(CAP_IPC_OWNER).may_control(&PERM));
+        assert!(CredCell::new(Cred::user(2, 9)).may_control(&PERM));
+    }
+}

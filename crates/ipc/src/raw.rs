@@ -1,0 +1,190 @@
+//! The calls with the numbers of the system call interface, for a preload library or a layer that
+//! serves system calls.
+//!
+//! Integers go in, and an errno comes out; buffers are given as slices and structures of this
+//! process, so a caller that takes addresses from elsewhere copies first. What a command needs and was not
+//! given is `EFAULT`.
+//!
+//! # Examples
+//!
+//! ```
+//! use corewalk_ipc::raw::{self, Arg};
+//! use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SETVAL, SemBuf};
+//! use rustix::io::Errno;
+//!
+//! let namespace = Namespace::new(NamespaceOptions::default())?;
+//! let task = namespace.register(Cred::root(), 1)?;
+//! let id = raw::semget(&task, IPC_PRIVATE, 1, 0o600)?;
+//! raw::semctl(&task, id, 0, SETVAL, Arg::Val(3))?;
+//! raw::semtimedop(&task, id, &[SemBuf::new(0, -3, 0)], None)?;
+//! assert_eq!(raw::semctl(&task, id, 0, 99, Arg::None), Err(Errno::INVAL));
+//! # Ok::<(), Errno>(())
+//! ```
+//!
+//! Source: `include/uapi/linux/sem.h`; semctl(2).
+
+use rustix::io::Errno;
+use std::time::Duration;
+
+use crate::namespace::{SEMAEM, SEMVMX};
+use crate::sem::{
+    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
+    SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemBuf, SemStat,
+};
+use crate::task::Task;
+
+/// The size of an undo structure that `IPC_INFO` tells, as Linux does.
+const SEMUSZ: i32 = 20;
+
+/// The fixed part of what `IPC_INFO` tells: `SEMMAP` and `SEMMNU`, and `SEMUME`.
+const SEMMNU: i32 = 1_024_000_000;
+const SEMUME: i32 = 500;
+
+/// A timeout as it comes from outside. Laid out like `struct timespec` on 64-bit machines.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timespec {
+    /// Seconds.
+    pub sec: i64,
+    /// Nanoseconds below a second.
+    pub nsec: i64,
+}
+
+/// The limits as `IPC_INFO` and `SEM_INFO` tell them. Laid out like `struct seminfo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of semctl(2)")]
+pub struct Seminfo {
+    pub semmap: i32,
+    pub semmni: i32,
+    pub semmns: i32,
+    pub semmnu: i32,
+    pub semmsl: i32,
+    pub semopm: i32,
+    pub semume: i32,
+    /// With `SEM_INFO`: sets that there are.
+    pub semusz: i32,
+    pub semvmx: i32,
+    /// With `SEM_INFO`: semaphores that there are.
+    pub semaem: i32,
+}
+
+/// The last argument of semctl(2).
+#[doc(alias = "semun")]
+#[derive(Debug)]
+pub enum Arg<'a> {
+    /// Nothing.
+    None,
+    /// A value, for `SETVAL`.
+    Val(i32),
+    /// Values to read, for `SETALL`: at least one per semaphore.
+    Values(&'a [u16]),
+    /// Room for values, for `GETALL`: at least one per semaphore.
+    Array(&'a mut [u16]),
+    /// What `IPC_SET` reads, and `IPC_STAT` and its like write.
+    Buf(&'a mut SemStat),
+    /// What `IPC_INFO` and `SEM_INFO` write.
+    Seminfo(&'a mut Seminfo),
+}
+
+/// semget(2).
+///
+/// # Errors
+///
+/// Those of [`Task::semget`].
+pub fn semget(task: &Task, key: i32, nsems: i32, semflg: i32) -> Result<i32, Errno> {
+    task.semget(key, nsems, semflg)
+}
+
+/// semtimedop(2); without a timeout semop(2).
+///
+/// # Errors
+///
+/// Those of [`Task::semtimedop`]; `EINVAL` also for a negative timeout or `nsec` out of range.
+pub fn semtimedop(
+    task: &Task,
+    semid: i32,
+    sops: &[SemBuf],
+    timeout: Option<Timespec>,
+) -> Result<(), Errno> {
+    let Some(Timespec { sec, nsec }) = timeout else { return task.semop(semid, sops) };
+    if sops.len() > task.limits().semopm as usize {
+        return Err(Errno::TOOBIG);
+    }
+    let nsec = u32::try_from(nsec).ok().filter(|nsec| *nsec < 1_000_000_000);
+    let sec = u64::try_from(sec).map_err(|_| Errno::INVAL)?;
+    let timeout = Duration::new(sec, nsec.ok_or(Errno::INVAL)?);
+    task.semtimedop(semid, sops, Some(timeout))
+}
+
+/// semctl(2).
+///
+/// # Errors
+///
+/// Those of the command's own method of [`Task`]; `EINVAL` for an unknown command or a negative
+/// `semid`; `EFAULT` if `arg` is not what the command needs.
+pub fn semctl(task: &Task, semid: i32, semnum: i32, cmd: i32, arg: Arg<'_>) -> Result<i32, Errno> {
+    if semid < 0 {
+        return Err(Errno::INVAL);
+    }
+    match cmd {
+        IPC_RMID => task.sem_rmid(semid).map(|()| 0),
+        GETVAL => task.sem_getval(semid, semnum),
+        GETPID => task.sem_getpid(semid, semnum).map(u32::cast_signed),
+        GETNCNT => task.sem_getncnt(semid, semnum),
+        GETZCNT => task.sem_getzcnt(semid, semnum),
+        IPC_INFO | SEM_INFO => info(task, cmd, arg),
+        IPC_STAT | SEM_STAT | SEM_STAT_ANY => stat(task, semid, cmd, arg),
+        IPC_SET => {
+            let Arg::Buf(buf) = arg else { return Err(Errno::FAULT) };
+            task.sem_set(semid, buf.perm.uid, buf.perm.gid, buf.perm.mode).map(|()| 0)
+        }
+        SETVAL => {
+            let Arg::Val(value) = arg else { return Err(Errno::FAULT) };
+            task.sem_setval(semid, semnum, value).map(|()| 0)
+        }
+        SETALL => {
+            let Arg::Values(values) = arg else { return Err(Errno::FAULT) };
+            let nsems = task.sem_nsems(semid)?;
+            task.sem_setall(semid, values.get(..nsems).unwrap_or(values)).map(|()| 0)
+        }
+        GETALL => {
+            let values = task.sem_getall(semid)?;
+            let Arg::Array(array) = arg else { return Err(Errno::FAULT) };
+            array.get_mut(..values.len()).ok_or(Errno::FAULT)?.copy_from_slice(&values);
+            Ok(0)
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn stat(task: &Task, semid: i32, cmd: i32, arg: Arg<'_>) -> Result<i32, Errno> {
+    let stat = match cmd {
+        IPC_STAT => task.sem_stat(semid)?,
+        SEM_STAT => task.sem_stat_index(semid)?,
+        _ => task.sem_stat_any(semid)?,
+    };
+    let Arg::Buf(buf) = arg else { return Err(Errno::FAULT) };
+    *buf = stat;
+    Ok(if cmd == IPC_STAT { 0 } else { stat.id })
+}
+
+fn info(task: &Task, cmd: i32, arg: Arg<'_>) -> Result<i32, Errno> {
+    let totals = task.sem_totals()?;
+    let limits = task.limits();
+    let Arg::Seminfo(seminfo) = arg else { return Err(Errno::FAULT) };
+    let is_totals = cmd == SEM_INFO;
+    *seminfo = Seminfo {
+        semmap: SEMMNU,
+        semmni: limits.semmni.cast_signed(),
+        semmns: limits.semmns.cast_signed(),
+        semmnu: SEMMNU,
+        semmsl: limits.semmsl.cast_signed(),
+        semopm: limits.semopm.cast_signed(),
+        semume: SEMUME,
+        semusz: if is_totals { totals.sets.cast_signed() } else { SEMUSZ },
+        semvmx: SEMVMX,
+        semaem: if is_totals { i32::try_from(totals.sems).unwrap_or(i32::MAX) } else { SEMAEM },
+    };
+    Ok(totals.index_max.cast_signed())
+}

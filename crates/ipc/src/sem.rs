@@ -1,0 +1,84 @@
+//! Semaphore sets: semget(2), semop(2), semctl(2).
+//!
+//! | module | what |
+//! |---|---|
+//! | `word` | the word of a semaphore: value, who waits, frozen, dead, tag, pid |
+//! | `set` | where a set lies, and what its lock protects |
+//! | `op` | semop: one step where it can, the set's lock where it must |
+//! | `several` | several operations without the set's lock, where nobody waits |
+//! | `txn` | changes of several semaphores as one |
+//! | `queue` | who waits, and who is woken when |
+//! | `undo` | adjustments of tasks, and their end |
+//! | `get`, `ctl` | semget and semctl |
+//!
+//! Source: Linux `ipc/sem.c` for the semantics; the design is our own (crate's essay).
+
+mod ctl;
+mod get;
+#[cfg(all(test, corewalk_loom))]
+pub(crate) mod models;
+mod op;
+mod queue;
+mod set;
+mod several;
+mod txn;
+mod undo;
+mod word;
+
+pub(crate) use queue::{INTERRUPTED, STATUS, is_waiting};
+pub(crate) use undo::exit_sem;
+
+pub use ctl::{
+    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
+    SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemStat, SemTotals,
+};
+pub use get::{IPC_CREAT, IPC_EXCL};
+
+/// Do not wait.
+pub const IPC_NOWAIT: i16 = 0o4000;
+
+/// Take the operation back when the task ends.
+pub const SEM_UNDO: i16 = 0x1000;
+
+/// One operation of a call. Laid out like `struct sembuf`.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_ipc::{IPC_NOWAIT, SEM_UNDO, SemBuf};
+///
+/// let take = SemBuf::new(3, -1, IPC_NOWAIT | SEM_UNDO);
+/// assert_eq!((take.sem_num, take.sem_op), (3, -1));
+/// ```
+#[doc(alias = "sembuf")]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SemBuf {
+    /// Which semaphore of the set.
+    pub sem_num: u16,
+    /// What to add; 0 waits until the semaphore is zero.
+    pub sem_op: i16,
+    /// [`IPC_NOWAIT`], [`SEM_UNDO`].
+    pub sem_flg: i16,
+}
+
+impl SemBuf {
+    /// Returns an operation.
+    #[must_use]
+    pub const fn new(sem_num: u16, sem_op: i16, sem_flg: i16) -> Self {
+        Self { sem_num, sem_op, sem_flg }
+    }
+
+    #[inline]
+    fn is_undo(self) -> bool {
+        self.sem_flg & SEM_UNDO != 0
+    }
+
+    #[inline]
+    fn is_nowait(self) -> bool {
+        self.sem_flg & IPC_NOWAIT != 0
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests;

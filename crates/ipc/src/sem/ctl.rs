@@ -1,0 +1,312 @@
+//! semctl(2), one method per command.
+//!
+//! Values and pids are read from the semaphore's word, without a lock unless it is frozen. What
+//! needs several semaphores at an instant, or the queues, takes the set's lock.
+//!
+//! Source: semctl(2); Linux `ipc/sem.c` (`semctl_main`, `semctl_setval`, `semctl_stat`, `semctl_down`).
+
+use rustix::io::Errno;
+
+use super::op::{READ, WRITE};
+use super::queue::{self, Awaited, Changed};
+use super::set::{Set, SetGuard};
+use super::txn::Txn;
+use super::undo;
+use super::word::Word;
+use crate::ids::{Object, SLOTS_MAX, touch_ctime};
+use crate::namespace::{SEMVMX, now_s};
+use crate::perm::Perm;
+use crate::task::Task;
+
+/// Remove the object.
+pub const IPC_RMID: i32 = 0;
+/// Change owner and mode.
+pub const IPC_SET: i32 = 1;
+/// Tell about the object.
+pub const IPC_STAT: i32 = 2;
+/// Tell the limits.
+pub const IPC_INFO: i32 = 3;
+/// Tell who operated last.
+pub const GETPID: i32 = 11;
+/// Tell the value.
+pub const GETVAL: i32 = 12;
+/// Tell all values.
+pub const GETALL: i32 = 13;
+/// Tell how many wait for an increase.
+pub const GETNCNT: i32 = 14;
+/// Tell how many wait for zero.
+pub const GETZCNT: i32 = 15;
+/// Set the value.
+pub const SETVAL: i32 = 16;
+/// Set all values.
+pub const SETALL: i32 = 17;
+/// As `IPC_STAT`, by index.
+pub const SEM_STAT: i32 = 18;
+/// Tell what is used.
+pub const SEM_INFO: i32 = 19;
+/// As `SEM_STAT`, without a permission check.
+pub const SEM_STAT_ANY: i32 = 20;
+
+/// What `IPC_STAT` tells.
+#[doc(alias = "semid_ds")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SemStat {
+    /// The set's id.
+    pub id: i32,
+    /// Its permissions.
+    pub perm: Perm,
+    /// The last operation, in seconds since 1970, or 0.
+    pub otime_s: u64,
+    /// The last change, in seconds since 1970.
+    pub ctime_s: u64,
+    /// How many semaphores it has.
+    pub nsems: u32,
+}
+
+/// What `SEM_INFO` tells beside the limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SemTotals {
+    /// Sets that there are.
+    pub sets: u32,
+    /// Semaphores of all sets.
+    pub sems: u64,
+    /// The highest index in use, or 0.
+    pub index_max: u32,
+}
+
+impl Task {
+    /// Returns the value of a semaphore: `GETVAL`.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES`: no read permission; `EIDRM`: the set was removed meanwhile; `EINVAL`: there is no
+    /// such set or semaphore.
+    pub fn sem_getval(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
+        Ok(self.sem_word(semid, semnum, GETVAL)?.value())
+    }
+
+    /// Returns the pid of the task that operated on a semaphore last: `GETPID`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::sem_getval`].
+    pub fn sem_getpid(&self, semid: i32, semnum: i32) -> Result<u32, Errno> {
+        Ok(self.sem_word(semid, semnum, GETPID)?.pid())
+    }
+
+    /// Returns how many calls wait for an increase of a semaphore: `GETNCNT`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::sem_getval`].
+    pub fn sem_getncnt(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
+        self.sem_count(semid, semnum, GETNCNT, Awaited::Increase)
+    }
+
+    /// Returns how many calls wait until a semaphore is zero: `GETZCNT`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::sem_getval`].
+    pub fn sem_getzcnt(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
+        self.sem_count(semid, semnum, GETZCNT, Awaited::Zero)
+    }
+
+    /// Returns all values at one instant: `GETALL`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::sem_getval`].
+    pub fn sem_getall(&self, semid: i32) -> Result<Vec<u16>, Errno> {
+        let (set, _) = self.sem_obtain(semid, READ, GETALL)?;
+        let guard = set.lock(self.index)?;
+        let mut txn = Txn::new(&guard);
+        (0..set.place.nsems as u16).map(|num| Ok(txn.value(num)? as u16)).collect()
+    }
+
+    /// Sets a value, and forgets all adjustments for it: `SETVAL`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::sem_getval`], with write permission; `ERANGE`: the value is negative or more
+    /// than `SEMVMX`.
+    pub fn sem_setval(&self, semid: i32, semnum: i32, value: i32) -> Result<(), Errno> {
+        if !(0..=SEMVMX).contains(&value) {
+            return Err(Errno::RANGE);
+        }
+        let object = self.shared.sem_ids().obtain_object_check(semid)?;
+        let set = Set::new(&self.shared, &object);
+        let num = in_range(set, semnum)?;
+        self.permission(&object.perm, WRITE)?;
+        // Linux hides what the security module says here.
+        self.may_semctl(Some(&object.perm), SETVAL).map_err(|_| Errno::ACCESS)?;
+        let guard = set.lock(self.index)?;
+        self.set_values(guard, &[num], |_| value)
+    }
+
+    /// Sets all values, and forgets all adjustments for the set: `SETALL`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::sem_setval`]; `EINVAL` also if there is not one value per semaphore.
+    pub fn sem_setall(&self, semid: i32, values: &[u16]) -> Result<(), Errno> {
+        let (set, _) = self.sem_obtain(semid, WRITE, SETALL)?;
+        if values.len() != set.place.nsems as usize {
+            return Err(Errno::INVAL);
+        }
+        if values.iter().any(|value| i32::from(*value) > SEMVMX) {
+            return Err(Errno::RANGE);
+        }
+        let guard = set.lock(self.index)?;
+        let nums: Vec<u16> = (0..set.place.nsems as u16).collect();
+        self.set_values(guard, &nums, |num| i32::from(values[usize::from(num)]))
+    }
+
+    /// Returns what there is to know about a set: `IPC_STAT`.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES`: no read permission; `EINVAL`: there is no such set.
+    pub fn sem_stat(&self, semid: i32) -> Result<SemStat, Errno> {
+        let object = self.shared.sem_ids().obtain_object_check(semid)?;
+        self.permission(&object.perm, READ)?;
+        self.stat_of(&object, IPC_STAT)
+    }
+
+    /// As [`Task::sem_stat`] of the set at an index, with its id: `SEM_STAT`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::sem_stat`].
+    pub fn sem_stat_index(&self, index: i32) -> Result<SemStat, Errno> {
+        let object = self.object_at(index)?;
+        self.permission(&object.perm, READ)?;
+        self.stat_of(&object, SEM_STAT)
+    }
+
+    /// As [`Task::sem_stat_index`] for everybody: `SEM_STAT_ANY`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no set at this index.
+    pub fn sem_stat_any(&self, index: i32) -> Result<SemStat, Errno> {
+        let object = self.object_at(index)?;
+        self.stat_of(&object, SEM_STAT_ANY)
+    }
+
+    /// Changes owner, group and the nine permission bits: `IPC_SET`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no such set, or an id of `-1`; `EPERM`: the caller is neither its owner nor
+    /// its creator, and has no `CAP_SYS_ADMIN`.
+    pub fn sem_set(&self, semid: i32, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
+        let ids = self.shared.sem_ids().lock(self.index);
+        let object = self.pre_down(&ids, semid, IPC_SET)?;
+        if uid == u32::MAX || gid == u32::MAX {
+            return Err(Errno::INVAL);
+        }
+        let _guard = Set::new(&self.shared, &object).lock(self.index)?;
+        ids.update_perm(&object, uid, gid, mode, now_s());
+        Ok(())
+    }
+
+    /// Returns what is used: `SEM_INFO`, and `IPC_INFO` for the highest index.
+    ///
+    /// # Errors
+    ///
+    /// What the security hook returns.
+    pub fn sem_totals(&self) -> Result<SemTotals, Errno> {
+        self.may_semctl(None, SEM_INFO)?;
+        let ids = self.shared.sem_ids().lock(self.index);
+        let index_max = ids.index_max().unwrap_or(0);
+        Ok(SemTotals { sets: ids.in_use(), sems: ids.used(), index_max })
+    }
+
+    /// Returns how many semaphores a set has.
+    pub(crate) fn sem_nsems(&self, semid: i32) -> Result<usize, Errno> {
+        let object = self.shared.sem_ids().obtain_object_check(semid)?;
+        Ok(Set::new(&self.shared, &object).place.nsems as usize)
+    }
+
+    pub(super) fn may_semctl(&self, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
+        match &self.shared.hook {
+            None => Ok(()),
+            Some(hook) => hook.sem_semctl(&self.cred.whole(), perm, cmd),
+        }
+    }
+
+    fn sem_obtain(&self, semid: i32, flag: u32, cmd: i32) -> Result<(Set<'_>, Object), Errno> {
+        let object = self.shared.sem_ids().obtain_object_check(semid)?;
+        self.permission(&object.perm, flag)?;
+        self.may_semctl(Some(&object.perm), cmd)?;
+        Ok((Set::new(&self.shared, &object), object))
+    }
+
+    /// Returns the word of a semaphore at an instant at which no change is half done.
+    fn sem_word(&self, semid: i32, semnum: i32, cmd: i32) -> Result<Word, Errno> {
+        let (set, _) = self.sem_obtain(semid, READ, cmd)?;
+        let num = in_range(set, semnum)?;
+        let word = set.word(num)?;
+        if !word.is_frozen() {
+            return Ok(word);
+        }
+        // A frozen word may belong to a change that others have seen in part.
+        let guard = set.lock(self.index)?;
+        let word = set.freeze(num, self.index)?;
+        set.thaw(num, word);
+        drop(guard);
+        Ok(word)
+    }
+
+    fn sem_count(&self, semid: i32, semnum: i32, cmd: i32, awaited: Awaited) -> Result<i32, Errno> {
+        let (set, _) = self.sem_obtain(semid, READ, cmd)?;
+        let num = in_range(set, semnum)?;
+        let guard = set.lock(self.index)?;
+        Ok(queue::count(&guard, num, awaited))
+    }
+
+    fn object_at(&self, index: i32) -> Result<Object, Errno> {
+        let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
+        self.shared.sem_ids().obtain_object(index & (SLOTS_MAX - 1))
+    }
+
+    fn stat_of(&self, object: &Object, cmd: i32) -> Result<SemStat, Errno> {
+        self.may_semctl(Some(&object.perm), cmd)?;
+        let set = Set::new(&self.shared, object);
+        let Object { perm, ctime: ctime_s, .. } = *object;
+        let (otime_s, nsems) = (set.otime(), set.place.nsems);
+        Ok(SemStat { id: object.id(), perm, otime_s, ctime_s, nsems })
+    }
+
+    /// Sets values and lets those go on who have waited for them.
+    fn set_values(
+        &self,
+        guard: SetGuard<'_>,
+        nums: &[u16],
+        value: impl Fn(u16) -> i32,
+    ) -> Result<(), Errno> {
+        let mut txn = Txn::new(&guard);
+        for num in nums {
+            txn.set_value(*num, value(*num), self.pid)?;
+            undo::clear(&mut txn, *num)?;
+        }
+        let completed = queue::update(&mut txn, Changed::Nums(nums))?;
+        txn.commit();
+        let set = guard.set;
+        let now_s = now_s();
+        touch_ctime(self.shared.sem_ids(), set.index, now_s);
+        if completed.is_any() {
+            set.touch_otime(0, now_s);
+        }
+        let wakes = completed.tell(&self.shared);
+        drop(guard);
+        queue::wake(&self.shared, &wakes);
+        Ok(())
+    }
+}
+
+fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
+    let num = u16::try_from(semnum).ok().filter(|num| u32::from(*num) < set.place.nsems);
+    num.ok_or(Errno::INVAL)
+}

@@ -1,0 +1,172 @@
+//! semget(2), and the removal of a set.
+//!
+//! Source: semget(2); Linux `ipc/sem.c` (`newary`, `freeary`), `ipc/util.c` (`ipcget`).
+
+use corewalk_sync::primitives::atomic::Ordering;
+use rustix::io::Errno;
+
+use super::queue::{self, Completed};
+use super::set::{
+    ALTER_LIST, COMMIT, COMPLEX_COUNT, CONST_LIST, LIVE, OTIME, Place, REDO, SEM_ALTER_LIST,
+    SEM_CONST_LIST, Set, UNDO_LIST, UNDO_LOG, WORD,
+};
+use super::undo;
+use super::word::{TAG_MASK, Word};
+use crate::field::{get, put};
+use crate::ids::{IPC_PRIVATE, IdsGuard, Object};
+use crate::namespace::now_s;
+use crate::perm::Perm;
+use crate::task::Task;
+
+/// Make the object if there is none with this key.
+pub const IPC_CREAT: i32 = 0o1000;
+
+/// With [`IPC_CREAT`]: fail if there is one.
+pub const IPC_EXCL: i32 = 0o2000;
+
+impl Task {
+    /// Returns the id of the set with this key, or of a new one.
+    ///
+    /// All semaphores of a new set are 0. `IPC_PRIVATE` always makes a new set.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES`: the set is there, and its mode does not allow what `semflg` asks for.
+    /// - `EEXIST`: the set is there, and both `IPC_CREAT` and `IPC_EXCL` are given.
+    /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the set has, or 0 for a new set.
+    /// - `ENOENT`: there is no set with this key, and no `IPC_CREAT`.
+    /// - `ENOMEM`: no room for the semaphores.
+    /// - `ENOSPC`: `SEMMNI` sets or `SEMMNS` semaphores would be exceeded.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_CREAT, IPC_EXCL, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// assert_eq!(task.semget(5, 1, 0o600), Err(Errno::NOENT));
+    /// let id = task.semget(5, 1, IPC_CREAT | 0o600)?;
+    /// assert_eq!(task.semget(5, 1, IPC_CREAT | IPC_EXCL | 0o600), Err(Errno::EXIST));
+    /// assert_eq!(task.semget(5, 0, 0), Ok(id));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    pub fn semget(&self, key: i32, nsems: i32, semflg: i32) -> Result<i32, Errno> {
+        let limits = &self.shared.limits;
+        let nsems = u32::try_from(nsems).ok().filter(|nsems| *nsems <= limits.semmsl);
+        let nsems = nsems.ok_or(Errno::INVAL)?;
+        let ids = self.shared.sem_ids().lock(self.index);
+        let found = if key == IPC_PRIVATE { None } else { ids.find_key(key) };
+        let Some(object) = found else {
+            if key != IPC_PRIVATE && semflg & IPC_CREAT == 0 {
+                return Err(Errno::NOENT);
+            }
+            return self.new_set(&ids, key, nsems, semflg);
+        };
+        if semflg & IPC_CREAT != 0 && semflg & IPC_EXCL != 0 {
+            return Err(Errno::EXIST);
+        }
+        if nsems > Set::new(&self.shared, &object).place.nsems {
+            return Err(Errno::INVAL);
+        }
+        self.permission(&object.perm, semflg.cast_unsigned())?;
+        if let Some(hook) = &self.shared.hook {
+            hook.associate(&self.cred.whole(), &object.perm, semflg.cast_unsigned())?;
+        }
+        Ok(object.id())
+    }
+
+    #[doc(alias = "newary")]
+    fn new_set(&self, ids: &IdsGuard<'_>, key: i32, nsems: u32, semflg: i32) -> Result<i32, Errno> {
+        if nsems == 0 {
+            return Err(Errno::INVAL);
+        }
+        let used = ids.used().saturating_add(u64::from(nsems));
+        if used > u64::from(self.shared.limits.semmns) {
+            return Err(Errno::NOSPC);
+        }
+        let (uid, gid) = self.cred.ids();
+        let mode = (semflg & 0o777) as u16;
+        let perm = Perm { key, uid, gid, cuid: uid, cgid: gid, mode, seq: 0 };
+        if let Some(hook) = &self.shared.hook {
+            hook.alloc(&self.cred.whole(), &perm)?;
+        }
+        let make = |index| self.make_set(index, nsems);
+        let id = ids.publish(perm, now_s(), self.shared.limits.semmni, make)?;
+        ids.set_used(used);
+        Ok(id)
+    }
+
+    /// Puts the semaphores of a new set in place; nobody can find them yet.
+    fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
+        let shared = &*self.shared;
+        let base = shared.layout.sems.alloc(&shared.region, nsems, self.index);
+        let base = base.ok_or(Errno::NOMEM)?;
+        let last = Word(get(&shared.region.line(base)[WORD]));
+        let place = Place { base, nsems, tag: (last.tag() + 1) & TAG_MASK };
+        let set = Set { shared, index, place };
+        let guard = set.lock_new(self.index);
+        for num in 0..nsems as u16 {
+            let line = set.sem(num);
+            [OTIME, SEM_ALTER_LIST, SEM_CONST_LIST, UNDO_LOG, REDO]
+                .into_iter()
+                .for_each(|word| put(&line[word], 0));
+            // ORDERING(ipc-word): Release. Who still has the number of this line from another set
+            // sees another tag, or nothing of this.
+            line[WORD].store(Word::new(place.tag).0, Ordering::Release);
+        }
+        [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT]
+            .into_iter()
+            .for_each(|word| put(guard.field(word), 0));
+        put(guard.field(LIVE), place.payload());
+        Ok(place.payload())
+    }
+
+    /// Removes a set: `IPC_RMID`. Who waits gets `EIDRM`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator, and
+    /// has no `CAP_SYS_ADMIN`.
+    pub fn sem_rmid(&self, semid: i32) -> Result<(), Errno> {
+        let ids = self.shared.sem_ids().lock(self.index);
+        let object = self.pre_down(&ids, semid, super::ctl::IPC_RMID)?;
+        let set = Set::new(&self.shared, &object);
+        let guard = set.lock(self.index)?;
+        ids.unpublish(&object);
+        ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
+        for num in 0..set.place.nsems as u16 {
+            // Only a hostile word is not there to be ended.
+            let _ended = set.kill(num);
+        }
+        let completed: Completed = queue::end_all(&guard);
+        undo::free_all(&guard);
+        put(guard.field(LIVE), 0);
+        let wakes = completed.tell(&self.shared);
+        drop(guard);
+        self.shared.layout.sems.free(&self.shared.region, set.place.base, self.index);
+        drop(ids);
+        queue::wake(&self.shared, &wakes);
+        Ok(())
+    }
+
+    /// Returns the object of a command that only its owner may give, without any lock of the object.
+    ///
+    /// The lock of the kind is held, so the object stays.
+    #[doc(alias = "ipcctl_pre_down_nolock")]
+    #[doc(alias = "ipcctl_obtain_check")]
+    pub(super) fn pre_down(
+        &self,
+        ids: &IdsGuard<'_>,
+        semid: i32,
+        cmd: i32,
+    ) -> Result<Object, Errno> {
+        let object = ids.obtain_object_check(semid)?;
+        if !self.cred.may_control(&object.perm) {
+            return Err(Errno::PERM);
+        }
+        self.may_semctl(Some(&object.perm), cmd)?;
+        Ok(object)
+    }
+}

@@ -1,0 +1,260 @@
+//! semop(2) and semtimedop(2).
+//!
+//! A call looks up its set and checks ids, permissions and the security hook without a lock and without a
+//! store. A single operation that is possible, and whose change concerns nobody who waits, is then
+//! one compare-exchange of the semaphore's word, which also says whether the set is still the one
+//! that was looked up. With `SEM_UNDO` it is a compare-exchange that freezes the word, and a store;
+//! for a few operations the same per word (`several`). Everything else takes the set's lock.
+//!
+//! What the permission check saw may have changed when the operation is done, as in Linux: the call was
+//! permitted when it began.
+//!
+//! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
+
+use corewalk_sync::futex::{self, Deadline, Ended};
+use corewalk_sync::primitives::atomic::Ordering;
+use rustix::io::Errno;
+use std::time::Duration;
+
+use super::SemBuf;
+use super::queue::{self, Changed, Completed, Node};
+use super::set::{Set, WORD};
+use super::txn::{Call, Txn, Verdict};
+use super::undo;
+use super::word::Word;
+use crate::namespace::{SEMAEM, SEMVMX, now_s};
+use crate::perm::Perm;
+use crate::task::Task;
+
+/// Bits of the mode that altering asks for.
+pub(super) const WRITE: u32 = 0o222;
+/// Bits of the mode that reading, and waiting for zero, asks for.
+pub(super) const READ: u32 = 0o444;
+
+/// Lost races for a word before a call takes the lock instead.
+const TRIES_MAX: u32 = if corewalk_sync::primitives::IS_MODEL { 2 } else { 1000 };
+
+impl Task {
+    /// Carries out all operations as one, and waits until that is possible.
+    ///
+    /// # Errors
+    ///
+    /// - `E2BIG`: more operations than `SEMOPM`.
+    /// - `EACCES`: the mode does not allow it, and there is no `CAP_IPC_OWNER`.
+    /// - `EAGAIN`: it would have to wait, and the operation that blocks has `IPC_NOWAIT`.
+    /// - `EFBIG`: a semaphore's number is not below the number of semaphores.
+    /// - `EIDRM`: the set was removed meanwhile.
+    /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
+    /// - `EINVAL`: there is no such set, or there are no operations.
+    /// - `ENOMEM`: no room for an undo record or for the waiting call.
+    /// - `ERANGE`: a value would be more than `SEMVMX`, or an adjustment more than `SEMAEM`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 2, 0o600)?;
+    /// task.semop(id, &[SemBuf::new(0, 2, 0)])?;
+    /// // Both or none.
+    /// let both = [SemBuf::new(0, -1, IPC_NOWAIT), SemBuf::new(1, -1, IPC_NOWAIT)];
+    /// assert_eq!(task.semop(id, &both), Err(Errno::AGAIN));
+    /// assert_eq!(task.sem_getall(id)?, [2, 0]);
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[inline]
+    pub fn semop(&self, semid: i32, sops: &[SemBuf]) -> Result<(), Errno> {
+        self.semtimedop(semid, sops, None)
+    }
+
+    /// As [`Task::semop`], waiting at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::semop`]; `EAGAIN` also if the time is over.
+    pub fn semtimedop(
+        &self,
+        semid: i32,
+        sops: &[SemBuf],
+        timeout: Option<Duration>,
+    ) -> Result<(), Errno> {
+        if sops.len() > self.shared.limits.semopm as usize {
+            return Err(Errno::TOOBIG);
+        }
+        if sops.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        let object = self.shared.sem_ids().obtain_object_check(semid)?;
+        let set = Set::new(&self.shared, &object);
+        if let [sop] = sops {
+            if u32::from(sop.sem_num) >= set.place.nsems {
+                return Err(Errno::FBIG);
+            }
+            self.may_semop(&object.perm, sop.sem_op != 0)?;
+            if let Some(done) = self.semop_single(set, *sop) {
+                return done;
+            }
+        } else {
+            if sops.iter().any(|sop| u32::from(sop.sem_num) >= set.place.nsems) {
+                return Err(Errno::FBIG);
+            }
+            self.may_semop(&object.perm, is_alter(sops))?;
+            if let Some(done) = self.semop_several(set, sops) {
+                return done;
+            }
+        }
+        self.semop_locked(set, sops, timeout)
+    }
+
+    #[inline]
+    fn may_semop(&self, perm: &Perm, is_alter: bool) -> Result<(), Errno> {
+        self.permission(perm, if is_alter { WRITE } else { READ })?;
+        match &self.shared.hook {
+            None => Ok(()),
+            Some(hook) => hook.sem_semop(&self.cred.whole(), perm, is_alter),
+        }
+    }
+
+    /// Carries out one operation in one step; returns none if that needs the set's lock.
+    #[inline]
+    fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Option<Result<(), Errno>> {
+        let record = if sop.is_undo() && sop.sem_op != 0 {
+            self.cached_undo(set.index, set.place.tag)?
+        } else {
+            0
+        };
+        let cell = &set.sem(sop.sem_num)[WORD];
+        for _ in 0..TRIES_MAX {
+            let seen = match set.word(sop.sem_num) {
+                Ok(seen) => seen,
+                Err(errno) => return Some(Err(errno)),
+            };
+            if seen.is_frozen() {
+                return None;
+            }
+            let op = i32::from(sop.sem_op);
+            let (value, result) = (seen.value(), seen.value() + op);
+            if result < 0 || (op == 0 && value != 0) {
+                return sop.is_nowait().then_some(Err(Errno::AGAIN));
+            }
+            if result > SEMVMX {
+                return Some(Err(Errno::RANGE));
+            }
+            if seen.concerns(op, result) {
+                return None;
+            }
+            let after = seen.with(result, self.pid);
+            let next = if record == 0 { after } else { seen.freeze(self.index) };
+            // ORDERING(ipc-word): AcqRel. What tasks did before their operations happens before
+            // those that come after. The tag in the word says that the set is still there.
+            let swapped =
+                cell.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
+            if swapped.is_ok() {
+                if record != 0 && !self.undo_single(set, sop, record, seen, after) {
+                    return Some(Err(Errno::RANGE));
+                }
+                set.touch_otime(sop.sem_num, now_s());
+                return Some(Ok(()));
+            }
+        }
+        None
+    }
+
+    /// Stores adjustment and word of an operation whose word is frozen; returns false if the
+    /// adjustment is out of range, and nothing was changed.
+    #[inline]
+    fn undo_single(&self, set: Set<'_>, sop: SemBuf, record: u32, seen: Word, after: Word) -> bool {
+        let adj = undo::load_adj(&self.shared, record, sop.sem_num);
+        let next = adj - i32::from(sop.sem_op);
+        let is_in_range = (-SEMAEM - 1..=SEMAEM).contains(&next);
+        if is_in_range {
+            undo::log_old_adj(&set, record, sop.sem_num, adj, seen);
+            undo::store_adj(&self.shared, record, sop.sem_num, next);
+        }
+        set.thaw(sop.sem_num, if is_in_range { after } else { seen });
+        is_in_range
+    }
+
+    /// Carries out a call under the set's lock, or waits.
+    #[cold]
+    fn semop_locked(
+        &self,
+        set: Set<'_>,
+        sops: &[SemBuf],
+        timeout: Option<Duration>,
+    ) -> Result<(), Errno> {
+        let deadline = timeout.map_or(Deadline::NEVER, deadline_after);
+        let guard = set.lock(self.index)?;
+        let has_undo = sops.iter().any(|sop| sop.is_undo());
+        let undo = if has_undo { undo::find_alloc(&guard, self)? } else { 0 };
+        let call = Call { sops, undo, pid: self.pid };
+        let mut txn = Txn::new(&guard);
+        match txn.perform(call) {
+            Verdict::Fails(errno) => Err(errno),
+            Verdict::Done => {
+                let completed = if is_alter(sops) && txn.has_waiters() {
+                    queue::update(&mut txn, Changed::By(sops))?
+                } else {
+                    Completed::default()
+                };
+                txn.commit();
+                set.touch_otime(sops[0].sem_num, now_s());
+                let wakes = completed.tell(&self.shared);
+                drop(guard);
+                queue::wake(&self.shared, &wakes);
+                Ok(())
+            }
+            Verdict::Blocks(at) => {
+                let node = Node::alloc(&self.shared, call, at, self.index)?;
+                queue::enqueue(&mut txn, node, sops)?;
+                self.begin_wait(node.line);
+                txn.commit();
+                drop(guard);
+                let result = self.wait(set, node, deadline);
+                self.end_wait(node.line);
+                node.free(self.index);
+                result
+            }
+        }
+    }
+
+    /// Waits until the call of `node` is completed, or gives up.
+    fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
+        loop {
+            if let Some(outcome) = node.outcome() {
+                return outcome;
+            }
+            if node.is_interrupted() {
+                return self.give_up(set, node, Errno::INTR);
+            }
+            match futex::wait(node.status(), 0, deadline, self.shared.scope) {
+                Ended::Woken => {}
+                Ended::TimedOut => return self.give_up(set, node, Errno::AGAIN),
+                Ended::Interrupted => return self.give_up(set, node, Errno::INTR),
+            }
+        }
+    }
+
+    /// Takes the node out of its queues with `errno`, unless the call was completed meanwhile.
+    fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
+        let guard = set.lock(self.index);
+        if let Some(outcome) = node.outcome() {
+            return outcome;
+        }
+        queue::dequeue(&guard?, node);
+        Err(errno)
+    }
+}
+
+fn is_alter(sops: &[SemBuf]) -> bool {
+    sops.iter().any(|sop| sop.sem_op != 0)
+}
+
+fn deadline_after(timeout: Duration) -> Deadline {
+    let ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+    let end = futex::now().monotonic_ns.saturating_add(ns);
+    Deadline { monotonic_ns: end.min(Deadline::NEVER.monotonic_ns) }
+}

@@ -1,0 +1,499 @@
+//! Who waits, and who is woken when.
+//!
+//! A call that has to wait leaves a *node* in the region: its operations, its task, and a word that it
+//! sleeps on. Whoever changes a semaphore carries out the waiting calls that have become possible,
+//! under the set's lock and as part of the same transaction, and only then wakes their tasks. A
+//! task that wakes reads the status of its node and nothing else: the set may be gone.
+//!
+//! # Rules, which are Linux's
+//!
+//! - Waiting calls are looked at in the order in which they came. A new call that is possible
+//!   does not wait behind them.
+//! - A single decrement stands in the queue of its semaphore and in the queue of the set; while a call of
+//!   several operations waits, the queue of the set is looked at, and otherwise that of the semaphore.
+//! - Calls that only wait for zero are looked at first, those of one semaphore before those of several.
+//! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it when it was looked at last.
+//!
+//! # Memory
+//!
+//! A node belongs to its task. It keeps its type when it is freed, and the waker takes
+//! nothing out of it once it has stored the status (trap I13); the wake-up may then reach whoever uses
+//! the node next, for whom it is a wake-up without a reason.
+//!
+//! Source: Linux `ipc/sem.c` (`do_smart_update`, `update_queue`, `wake_const_ops`, `count_semcnt`).
+
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::{Line, Region, futex};
+use rustix::io::Errno;
+use smallvec::SmallVec;
+
+use super::SemBuf;
+use super::set::{
+    ALTER_LIST, COMPLEX_COUNT, CONST_LIST, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard,
+};
+use super::txn::{Call, Txn, Verdict};
+use super::word::{ALTER, COMPLEX, ZERO};
+use crate::field::{get, high, low, pair, put};
+use crate::namespace::Shared;
+
+// Words of a node's first line; 6 and 7 are the pool's. The operations follow, one a word.
+/// 0 while it waits; [`DONE`] and an errno; [`INTERRUPTED`].
+pub(crate) const STATUS: usize = 0;
+/// Neighbours in a queue of the set.
+const SET_LINKS: usize = 1;
+/// Neighbours in a queue of a semaphore.
+const SEM_LINKS: usize = 2;
+/// Pid, and the undo record.
+const TASK: usize = 3;
+/// How many operations, which of them blocks, and whether one alters.
+const SHAPE: usize = 4;
+
+const DONE: u64 = 1;
+const ERRNO_SHIFT: u32 = 8;
+/// Asks a waiting task to give up with `EINTR`.
+pub(crate) const INTERRUPTED: u64 = 1 << 31;
+
+const ALTERS: u64 = 1 << 32;
+
+/// Operations of a node at most, whatever the region says.
+const SOPS_MAX: usize = 1 << 15;
+
+/// Nodes that a walk of a queue passes at most, whatever the region says.
+const WALK_MAX: u32 = 1 << 26;
+
+/// The operations of a node, copied.
+type Sops = SmallVec<[SemBuf; 4]>;
+
+/// Nodes whose tasks are to be woken once the lock is free.
+pub(super) type Wakes = SmallVec<[u32; 4]>;
+
+/// Returns true if the call of a node is neither completed nor asked to give up.
+pub(crate) fn is_waiting(status: &AtomicU64) -> bool {
+    status_of(status) == 0
+}
+
+fn status_of(status: &AtomicU64) -> u64 {
+    // ORDERING(ipc-status): Acquire. What the waker did happens before the task goes on.
+    status.load(Ordering::Acquire)
+}
+
+/// A waiting call.
+#[derive(Clone, Copy)]
+pub(super) struct Node<'s> {
+    shared: &'s Shared,
+    pub(super) line: u32,
+}
+
+impl<'s> Node<'s> {
+    /// Returns a node for `call`, blocked by operation `blocking`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is no room.
+    pub(super) fn alloc(
+        shared: &'s Shared,
+        call: Call<'_>,
+        blocking: usize,
+        owner: u32,
+    ) -> Result<Self, Errno> {
+        let count = u32::try_from(call.sops.len()).map_err(|_| Errno::TOOBIG)?;
+        let lines = 1 + count.div_ceil(8);
+        let line = shared.layout.waits.alloc(&shared.region, lines, owner).ok_or(Errno::NOMEM)?;
+        let node = Self { shared, line };
+        for (at, sop) in call.sops.iter().enumerate() {
+            let [num, op, flg] = [sop.sem_num, sop.sem_op as u16, sop.sem_flg as u16];
+            put(node.sop_word(at), u64::from(num) | u64::from(op) << 16 | u64::from(flg) << 32);
+        }
+        let first = node.first();
+        put(&first[TASK], pair(call.pid, call.undo));
+        let alters = if call.sops.iter().any(|sop| sop.sem_op != 0) { ALTERS } else { 0 };
+        put(&first[SHAPE], u64::from(count) | (blocking as u64) << 16 | alters);
+        put(&first[STATUS], 0);
+        Ok(node)
+    }
+
+    pub(super) fn free(self, owner: u32) {
+        self.shared.layout.waits.free(&self.shared.region, self.line, owner);
+    }
+
+    /// Returns the word that the task sleeps on.
+    pub(super) fn status(&self) -> &'s AtomicU64 {
+        &self.first()[STATUS]
+    }
+
+    /// Returns what the call came to, or none if it still waits.
+    pub(super) fn outcome(&self) -> Option<Result<(), Errno>> {
+        let status = status_of(self.status());
+        let errno = (status >> ERRNO_SHIFT & 0xffff) as i32;
+        (status & DONE != 0)
+            .then(|| if errno == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(errno)) })
+    }
+
+    pub(super) fn is_interrupted(&self) -> bool {
+        status_of(self.status()) & INTERRUPTED != 0
+    }
+
+    fn first(&self) -> &'s Line {
+        self.shared.region.line(self.line)
+    }
+
+    fn sop_word(&self, at: usize) -> &'s AtomicU64 {
+        &self.shared.region.line(self.line.wrapping_add(1 + at as u32 / 8))[at % 8]
+    }
+
+    fn count(&self) -> usize {
+        (get(&self.first()[SHAPE]) as usize & 0xffff).min(SOPS_MAX)
+    }
+
+    fn is_complex(&self) -> bool {
+        self.count() != 1
+    }
+
+    fn is_alter(&self) -> bool {
+        get(&self.first()[SHAPE]) & ALTERS != 0
+    }
+
+    fn sop(&self, at: usize) -> SemBuf {
+        let word = get(self.sop_word(at));
+        SemBuf::new(word as u16, (word >> 16) as u16 as i16, (word >> 32) as u16 as i16)
+    }
+
+    /// Copies the operations. What is out of range of the set is left out: nobody wrote that.
+    fn sops(&self, nsems: u32) -> Sops {
+        let sops = (0..self.count()).map(|at| self.sop(at));
+        sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
+    }
+
+    fn blocking(&self) -> SemBuf {
+        self.sop((get(&self.first()[SHAPE]) >> 16 & 0xffff) as usize % SOPS_MAX)
+    }
+
+    fn set_blocking(&self, at: usize) {
+        let shape = &self.first()[SHAPE];
+        put(shape, get(shape) & !0xffff_0000 | (at as u64) << 16);
+    }
+}
+
+/// A queue: its ends, and which links of a node it uses.
+#[derive(Clone, Copy)]
+struct Queue<'s> {
+    region: &'s Region,
+    ends: &'s AtomicU64,
+    links: usize,
+}
+
+impl<'s> Queue<'s> {
+    fn of_set(set: Set<'s>, list: usize) -> Self {
+        Self { region: &set.shared.region, ends: &set.line()[list], links: SET_LINKS }
+    }
+
+    fn of_sem(set: Set<'s>, num: u16, list: usize) -> Self {
+        Self { region: &set.shared.region, ends: &set.sem(num)[list], links: SEM_LINKS }
+    }
+
+    fn links(&self, node: u32) -> &'s AtomicU64 {
+        &self.region.line(node)[self.links]
+    }
+
+    fn first(&self) -> Option<u32> {
+        Some(low(get(self.ends))).filter(|node| *node != 0)
+    }
+
+    fn next(&self, node: u32) -> Option<u32> {
+        Some(high(get(self.links(node)))).filter(|next| *next != 0)
+    }
+
+    fn push(&self, node: u32) {
+        let (first, last) = (low(get(self.ends)), high(get(self.ends)));
+        put(self.links(node), pair(last, 0));
+        if last == 0 {
+            put(self.ends, pair(node, node));
+        } else {
+            let before = self.links(last);
+            put(before, pair(low(get(before)), node));
+            put(self.ends, pair(first, node));
+        }
+    }
+
+    fn unlink(&self, node: u32) {
+        let links = get(self.links(node));
+        let (before, after) = (low(links), high(links));
+        let (mut first, mut last) = (low(get(self.ends)), high(get(self.ends)));
+        if before == 0 {
+            first = after;
+        } else {
+            let links = self.links(before);
+            put(links, pair(low(get(links)), after));
+        }
+        if after == 0 {
+            last = before;
+        } else {
+            let links = self.links(after);
+            put(links, pair(before, high(get(links))));
+        }
+        put(self.ends, pair(first, last));
+    }
+
+    /// Returns the nodes that follow each other, at most `WALK_MAX`.
+    fn nodes(self) -> impl Iterator<Item = u32> {
+        let walk = std::iter::successors(self.first(), move |node| self.next(*node));
+        walk.take(WALK_MAX as usize)
+    }
+}
+
+/// Puts a node at the end of its queues, as part of `txn`, which has looked at all its operations.
+pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
+    let set = txn.set();
+    if let [sop] = sops {
+        let (list, waiters) =
+            if sop.sem_op == 0 { (SEM_CONST_LIST, ZERO) } else { (SEM_ALTER_LIST, ALTER) };
+        txn.set_waiters(sop.sem_num, waiters)?;
+        Queue::of_sem(set, sop.sem_num, list).push(node.line);
+    } else {
+        for sop in sops {
+            txn.set_waiters(sop.sem_num, COMPLEX)?;
+        }
+        let count = txn.guard().field(COMPLEX_COUNT);
+        put(count, get(count).wrapping_add(1));
+    }
+    if node.is_alter() {
+        Queue::of_set(set, ALTER_LIST).push(node.line);
+    } else if node.is_complex() {
+        Queue::of_set(set, CONST_LIST).push(node.line);
+    }
+    Ok(())
+}
+
+/// Takes a node out of its queues.
+pub(super) fn dequeue(guard: &SetGuard<'_>, node: Node<'_>) {
+    let set = guard.set;
+    if node.is_alter() {
+        Queue::of_set(set, ALTER_LIST).unlink(node.line);
+    } else if node.is_complex() {
+        Queue::of_set(set, CONST_LIST).unlink(node.line);
+    }
+    if node.is_complex() {
+        let count = guard.field(COMPLEX_COUNT);
+        put(count, get(count).saturating_sub(1));
+    } else {
+        let sop = node.sop(0);
+        let list = if node.is_alter() { SEM_ALTER_LIST } else { SEM_CONST_LIST };
+        Queue::of_sem(set, sop.sem_num, list).unlink(node.line);
+    }
+}
+
+/// Which semaphores a call has changed.
+#[derive(Clone, Copy)]
+pub(super) enum Changed<'a> {
+    /// Those of its operations.
+    By(&'a [SemBuf]),
+    /// These, by what is no call of semop(2).
+    Nums(&'a [u16]),
+}
+
+/// Calls whose turn came, with what they came to.
+#[derive(Default)]
+pub(super) struct Completed {
+    nodes: SmallVec<[(u32, i32); 4]>,
+}
+
+impl Completed {
+    /// Returns true if a call was carried out.
+    pub(super) fn is_any(&self) -> bool {
+        self.nodes.iter().any(|(_, errno)| *errno == 0)
+    }
+
+    /// Tells the tasks, which may go on from now on. Returns whom to wake once the lock is free.
+    pub(super) fn tell(self, shared: &Shared) -> Wakes {
+        let tell = |(node, errno): (u32, i32)| {
+            let status = DONE | u64::from(errno.cast_unsigned()) << ERRNO_SHIFT;
+            // ORDERING(ipc-status): Release. What was done for the call happens before its task
+            // goes on. The node is not looked at after this (trap I13).
+            shared.region.line(node)[STATUS].store(status, Ordering::Release);
+            node
+        };
+        self.nodes.into_iter().map(tell).collect()
+    }
+}
+
+/// Wakes the tasks of completed calls. No lock is held.
+pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
+    for node in wakes {
+        futex::wake(&shared.region.line(*node)[STATUS], 1, shared.scope);
+    }
+}
+
+/// Carries out the waiting calls that `txn` has made possible.
+#[doc(alias = "do_smart_update")]
+pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, Errno> {
+    let mut completed = Completed::default();
+    update_zero(txn, changed, &mut completed)?;
+    let set = txn.set();
+    if get(txn.guard().field(COMPLEX_COUNT)) != 0 {
+        scan(txn, Queue::of_set(set, ALTER_LIST), &mut completed)?;
+        return Ok(completed);
+    }
+    let mut scan_sem = |num| scan(txn, Queue::of_sem(set, num, SEM_ALTER_LIST), &mut completed);
+    match changed {
+        // Only who adds lets a decrement go on.
+        Changed::By(sops) => {
+            let mut added = sops.iter().filter(|sop| sop.sem_op > 0);
+            added.try_for_each(|sop| scan_sem(sop.sem_num))?;
+        }
+        Changed::Nums(nums) => nums.iter().try_for_each(|num| scan_sem(*num))?,
+    }
+    Ok(completed)
+}
+
+/// Carries out waits for zero.
+#[doc(alias = "do_smart_wakeup_zero")]
+fn update_zero(
+    txn: &mut Txn<'_, '_>,
+    changed: Changed<'_>,
+    completed: &mut Completed,
+) -> Result<(), Errno> {
+    let set = txn.set();
+    let mut has_zero = false;
+    let mut check = |txn: &mut Txn<'_, '_>, num: u16| {
+        if txn.value(num)? == 0 {
+            has_zero = true;
+            scan_const(txn, Queue::of_sem(set, num, SEM_CONST_LIST), completed)?;
+        }
+        Ok(())
+    };
+    match changed {
+        Changed::By(sops) => sops.iter().try_for_each(|sop| check(txn, sop.sem_num))?,
+        Changed::Nums(nums) => nums.iter().try_for_each(|num| check(txn, *num))?,
+    }
+    let list = Queue::of_set(set, CONST_LIST);
+    // Any semaphore that is zero has those calls looked at again, which GETZCNT shows.
+    if has_zero || (matches!(changed, Changed::Nums(_)) && list.first().is_some() && any_zero(txn))
+    {
+        scan_const(txn, list, completed)?;
+    }
+    Ok(())
+}
+
+/// Returns true if a semaphore of the set is zero. What is not frozen may change meanwhile.
+fn any_zero(txn: &Txn<'_, '_>) -> bool {
+    (0..txn.set().place.nsems as u16).any(|num| txn.peek(num) == Some(0))
+}
+
+#[doc(alias = "wake_const_ops")]
+fn scan_const(
+    txn: &mut Txn<'_, '_>,
+    queue: Queue<'_>,
+    completed: &mut Completed,
+) -> Result<(), Errno> {
+    let waiting: SmallVec<[u32; 8]> = queue.nodes().collect();
+    for line in waiting {
+        let node = Node { shared: txn.set().shared, line };
+        if look_at(txn, node, completed) == Looked::Waits {
+            continue;
+        }
+        dequeue(txn.guard(), node);
+    }
+    Ok(())
+}
+
+/// Carries out waiting calls of a queue in turn, until none of them is possible.
+#[doc(alias = "update_queue")]
+fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> Result<(), Errno> {
+    let mut next = queue.first();
+    for _ in 0..WALK_MAX {
+        let Some(line) = next else { break };
+        // Read before the node leaves the queue.
+        next = queue.next(line);
+        let node = Node { shared: txn.set().shared, line };
+        let is_complex = node.is_complex();
+        let sops = node.sops(txn.set().place.nsems);
+        match look_at(txn, node, completed) {
+            Looked::Waits => continue,
+            Looked::Failed => dequeue(txn.guard(), node),
+            Looked::Done => {
+                dequeue(txn.guard(), node);
+                update_zero(txn, Changed::By(&sops), completed)?;
+                // A decrement lets no older decrement go on; anything else may let anybody.
+                if is_complex || get(txn.guard().field(COMPLEX_COUNT)) != 0 {
+                    next = queue.first();
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Looked {
+    Waits,
+    Done,
+    Failed,
+}
+
+fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>, completed: &mut Completed) -> Looked {
+    let task = get(&node.first()[TASK]);
+    let sops = node.sops(txn.set().place.nsems);
+    let call = Call { sops: &sops, pid: low(task), undo: high(task) };
+    match txn.perform(call) {
+        Verdict::Blocks(at) => {
+            node.set_blocking(at);
+            Looked::Waits
+        }
+        Verdict::Done => {
+            completed.nodes.push((node.line, 0));
+            Looked::Done
+        }
+        Verdict::Fails(errno) => {
+            completed.nodes.push((node.line, errno.raw_os_error()));
+            Looked::Failed
+        }
+    }
+}
+
+/// Ends all waits of a set with `EIDRM`; its lock is held and it is being removed.
+pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
+    let set = guard.set;
+    let mut nodes: SmallVec<[(u32, i32); 4]> = SmallVec::new();
+    let mut end = |queue: Queue<'_>| {
+        nodes.extend(queue.nodes().map(|node| (node, Errno::IDRM.raw_os_error())));
+        put(queue.ends, 0);
+    };
+    end(Queue::of_set(set, CONST_LIST));
+    end(Queue::of_set(set, ALTER_LIST));
+    for num in 0..set.place.nsems as u16 {
+        end(Queue::of_sem(set, num, SEM_CONST_LIST));
+        put(&set.sem(num)[SEM_ALTER_LIST], 0);
+    }
+    put(guard.field(COMPLEX_COUNT), 0);
+    Completed { nodes }
+}
+
+/// What a count of waiting calls is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// `GETNCNT`: a larger value.
+    Increase,
+    /// `GETZCNT`: zero.
+    Zero,
+}
+
+/// Returns how many calls wait for semaphore `num`.
+#[doc(alias = "count_semcnt")]
+pub(super) fn count(guard: &SetGuard<'_>, num: u16, awaited: Awaited) -> i32 {
+    let set = guard.set;
+    let single = match awaited {
+        Awaited::Increase => SEM_ALTER_LIST,
+        Awaited::Zero => SEM_CONST_LIST,
+    };
+    let singles = Queue::of_sem(set, num, single).nodes().count();
+    let lists = [ALTER_LIST, CONST_LIST].into_iter().flat_map(|list| {
+        let nodes = Queue::of_set(set, list).nodes();
+        nodes.map(|line| Node { shared: set.shared, line }).filter(Node::is_complex)
+    });
+    let several = lists.filter(|node| {
+        let sop = node.blocking();
+        let is_zero = sop.sem_op == 0;
+        sop.sem_num == num && is_zero == (awaited == Awaited::Zero) && sop.sem_op <= 0
+    });
+    i32::try_from(singles + several.count()).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,241 @@
+//! A set of semaphores: where it lies, and what its lock protects.
+//!
+//! A set has one line per slot of its kind, and a range of lines with one semaphore each, so that
+//! operations on different semaphores share no written line. The line of the set is written by who holds
+//! its lock only; an operation that takes one step does not look at it.
+//!
+//! Protected by the set's lock: the words below, the queues in the lines of the semaphores, the undo
+//! records of the set, its wait nodes while they wait. The word of a semaphore and its undo cells
+//! belong to who has frozen the word.
+
+use corewalk_sync::primitives::IS_MODEL;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::{hint, thread};
+use corewalk_sync::{Line, futex, futex::Deadline};
+use rustix::io::Errno;
+
+use super::word::{TAG_MASK, Word};
+use crate::field::get;
+use crate::ids::Object;
+use crate::lock::{Held, lock};
+use crate::namespace::Shared;
+
+// Words of a set's line.
+const LOCK: usize = 0;
+/// The payload of the set that is there, or 0: what a lookup has found is compared with it.
+pub(super) const LIVE: usize = 1;
+/// Waiting calls that alter, all of them.
+pub(super) const ALTER_LIST: usize = 2;
+/// Waiting calls of several operations that only wait for zero.
+pub(super) const CONST_LIST: usize = 3;
+/// How many calls of several operations wait.
+pub(super) const COMPLEX_COUNT: usize = 4;
+/// The undo records of the set.
+pub(super) const UNDO_LIST: usize = 5;
+/// 1 while changes that are logged are being carried out.
+pub(super) const COMMIT: usize = 6;
+
+// Words of a semaphore's line; 6 and 7 of the first are the pool's.
+pub(super) const WORD: usize = 0;
+/// When the last operation was, with the tag of its set.
+pub(super) const OTIME: usize = 1;
+/// Single decrements that wait.
+pub(super) const SEM_ALTER_LIST: usize = 2;
+/// Single waits for zero.
+pub(super) const SEM_CONST_LIST: usize = 3;
+/// What an operation with undo is about to change, see `undo`.
+pub(super) const UNDO_LOG: usize = 4;
+/// The word that a change of several semaphores is about to store, see `txn`.
+pub(super) const REDO: usize = 5;
+
+const BASE_BITS: u32 = 27;
+const NSEMS_BITS: u32 = 16;
+const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
+
+/// Looks at a frozen word before the thread yields, and yields before it sleeps. A freeze is a few
+/// dozen instructions long, unless its owner has lost its processor.
+const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
+const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
+
+/// How long to sleep on a frozen word: nobody wakes, so that the end of a freeze is a plain store.
+const NAP_NS: u64 = 50_000;
+
+/// Where a set lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) base: u32,
+    pub(super) nsems: u32,
+    pub(super) tag: u64,
+}
+
+impl Place {
+    pub(super) fn payload(self) -> u64 {
+        u64::from(self.base) | u64::from(self.nsems) << BASE_BITS | self.tag << TAG_SHIFT
+    }
+
+    #[inline]
+    pub(super) fn from_payload(payload: u64) -> Self {
+        Self {
+            base: (payload & ((1 << BASE_BITS) - 1)) as u32,
+            nsems: (payload >> BASE_BITS & ((1 << NSEMS_BITS) - 1)) as u32,
+            tag: payload >> TAG_SHIFT & TAG_MASK,
+        }
+    }
+}
+
+/// A set that a lookup has found. It may be gone.
+#[derive(Clone, Copy)]
+pub(super) struct Set<'s> {
+    pub(super) shared: &'s Shared,
+    pub(super) index: u32,
+    pub(super) place: Place,
+}
+
+/// The lock of a set, held; the set is there.
+pub(super) struct SetGuard<'s> {
+    pub(super) set: Set<'s>,
+    /// The task that holds it.
+    pub(super) owner: u32,
+    _held: Held<'s>,
+}
+
+impl<'s> Set<'s> {
+    #[inline]
+    pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
+        Self { shared, index: object.index, place: Place::from_payload(object.payload) }
+    }
+
+    /// Returns the line of semaphore `num`, which is in range.
+    #[inline]
+    pub(super) fn sem(&self, num: u16) -> &'s Line {
+        self.shared.region.line(self.place.base.wrapping_add(u32::from(num)))
+    }
+
+    /// Returns the word of semaphore `num` as it is.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the set is gone.
+    #[inline]
+    pub(super) fn word(&self, num: u16) -> Result<Word, Errno> {
+        // ORDERING(ipc-word): Acquire. What the last operation's task did before it happens before.
+        let word = Word(self.sem(num)[WORD].load(Ordering::Acquire));
+        if word.is_of(self.place.tag) { Ok(word) } else { Err(Errno::IDRM) }
+    }
+
+    pub(super) fn line(&self) -> &'s Line {
+        self.shared.region.line(self.shared.layout.sets + self.index)
+    }
+
+    /// Takes the set's lock for the task numbered `owner`.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the set is gone (trap I3: every path looks again once it has the lock).
+    pub(super) fn lock(self, owner: u32) -> Result<SetGuard<'s>, Errno> {
+        let held = lock(&self.line()[LOCK], owner, self.shared.scope);
+        if get(&self.line()[LIVE]) != self.place.payload() {
+            return Err(Errno::IDRM);
+        }
+        Ok(SetGuard { set: self, owner, _held: held })
+    }
+
+    /// Takes the lock of a set that is about to be published in this slot.
+    pub(super) fn lock_new(self, owner: u32) -> SetGuard<'s> {
+        let held = lock(&self.line()[LOCK], owner, self.shared.scope);
+        SetGuard { set: self, owner, _held: held }
+    }
+
+    /// Freezes the word of semaphore `num` for `owner`; returns the word as it was.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the set is gone.
+    pub(super) fn freeze(&self, num: u16, owner: u32) -> Result<Word, Errno> {
+        self.exchange(num, |word| word.freeze(owner))
+    }
+
+    /// Ends a freeze with the word `next`, frozen or not.
+    #[inline]
+    pub(super) fn thaw(&self, num: u16, next: Word) {
+        // ORDERING(ipc-word): Release. What was done under the freeze happens before the next
+        // operation on this semaphore.
+        self.sem(num)[WORD].store(next.thaw().0, Ordering::Release);
+    }
+
+    /// Ends semaphore `num`; returns the word as it was.
+    pub(super) fn kill(&self, num: u16) -> Result<Word, Errno> {
+        self.exchange(num, Word::dead)
+    }
+
+    /// Replaces the word of semaphore `num` once it is not frozen.
+    fn exchange(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
+        let word = &self.sem(num)[WORD];
+        let mut round = 0;
+        loop {
+            let seen = self.word(num)?;
+            if seen.is_frozen() {
+                pause(word, seen, round, self.shared.scope);
+                round = round.saturating_add(1);
+                continue;
+            }
+            // ORDERING(ipc-word): AcqRel. As in `word`, both ways.
+            let swapped =
+                word.compare_exchange(seen.0, next(seen).0, Ordering::AcqRel, Ordering::Relaxed);
+            if swapped.is_ok() {
+                return Ok(seen);
+            }
+        }
+    }
+
+    /// Notes that an operation on semaphore `num` was done at `now_s`.
+    #[inline]
+    pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
+        // A stale store for a set that is gone has another tag, and is no time of the next set.
+        let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
+        let cell = &self.sem(num)[OTIME];
+        if get(cell) != otime {
+            crate::field::put(cell, otime);
+        }
+    }
+
+    /// Returns when the last operation was, in seconds, or 0.
+    pub(super) fn otime(&self) -> u64 {
+        let nums = 0..self.place.nsems as u16;
+        let times = nums.map(|num| get(&self.sem(num)[OTIME]));
+        let own = times.filter(|time| time >> TAG_SHIFT == self.place.tag);
+        own.map(|time| time & ((1 << TAG_SHIFT) - 1)).max().unwrap_or(0)
+    }
+}
+
+impl<'s> SetGuard<'s> {
+    pub(super) fn field(&self, word: usize) -> &'s AtomicU64 {
+        &self.set.line()[word]
+    }
+}
+
+/// Lets the owner of a freeze go on: spins, yields, and then sleeps.
+#[cold]
+fn pause(word: &AtomicU64, seen: Word, round: u32, scope: futex::Scope) {
+    if round < SPIN_ROUNDS {
+        hint::spin_loop();
+    } else if round < SPIN_ROUNDS + YIELD_ROUNDS {
+        thread::yield_now();
+    } else {
+        let until = Deadline { monotonic_ns: futex::now().monotonic_ns + NAP_NS };
+        futex::wait(word, (seen.0 & u64::from(u32::MAX)) as u32, until, scope);
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_survives_its_payload() {
+        let place = Place { base: (1 << BASE_BITS) - 1, nsems: 32_000, tag: TAG_MASK };
+        assert_eq!(Place::from_payload(place.payload()), place);
+        let other = Place { base: 1, nsems: 1, tag: 1 };
+        assert_eq!(Place::from_payload(other.payload()), other);
+    }
+}

@@ -1,0 +1,94 @@
+//! Which lines of the region an operation changes.
+
+use std::collections::BTreeSet;
+
+use rustix::io::Errno;
+
+use crate::field::get;
+use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+
+fn task() -> Task {
+    let capacity = Capacity { sets: 8, sems: 16, undos: 32, waits: 8, tasks: 4 };
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    Namespace::new(options).unwrap().register(Cred::root(), 7).unwrap()
+}
+
+fn snapshot(task: &Task) -> Vec<[u64; 8]> {
+    let region = &task.shared.region;
+    let line = |at| std::array::from_fn(|word| get(&region.line(at)[word]));
+    (0..region.lines()).map(line).collect()
+}
+
+/// Returns the lines that `act` changes.
+fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
+    let before = snapshot(task);
+    act();
+    let after = snapshot(task);
+    (0..before.len()).filter(|at| before[*at] != after[*at]).collect()
+}
+
+#[test]
+fn operations_on_different_semaphores_change_no_common_line() {
+    let task = task();
+    let id = task.semget(IPC_PRIVATE, 4, 0o600).unwrap();
+    // Makes the undo record, and the time of the last operation.
+    (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SEM_UNDO)]).unwrap());
+    let by = |sops: &[SemBuf]| changed(&task, || task.semop(id, sops).unwrap());
+    for undo in [0, SEM_UNDO] {
+        let ways = [0, 1, 2, 3].map(|num| by(&[SemBuf::new(num, 1, undo)]));
+        for (at, lines) in ways.iter().enumerate() {
+            assert_eq!(lines.len(), 1 + usize::from(undo != 0), "{lines:?}");
+            assert!(ways[at + 1..].iter().all(|other| lines.is_disjoint(other)));
+        }
+    }
+    let pairs = [[0, 1], [2, 3]].map(|nums| by(&nums.map(|num| SemBuf::new(num, 1, 0))));
+    assert_eq!(pairs[0].len(), 2);
+    assert!(pairs[0].is_disjoint(&pairs[1]));
+}
+
+#[test]
+fn control_operations_on_one_semaphore_change_a_common_line() {
+    let task = task();
+    let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+    let ways =
+        [1, 2].map(|op| changed(&task, || task.semop(id, &[SemBuf::new(0, op, 0)]).unwrap()));
+    assert!(!ways[0].is_disjoint(&ways[1]));
+}
+
+#[test]
+fn lookups_queries_and_refusals_change_nothing() {
+    let task = task();
+    let id = task.semget(9, 2, crate::IPC_CREAT | 0o600).unwrap();
+    let lines = changed(&task, || {
+        task.sem_stat(id).unwrap();
+        task.sem_stat_any(id).unwrap();
+        task.sem_getval(id, 1).unwrap();
+        task.sem_getpid(id, 1).unwrap();
+        let down = SemBuf::new(0, -1, crate::IPC_NOWAIT);
+        assert_eq!(task.semop(id, &[down]), Err(Errno::AGAIN));
+        assert_eq!(task.semop(id + 1, &[down]), Err(Errno::INVAL));
+        task.set_cred(Cred::user(1, 1));
+        assert_eq!(task.semop(id, &[down]), Err(Errno::ACCESS));
+    });
+    assert!(lines.is_empty(), "{lines:?}");
+}
+
+/// A set that is made, used in every way and removed leaves no wait, no undo record and no bit behind.
+#[test]
+fn region_after_a_set_is_removed_has_nothing_in_use() {
+    let task = task();
+    let round = || {
+        let id = task.semget(IPC_PRIVATE, 3, 0o600).unwrap();
+        task.semop(id, &[SemBuf::new(0, 3, SEM_UNDO), SemBuf::new(2, 1, SEM_UNDO)]).unwrap();
+        task.semop(id, &[SemBuf::new(2, -1, SEM_UNDO), SemBuf::new(0, -1, 0)]).unwrap();
+        let never = Some(std::time::Duration::ZERO);
+        assert_eq!(task.semtimedop(id, &[SemBuf::new(1, -1, 0)], never), Err(Errno::AGAIN));
+        let both = [SemBuf::new(1, -1, 0), SemBuf::new(0, 0, 0)];
+        assert_eq!(task.semtimedop(id, &both, never), Err(Errno::AGAIN));
+        task.sem_rmid(id).unwrap();
+    };
+    // There is room for a handful of sets, records and nodes: a leak would show.
+    (0..100).for_each(|_| round());
+    let totals = task.sem_totals().unwrap();
+    assert_eq!((totals.sets, totals.sems), (0, 0));
+}

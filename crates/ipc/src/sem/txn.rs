@@ -1,0 +1,297 @@
+//! Changes of several semaphores, and of the undo cells that belong to them, as one.
+//!
+//! Under the set's lock, a transaction freezes the words that it looks at, works on copies, and
+//! either lets everything go as it was or carries out all changes. Operations of one step
+//! meet a frozen word and wait; they never see one word changed and the other not, because
+//! a word is only thawed when its new value is stored, and a query of a frozen word waits too.
+//!
+//! What a waiter's wake-up changes is part of the transaction that wakes it: nobody can come
+//! between an increment and the decrement that was waiting for it.
+//!
+//! # Order of the stores
+//!
+//! 1. The new words and adjustments go into the redo fields of their lines.
+//! 2. `COMMIT` of the set's line is set.
+//! 3. Adjustments, then words (each thaws).
+//! 4. `COMMIT` is cleared.
+//!
+//! Each is a release store, so another process sees them in this order. If the owner dies before 2,
+//! its frozen words are thawed as they are; after 2, what is logged is carried out again.
+//! One word without an adjustment needs no log: its store is the change.
+//!
+//! Nobody waits while it has frozen words, except who holds the set's lock; so there is no cycle.
+
+use corewalk_sync::primitives::atomic::Ordering;
+use rustix::io::Errno;
+use smallvec::SmallVec;
+
+use super::SemBuf;
+use super::set::{COMMIT, COMPLEX_COUNT, REDO, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard};
+use super::undo;
+use super::word::{ALTER, COMPLEX, Word, ZERO};
+use crate::field::get;
+use crate::namespace::{SEMAEM, SEMVMX};
+
+/// A call to be carried out.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) sops: &'a [SemBuf],
+    /// The undo record of the task for this set, or 0 if no operation needs it.
+    pub(super) undo: u32,
+    pub(super) pid: u32,
+}
+
+/// What came of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It was carried out.
+    Done,
+    /// The operation of this number has to wait.
+    Blocks(usize),
+    /// It cannot be carried out.
+    Fails(Errno),
+}
+
+/// A word that this transaction has frozen.
+struct Frozen {
+    num: u16,
+    before: Word,
+    value: i32,
+    pid: u32,
+    /// Bits to set for a waiter.
+    waiters: u64,
+}
+
+/// An adjustment that this transaction has read.
+struct Cell {
+    record: u32,
+    num: u16,
+    before: i32,
+    adj: i32,
+}
+
+/// Changes under a set's lock. A drop without [`Txn::commit`] takes them back.
+pub(super) struct Txn<'g, 's> {
+    guard: &'g SetGuard<'s>,
+    /// Sorted by number.
+    frozen: SmallVec<[Frozen; 4]>,
+    /// Sorted by number and record.
+    cells: SmallVec<[Cell; 4]>,
+}
+
+impl<'g, 's> Txn<'g, 's> {
+    pub(super) fn new(guard: &'g SetGuard<'s>) -> Self {
+        Self { guard, frozen: SmallVec::new(), cells: SmallVec::new() }
+    }
+
+    pub(super) fn set(&self) -> Set<'s> {
+        self.guard.set
+    }
+
+    /// Returns the set's lock, held.
+    pub(super) fn guard(&self) -> &'g SetGuard<'s> {
+        self.guard
+    }
+
+    /// Returns true if somebody may wait for a semaphore that was looked at.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.frozen.iter().any(|frozen| frozen.before.waiters() != 0)
+    }
+
+    /// Returns the value that semaphore `num` has in this transaction.
+    pub(super) fn value(&mut self, num: u16) -> Result<i32, Errno> {
+        Ok(self.frozen(num)?.value)
+    }
+
+    /// Returns the value of semaphore `num` without freezing it: that of the transaction if it has one.
+    pub(super) fn peek(&self, num: u16) -> Option<i32> {
+        let own = self.frozen.binary_search_by_key(&num, |frozen| frozen.num).ok();
+        match own {
+            Some(at) => Some(self.frozen[at].value),
+            None => self.set().word(num).ok().map(|word| word.value()),
+        }
+    }
+
+    /// Sets value and pid of semaphore `num`.
+    pub(super) fn set_value(&mut self, num: u16, value: i32, pid: u32) -> Result<(), Errno> {
+        let frozen = self.frozen(num)?;
+        (frozen.value, frozen.pid) = (value, pid);
+        Ok(())
+    }
+
+    /// Says that somebody is going to wait for semaphore `num`.
+    pub(super) fn set_waiters(&mut self, num: u16, waiters: u64) -> Result<(), Errno> {
+        self.frozen(num)?.waiters |= waiters;
+        Ok(())
+    }
+
+    /// Returns the adjustment of `record` for semaphore `num`.
+    pub(super) fn adj(&mut self, record: u32, num: u16) -> Result<i32, Errno> {
+        Ok(self.cell(record, num)?.adj)
+    }
+
+    /// Sets an adjustment.
+    pub(super) fn set_adj(&mut self, record: u32, num: u16, adj: i32) -> Result<(), Errno> {
+        self.cell(record, num)?.adj = adj;
+        Ok(())
+    }
+
+    /// Carries out `call` on the copies, whole or not at all.
+    #[doc(alias = "perform_atomic_semop")]
+    pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
+        let done = self.try_all(call);
+        match done {
+            Ok(()) => Verdict::Done,
+            Err((at, verdict)) => {
+                // Taken back in reverse: the same semaphore may occur twice.
+                for sop in call.sops[..at].iter().rev() {
+                    // What was changed a moment ago is frozen: this cannot fail.
+                    let _reverted = self.add(call, *sop, -i32::from(sop.sem_op));
+                }
+                verdict
+            }
+        }
+    }
+
+    fn try_all(&mut self, call: Call<'_>) -> Result<(), (usize, Verdict)> {
+        for (at, sop) in call.sops.iter().enumerate() {
+            let verdict = self.check(call, *sop, at).unwrap_or_else(Verdict::Fails);
+            if verdict != Verdict::Done {
+                return Err((at, verdict));
+            }
+            let added = self.add(call, *sop, i32::from(sop.sem_op));
+            added.map_err(|error| (at, Verdict::Fails(error)))?;
+        }
+        for sop in call.sops {
+            let frozen = self.frozen(sop.sem_num);
+            frozen.map_err(|error| (call.sops.len(), Verdict::Fails(error)))?.pid = call.pid;
+        }
+        Ok(())
+    }
+
+    /// Returns whether one operation can be carried out now.
+    fn check(&mut self, call: Call<'_>, sop: SemBuf, at: usize) -> Result<Verdict, Errno> {
+        let value = self.value(sop.sem_num)?;
+        let result = value + i32::from(sop.sem_op);
+        if result < 0 || (sop.sem_op == 0 && value != 0) {
+            let verdict = Verdict::Blocks(at);
+            return Ok(if sop.is_nowait() { Verdict::Fails(Errno::AGAIN) } else { verdict });
+        }
+        if result > SEMVMX {
+            return Err(Errno::RANGE);
+        }
+        if sop.is_undo() {
+            let adj = self.adj(call.undo, sop.sem_num)? - i32::from(sop.sem_op);
+            if !(-SEMAEM - 1..=SEMAEM).contains(&adj) {
+                return Err(Errno::RANGE);
+            }
+        }
+        Ok(Verdict::Done)
+    }
+
+    fn add(&mut self, call: Call<'_>, sop: SemBuf, op: i32) -> Result<(), Errno> {
+        self.frozen(sop.sem_num)?.value += op;
+        if sop.is_undo() {
+            self.cell(call.undo, sop.sem_num)?.adj -= op;
+        }
+        Ok(())
+    }
+
+    /// Carries out the changes and thaws everything.
+    pub(super) fn commit(mut self) {
+        let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
+        let set = self.set();
+        let changed = self.frozen.iter().filter(|frozen| frozen.is_changed()).count();
+        let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
+        let needs_log = changed > 1 || has_cells;
+        if needs_log {
+            self.log(set, complex);
+        }
+        for cell in self.cells.drain(..).filter(|cell| cell.before != cell.adj) {
+            undo::store_adj(set.shared, cell.record, cell.num, cell.adj);
+            undo::unlog_adj(set.shared, cell.record, cell.num);
+        }
+        for frozen in self.frozen.drain(..) {
+            set.thaw(frozen.num, frozen.after(set, complex));
+        }
+        if needs_log {
+            // ORDERING(ipc-commit): Release. All changes are in place before the log is void.
+            self.guard.field(COMMIT).store(0, Ordering::Release);
+        }
+    }
+
+    /// Writes what is about to be stored, so that another can do it.
+    fn log(&self, set: Set<'_>, complex: bool) {
+        for frozen in &self.frozen {
+            let after = frozen.after(set, complex);
+            // ORDERING(ipc-commit): Release. See the flag below.
+            set.sem(frozen.num)[REDO].store(after.thaw().0, Ordering::Release);
+        }
+        for cell in self.cells.iter().filter(|cell| cell.before != cell.adj) {
+            undo::log_adj(set.shared, cell.record, cell.num, cell.adj);
+        }
+        // ORDERING(ipc-commit): Release. The log is complete before it is valid.
+        self.guard.field(COMMIT).store(1, Ordering::Release);
+    }
+
+    #[inline]
+    fn frozen(&mut self, num: u16) -> Result<&mut Frozen, Errno> {
+        // Most calls have few operations, in rising order.
+        let found = if self.frozen.len() <= 4 {
+            let at = self.frozen.iter().take_while(|frozen| frozen.num < num).count();
+            let is_there = self.frozen.get(at).is_some_and(|frozen| frozen.num == num);
+            if is_there { Ok(at) } else { Err(at) }
+        } else {
+            self.frozen.binary_search_by_key(&num, |frozen| frozen.num)
+        };
+        let at = match found {
+            Ok(at) => at,
+            Err(at) => {
+                let before = self.guard.set.freeze(num, self.guard.owner)?;
+                let (value, pid) = (before.value(), before.pid());
+                self.frozen.insert(at, Frozen { num, before, value, pid, waiters: 0 });
+                at
+            }
+        };
+        Ok(&mut self.frozen[at])
+    }
+
+    /// Returns an adjustment, whose semaphore is frozen with it.
+    fn cell(&mut self, record: u32, num: u16) -> Result<&mut Cell, Errno> {
+        self.frozen(num)?;
+        let key = (num, record);
+        let at = match self.cells.binary_search_by_key(&key, |cell| (cell.num, cell.record)) {
+            Ok(at) => at,
+            Err(at) => {
+                let before = undo::load_adj(self.guard.set.shared, record, num);
+                self.cells.insert(at, Cell { record, num, before, adj: before });
+                at
+            }
+        };
+        Ok(&mut self.cells[at])
+    }
+}
+
+impl Frozen {
+    fn is_changed(&self) -> bool {
+        self.value != self.before.value() || self.pid != self.before.pid()
+    }
+
+    /// Returns the new word. Bits for waiters who have gone are cleared here.
+    fn after(&self, set: Set<'_>, complex: bool) -> Word {
+        let line = set.sem(self.num);
+        let bit = |list: usize, bit| if get(&line[list]) == 0 { 0 } else { bit };
+        let old_complex = if complex { self.before.waiters() & COMPLEX } else { 0 };
+        let waiters = bit(SEM_ALTER_LIST, ALTER) | bit(SEM_CONST_LIST, ZERO) | old_complex;
+        self.before.with(self.value, self.pid).with_waiters(waiters | self.waiters)
+    }
+}
+
+impl Drop for Txn<'_, '_> {
+    fn drop(&mut self) {
+        let set = self.set();
+        for frozen in &self.frozen {
+            set.thaw(frozen.num, frozen.before);
+        }
+    }
+}

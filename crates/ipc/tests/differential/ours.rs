@@ -1,0 +1,169 @@
+//! Our side: one thread per task, driven through a channel.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use corewalk_ipc::raw::{self, Arg, Seminfo, Timespec};
+use corewalk_ipc::{Cred, Namespace, SEM_UNDO, SemBuf, SemStat, Task};
+use corewalk_sync::primitives::thread;
+use rustix::io::Errno;
+
+use crate::op::{Answer, Op, answer};
+
+/// How our side is made wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    None,
+    /// `SEM_UNDO` is ignored, as some implementations do.
+    NoUndo,
+    /// Operations of a call are carried out one by one.
+    NotAtomic,
+    /// A check of `GETNCNT` that counts nothing.
+    NoCounts,
+}
+
+pub(crate) struct Worker {
+    task: Option<Arc<Task>>,
+    requests: Option<Sender<Op>>,
+    answers: Receiver<Answer>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(crate) fn start(namespace: &Namespace, pid: u32, mutation: Mutation) -> Self {
+        let task = Arc::new(namespace.register(Cred::root(), pid).expect("room for a task"));
+        let (requests, served) = channel::<Op>();
+        let (reply, answers) = channel();
+        let thread = thread::spawn({
+            let task = Arc::clone(&task);
+            move || {
+                for op in served {
+                    let answer = carry_out(&task, &op, mutation);
+                    if reply.send(answer).is_err() {
+                        break;
+                    }
+                }
+            }
+        });
+        Self { task: Some(task), requests: Some(requests), answers, thread: Some(thread) }
+    }
+
+    fn task(&self) -> &Task {
+        self.task.as_ref().expect("until it ends")
+    }
+
+    pub(crate) fn send(&mut self, op: &Op) {
+        let requests = self.requests.as_ref().expect("until it ends");
+        requests.send(op.clone()).expect("the worker reads");
+    }
+
+    pub(crate) fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
+        loop {
+            // In this order: a call that is completed after the first look is no longer waiting.
+            let is_waiting = self.task().waiting() != 0;
+            if let Ok(answer) = self.answers.try_recv() {
+                return Some(answer);
+            }
+            if is_waiting && !is_prompt {
+                return None;
+            }
+            thread::yield_now();
+        }
+    }
+
+    pub(crate) fn interrupt(&self) {
+        assert_eq!(self.task().interrupt(), 1);
+    }
+
+    pub(crate) fn end(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            while !thread.is_finished() {
+                self.task().interrupt();
+                thread::yield_now();
+            }
+            let _ended = thread.join();
+        }
+        self.task = None;
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn carry_out(task: &Task, op: &Op, mutation: Mutation) -> Answer {
+    let number = |value: i32| vec![i64::from(value)];
+    let errno = |error: Errno| error.raw_os_error();
+    match op {
+        Op::Get { key, nsems, flags } => {
+            answer(raw::semget(task, *key, *nsems, *flags).map_err(errno), number)
+        }
+        Op::Semop { id, sops, timeout } => {
+            let mask = if mutation == Mutation::NoUndo { !SEM_UNDO } else { -1 };
+            let sops = sops.iter().map(|&(num, op, flags)| SemBuf::new(num, op, flags & mask));
+            let sops: Vec<SemBuf> = sops.collect();
+            let timeout = timeout.map(|(sec, nsec)| Timespec { sec, nsec });
+            let call = |sops: &[SemBuf]| raw::semtimedop(task, *id, sops, timeout);
+            let done = match mutation {
+                Mutation::NotAtomic => sops.chunks(1).try_for_each(call),
+                _ => call(&sops),
+            };
+            answer(done.map(|()| 0).map_err(errno), number)
+        }
+        Op::Ctl { cmd: libc::GETNCNT, .. } if mutation == Mutation::NoCounts => vec![0, 0],
+        Op::Ctl { id, num, cmd, value } => {
+            answer(raw::semctl(task, *id, *num, *cmd, Arg::Val(*value)).map_err(errno), number)
+        }
+        Op::GetAll { id } => {
+            answer(task.sem_getall(*id).map_err(errno), |v| v.into_iter().map(i64::from).collect())
+        }
+        Op::SetAll { id, values } => {
+            let mut values = values.clone();
+            values.resize(1 << 15, 0);
+            let arg = Arg::Values(&values);
+            answer(raw::semctl(task, *id, 0, libc::SETALL, arg).map_err(errno), number)
+        }
+        Op::Stat { id, cmd } => {
+            let mut stat = SemStat::default();
+            let done = raw::semctl(task, *id, 0, *cmd, Arg::Buf(&mut stat)).map_err(errno);
+            answer(done, |result| {
+                let perm = stat.perm;
+                let owner = [perm.uid, perm.gid, perm.cuid, perm.cgid].map(i64::from);
+                let mut numbers = vec![i64::from(result), i64::from(perm.key)];
+                numbers.extend(owner);
+                let has_otime = i64::from(stat.otime_s != 0);
+                numbers.extend([i64::from(perm.mode), i64::from(stat.nsems), has_otime]);
+                numbers
+            })
+        }
+        Op::Set { id, uid, gid, mode } => {
+            let mut stat = SemStat::default();
+            (stat.perm.uid, stat.perm.gid, stat.perm.mode) = (*uid, *gid, *mode as u16);
+            let arg = Arg::Buf(&mut stat);
+            answer(raw::semctl(task, *id, 0, libc::IPC_SET, arg).map_err(errno), number)
+        }
+        Op::Totals { cmd } => {
+            let mut info = Seminfo::default();
+            let done = raw::semctl(task, 0, 0, *cmd, Arg::Seminfo(&mut info)).map_err(errno);
+            answer(done, |result| {
+                let Seminfo { semmap, semmni, semmns, semmnu, semmsl, .. } = info;
+                let Seminfo { semopm, semume, semusz, semvmx, semaem, .. } = info;
+                let first = [result, semmap, semmni, semmns, semmnu, semmsl];
+                let last = [semopm, semume, semusz, semvmx, semaem];
+                first.into_iter().chain(last).map(i64::from).collect()
+            })
+        }
+        Op::ActAs { uid, gid } => {
+            let caps = if *uid == 0 { u64::MAX } else { 0 };
+            task.set_cred(Cred { caps, ..Cred::user(*uid, *gid) });
+            vec![0, 0]
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Every errno of the man pages, limits that are reached and left, and the hook.
+
+use corewalk_ipc::raw::{self, Arg, Timespec};
+use corewalk_ipc::{
+    CAP_IPC_OWNER, CAP_SYS_ADMIN, Capacity, Cred, IPC_CREAT, IPC_EXCL, IPC_NOWAIT, IPC_PRIVATE,
+    IPC_RMID, Limits, Namespace, NamespaceOptions, Perm, SEM_UNDO, SETVAL, SecurityHook, SemBuf,
+    SemStat, Task,
+};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::sysv;
+use rustix::io::Errno;
+use std::time::Duration;
+
+const UP: SemBuf = SemBuf::new(0, 1, 0);
+const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+
+fn with(limits: Limits, capacity: Capacity) -> (Namespace, Task) {
+    let options = NamespaceOptions { limits, capacity, hook: None };
+    let namespace = Namespace::new(options).unwrap();
+    let task = namespace.register(Cred::root(), 1).unwrap();
+    (namespace, task)
+}
+
+fn plain() -> (Namespace, Task) {
+    with(Limits::default(), Capacity::default())
+}
+
+fn set(task: &Task, nsems: i32) -> i32 {
+    task.semget(IPC_PRIVATE, nsems, 0o600).unwrap()
+}
+
+#[test]
+fn semget_fails_as_its_man_page_says() {
+    let (namespace, root) = plain();
+    let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
+    let id = root.semget(1, 2, IPC_CREAT | 0o600).unwrap();
+    assert_eq!(user.semget(1, 2, 0o600), Err(Errno::ACCESS));
+    assert_eq!(user.semget(1, 2, 0), Ok(id), "nothing is asked for");
+    assert_eq!(root.semget(1, 2, IPC_CREAT | IPC_EXCL), Err(Errno::EXIST));
+    assert_eq!(root.semget(1, 3, IPC_CREAT | IPC_EXCL), Err(Errno::EXIST), "before EINVAL");
+    for nsems in [3, -1, 32_001] {
+        assert_eq!(user.semget(1, nsems, 0o600), Err(Errno::INVAL), "before EACCES");
+    }
+    assert_eq!(root.semget(IPC_PRIVATE, 0, 0o600), Err(Errno::INVAL));
+    assert_eq!(root.semget(2, 1, IPC_EXCL | 0o600), Err(Errno::NOENT));
+}
+
+#[test]
+fn semop_fails_as_its_man_page_says() {
+    let (namespace, root) = plain();
+    let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
+    let id = set(&root, 2);
+    assert_eq!(root.semop(id, &[UP; 501]), Err(Errno::TOOBIG));
+    assert_eq!(root.semop(id, &[]), Err(Errno::INVAL));
+    for bad in [-1, id + 1, id + 32_768, i32::MAX, i32::MIN] {
+        assert_eq!(root.semop(bad, &[UP]), Err(Errno::INVAL), "{bad}");
+    }
+    assert_eq!(user.semop(id, &[UP]), Err(Errno::ACCESS));
+    assert_eq!(user.semop(id, &[SemBuf { sem_num: 2, ..UP }]), Err(Errno::FBIG), "before EACCES");
+    assert_eq!(root.semop(id, &[SemBuf::new(0, -1, IPC_NOWAIT)]), Err(Errno::AGAIN));
+    let now = Some(Duration::ZERO);
+    assert_eq!(root.semtimedop(id, &[DOWN], now), Err(Errno::AGAIN));
+    for (sec, nsec) in [(-1, 0), (0, -1), (0, 1_000_000_000)] {
+        let timeout = Some(Timespec { sec, nsec });
+        assert_eq!(raw::semtimedop(&root, id, &[UP], timeout), Err(Errno::INVAL));
+    }
+    root.sem_setval(id, 0, 32_767).unwrap();
+    for ops in [&[UP][..], &[SemBuf { sem_num: 1, ..UP }, UP][..]] {
+        assert_eq!(root.semop(id, ops), Err(Errno::RANGE));
+    }
+    assert_eq!(root.sem_getall(id).unwrap(), [32_767, 0]);
+}
+
+#[test]
+fn adjustment_out_of_range_is_erange() {
+    let (_namespace, task) = plain();
+    let id = set(&task, 1);
+    let far = SemBuf::new(0, 32_767, SEM_UNDO);
+    for flags in [0, 0] {
+        task.semop(id, &[far]).unwrap();
+        task.semop(id, &[SemBuf::new(0, -32_767, flags)]).unwrap();
+        // 32,768 is the last that fits.
+        let _ = task.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]);
+        assert_eq!(task.semop(id, &[SemBuf::new(0, 2, SEM_UNDO)]), Err(Errno::RANGE));
+        task.sem_setval(id, 0, 0).unwrap();
+    }
+    assert_eq!(task.sem_getval(id, 0), Ok(0));
+}
+
+#[test]
+fn wait_ends_with_eidrm_eintr_eagain() {
+    let (namespace, task) = plain();
+    let other = namespace.register(Cred::root(), 2).unwrap();
+    let id = set(&task, 2);
+    let wait_then = |sops: &'static [SemBuf], timeout, act: &dyn Fn()| {
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| other.semtimedop(id, sops, timeout));
+            while other.waiting() == 0 && !waits.is_finished() {
+                thread::yield_now();
+            }
+            act();
+            waits.join().unwrap()
+        })
+    };
+    let long = Some(Duration::from_secs(3600));
+    let short = Some(Duration::from_millis(1));
+    const BOTH: &[SemBuf] = &[DOWN, SemBuf::new(1, -1, 0)];
+    for sops in [&[DOWN][..], BOTH] {
+        let interrupted = wait_then(sops, long, &|| assert_eq!(other.interrupt(), 1));
+        assert_eq!(interrupted, Err(Errno::INTR));
+        assert_eq!(wait_then(sops, short, &|| ()), Err(Errno::AGAIN));
+        assert_eq!(task.sem_getncnt(id, 0), Ok(0), "who gave up is not counted");
+        // A change after that concerns nobody.
+        task.semop(id, &[UP]).unwrap();
+        task.semop(id, &[DOWN]).unwrap();
+    }
+    assert_eq!(other.interrupt(), 0);
+    let removed = wait_then(&[DOWN], None, &|| task.sem_rmid(id).unwrap());
+    assert_eq!(removed, Err(Errno::IDRM));
+}
+
+/// A handler with `SA_RESTART` restarts other calls, but not this one.
+#[test]
+fn signal_ends_a_wait_with_eintr() {
+    sysv::catch_usr1().unwrap();
+    let (_namespace, task) = plain();
+    let id = set(&task, 1);
+    let ended = thread::scope(|scope| {
+        let (send, number) = std::sync::mpsc::channel();
+        let task = &task;
+        let waits = scope.spawn(move || {
+            send.send(sysv::thread_id()).unwrap();
+            task.semop(id, &[DOWN])
+        });
+        let number = number.recv().unwrap();
+        // A signal before the thread sleeps is lost, so there may have to be a second.
+        while !waits.is_finished() {
+            if task.waiting() != 0 {
+                sysv::send_usr1(std::process::id(), number).unwrap();
+            }
+            thread::yield_now();
+        }
+        waits.join().unwrap()
+    });
+    assert_eq!(ended, Err(Errno::INTR));
+}
+
+#[test]
+fn semctl_fails_as_its_man_page_says() {
+    let (namespace, root) = plain();
+    let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
+    let id = set(&root, 2);
+    assert_eq!(user.sem_getval(id, 0), Err(Errno::ACCESS));
+    assert_eq!(user.sem_stat(id), Err(Errno::ACCESS));
+    assert_eq!(user.sem_stat_any(id).map(|stat| stat.nsems), Ok(2));
+    assert_eq!(user.sem_rmid(id), Err(Errno::PERM));
+    assert_eq!(user.sem_set(id, 1000, 1000, 0o600), Err(Errno::PERM));
+    assert_eq!(root.sem_getval(id, 2), Err(Errno::INVAL));
+    assert_eq!(root.sem_setval(id, 9, 40_000), Err(Errno::RANGE), "before EINVAL");
+    assert_eq!(root.sem_setall(id, &[0, 40_000]), Err(Errno::RANGE));
+    assert_eq!(raw::semctl(&root, id, 0, 99, Arg::None), Err(Errno::INVAL));
+    assert_eq!(raw::semctl(&root, -1, 0, IPC_RMID, Arg::None), Err(Errno::INVAL));
+    assert_eq!(raw::semctl(&root, id, 0, SETVAL, Arg::None), Err(Errno::FAULT));
+    assert_eq!(root.sem_set(id, u32::MAX, 0, 0o600), Err(Errno::INVAL));
+    root.sem_set(id, 1000, 1000, 0o7640).unwrap();
+    let stat: SemStat = user.sem_stat(id).unwrap();
+    assert_eq!((stat.perm.uid, stat.perm.cuid, stat.perm.mode), (1000, 0, 0o640));
+    user.sem_rmid(id).unwrap();
+    assert_eq!(root.sem_rmid(id), Err(Errno::INVAL));
+}
+
+#[test]
+fn capabilities_override_mode_and_owner() {
+    let (namespace, root) = plain();
+    let id = root.semget(IPC_PRIVATE, 1, 0).unwrap();
+    let task = namespace.register(Cred::user(1, 1), 2).unwrap();
+    assert_eq!(task.semop(id, &[UP]), Err(Errno::ACCESS));
+    task.set_cred(Cred { caps: CAP_IPC_OWNER, ..Cred::user(1, 1) });
+    assert_eq!(task.semop(id, &[UP]), Ok(()));
+    assert_eq!(task.sem_rmid(id), Err(Errno::PERM));
+    task.set_cred(Cred { caps: CAP_SYS_ADMIN, ..Cred::user(1, 1) });
+    assert_eq!(task.semop(id, &[UP]), Err(Errno::ACCESS));
+    assert_eq!(task.sem_rmid(id), Ok(()));
+}
+
+#[test]
+fn limits_that_are_reached_are_enospc_and_recover() {
+    let limits = Limits { semmni: 3, semmns: 10, semmsl: 8, semopm: 2 };
+    let (_namespace, task) = with(limits, Capacity::default());
+    let big = set(&task, 8);
+    assert_eq!(task.semget(IPC_PRIVATE, 9, 0o600), Err(Errno::INVAL));
+    assert_eq!(task.semget(IPC_PRIVATE, 3, 0o600), Err(Errno::NOSPC));
+    let _small = [set(&task, 1), set(&task, 1)];
+    assert_eq!(task.semop(big, &[UP; 3]), Err(Errno::TOOBIG));
+    task.sem_rmid(big).unwrap();
+    let ids: Vec<i32> = vec![set(&task, 1)];
+    assert_eq!(task.semget(IPC_PRIVATE, 1, 0o600), Err(Errno::NOSPC));
+    task.sem_rmid(ids[0]).unwrap();
+    set(&task, 8);
+}
+
+#[test]
+fn capacity_that_is_used_up_is_enomem_and_recovers() {
+    let capacity = Capacity { sets: 8, sems: 4, undos: 4, waits: 4, tasks: 2 };
+    let (namespace, task) = with(Limits::default(), capacity);
+    let id = set(&task, 2);
+    assert_eq!(task.semget(IPC_PRIVATE, 4, 0o600), Err(Errno::NOMEM));
+    // A record of two semaphores takes all four lines.
+    task.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+    let other = namespace.register(Cred::root(), 2).unwrap();
+    assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]), Err(Errno::NOMEM));
+    assert_eq!(other.semop(id, &[SemBuf::new(1, -1, 0); 40]), Err(Errno::NOMEM));
+    assert_eq!(namespace.register(Cred::root(), 3).unwrap_err(), Errno::NOMEM);
+    task.exit();
+    let task = namespace.register(Cred::root(), 3).unwrap();
+    assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]), Ok(()));
+    task.sem_rmid(id).unwrap();
+    assert_eq!(other.sem_getall(set(&task, 2)), Ok(vec![0; 2]));
+}
+
+#[test]
+fn task_or_namespace_out_of_range_is_einval() {
+    let (namespace, _task) = plain();
+    assert_eq!(namespace.register(Cred::root(), 1 << 22).unwrap_err(), Errno::INVAL);
+    let limits = Limits { semmsl: 40_000, ..Limits::default() };
+    let options = NamespaceOptions { limits, ..NamespaceOptions::default() };
+    assert_eq!(Namespace::new(options).unwrap_err(), Errno::INVAL);
+}
+
+/// A module that refuses what its rule says.
+struct Refuse(fn(&Perm) -> bool);
+
+impl SecurityHook for Refuse {
+    fn permission(&self, _cred: &Cred, perm: &Perm, _flag: u32) -> Result<(), Errno> {
+        if (self.0)(perm) { Err(Errno::CONNREFUSED) } else { Ok(()) }
+    }
+
+    fn sem_semctl(&self, _cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
+        if perm.is_some() && cmd == IPC_RMID { Err(Errno::CONNREFUSED) } else { Ok(()) }
+    }
+}
+
+/// Trap I1: what the hook looks at is a copy that belongs together, and outlives the object.
+#[test]
+fn hook_is_asked_after_the_mode_and_may_refuse() {
+    let hook = Box::new(Refuse(|perm| perm.key == 6));
+    let options = NamespaceOptions { hook: Some(hook), ..NamespaceOptions::default() };
+    let namespace = Namespace::new(options).unwrap();
+    let task = namespace.register(Cred::root(), 1).unwrap();
+    let good = task.semget(5, 1, IPC_CREAT | 0o600).unwrap();
+    let bad = task.semget(6, 1, IPC_CREAT | 0o600).unwrap();
+    assert_eq!(task.semop(good, &[UP]), Ok(()));
+    assert_eq!(task.semop(bad, &[UP]), Err(Errno::CONNREFUSED));
+    assert_eq!(task.sem_getval(bad, 0), Err(Errno::CONNREFUSED));
+    assert_eq!(task.sem_setval(bad, 0, 1), Err(Errno::CONNREFUSED));
+    assert_eq!(task.sem_rmid(good), Err(Errno::CONNREFUSED));
+    task.set_cred(Cred::user(1, 1));
+    assert_eq!(task.semop(bad, &[UP]), Err(Errno::ACCESS), "the mode comes first");
+}
+
+/// Trap I6: the time of the last operation is set by every kind of operation.
+#[test]
+fn otime_is_set_by_all_operations() {
+    let (_namespace, task) = plain();
+    let ways: [&[SemBuf]; 4] = [
+        &[UP],
+        &[SemBuf::new(0, 0, 0)],
+        &[SemBuf::new(0, 1, SEM_UNDO)],
+        &[UP, SemBuf::new(1, 1, 0)],
+    ];
+    for sops in ways {
+        let id = set(&task, 2);
+        assert_eq!(task.sem_stat(id).unwrap().otime_s, 0);
+        task.semop(id, sops).unwrap();
+        let stat = task.sem_stat(id).unwrap();
+        assert!(stat.otime_s >= stat.ctime_s && stat.ctime_s > 0, "{stat:?}");
+        task.sem_rmid(id).unwrap();
+    }
+}
+
+/// Traps I12, I17: a walk by index meets every set that is there, and only those.
+#[test]
+fn walk_by_index_meets_every_set_once() {
+    let (_namespace, task) = plain();
+    let mut ids: Vec<i32> = (0..100).map(|_| set(&task, 1)).collect();
+    let gone: Vec<i32> = ids.iter().copied().filter(|id| id % 3 == 0).collect();
+    gone.iter().for_each(|id| task.sem_rmid(*id).unwrap());
+    ids.retain(|id| !gone.contains(id));
+    let totals = task.sem_totals().unwrap();
+    assert_eq!((totals.sets, totals.sems), (ids.len() as u32, ids.len() as u64));
+    let walk = (0..=totals.index_max).filter_map(|at| task.sem_stat_index(at as i32).ok());
+    assert_eq!(walk.map(|stat| stat.id).collect::<Vec<_>>(), ids);
+}
+
+/// Trap I18: every id is below 2^31, also when the generations come round.
+#[test]
+fn ids_stay_in_their_range() {
+    let capacity = Capacity { sets: 1, sems: 1, ..Capacity::default() };
+    let (_namespace, task) = with(Limits::default(), capacity);
+    let mut seen_again = 0;
+    let first = set(&task, 1);
+    task.sem_rmid(first).unwrap();
+    for _ in 0..70_000 {
+        let id = set(&task, 1);
+        assert!(id >= 0);
+        assert_eq!(task.sem_stat(id).unwrap().id, id);
+        seen_again += u32::from(id == first);
+        task.sem_rmid(id).unwrap();
+    }
+    assert_eq!(seen_again, 1, "65,535 generations");
+}

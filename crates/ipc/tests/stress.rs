@@ -1,0 +1,190 @@
+//! Several threads at once: nobody is inside with another, nothing is lost, undo is exact.
+//!
+//! The seed decides the operations, not the schedule; see `docs/testing.md`.
+
+use corewalk_ipc::{
+    Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+};
+use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::rng::Seed;
+use rustix::io::Errno;
+use std::time::Duration;
+
+const ROUNDS: u64 = 20_000;
+
+fn namespace() -> Namespace {
+    Namespace::new(NamespaceOptions::default()).unwrap()
+}
+
+fn task(namespace: &Namespace, pid: u32) -> Task {
+    namespace.register(Cred::root(), pid).unwrap()
+}
+
+fn watchdog(name: &'static str) -> Watchdog {
+    Watchdog::start(name, Duration::from_secs(120))
+}
+
+/// Two threads keep each other out with `sops` to enter and leave.
+fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
+    let _watchdog = watchdog(name);
+    let namespace = namespace();
+    let maker = task(&namespace, 9);
+    let id = maker.semget(IPC_PRIVATE, sems, 0o600).unwrap();
+    maker.sem_setall(id, &vec![1; sems as usize]).unwrap();
+    let counter = AtomicU64::new(0);
+    race::run(2, Seed::choose(), |racer| {
+        let task = task(&namespace, 1 + racer.thread as u32);
+        for _ in 0..ROUNDS {
+            task.semop(id, enter).unwrap();
+            // ORDERING: Relaxed. Two steps on purpose: the semaphore has to keep the other out.
+            let seen = counter.load(Ordering::Relaxed);
+            // ORDERING: Relaxed. As above.
+            counter.store(seen + 1, Ordering::Relaxed);
+            task.semop(id, leave).unwrap();
+        }
+    });
+    // ORDERING: Relaxed. The threads have ended.
+    assert_eq!(counter.load(Ordering::Relaxed), 2 * ROUNDS);
+    assert_eq!(maker.sem_getall(id).unwrap(), vec![1; sems as usize]);
+    assert_eq!(maker.sem_getncnt(id, 0), Ok(0));
+}
+
+#[test]
+fn semaphore_as_a_lock_keeps_others_out() {
+    exclude("lock", 1, &[SemBuf::new(0, -1, 0)], &[SemBuf::new(0, 1, 0)]);
+}
+
+#[test]
+fn semaphore_as_a_lock_with_undo_keeps_others_out() {
+    exclude("lock, undo", 1, &[SemBuf::new(0, -1, SEM_UNDO)], &[SemBuf::new(0, 1, SEM_UNDO)]);
+}
+
+#[test]
+fn two_semaphores_as_a_lock_keep_others_out() {
+    let both = |op, flags| [SemBuf::new(1, op, flags), SemBuf::new(0, op, 0)];
+    exclude("two locks", 2, &both(-1, SEM_UNDO), &both(1, SEM_UNDO));
+}
+
+/// Threads move tokens between semaphores, in every way there is; none is lost or made.
+#[test]
+fn tokens_that_are_moved_are_conserved() {
+    const SEMS: u16 = 3;
+    const TOKENS: u64 = 12;
+    let _watchdog = watchdog("tokens");
+    let namespace = namespace();
+    let maker = task(&namespace, 9);
+    let id = maker.semget(IPC_PRIVATE, i32::from(SEMS), 0o600).unwrap();
+    maker.sem_setall(id, &[4; SEMS as usize]).unwrap();
+    // They end after the count: what they would undo is clamped, and no longer conserved.
+    let tasks = [task(&namespace, 1), task(&namespace, 2)];
+    let moved = race::run(2, Seed::choose(), |mut racer| {
+        let task = &tasks[racer.thread];
+        let mut moved = 0u64;
+        for _ in 0..ROUNDS {
+            let from = racer.rng.below(u64::from(SEMS)) as u16;
+            let to = racer.rng.below(u64::from(SEMS)) as u16;
+            let undo = if racer.rng.below(2) == 0 { SEM_UNDO } else { 0 };
+            let take = SemBuf::new(from, -1, IPC_NOWAIT | undo);
+            let give = SemBuf::new(to, 1, undo);
+            let done = match racer.rng.below(3) {
+                0 => task.semop(id, &[take, give]),
+                1 => task.semop(id, &[give, take]),
+                _ => task.semop(id, &[take]).and_then(|()| task.semop(id, &[give])),
+            };
+            match done {
+                Ok(()) => moved += 1,
+                Err(Errno::AGAIN | Errno::RANGE) => {}
+                Err(other) => panic!("{other}"),
+            }
+            if racer.rng.below(100) == 0 {
+                let sum: u64 = task.sem_getall(id).unwrap().into_iter().map(u64::from).sum();
+                // A token may be between its semaphores, one per thread.
+                assert!((TOKENS - 2..=TOKENS).contains(&sum), "{sum} tokens");
+            }
+        }
+        moved
+    });
+    assert!(moved.iter().all(|moved| *moved > ROUNDS / 2), "{moved:?}");
+    let sum: u64 = maker.sem_getall(id).unwrap().into_iter().map(u64::from).sum();
+    assert_eq!(sum, TOKENS);
+}
+
+/// Tasks that end at any point leave the values as if they had never been there.
+#[test]
+fn undo_of_tasks_that_end_is_exact() {
+    let _watchdog = watchdog("undo");
+    let namespace = namespace();
+    let maker = task(&namespace, 9);
+    let id = maker.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    maker.sem_setall(id, &[1000, 1000]).unwrap();
+    race::run(2, Seed::choose(), |mut racer| {
+        for _ in 0..200 {
+            let task = task(&namespace, 1 + racer.thread as u32);
+            for _ in 0..racer.rng.below(40) {
+                let num = racer.rng.below(2) as u16;
+                let op = racer.rng.below(9) as i16 - 4;
+                let one = SemBuf::new(num, op, SEM_UNDO | IPC_NOWAIT);
+                let done = match racer.rng.below(3) {
+                    0 => task.semop(id, &[one, SemBuf { sem_num: 1 - num, ..one }]),
+                    _ => task.semop(id, &[one]),
+                };
+                assert!(matches!(done, Ok(()) | Err(Errno::AGAIN)), "{done:?}");
+            }
+        }
+    });
+    assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
+}
+
+/// Traps I3, I10: sets come and go under those who use them.
+#[test]
+fn sets_that_are_removed_under_operations_end_them() {
+    let _watchdog = watchdog("removal");
+    let namespace = namespace();
+    let current = AtomicU64::new(0);
+    let counts = race::run(2, Seed::choose(), |mut racer| {
+        let task = task(&namespace, 1 + racer.thread as u32);
+        let mut counts = [0u64; 3];
+        if racer.thread == 0 {
+            for _ in 0..ROUNDS / 10 {
+                let id = task.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+                assert_eq!(task.sem_getall(id).unwrap(), [0, 0], "a new set is not zero");
+                // ORDERING: Relaxed. Any id will do.
+                current.store(id as u64, Ordering::Relaxed);
+                for _ in 0..racer.rng.below(30) {
+                    task.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+                }
+                // Lets the other come to wait; its waits end with the set.
+                for _ in 0..racer.rng.below(8) {
+                    thread::yield_now();
+                }
+                task.sem_rmid(id).unwrap();
+            }
+            // ORDERING: Relaxed. As above.
+            current.store(u64::MAX, Ordering::Relaxed);
+            return counts;
+        }
+        loop {
+            // ORDERING: Relaxed. Any id will do.
+            let id = current.load(Ordering::Relaxed);
+            if id == u64::MAX {
+                return counts;
+            }
+            let undo = if racer.rng.below(2) == 0 { SEM_UNDO } else { 0 };
+            let one = SemBuf::new(racer.rng.below(2) as u16, -1, undo);
+            let done = match racer.rng.below(2) {
+                0 => task.semop(id as i32, &[one]),
+                _ => task.semop(id as i32, &[one, SemBuf::new(1, 0, 0)]),
+            };
+            match done {
+                Ok(()) => counts[0] += 1,
+                Err(Errno::INVAL) => counts[1] += 1,
+                Err(Errno::IDRM) => counts[2] += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+    });
+    println!("done, EINVAL, EIDRM: {:?}", counts[1]);
+    assert!(counts[1][0] > 0 && counts[1][2] > 0, "not reached: {:?}", counts[1]);
+}

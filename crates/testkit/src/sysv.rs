@@ -1,0 +1,218 @@
+//! The host kernel's semaphores, as an oracle and for a comparison.
+//!
+//! Plain calls with integers, and errors as numbers. They act on the IPC namespace of the calling
+//! thread; [`unshare_ipc`] gives it one of its own.
+//!
+//! Source: semget(2), semop(2), semctl(2), unshare(2).
+#![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
+
+use std::io;
+
+/// One operation: semaphore, what to add, flags.
+pub type Sop = (u16, i16, i16);
+
+/// What `IPC_STAT` tells, times aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Key, uid, gid, cuid, cgid.
+    pub ids: [i64; 5],
+    /// The mode.
+    pub mode: u32,
+    /// How many semaphores.
+    pub nsems: u64,
+    /// Whether there is a time of the last operation.
+    pub has_otime: bool,
+}
+
+fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+fn check(result: libc::c_int) -> Result<i32, i32> {
+    if result == -1 { Err(errno()) } else { Ok(result) }
+}
+
+/// Gives the calling thread an IPC namespace of its own.
+///
+/// # Errors
+///
+/// The error of unshare(2): `EPERM` without the privilege.
+pub fn unshare_ipc() -> Result<i32, i32> {
+    // SAFETY: the call takes a number and touches no memory of ours.
+    check(unsafe { libc::unshare(libc::CLONE_NEWIPC) })
+}
+
+/// semget(2).
+///
+/// # Errors
+///
+/// Its errno.
+pub fn semget(key: i32, nsems: i32, flags: i32) -> Result<i32, i32> {
+    // SAFETY: the call takes numbers.
+    check(unsafe { libc::semget(key, nsems, flags) })
+}
+
+/// semtimedop(2), without a timeout if there is none.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<i32, i32> {
+    let mut sops: Vec<libc::sembuf> = sops
+        .iter()
+        .map(|&(sem_num, sem_op, sem_flg)| libc::sembuf { sem_num, sem_op, sem_flg })
+        .collect();
+    let timeout = timeout.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
+    let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the operations and the timeout live during the call, and their number is right.
+    check(
+        unsafe { libc::syscall(libc::SYS_semtimedop, id, sops.as_mut_ptr(), sops.len(), pointer) }
+            as i32,
+    )
+}
+
+/// semop(2) with one operation, for measurements: nothing is copied or allocated.
+///
+/// # Errors
+///
+/// Its errno.
+#[inline]
+pub fn semop_raw<const N: usize>(id: i32, sops: &mut [libc::sembuf; N]) -> Result<i32, i32> {
+    // SAFETY: the operations live during the call, and their number is right.
+    check(unsafe { libc::semop(id, sops.as_mut_ptr(), N) })
+}
+
+/// Returns operations for [`semop_raw`].
+pub fn sembufs<const N: usize>(sops: [Sop; N]) -> [libc::sembuf; N] {
+    sops.map(|(sem_num, sem_op, sem_flg)| libc::sembuf { sem_num, sem_op, sem_flg })
+}
+
+/// semctl(2) with a number as its argument.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn semctl(id: i32, num: i32, cmd: i32, value: i32) -> Result<i32, i32> {
+    // SAFETY: the commands that callers give take a number or nothing.
+    check(unsafe { libc::semctl(id, num, cmd, libc::c_long::from(value)) })
+}
+
+/// `GETALL` of a set of `nsems` semaphores.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn getall(id: i32, nsems: usize) -> Result<Vec<u16>, i32> {
+    let mut values = vec![0u16; nsems.max(1 << 15)];
+    // SAFETY: the buffer has room for the largest set.
+    check(unsafe { libc::semctl(id, 0, libc::GETALL, values.as_mut_ptr()) })?;
+    values.truncate(nsems);
+    Ok(values)
+}
+
+/// `SETALL`; `values` has at least as many values as the set has semaphores.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn setall(id: i32, values: &[u16]) -> Result<i32, i32> {
+    let mut values = values.to_vec();
+    values.resize(values.len().max(1 << 15), 0);
+    // SAFETY: the buffer is as long as the largest set.
+    check(unsafe { libc::semctl(id, 0, libc::SETALL, values.as_mut_ptr()) })
+}
+
+/// `IPC_STAT`, `SEM_STAT` or `SEM_STAT_ANY`: what the call returned, and what it told.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
+    // SAFETY: zeroes are a valid structure of numbers.
+    let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is what these commands write.
+    let result = check(unsafe { libc::semctl(id, 0, cmd, std::ptr::from_mut(&mut ds)) })?;
+    let perm = ds.sem_perm;
+    let ids = [
+        i64::from(perm.__key),
+        i64::from(perm.uid),
+        i64::from(perm.gid),
+        i64::from(perm.cuid),
+        i64::from(perm.cgid),
+    ];
+    let has_otime = ds.sem_otime != 0;
+    Ok((result, Stat { ids, mode: u32::from(perm.mode), nsems: ds.sem_nsems, has_otime }))
+}
+
+/// `IPC_SET`.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
+    // SAFETY: zeroes are a valid structure of numbers.
+    let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
+    (ds.sem_perm.uid, ds.sem_perm.gid) = (uid, gid);
+    ds.sem_perm.mode = mode as _;
+    // SAFETY: the structure is what the command reads.
+    check(unsafe { libc::semctl(id, 0, libc::IPC_SET, std::ptr::from_mut(&mut ds)) })
+}
+
+/// `IPC_INFO` or `SEM_INFO`: what the call returned, and its ten numbers.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn totals(cmd: i32) -> Result<(i32, [i32; 10]), i32> {
+    let mut numbers = [0; 10];
+    // SAFETY: `struct seminfo` is ten integers, which is what these commands write.
+    let result = check(unsafe { libc::semctl(0, 0, cmd, numbers.as_mut_ptr()) })?;
+    Ok((result, numbers))
+}
+
+/// Makes the calling process act as another user and group, without further groups.
+///
+/// # Errors
+///
+/// The errno of the call that failed.
+pub fn act_as(uid: u32, gid: u32) -> Result<i32, i32> {
+    // SAFETY: these calls take numbers.
+    check(unsafe { libc::seteuid(0) })?;
+    // SAFETY: as above; a length of zero reads nothing.
+    check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::setegid(gid) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::seteuid(uid) })
+}
+
+/// Lets `SIGUSR1` interrupt system calls and do nothing else, with `SA_RESTART`.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn catch_usr1() -> Result<i32, i32> {
+    extern "C" fn nothing(_signal: libc::c_int) {}
+    // SAFETY: zeroes are a valid structure: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as *const () as usize;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: the handler does nothing, so it is safe in any thread at any time.
+    check(unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) })
+}
+
+/// Returns the number of the calling thread.
+pub fn thread_id() -> i32 {
+    // SAFETY: the call takes nothing.
+    unsafe { libc::gettid() }
+}
+
+/// Sends `SIGUSR1` to a thread of a process.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn send_usr1(pid: u32, thread: i32) -> Result<i32, i32> {
+    // SAFETY: the call takes numbers.
+    check(unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, libc::SIGUSR1) } as i32)
+}
