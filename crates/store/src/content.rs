@@ -34,7 +34,7 @@ use crate::record::Extent;
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// The largest file in bytes: what `off_t` can say.
-const SIZE_MAX: u64 = i64::MAX as u64;
+pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
 /// The most blocks that one fallocate(2) reserves, 1 TiB.
 const RESERVE_BLOCKS_MAX: u64 = (1 << 40) / BLOCK_BYTES;
 /// A block of zeros.

@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use corewalk::Errno;
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 use redb::{ReadOnlyTable, ReadableDatabase as _, TableDefinition};
 
 use crate::device::{Backend, Device};
@@ -19,7 +20,10 @@ use crate::record::{KEY_BYTES, Key};
 const TABLE: TableDefinition<'_, &[u8; KEY_BYTES], &[u8]> = TableDefinition::new("corewalk");
 
 /// The open database.
-pub(crate) struct Database(redb::Database);
+pub(crate) struct Database {
+    inner: redb::Database,
+    is_lost: Arc<AtomicBool>,
+}
 
 impl Database {
     /// Opens the database on `device`, or makes one on an empty device.
@@ -29,8 +33,16 @@ impl Database {
     pub(crate) fn open(device: &Arc<dyn Device>, cache_bytes: usize) -> io::Result<Database> {
         let mut builder = redb::Builder::new();
         builder.set_cache_size(cache_bytes);
-        let opened = builder.create_with_backend(Backend(device.clone()));
-        opened.map(Database).map_err(|error| io_error(error.into()))
+        let (backend, is_lost) = Backend::new(device.clone());
+        let opened = builder.create_with_backend(backend);
+        opened.map(|inner| Database { inner, is_lost }).map_err(|error| io_error(error.into()))
+    }
+
+    /// Returns true if no write of its has failed but for want of room, and no sync at all: to open it
+    /// again gives what was confirmed.
+    pub(crate) fn is_intact(&self) -> bool {
+        // ORDERING: Relaxed. Set by a call of this thread.
+        !self.is_lost.load(Ordering::Relaxed)
     }
 
     /// Writes records as one transaction, and returns the database as it is then.
@@ -43,7 +55,7 @@ impl Database {
     }
 
     fn write_records(&self, records: &[(Key, Record)]) -> Result<(), redb::Error> {
-        let transaction = self.0.begin_write()?;
+        let transaction = self.inner.begin_write()?;
         let mut table = transaction.open_table(TABLE)?;
         for (key, record) in records {
             let key = key.to_bytes();
@@ -63,7 +75,7 @@ impl Database {
     /// What the device says.
     pub(crate) fn snapshot(&self) -> io::Result<Snapshot> {
         let open = || -> Result<_, redb::Error> {
-            match self.0.begin_read()?.open_table(TABLE) {
+            match self.inner.begin_read()?.open_table(TABLE) {
                 Ok(table) => Ok(Snapshot(Base::Open(table))),
                 Err(redb::TableError::TableDoesNotExist(_)) => Ok(Snapshot(Base::Empty)),
                 Err(error) => Err(error.into()),
@@ -77,7 +89,7 @@ impl Database {
     /// # Errors
     /// What the device says; `InvalidData` for what cannot be repaired.
     pub(crate) fn check(&mut self) -> io::Result<bool> {
-        self.0.check_integrity().map_err(|error| io_error(error.into()))
+        self.inner.check_integrity().map_err(|error| io_error(error.into()))
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use corewalk::Errno;
 use corewalk_sync::Mutex;
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 
 /// A row of bytes that grows.
 ///
@@ -120,13 +121,13 @@ impl Device for FileDevice {
             drop(end);
             return self.file.write_all_at(bytes, offset);
         }
+        *end = behind;
+        // The bytes first: there may be room for no more.
+        self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
-        } else {
-            // Without room for that there may be some for the bytes.
-            *end = behind;
         }
-        self.file.write_all_at(bytes, offset)
+        Ok(())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -148,27 +149,52 @@ impl Device for FileDevice {
 
 /// A device as the database wants it.
 #[derive(Debug)]
-pub(crate) struct Backend(pub(crate) Arc<dyn Device>);
+pub(crate) struct Backend {
+    device: Arc<dyn Device>,
+    is_lost: Arc<AtomicBool>,
+}
+
+impl Backend {
+    /// Returns `device` for a database, and what says later whether written bytes may have been lost.
+    pub(crate) fn new(device: Arc<dyn Device>) -> (Backend, Arc<AtomicBool>) {
+        let is_lost = Arc::new(AtomicBool::new(false));
+        (Backend { device, is_lost: is_lost.clone() }, is_lost)
+    }
+
+    fn lose(&self) {
+        // ORDERING: Relaxed. Read by the thread that got the error.
+        self.is_lost.store(true, Ordering::Relaxed);
+    }
+}
 
 impl redb::StorageBackend for Backend {
     fn len(&self) -> Result<u64, io::Error> {
-        self.0.len()
+        self.device.len()
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
-        self.0.read_at(offset, out)
+        self.device.read_at(offset, out)
     }
 
     fn set_len(&self, len: u64) -> Result<(), io::Error> {
-        self.0.set_len(len)
+        self.device.set_len(len)
     }
 
     fn sync_data(&self) -> Result<(), io::Error> {
-        self.0.sync()
+        self.device.sync().map_err(|error| {
+            // The host may have dropped what it could not write, and a read would still show it: whatever
+            // the reason was, there is no second try.
+            self.lose();
+            io::Error::other(error)
+        })
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
-        self.0.write_at(offset, data)
+        self.device.write_at(offset, data).inspect_err(|error| {
+            if errno_of(error) != Errno::NOSPC {
+                self.lose();
+            }
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use corewalk::{
 };
 use corewalk_sync::RwLockReadGuard;
 
-use crate::content::{BLOCK_BYTES, Content, Site};
+use crate::content::{BLOCK_BYTES, Content, SIZE_MAX, Site};
 use crate::directory::{Batch, Place, hash_of};
 use crate::inode::{Inode, State, now};
 use crate::names::check_directory;
@@ -131,7 +131,7 @@ impl FileSystem for Store {
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         let view = &*self.journal.change()?;
-        let change = |state: &mut State| -> Result<(), Errno> {
+        let change = |state: &mut State, set: &SetAttr| -> Result<(), Errno> {
             state.check()?;
             if let Some(mode) = set.mode.filter(|_| state.record.has_acl) {
                 let old = self.set_of(state, view)?;
@@ -145,12 +145,25 @@ impl FileSystem for Store {
             Ok(())
         };
         if let Some(size) = set.size {
+            if size > SIZE_MAX {
+                return Err(Errno::FBIG);
+            }
+            // An ACL may want room, which the size does not; so it comes first.
+            if set.mode.is_some() {
+                let mode = SetAttr { mode: set.mode, ..SetAttr::default() };
+                let inode = self.table.get(node.ino(), view)?;
+                check_file(&inode)?;
+                let mut state = inode.state.write();
+                change(&mut state, &mode)?;
+                inode.save(&state, view);
+            }
+            let set = &SetAttr { mode: None, ..*set };
             let cut = |content: &mut Content, site: Site<'_>| content.set_size(site, size);
-            return Ok(self.change_content(node, view, cut, |(), state| change(state))?.1);
+            return Ok(self.change_content(node, view, cut, |(), state| change(state, set))?.1);
         }
         let inode = self.table.get(node.ino(), view)?;
         let mut state = inode.state.write();
-        change(&mut state)?;
+        change(&mut state, set)?;
         inode.save(&state, view);
         Ok(state.attr(inode.ino))
     }
@@ -280,6 +293,16 @@ impl FileSystem for Store {
             true => self.journal.change()?,
             false => self.journal.grow()?,
         };
+        // Without a limit of its own the store has the host's.
+        if !how.contains(Fallocate::PUNCH_HOLE)
+            && let Some(place) = &self.place
+        {
+            let host = place.host()?;
+            let all = len.saturating_add(self.space.used().saturating_mul(BLOCK_BYTES));
+            if len > host.bavail || all > host.blocks {
+                return Err(Errno::NOSPC);
+            }
+        }
         let allocate =
             |content: &mut Content, site: Site<'_>| content.allocate(site, offset, len, how);
         let note = |_: &(), state: &mut State| {

@@ -28,7 +28,8 @@
 //! # When the host is full
 //! A commit needs room of the host, and there is nobody to refuse any more. So a reserve is kept: a file
 //! of [`RESERVE_BYTES`]. A commit that meets `ENOSPC` gives the reserve up, opens the database again (it
-//! refuses to go on after an error) and tries once more; then whatever needs more room is refused with
+//! refuses to go on after an error, also after a read that failed: until the next commit what is not in
+//! memory is `EIO` then) and tries once more; then whatever needs more room is refused with
 //! `ENOSPC` until the reserve can be had again. If it fails even so, or with any other error, the store
 //! is read-only from then on: `EROFS` for changes, `EIO` for fsync. What was confirmed is in the
 //! database still.
@@ -306,8 +307,12 @@ impl Journal {
     pub(crate) fn grow(&self) -> Result<Pass<'_>, Errno> {
         // ORDERING: Relaxed, both. What is missed is met at the commit, for which the reserve is.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
-        if !is_failed && self.is_full.load(Ordering::Relaxed) && !self.renew_reserve() {
-            return Err(Errno::NOSPC);
+        if !is_failed && self.is_full.load(Ordering::Relaxed) {
+            // A commit that has just given the reserve up is not to find it taken again.
+            let is_renewed = self.database.try_lock().is_some_and(|_idle| self.renew_reserve());
+            if !is_renewed {
+                return Err(Errno::NOSPC);
+            }
         }
         self.change()
     }
@@ -334,21 +339,21 @@ impl Journal {
     /// # Errors
     /// `EIO` if that failed, now or ever: what it is about may be lost.
     pub(crate) fn sync_data(&self) -> Result<(), Errno> {
-        self.check()?;
-        self.sync_data_once().map_err(|_| {
-            self.fail();
-            Errno::IO
-        })
+        self.sync_data_once().map_err(|_| Errno::IO)
     }
 
     fn sync_data_once(&self) -> io::Result<()> {
         let _turn = self.data_sync.lock();
+        // The host tells of a failure once; nobody may take what it was about for durable later.
+        if self.check().is_err() {
+            return Err(io::ErrorKind::Other.into());
+        }
         // ORDERING: Relaxed. Whoever wrote before this call set it before: the lock of the file, the gate
         // or the caller's own order is between.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        self.devices.data.sync()
+        self.devices.data.sync().inspect_err(|_| self.fail())
     }
 
     /// Makes all that happened before this call durable.
@@ -366,6 +371,9 @@ impl Journal {
     /// `EIO` if a commit failed, now or ever.
     pub(crate) fn commit_up_to(&self, tid: u64) -> Result<(), Errno> {
         let mut state = self.state.lock();
+        if state.committed >= tid {
+            return Ok(());
+        }
         state.callers += 1;
         self.changed.notify_all();
         let done = self.commit_with(&mut state, tid);
@@ -374,17 +382,19 @@ impl Journal {
     }
 
     fn commit_with(&self, state: &mut MutexGuard<'_, State>, tid: u64) -> Result<(), Errno> {
-        let mut is_patient = true;
+        let mut deadline = None;
         loop {
             if state.committed >= tid {
                 return Ok(());
             }
             self.check()?;
+            let patience = (state.took / 2).min(PATIENCE_MAX);
             if state.is_committing {
                 self.changed.wait(state);
-            } else if is_patient && state.callers < state.companions {
-                let patience = (state.took / 2).min(PATIENCE_MAX);
-                is_patient = !self.changed.wait_for(state, patience).timed_out();
+            } else if state.callers < state.companions
+                && Instant::now() < *deadline.get_or_insert_with(|| Instant::now() + patience)
+            {
+                self.changed.wait_until(state, deadline.expect("it was just set"));
             } else {
                 state.is_committing = true;
                 MutexGuard::unlocked(state, || {
@@ -452,13 +462,17 @@ impl Journal {
             Some(database) => database.write(&records),
             None => Err(io::ErrorKind::Other.into()),
         };
+        let is_intact = database.as_ref().is_some_and(Database::is_intact);
         match first {
-            Err(error) if errno_of(&error) == Errno::NOSPC => {}
+            Err(error) if is_intact && errno_of(&error) == Errno::NOSPC => {
+                // ORDERING: Relaxed. See `grow`.
+                self.is_full.store(true, Ordering::Relaxed);
+                self.devices.reserve.set_len(0)?;
+            }
+            // A read that failed once makes the database refuse everything; nothing is lost by that.
+            Err(_) if is_intact => {}
             done => return done,
         }
-        // ORDERING: Relaxed. See `grow`.
-        self.is_full.store(true, Ordering::Relaxed);
-        self.devices.reserve.set_len(0)?;
         // Nobody may read from the database while it is opened again.
         let mut views = self.close();
         let nothing = Arc::new(Snapshot::closed());
@@ -498,6 +512,11 @@ impl Journal {
     pub(crate) fn commits(&self) -> u64 {
         // ORDERING: Relaxed. A statistic.
         self.commits.load(Ordering::Relaxed)
+    }
+
+    /// Lets nothing become durable any more: an operation has failed when half of it was done.
+    pub(crate) fn abort(&self) {
+        self.fail();
     }
 
     fn fail(&self) {

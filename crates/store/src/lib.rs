@@ -20,7 +20,9 @@
 //! | `fsck` | what must hold between records |
 //!
 //! # Guarantees
-//! - S.1: when `fsync` or [`Store::sync`] returns, what was done before is durable, names included.
+//! - S.1: when [`Store::sync`] returns, what was done before is durable. When `fsync` returns, that is so
+//!   for the file, and for its names; a directory above it that was renamed is another file's business,
+//!   as in ext4.
 //! - S.2: after a crash the store is at the end of a commit. Only bytes that were written over older ones
 //!   of the same file may be newer than that. No file shows bytes of another one, or what nobody wrote.
 //! - S.3: a host that runs full gives `ENOSPC`, one that cannot read `EIO`. If a commit fails for another
@@ -46,6 +48,17 @@
 //! - Snapshots, compression and checksums of file data.
 //! - To give blocks of the data file back to the host: what is freed serves other files.
 //! - `ioctl`s and quotas by user: `size=` and `nr_inodes=` are for all.
+//!
+//! # What is known to be weak
+//! - The reserve for commits on a full host covers 8,192 pages of the database. A transaction that changes
+//!   more records than that, far from each other, on a host that is full, ends read-only.
+//! - While a commit is slow, what comes after it grows in memory without a bound of its own.
+//! - After a read of the database has failed, what is not in memory is `EIO` until the next commit, which
+//!   opens it again.
+//! - A store whose pages were changed by somebody who knows how is detected by `fsck`, and by a mount only
+//!   in part.
+//! - To mount again right after `EIO` from fsync, on a host that then says nothing more about the pages
+//!   that it lost, may show what is not on the disk: restart the host first.
 //!
 //! # Lock order
 //! The gate of the journal; the bytes of one file; directories in ascending order of their numbers; one

@@ -289,9 +289,11 @@ impl Rename<'_, '_> {
         self.locks.state(self.new.0.ino)?.check_alive()?;
         let child = self.child(self.moved)?;
         self.set(self.new, self.moved)?;
-        self.unset_old()?;
-        self.save_directories((1, subdirectories(self.moved)), (1, 0))?;
-        self.touch(&child)
+        let rest = self.unset_old().and_then(|()| {
+            self.save_directories((1, subdirectories(self.moved)), (1, 0))?;
+            self.touch(&child)
+        });
+        self.whole(rest)
     }
 
     /// Renames over the existing `victim`.
@@ -310,12 +312,14 @@ impl Rename<'_, '_> {
         }
         let (child, gone) = (self.child(self.moved)?, self.child(victim)?);
         self.set(self.new, self.moved)?;
-        self.unset_old()?;
         // The directory that was replaced counts no more.
         let links = (subdirectories(self.moved), subdirectories(victim));
-        self.save_directories((0, links.0), (1, links.1))?;
-        self.touch(&child)?;
-        self.store.unlink(self.locks, &gone, self.view)
+        let rest = self.unset_old().and_then(|()| {
+            self.save_directories((0, links.0), (1, links.1))?;
+            self.touch(&child)?;
+            self.store.unlink(self.locks, &gone, self.view)
+        });
+        self.whole(rest)
     }
 
     /// Swaps what the two names refer to.
@@ -326,7 +330,8 @@ impl Rename<'_, '_> {
         }
         let (child, swapped) = (self.child(self.moved)?, self.child(other)?);
         self.set(self.new, self.moved)?;
-        self.set(self.old, other)?;
+        let rest = self.set(self.old, other);
+        self.whole(rest)?;
         let (there, back) = (subdirectories(self.moved), subdirectories(other));
         let now = now();
         let (old, new) = (self.old.0, self.new.0);
@@ -338,6 +343,12 @@ impl Rename<'_, '_> {
         })?;
         self.touch(&child)?;
         self.touch(&swapped)
+    }
+
+    /// Returns the result of what comes after the first change. If it failed, which takes a record that
+    /// cannot be read again, half of the rename must not become durable, and nothing does.
+    fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
+        rest.inspect_err(|_| self.store.journal.abort())
     }
 
     /// Refuses to move a directory into itself. `EINVAL`.

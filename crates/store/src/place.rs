@@ -13,12 +13,13 @@
 //! Source: flock(2), rename(2).
 
 use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
 use corewalk::{Errno, StatFs};
-use rustix::fs::{FlockOperation, flock, fstatvfs};
+use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs};
 
 use crate::database::Snapshot;
 use crate::device::{Device, FileDevice};
@@ -83,11 +84,15 @@ impl Place {
     ) -> Result<Place, OpenError> {
         match fs::create_dir(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
-            _ => {}
+            Err(_) => {}
+            Ok(()) => {
+                let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+                File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+            }
         }
         check_files(path)?;
         let place = Place::lock(path, true)?;
-        if !path.join(META).try_exists()? {
+        if is_missing(path)? {
             let new = path.join(META_NEW);
             let device = open_file(&new, true)?;
             device.set_len(0)?;
@@ -95,15 +100,16 @@ impl Place {
             open_file(&path.join(DATA), true)?;
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
-            File::open(path)?.sync_all()?;
         }
+        // Also if it was made by somebody who was killed before this.
+        File::open(path)?.sync_all()?;
         Ok(place)
     }
 
     /// Locks the directory of a store that is there.
     pub(crate) fn open(path: &Path) -> Result<Place, OpenError> {
         check_files(path)?;
-        if !path.join(META).try_exists()? {
+        if is_missing(path)? {
             return Err(OpenError::Foreign);
         }
         Place::lock(path, false)
@@ -143,6 +149,19 @@ impl Place {
     }
 }
 
+/// Returns true if there is no database, nor blocks that have lost theirs.
+fn is_missing(path: &Path) -> Result<bool, OpenError> {
+    let bytes = |name| match fs::symlink_metadata(path.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(|found| Some(found.len())),
+    };
+    match (bytes(META)?, bytes(DATA)?) {
+        (Some(0), _) => Err(OpenError::Foreign),
+        (None, data) if data.unwrap_or(0) > 0 => Err(OpenError::Foreign),
+        (meta, _) => Ok(meta.is_none()),
+    }
+}
+
 /// Checks that a directory has no files but ours.
 fn check_files(path: &Path) -> Result<(), OpenError> {
     for entry in fs::read_dir(path)? {
@@ -155,5 +174,9 @@ fn check_files(path: &Path) -> Result<(), OpenError> {
 }
 
 fn open_file(path: &Path, is_new: bool) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(is_new).truncate(false).open(path)
+    let mut options = OpenOptions::new();
+    // A link leads to a file that is not ours.
+    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    let file = options.read(true).write(true).create(is_new).truncate(false).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
 }

@@ -186,6 +186,9 @@ impl InodeRecord {
             has_acl: flags & HAS_ACL != 0,
         };
         FileKind::from_mode(record.mode).ok_or(Errno::IO)?;
+        if record.size > i64::MAX as u64 || record.blocks > BLOCKS_MAX {
+            return Err(Errno::IO);
+        }
         Ok((record, fields.0))
     }
 }
@@ -246,6 +249,9 @@ impl<'a> Entries<'a> {
     }
 }
 
+/// Blocks of a device, at most: what is larger overflows when it is added up.
+const BLOCKS_MAX: u64 = 1 << 51;
+
 /// Blocks of a file that are beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
@@ -266,8 +272,8 @@ impl Extent {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Extent, Errno> {
         let mut fields = Fields(bytes);
         let (physical, len, [flags]) = (fields.u64()?, fields.u64()?, fields.take()?);
-        // What is larger overflows when it is added up.
-        let is_sound = len > 0 && physical < 1 << 52 && len < 1 << 52 && flags <= 1;
+        let is_sound =
+            len > 0 && physical < BLOCKS_MAX && len <= BLOCKS_MAX - physical && flags <= 1;
         if !is_sound || !fields.0.is_empty() {
             return Err(Errno::IO);
         }
@@ -343,6 +349,8 @@ mod tests {
             times in [time(), time(), time(), time()], flags in any::<[bool; 2]>(),
         ) -> InodeRecord {
             let ([nlink, uid, gid], [rdev, size, blocks, xattr]) = (words, numbers);
+            // Others are refused.
+            let (size, blocks) = (size >> 1, blocks % BLOCKS_MAX);
             let [atime, mtime, ctime, btime] = times;
             let [is_linkable, has_acl] = flags;
             InodeRecord {
@@ -359,6 +367,18 @@ mod tests {
             record.encode(&target, &mut bytes);
             prop_assert_eq!(bytes.len(), INODE_BYTES + target.len());
             prop_assert_eq!(InodeRecord::decode(&bytes), Ok((record, &target[..])));
+        }
+
+        #[test]
+        fn sizes_that_no_file_has_are_eio(record in inode(), is_size: bool) {
+            let mut record = record;
+            match is_size {
+                true => record.size |= 1 << 63,
+                false => record.blocks = BLOCKS_MAX + 1,
+            }
+            let mut bytes = Vec::new();
+            record.encode(b"", &mut bytes);
+            prop_assert_eq!(InodeRecord::decode(&bytes), Err(Errno::IO));
         }
 
         #[test]

@@ -134,6 +134,10 @@ impl Store {
         let database = Database::open(&devices.meta, options.cache_bytes)?;
         let mut snapshot = database.snapshot()?;
         if snapshot.get(&Key::SUPER).map_err(OpenError::from)?.is_none() {
+            // An empty database above the blocks of a store that had another one.
+            if !devices.data.is_empty()? {
+                return Err(OpenError::Foreign);
+            }
             snapshot = format(&database, options)?;
         }
         let seed = read_super(&snapshot)?.seed;
@@ -277,7 +281,8 @@ impl Store {
             return;
         }
         if self.change_set(&mut state, &[], view).is_err() {
-            return;
+            // Half of it must not become durable.
+            return self.journal.abort();
         }
         state.is_dead = true;
         view.remove(Key::of(Kind::Inode, ino));

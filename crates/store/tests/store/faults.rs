@@ -147,6 +147,7 @@ fn failing_reads_are_eio_and_pass() {
     }
     assert!(failed > 3 * names.len(), "{failed} calls failed");
     disks.shared.lock().is_read_failing = false;
+    assert_eq!(store.sync(), Ok(()), "no write has failed");
     drop(store);
     let store = disks.open(&quiet());
     let after = tree(&store);

@@ -2,8 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+mod commits;
 mod cuts;
 mod differential;
 mod faults;
 mod memory;
+mod places;
 mod storm;

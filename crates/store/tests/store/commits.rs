@@ -1,0 +1,129 @@
+//! Commits that several threads wait for.
+
+use std::io;
+use std::time::Duration;
+
+use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
+use corewalk_store::{Device, Devices, Store};
+use corewalk_sync::primitives::{Arc, thread};
+use corewalk_sync::{Condvar, Mutex};
+use corewalk_testkit::race::Watchdog;
+
+use crate::memory::{Disks, quiet};
+
+fn root() -> Node<'static> {
+    Node::detached(1, FileKind::Directory)
+}
+
+fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
+    let attr = store.make(root(), Name::new(name.as_bytes()).unwrap(), &Make::new(0o644, 0, 0))?;
+    Ok(Node::detached(attr.ino, FileKind::Regular))
+}
+
+/// A device whose next sync, once it is set to, waits to be let go on, and then fails, as a host does: once.
+#[derive(Debug)]
+struct Slow {
+    inner: Arc<dyn Device>,
+    state: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+impl Slow {
+    fn set(&self, change: impl FnOnce(&mut (bool, bool))) {
+        change(&mut self.state.lock());
+        self.changed.notify_all();
+    }
+}
+
+impl Device for Slow {
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.inner.write_at(offset, bytes)
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.inner.set_len(len)
+    }
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        self.inner.reserve(len)
+    }
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if !std::mem::take(&mut state.0) {
+            return Ok(());
+        }
+        state.1 = true;
+        self.changed.notify_all();
+        self.changed.wait_while(&mut state, |state| state.1);
+        Err(io::ErrorKind::Other.into())
+    }
+}
+
+/// The host tells of data that it has lost once: whoever waits for the same sync must hear of it too.
+#[test]
+fn failed_sync_of_data_is_heard_by_those_who_wait() {
+    let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
+    let disks = Disks::new();
+    let devices = disks.devices();
+    let (state, changed) = (Mutex::new((false, false)), Condvar::new());
+    let slow = Arc::new(Slow { inner: devices.data.clone(), state, changed });
+    let data: Arc<dyn Device> = slow.clone();
+    let store = Store::open_devices(Devices { data, ..devices }, &quiet()).unwrap();
+    let file = make(&store, "a").unwrap();
+    store.write(file, 0, 0, &[1; 5000]).unwrap();
+    store.sync().unwrap();
+    store.write(file, 0, 10, b"lost").unwrap();
+    make(&store, "b").unwrap();
+    slow.set(|state| state.0 = true);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| store.fsync(file, 0, true));
+        slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
+        let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, 0, true))];
+        // They wait for the sync that is under way by then, mostly.
+        thread::sleep(Duration::from_millis(20));
+        slow.set(|state| state.1 = false);
+        assert_eq!(first.join().unwrap(), Err(Errno::IO));
+        for other in others {
+            assert_eq!(other.join().unwrap(), Err(Errno::IO));
+        }
+    });
+}
+
+/// A host that is full, and several who write.
+#[test]
+fn full_host_with_several_writers_is_enospc_only() {
+    let _watchdog = Watchdog::start("a full host", Duration::from_secs(120));
+    for room in [9_u64 << 20, 13 << 20, 17 << 20] {
+        let disks = Disks::new();
+        let store = disks.open(&quiet());
+        disks.shared.lock().room = Some(room);
+        thread::scope(|scope| {
+            for writer in 0..3 {
+                let store = &store;
+                scope.spawn(move || {
+                    let mut errors = 0;
+                    for number in 0..2_000 {
+                        let done = make(store, &format!("{writer}-{number}")).and_then(|file| {
+                            store.write(file, 0, 0, &vec![7; 1 + number * 97 % 60_000]).map(drop)
+                        });
+                        let synced = if number % 20 == 19 { store.sync() } else { Ok(()) };
+                        for error in [done.err(), synced.err()].into_iter().flatten() {
+                            assert_eq!(error, Errno::NOSPC, "{room}");
+                            errors += 1;
+                        }
+                        if errors > 40 {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        disks.shared.lock().room = None;
+        make(&store, "again").unwrap();
+        assert_eq!(store.sync(), Ok(()), "{room}");
+    }
+}
