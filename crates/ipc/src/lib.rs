@@ -9,7 +9,8 @@
 //! |---|---|---|
 //! | [`Task::semop`], one operation | take and give | one compare-exchange, if nobody is concerned |
 //! | with [`SEM_UNDO`] | the same, undone at the end | one compare-exchange and stores to own lines |
-//! | several operations, or a wait | | the set's lock, and the words involved |
+//! | a few operations in order, without undo | all or none | the words involved, if nobody is concerned |
+//! | other calls of several operations, or a wait | | the set's lock, and the words involved |
 //! | [`Task::semget`], removal, `IPC_SET` | | the lock of the kind |
 //! | `GETVAL`, `GETPID`, `IPC_STAT` | | no lock, no store |
 //!
@@ -17,14 +18,16 @@
 //!
 //! - All state lies in one region of lines that keep their type and are never unmapped while the namespace
 //!   lives. It is reached by bounds-checked numbers and atomic words only: what others may have written
-//!   there leads to wrong answers or an error, never to undefined behaviour.
+//!   there leads to wrong answers, an error or, so far, a call that never ends, but never to undefined
+//!   behaviour.
 //! - An id is a generation and the index of a slot (`ids`). A lookup copies the slot and checks that nobody
 //!   wrote meanwhile. Then the mode, the capabilities and the hook are looked at. None of this stores
 //!   anything, so a reader that stops anywhere holds up nobody.
 //! - A semaphore is a word on a line of its own (`sem::word`): value, who waits, last pid, and a tag that says
 //!   which set it belongs to. An operation is one compare-exchange of it; the tag is what makes the lookup
 //!   still true at that moment. There is no switch between modes for single and several operations.
-//! - Several operations freeze the words that they involve, under the set's lock (`sem::txn`).
+//! - Several operations freeze the words that they involve: under the set's lock (`sem::txn`), or without
+//!   it where there are few, in order, without undo (`sem::several`).
 //! - Who changes a semaphore carries out the waiting calls that have become possible, in their order and
 //!   in the same transaction, and then wakes their tasks (`sem::queue`).
 //! - Undo records belong to a task and a set (`sem::undo`).
@@ -42,6 +45,8 @@
 //!
 //! - A call with `SEM_UNDO` that fails leaves no empty undo record, whose end would count as an operation of
 //!   the set (`sem_otime`).
+//! - `GETZCNT` may count a call of several operations by another semaphore than Linux does, after one that
+//!   it did not wait for has changed. Expected from the design; no test has met it.
 //! - `ENOMEM` follows from [`Capacity`], not from the memory of the machine.
 //! - Times come from the coarse clock.
 //!

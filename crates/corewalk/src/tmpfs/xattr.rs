@@ -18,8 +18,9 @@
 //!   with `share_xattrs` off.
 //!
 //! # What it costs and saves
-//! Measured by `examples/xattr_sharing.rs` (medians of nine interleaved rounds, one thread, two virtual
-//! cores of a Xeon that others used as well).
+//! Copied from runs of `examples/xattr_sharing.rs` (medians of nine interleaved rounds, one thread, two
+//! virtual cores that others used as well), before mbcache had buckets of one line: run it for figures
+//! of today.
 //!
 //! - The workload of xattr-bench (F of 10 to 1000, V of 10 to 10,000, values of 32 to 4000 bytes): 0.97
 //!   to 1.1 of the time without sharing, which is the noise; some cells scatter more either way.

@@ -1,7 +1,9 @@
 //! Rename: two names change at one instant, and the tree stays a tree.
 //!
-//! The back end renames first, then the cache; until then readers are answered as before, since both
-//! names are in the cache by then. Nobody waits but who wants to change one of the two names.
+//! The back end renames first, then the cache; until then readers are answered as before, since what has
+//! either name is in the cache by then: for a new name that the cache does not know, the back end is told
+//! to replace nothing. Nobody waits but who wants to change one of the two names, or asks for one that the
+//! cache does not know.
 //!
 //! A directory that changes its parent could end up below itself if two such moves ran side by
 //! side. So each announces its new parent before the back end is called, and checks its way to the

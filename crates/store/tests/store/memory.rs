@@ -6,9 +6,6 @@ use std::sync::Arc;
 use corewalk_store::{Device, Devices, Store, StoreOptions};
 use corewalk_sync::Mutex;
 
-/// The number of the device that takes room until it is needed.
-const RESERVE: usize = 2;
-
 /// What a device was asked to do, in order over all devices of a store.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -87,10 +84,6 @@ impl Device for Memory {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.resize(&mut self.bytes.lock(), len)?;
-        if self.number == RESERVE && len == 0 {
-            // Time for others to take the room that was just given up.
-            corewalk_sync::primitives::thread::sleep(std::time::Duration::from_millis(2));
-        }
         self.log(|| Step::SetLen { device: self.number, len });
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! Each process works in a directory of its own, in phases that all begin together (`setter`). The
 //! blocks of attributes are what a file system has fewer of afterwards than before the first was set;
-//! a tmpfs does not say.
+//! a corewalk tmpfs counts bytes, and has not shared yet what was changed in the last 100 ms.
 //!
 //! A mount that is not to be had here is named and left out: ext4 needs root, a loop device and
 //! mkfs.ext4, our own the program.
