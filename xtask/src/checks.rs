@@ -1,4 +1,4 @@
-//! Checks that need the workspace built in another way: loom, shuttle, miri, ThreadSanitizer.
+//! Checks that need the workspace built in another way: loom, shuttle, crash models, miri, ThreadSanitizer.
 //!
 //! Each one has a target folder of its own, so that switching between them rebuilds nothing. The
 //! crates to check are found, not listed: a crate has models if a file of it names the cfg. A run
@@ -35,6 +35,11 @@ pub(crate) fn loom(root: &Path) -> Outcome {
 /// Runs the models under shuttle.
 pub(crate) fn shuttle(root: &Path) -> Outcome {
     models(root, "corewalk_shuttle", "shuttle_")
+}
+
+/// Runs the models that stop a task before every store.
+pub(crate) fn crash(root: &Path) -> Outcome {
+    models(root, "corewalk_crash", "crash_")
 }
 
 /// Runs the unit tests of the unsafe crates under miri, if the toolchain has it.

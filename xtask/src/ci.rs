@@ -43,6 +43,21 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.step("flags", || {
         cargo(root, &["run", "--release", "-p", "corewalk-mbcache", "--example", "flags"])
     });
+    // 20,000 processes are killed in the middle of something.
+    tally.step("ipc-torture", || {
+        cargo(
+            root,
+            &["test", "--release", "-p", "corewalk-ipc", "--test", "torture", "--", "20000"],
+        )
+    });
+    // A million words of a namespace are overwritten under its calls, about 50 s.
+    tally.step("ipc-hostile", || {
+        let mut command = Command::new("cargo");
+        command.current_dir(root).env("COREWALK_IPC_MUTATIONS", "1000000");
+        command.args(["test", "-p", "corewalk-ipc", "--test", "hostile"]);
+        process::run(&mut command, STEP_LIMIT).outcome("cargo test")
+    });
+    tally.step("crash", || checks::crash(root));
     tally.step("loom", || checks::loom(root));
     tally.step("shuttle", || checks::shuttle(root));
     tally.step("tsan", || checks::tsan(root));

@@ -10,6 +10,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// It was tried and failed; exit status 1.
     Failed(String),
+    /// A command that was to be run cannot be; exit status as given.
+    Command(u8, String),
     /// Another process has said what went wrong; exit status as it had.
     Said(u8),
 }
@@ -30,6 +32,10 @@ impl Failure {
             Failure::Failed(line) => {
                 eprintln!("corewalk: {}", one_line(&line));
                 ExitCode::FAILURE
+            }
+            Failure::Command(status, line) => {
+                eprintln!("corewalk: {}", one_line(&line));
+                ExitCode::from(status)
             }
             Failure::Said(status) => ExitCode::from(status),
         }

@@ -1,14 +1,16 @@
 //! The corewalk program.
 //!
 //! `corewalk mount SOURCE MOUNTPOINT` serves a file system through FUSE, `corewalk fsck store:DIR`
-//! checks a store, `corewalk stat MOUNTPOINT` shows the counters of a mount, `corewalk lab` measures. Each subcommand is a module; this file parses
-//! the command line, and turns what went wrong into one line on the standard error and an exit
-//! status: 1 for a failure, 2 for a command line that cannot be meant.
+//! checks a store, `corewalk stat MOUNTPOINT` shows the counters of a mount, `corewalk ipc` gives
+//! programs System V IPC in user space, `corewalk lab` measures. Each subcommand is a module; this
+//! file parses the command line, and turns what went wrong into one line on the standard error and
+//! an exit status: 1 for a failure, 2 for a command line that cannot be meant.
 
 #![forbid(unsafe_code)]
 
 mod failure;
 mod fsck;
+mod ipc;
 mod logging;
 mod mount;
 mod source;
@@ -37,6 +39,8 @@ enum Command {
     Fsck(fsck::Arguments),
     /// Shows the counters of a mount.
     Stat(stat::Arguments),
+    /// Gives programs System V IPC in user space.
+    Ipc(ipc::Arguments),
     /// Measures corewalk beside the host kernel and the usual designs.
     Lab(corewalk_lab::LabArgs),
 }
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Command::Mount(arguments) => mount::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
+        Command::Ipc(arguments) => ipc::run(&arguments),
         Command::Lab(arguments) => {
             let done = corewalk_lab::run(arguments, &["lab"]);
             done.map_err(|error| Failure::of("lab", format!("{error:#}")))

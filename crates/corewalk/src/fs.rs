@@ -355,6 +355,9 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Says that the cache has let go of an inode. See F.4.
     fn forget(&self, ino: u64) {}
+
+    /// Calls `sink` with what the back end holds and has done: a name of each count, and the count.
+    fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {}
 }
 
 /// Which of the two ACLs of an inode.

@@ -52,7 +52,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use corewalk_sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use corewalk_sync::{Budget, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::Errno;
 use crate::acl::Acl;
@@ -61,7 +61,6 @@ use crate::fs::{AclKind, DirSink, Fallocate, FileSystem, Make, Node, RenameMode,
 use crate::hash::Keys;
 use crate::name::{NAME_MAX, Name};
 
-use budget::Budget;
 use data::FileContent;
 use dir::Batch;
 use inode::{Attributes, Inode, now};
@@ -71,7 +70,6 @@ use xattr::{Change, Xattrs};
 
 pub use xattr::XattrStats;
 
-mod budget;
 mod data;
 mod dir;
 mod index;
@@ -144,9 +142,9 @@ impl Tmpfs {
         let whole_pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
         let fs = Tmpfs {
             table: InodeTable::new(),
-            space: Budget::new(options.size_bytes.map(whole_pages)),
+            space: Budget::new(options.size_bytes.map(whole_pages), 0),
             // The root directory is there from the start and not counted.
-            inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1))),
+            inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1)), 0),
             keys: Keys::new(None),
             xattrs: Xattrs::new(options.share_xattrs),
         };
@@ -295,17 +293,22 @@ impl Tmpfs {
     fn set_attributes(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         let ino = node.ino();
         let Some(size) = set.size else {
-            let mut inode = self.table.write(ino)?;
-            self.set_mode(&mut inode, set.mode)?;
-            inode.attributes.change(set, now());
+            let (mut inode, now) = (self.table.write(ino)?, now());
+            self.chmod_acl(&mut inode, set.mode, now)?;
+            inode.attributes.change(set, now);
             return Ok(inode.attr());
         };
         let content = self.content(ino)?;
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // The copy of an ACL may want room; the size does not fail any more.
-        self.set_mode(&mut *self.table.write(ino)?, set.mode)?;
+        // The copy of an ACL may want room; the size does not fail any more. The mode goes with the ACL, so
+        // that nobody sees one without the other.
+        if set.mode.is_some() {
+            let (mut inode, now) = (self.table.write(ino)?, now());
+            self.chmod_acl(&mut inode, set.mode, now)?;
+            inode.attributes.change(&SetAttr { mode: set.mode, ..SetAttr::default() }, now);
+        }
         content.set_size(size, &self.space)?;
         let mut inode = self.table.write(ino)?;
         inode.note_size(&content);
@@ -313,16 +316,13 @@ impl Tmpfs {
         Ok(inode.attr())
     }
 
-    /// Sets permission bits, and those in an access ACL. `ENOSPC` for the copy of one that is shared.
-    fn set_mode(&self, inode: &mut Inode, mode: Option<u32>) -> Result<(), Errno> {
-        let (Some(mode), now) = (mode, now()) else { return Ok(()) };
-        if let Some(acl) = inode.attributes.acl(AclKind::Access) {
-            let mut acl = acl.clone();
-            acl.chmod(mode);
-            self.change_set(inode, Change::Acl(AclKind::Access, Some(&acl)), now)?;
-        }
-        inode.attributes.change(&SetAttr { mode: Some(mode), ..SetAttr::default() }, now);
-        Ok(())
+    /// Sets permission bits in the access ACL, if there is one. `ENOSPC` for the copy of one that is shared.
+    fn chmod_acl(&self, inode: &mut Inode, mode: Option<u32>, now: Timespec) -> Result<(), Errno> {
+        let Some(mode) = mode else { return Ok(()) };
+        let Some(acl) = inode.attributes.acl(AclKind::Access) else { return Ok(()) };
+        let mut acl = acl.clone();
+        acl.chmod(mode);
+        self.change_set(inode, Change::Acl(AclKind::Access, Some(&acl)), now)
     }
 
     /// Says that the content of `inode`, which is released, was read.

@@ -1,8 +1,9 @@
 //! Nanoseconds per semop, beside the host kernel's: threads on own, random or the same semaphores,
 //! with undo, with two operations.
 //!
-//! `cargo run --release -p corewalk-ipc --example semop [seconds per row]`. Rounds of ours and of the
-//! kernel's alternate; a row is the median of five.
+//! `cargo run --release -p corewalk-ipc --example semop [seconds per row] [--shared]`. Rounds of ours and of
+//! the kernel's alternate; a row is the median of five. With `--shared` the namespace is in a file, and each thread
+//! is a task of its own, as a process would be.
 //!
 //! Source: Rik van Riel's semop-multi, as document 002 uses it.
 
@@ -29,7 +30,9 @@ struct Row {
 }
 
 fn main() {
-    let seconds: f64 = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(0.2);
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let seconds: f64 = args.iter().find_map(|arg| arg.parse().ok()).unwrap_or(0.2);
+    let is_shared = args.iter().any(|arg| arg == "--shared");
     let time = Duration::from_secs_f64(seconds);
     let row = |name, threads, pattern, flags| Row { name, threads, pattern, flags };
     let rows = [
@@ -47,7 +50,7 @@ fn main() {
         let mut ours: Vec<f64> = Vec::new();
         let mut linux: Vec<f64> = Vec::new();
         for _ in 0..ROUNDS {
-            ours.push(run_ours(&row, time));
+            ours.push(run_ours(&row, time, is_shared));
             linux.push(run_linux(&row, time));
         }
         let (ours, linux) = (median(ours), median(linux));
@@ -82,11 +85,24 @@ fn choose(row: &Row, thread: usize, random: u64) -> u16 {
     }
 }
 
-fn run_ours(row: &Row, time: Duration) -> f64 {
-    let namespace = Namespace::new(NamespaceOptions::default()).expect("memory");
-    let task: Task = namespace.register(Cred::user(1000, 1000), 1).expect("a task");
+/// Returns a namespace in private memory, or in a file.
+fn namespace(is_shared: bool) -> Namespace {
+    if !is_shared {
+        return Namespace::new(NamespaceOptions::default()).expect("memory");
+    }
+    let file = rustix::fs::memfd_create("semop", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+    Namespace::open_fd(&file, NamespaceOptions::default()).expect("a namespace")
+}
+
+fn run_ours(row: &Row, time: Duration, is_shared: bool) -> f64 {
+    let namespace = namespace(is_shared);
+    let register = || -> Task { namespace.register(Cred::user(1000, 1000), 1).expect("a task") };
+    let tasks: Vec<Task> =
+        (0..if is_shared { row.threads } else { 1 }).map(|_| register()).collect();
+    let task = &tasks[0];
     let id = task.semget(IPC_PRIVATE, i32::from(SEMS), 0o600).expect("a set");
     let times = race::run(row.threads, Seed(1), |mut racer| {
+        let task = &tasks[racer.thread % tasks.len()];
         timed(time, || {
             let random = if row.pattern == Pattern::Random { racer.rng.next_u64() } else { 0 };
             let num = choose(row, racer.thread, random);

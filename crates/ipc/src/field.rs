@@ -7,6 +7,7 @@
 //! Source: `docs/style.md` section 4.
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use rustix::io::Errno;
 
 /// Returns a word that a lock or a sequence count protects.
 #[inline]
@@ -20,6 +21,11 @@ pub(crate) fn get(word: &AtomicU64) -> u64 {
 pub(crate) fn put(word: &AtomicU64, value: u64) {
     // ORDERING: Relaxed. The caller's lock or sequence count orders it.
     word.store(value, Ordering::Relaxed);
+}
+
+/// Returns the error with this number; a number that no error has is `EIO`.
+pub(crate) fn errno_of(number: i32) -> Errno {
+    if (1..=4095).contains(&number) { Errno::from_raw_os_error(number) } else { Errno::IO }
 }
 
 /// Returns the word of a low and a high half.

@@ -12,6 +12,8 @@
 //! Making and removing objects, and `IPC_SET`, take the lock of the kind. An object is published by the
 //! store that ends the write section, after all of it is in place (traps I7, I11).
 //!
+//! What counts is the state of a slot; `recover` makes the rest anew from it after a death.
+//!
 //! # Guarantees
 //!
 //! - I.1: a lookup returns the fields of one finished write section.
@@ -20,13 +22,18 @@
 //!
 //! Source: document 002 (`ipc_obtain_object_check`, `ipc_checkid`); Linux `ipc/util.c`.
 
-use corewalk_sync::primitives::atomic::AtomicU64;
+#[cfg(all(test, corewalk_crash))]
+mod audit;
+mod recover;
+
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{IS_MODEL, hint};
-use corewalk_sync::{Line, Region, SeqCount, futex::Scope};
+use corewalk_sync::{Line, SeqCount, SeqWriteGuard};
 use rustix::io::Errno;
 
 use crate::field::{get, high, low, pair, put};
-use crate::lock::{Held, lock};
+use crate::lock::{Held, Owner, lock};
+use crate::namespace::Shared;
 use crate::perm::Perm;
 
 /// Bits of an id that are the index.
@@ -48,7 +55,7 @@ const CYCLE_MIN: u32 = 64;
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
 /// Times that a reader waits for the lock before it gives up; only a hostile mapping needs as many.
-const WAITS_MAX: u32 = 1 << 16;
+const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
 const SEQ: usize = 0;
@@ -73,6 +80,12 @@ const LAST: usize = 3;
 const NEXT_INDEX: usize = 4;
 /// What the kind counts: semaphores, bytes.
 const USED: usize = 5;
+/// What `IPC_SET` is about to store: [`LIVE`], index and mode in one, owner in the other.
+const REDO: usize = 6;
+const REDO_OWNER: usize = 7;
+
+/// Bits of a word of the bitmap.
+const BITS: u32 = 64;
 
 /// Where the ids of a kind lie in a region.
 #[derive(Clone, Copy, Debug)]
@@ -81,9 +94,17 @@ pub(crate) struct IdLayout {
     pub(crate) head: u32,
     /// How many slots there are; a power of two.
     pub(crate) slots: u32,
+    /// The line of the first slot.
+    first_slot: u32,
 }
 
 impl IdLayout {
+    /// Returns the layout of `slots` slots that begins at line `head`.
+    pub(crate) const fn new(head: u32, slots: u32) -> Self {
+        let first_slot = head + Self::lines(slots) - slots;
+        Self { head, slots, first_slot }
+    }
+
     /// Returns how many lines `slots` slots need, their head included.
     pub(crate) const fn lines(slots: u32) -> u32 {
         1 + Self::bitmap_lines(slots) + slots.div_ceil(8) + slots
@@ -100,33 +121,83 @@ impl IdLayout {
     const fn buckets(&self) -> u32 {
         self.bitmap() + Self::bitmap_lines(self.slots)
     }
-
-    const fn first_slot(&self) -> u32 {
-        self.buckets() + self.slots.div_ceil(8)
-    }
 }
 
 /// What a lookup found: a copy of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    pub(crate) perm: Perm,
+    /// Words as they are: fields that were taken apart and copied cost a lookup more than all else,
+    /// since the processor waits where a load spans several stores.
+    state: u64,
+    owner: u64,
+    creator: u64,
+    key: u64,
     pub(crate) payload: u64,
     pub(crate) ctime: u64,
 }
 
 impl Object {
     /// Returns the object's id.
+    #[inline]
     pub(crate) fn id(&self) -> i32 {
-        (i32::from(self.perm.seq) << INDEX_BITS) | self.index.cast_signed()
+        let seq = (self.state >> STATE_SEQ_SHIFT & 0xffff) as i32;
+        (seq << INDEX_BITS) | self.index.cast_signed()
+    }
+
+    /// Returns its permissions.
+    pub(crate) fn perm(&self) -> Perm {
+        Perm {
+            key: self.key(),
+            uid: low(self.owner),
+            gid: high(self.owner),
+            cuid: low(self.creator),
+            cgid: high(self.creator),
+            mode: self.mode(),
+            seq: (self.state >> STATE_SEQ_SHIFT & 0xffff) as u16,
+        }
+    }
+
+    /// Returns owner and creator, each a user and a group.
+    #[inline]
+    pub(crate) fn owners(&self) -> [u64; 2] {
+        [self.owner, self.creator]
+    }
+
+    #[inline]
+    pub(crate) fn mode(&self) -> u16 {
+        (self.state & 0xffff) as u16
+    }
+
+    /// Returns its key, or `IPC_PRIVATE`.
+    pub(crate) fn key(&self) -> i32 {
+        low(self.key).cast_signed()
+    }
+
+    #[inline]
+    fn is_live(&self) -> bool {
+        self.state & LIVE != 0
     }
 }
 
-/// The ids of one kind. Analogous to Linux's `struct ipc_ids`.
+/// Which kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Semaphore sets.
+    Sem,
+    /// Message queues.
+    Msg,
+    /// Segments of shared memory.
+    Shm,
+}
+
+/// The ids of one kind, as a task sees them. Analogous to Linux's `struct ipc_ids`.
 #[derive(Clone, Copy)]
 pub(crate) struct Ids<'r> {
-    region: &'r Region,
-    layout: IdLayout,
+    pub(crate) shared: &'r Shared,
+    pub(crate) kind: Kind,
+    /// The task.
+    pub(crate) owner: Owner,
 }
 
 /// The lock of a kind, held.
@@ -136,22 +207,37 @@ pub(crate) struct IdsGuard<'r> {
 }
 
 impl<'r> Ids<'r> {
-    #[inline]
-    pub(crate) fn new(region: &'r Region, layout: IdLayout) -> Self {
-        Self { region, layout }
+    /// Returns how many slots there are.
+    pub(crate) fn slots(self) -> u32 {
+        self.layout().slots
     }
 
-    /// Takes the lock of the kind for the task numbered `owner`.
-    pub(crate) fn lock(self, owner: u32) -> IdsGuard<'r> {
-        let held = lock(&self.region.line(self.layout.head)[LOCK], owner, Scope::Private);
-        IdsGuard { ids: self, _held: held }
+    #[inline]
+    fn layout(self) -> IdLayout {
+        match self.kind {
+            Kind::Sem => self.shared.layout.sem_ids,
+            Kind::Msg => self.shared.layout.msg_ids,
+            Kind::Shm => self.shared.layout.shm_ids,
+        }
+    }
+
+    /// Takes the lock of the kind. If its holder has died, what that one left half done is finished or
+    /// taken back first.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the holder is there and does not let go.
+    pub(crate) fn lock(self) -> Result<IdsGuard<'r>, Errno> {
+        let held = lock(self.shared, &self.head()[LOCK], self.owner, || recover::recover(self))?;
+        Ok(IdsGuard { ids: self, _held: held })
     }
 
     /// Returns the object with this id.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is none, or if the slot serves another object by now.
+    /// `EINVAL` if there is none, or if the slot serves another object by now; `EIO` if somebody stays in
+    /// the slot for ever.
     #[doc(alias = "ipc_obtain_object_check")]
     #[doc(alias = "ipc_checkid")]
     #[inline]
@@ -168,17 +254,17 @@ impl<'r> Ids<'r> {
     #[doc(alias = "ipc_obtain_object")]
     #[inline]
     pub(crate) fn obtain_object(self, index: u32) -> Result<Object, Errno> {
-        if index >= self.layout.slots {
+        if index >= self.layout().slots {
             return Err(Errno::INVAL);
         }
         let slot = self.slot(index);
         let seq = SeqCount::from_word(&slot[SEQ]);
         let start = seq.raw_begin();
-        let (state, object) = read(slot, index);
+        let object = read(slot, index);
         if seq.read_retry(start) {
             return self.obtain_slow(index);
         }
-        if state & LIVE == 0 { Err(Errno::INVAL) } else { Ok(object) }
+        if object.is_live() { Ok(object) } else { Err(Errno::INVAL) }
     }
 
     /// Reads a slot in which a writer was met.
@@ -188,56 +274,69 @@ impl<'r> Ids<'r> {
         let seq = SeqCount::from_word(&slot[SEQ]);
         for round in 0..SPIN_ROUNDS + WAITS_MAX {
             let start = seq.raw_begin();
-            let (state, object) = read(slot, index);
+            let object = read(slot, index);
             if !seq.read_retry(start) {
-                return if state & LIVE == 0 { Err(Errno::INVAL) } else { Ok(object) };
+                return if object.is_live() { Ok(object) } else { Err(Errno::INVAL) };
             }
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
                 // Writers hold the lock: once it was ours, that one is done.
-                drop(self.lock(crate::layout::NO_TASK));
+                drop(self.lock()?);
             }
         }
         Err(Errno::INVAL)
     }
 
+    /// Returns the payload of the object in slot `index`, as it is at the moment: for who holds the lock of an
+    /// object, and may not wait for that of the kind.
+    pub(crate) fn payload(self, index: u32) -> Option<u64> {
+        let slot = self.slot(index);
+        let payload = get(&slot[PAYLOAD]);
+        (index < self.layout().slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
+    }
+
+    /// Returns a number that is another once the object in slot `index` has been changed, or is about to be: for
+    /// who puts an object in order whose change was under way.
+    pub(crate) fn changes(self, index: u32) -> u64 {
+        SeqCount::from_word(&self.slot(index)[SEQ]).raw_begin()
+    }
+
     #[inline]
     fn slot(self, index: u32) -> &'r Line {
-        self.region.line(self.layout.first_slot() + index)
+        self.shared.region.line(self.layout().first_slot.wrapping_add(index))
     }
 
     fn head(self) -> &'r Line {
-        self.region.line(self.layout.head)
+        self.shared.region.line(self.layout().head)
     }
 
     fn bucket(self, key: i32) -> &'r AtomicU64 {
         let hash = key.cast_unsigned().wrapping_mul(0x9e37_79b9) >> 8;
-        let bucket = hash % self.layout.slots;
-        &self.region.line(self.layout.buckets() + bucket / 8)[bucket as usize % 8]
+        self.bucket_at(hash % self.layout().slots)
+    }
+
+    fn bucket_at(self, bucket: u32) -> &'r AtomicU64 {
+        &self.shared.region.line(self.layout().buckets() + bucket / 8)[bucket as usize % 8]
     }
 
     fn bits(self, word: u32) -> &'r AtomicU64 {
-        &self.region.line(self.layout.bitmap() + word / 8)[word as usize % 8]
+        &self.shared.region.line(self.layout().bitmap() + word / 8)[word as usize % 8]
     }
 }
 
 /// Copies a slot; the caller checks that nobody wrote meanwhile.
 #[inline]
-fn read(slot: &Line, index: u32) -> (u64, Object) {
-    let state = get(&slot[STATE]);
-    let (owner, creator, key) = (get(&slot[OWNER]), get(&slot[CREATOR]), get(&slot[KEY]));
-    let perm = Perm {
-        key: low(key).cast_signed(),
-        uid: low(owner),
-        gid: high(owner),
-        cuid: low(creator),
-        cgid: high(creator),
-        mode: (state & 0xffff) as u16,
-        seq: (state >> STATE_SEQ_SHIFT & 0xffff) as u16,
-    };
-    let (payload, ctime) = (get(&slot[PAYLOAD]), get(&slot[CTIME]));
-    (state, Object { index, perm, payload, ctime })
+fn read(slot: &Line, index: u32) -> Object {
+    Object {
+        index,
+        state: get(&slot[STATE]),
+        owner: get(&slot[OWNER]),
+        creator: get(&slot[CREATOR]),
+        key: get(&slot[KEY]),
+        payload: get(&slot[PAYLOAD]),
+        ctime: get(&slot[CTIME]),
+    }
 }
 
 impl IdsGuard<'_> {
@@ -248,21 +347,29 @@ impl IdsGuard<'_> {
     /// `EINVAL` if there is none.
     pub(crate) fn obtain_object_check(&self, id: i32) -> Result<Object, Errno> {
         let index = id.cast_unsigned() & (SLOTS_MAX - 1);
-        if index >= self.ids.layout.slots {
+        if index >= self.ids.layout().slots {
             return Err(Errno::INVAL);
         }
-        let (state, object) = read(self.ids.slot(index), index);
-        if state & LIVE != 0 && object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
+        let object = read(self.ids.slot(index), index);
+        if object.is_live() && object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
+    }
+
+    /// Returns the object in slot `index`, as it stays while the lock is held.
+    pub(crate) fn at(&self, index: u32) -> Option<Object> {
+        if index >= self.ids.layout().slots {
+            return None;
+        }
+        Some(read(self.ids.slot(index), index)).filter(Object::is_live)
     }
 
     /// Returns the object with this key. `key` is not `IPC_PRIVATE`.
     pub(crate) fn find_key(&self, key: i32) -> Option<Object> {
         let mut next = low(get(self.ids.bucket(key)));
-        for _ in 0..self.ids.layout.slots {
+        for _ in 0..self.ids.layout().slots {
             let index = next.checked_sub(1)?;
             let slot = self.ids.slot(index);
-            let (state, object) = read(slot, index);
-            if state & LIVE != 0 && object.perm.key == key {
+            let object = read(slot, index);
+            if object.is_live() && object.key() == key {
                 return Some(object);
             }
             next = high(get(&slot[KEY]));
@@ -277,7 +384,7 @@ impl IdsGuard<'_> {
 
     /// Returns the highest index in use, or none if there is no object.
     pub(crate) fn index_max(&self) -> Option<u32> {
-        let words = self.ids.layout.slots.div_ceil(64);
+        let words = self.ids.layout().slots.div_ceil(64);
         (0..words).rev().find_map(|word| {
             let bits = get(self.ids.bits(word));
             bits.checked_ilog2().map(|bit| word * 64 + bit)
@@ -304,14 +411,14 @@ impl IdsGuard<'_> {
     #[doc(alias = "ipc_addid")]
     pub(crate) fn publish(
         &self,
-        mut perm: Perm,
+        perm: Perm,
         ctime: u64,
         objects_max: u32,
         make: impl FnOnce(u32) -> Result<u64, Errno>,
     ) -> Result<i32, Errno> {
         let head = self.ids.head();
         let in_use = self.in_use();
-        if in_use >= objects_max.min(self.ids.layout.slots) {
+        if in_use >= objects_max.min(self.ids.layout().slots) {
             return Err(Errno::NOSPC);
         }
         let index = self.free_index(in_use).ok_or(Errno::NOSPC)?;
@@ -327,12 +434,11 @@ impl IdsGuard<'_> {
         put(&head[LAST], u64::from(index) + 1);
         put(&head[NEXT_INDEX], u64::from(index) + 1);
         put(&head[IN_USE], u64::from(in_use) + 1);
-        perm.seq = (seq & 0xffff) as u16;
         let bits = self.ids.bits(index / 64);
         put(bits, get(bits) | 1 << (index % 64));
         let slot = self.ids.slot(index);
         {
-            let _section = SeqCount::from_word(&slot[SEQ]).write();
+            let _section = write(slot);
             let next =
                 if perm.key == IPC_PRIVATE { 0 } else { low(get(self.ids.bucket(perm.key))) };
             put(&slot[KEY], pair(perm.key.cast_unsigned(), next));
@@ -345,7 +451,7 @@ impl IdsGuard<'_> {
         if perm.key != IPC_PRIVATE {
             put(self.ids.bucket(perm.key), u64::from(index) + 1);
         }
-        Ok(Object { index, perm, payload, ctime }.id())
+        Ok(read(slot, index).id())
     }
 
     /// Takes an object out: it is not found any more, by id or by key.
@@ -354,10 +460,10 @@ impl IdsGuard<'_> {
         let slot = self.ids.slot(object.index);
         let next = high(get(&slot[KEY]));
         {
-            let _section = SeqCount::from_word(&slot[SEQ]).write();
+            let _section = write(slot);
             put(&slot[STATE], 0);
         }
-        if object.perm.key != IPC_PRIVATE {
+        if object.key() != IPC_PRIVATE {
             self.unlink(object, next);
         }
         let bits = self.ids.bits(object.index / 64);
@@ -369,23 +475,49 @@ impl IdsGuard<'_> {
     /// Changes owner and permission bits. The flags of the mode stay.
     #[doc(alias = "ipc_update_perm")]
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
+        let head = self.ids.head();
+        let slot = self.ids.slot(object.index);
+        put(&head[REDO_OWNER], pair(uid, gid));
+        let redo = LIVE | u64::from(object.index) << 16 | u64::from(mode & 0o777);
+        // ORDERING(ipc-redo): Release. What is to be stored is there before any of it is stored.
+        head[REDO].store(redo, Ordering::Release);
+        {
+            let _section = write(slot);
+            redo_perm(self.ids, object.index);
+            put(&slot[CTIME], ctime);
+        }
+        // ORDERING(ipc-redo): Release. As above, the other way round.
+        head[REDO].store(0, Ordering::Release);
+    }
+
+    /// Takes the key from an object that goes once nobody uses it, and sets `flags` of its mode.
+    #[doc(alias = "ipc_set_key_private")]
+    pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
+        let slot = self.ids.slot(object.index);
+        if object.key() != IPC_PRIVATE {
+            self.unlink(object, high(get(&slot[KEY])));
+        }
+        let _section = SeqCount::from_word(&slot[SEQ]).write();
+        put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
+        put(&slot[STATE], get(&slot[STATE]) | u64::from(flags));
+    }
+
+    /// Replaces the flags in `mask` of an object's mode.
+    pub(crate) fn set_mode_flags(&self, object: &Object, mask: u16, flags: u16) {
         let slot = self.ids.slot(object.index);
         let _section = SeqCount::from_word(&slot[SEQ]).write();
-        let state = get(&slot[STATE]);
-        put(&slot[STATE], state & !0o777 | u64::from(mode & 0o777));
-        put(&slot[OWNER], pair(uid, gid));
-        put(&slot[CTIME], ctime);
+        put(&slot[STATE], get(&slot[STATE]) & !u64::from(mask) | u64::from(flags & mask));
     }
 
     /// Takes `object` out of the chain of its key; `next` is what follows it.
     fn unlink(&self, object: &Object, next: u32) {
-        let bucket = self.ids.bucket(object.perm.key);
+        let bucket = self.ids.bucket(object.key());
         let mut seen = low(get(bucket));
         if seen == object.index + 1 {
             put(bucket, u64::from(next));
             return;
         }
-        for _ in 0..self.ids.layout.slots {
+        for _ in 0..self.ids.layout().slots {
             let Some(index) = seen.checked_sub(1) else { return };
             let key = &self.ids.slot(index)[KEY];
             seen = high(get(key));
@@ -399,7 +531,7 @@ impl IdsGuard<'_> {
 
     /// Returns the next free index in turn.
     fn free_index(&self, in_use: u32) -> Option<u32> {
-        let slots = self.ids.layout.slots;
+        let slots = self.ids.layout().slots;
         let end = (in_use.saturating_mul(3) / 2).max(CYCLE_MIN).min(slots);
         let next = low(get(&self.ids.head()[NEXT_INDEX])).min(slots);
         self.first_free(next, end).or_else(|| self.first_free(0, next.min(end)))
@@ -417,6 +549,24 @@ impl IdsGuard<'_> {
         }
         None
     }
+}
+
+/// Begins a write section of a slot; the lock of the kind is held.
+fn write(slot: &Line) -> SeqWriteGuard<'_> {
+    let seq = SeqCount::from_word(&slot[SEQ]);
+    if SeqCount::is_write_in_progress(seq.raw_begin()) {
+        // Nobody of us is inside.
+        seq.write_end();
+    }
+    seq.write()
+}
+
+/// Stores owner and permission bits of slot `index`, inside a write section.
+fn redo_perm(ids: Ids<'_>, index: u32) {
+    let (head, slot) = (ids.head(), ids.slot(index));
+    let state = get(&slot[STATE]);
+    put(&slot[STATE], state & !0o777 | get(&head[REDO]) & 0o777);
+    put(&slot[OWNER], get(&head[REDO_OWNER]));
 }
 
 /// Sets the time of the last change of slot `index`; the caller holds the object's lock.

@@ -3,25 +3,33 @@
 //! | part | lines | holds |
 //! |---|---|---|
 //! | scratch | 1 | nothing: what is out of range lands here |
+//! | header | 4 | what the namespace is, see `file` |
 //! | ids of semaphore sets | about 1.1 per slot | head, indices in use, buckets of keys, slots |
 //! | sets | 1 per slot | lock, queues and undo list of the set in that slot |
-//! | tasks | 1 each | number, lock, undo list |
+//! | tasks | 1 each, and the spare one | process, generation, see `task` |
 //! | pools | | semaphores, undo records, wait nodes |
-//!
-//! Message queues and shared memory get their ids and pools behind these.
+//! | ids of message queues, queues | about 1.1 and 2 per slot | the same for queues; see `msg` |
+//! | ids of segments, segments | about 1.1 and 2 per slot | the same for shared memory; see `shm` |
+//! | pools | | messages, wait nodes of queues, attaches |
 //!
 //! Source: `ARCHITECTURE.md`.
 
+use corewalk_sync::primitives::IS_MODEL;
 use rustix::io::Errno;
 
 use crate::ids::{IdLayout, SLOTS_MAX};
+use crate::msg::QUEUE_LINES;
 use crate::pool::{HEAD_LINES, Pool};
+use crate::shm::SEGMENT_LINES;
 
-/// The owner of a lock that no task takes.
-pub(crate) const NO_TASK: u32 = TASKS_MAX;
+/// The first line of the header.
+pub(crate) const HEADER: u32 = 1;
 
-/// Tasks at most: an owner fits beside the other fields of a semaphore's word.
-pub(crate) const TASKS_MAX: u32 = (1 << 22) - 1;
+/// Lines of the header.
+pub(crate) const HEADER_LINES: u32 = if IS_MODEL { 1 } else { 4 };
+
+/// Tasks at most: an owner and a bit fit beside the other fields of a semaphore's word.
+pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 
 /// Lines of a pool at most: a payload has 27 bits for the first line of a set.
 const LINES_MAX: u32 = 1 << 26;
@@ -36,9 +44,8 @@ const LINES_MAX: u32 = 1 << 26;
 /// ```
 /// use corewalk_ipc::Capacity;
 ///
-/// let small = Capacity { sets: 16, sems: 64, ..Capacity::default() };
-/// assert_eq!(Capacity::default().sets, 32_768);
-/// # let _ = small;
+/// let small = Capacity { sets: 16, sems: 64, waits: 8, tasks: 4, ..Capacity::LEAST };
+/// assert_eq!((small.queues, Capacity::default().sets), (1, 32_768));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -49,15 +56,72 @@ pub struct Capacity {
     /// Semaphores that tasks have undone operations on, 64 bytes each and task, and as much again per
     /// set and task.
     pub undos: u32,
-    /// Lines of waiting calls, 128 bytes for one operation.
+    /// Lines of waiting calls, 128 bytes for one operation; as many again for those that wait for messages.
     pub waits: u32,
     /// Tasks at a time.
     pub tasks: u32,
+    /// Message queues: a power of two, at most 32,768.
+    pub queues: u32,
+    /// Lines of messages: 64 bytes for what is known of one, and its text, rounded up to a power of
+    /// two.
+    pub msgs: u32,
+    /// Segments of shared memory: a power of two, at most 32,768.
+    pub segments: u32,
+    /// Pairs of a task and a segment that it has attached, 64 bytes each.
+    pub attaches: u32,
+}
+
+impl Capacity {
+    /// The least that there can be, to be filled in with what is needed.
+    pub const LEAST: Self = Self {
+        sets: 1,
+        sems: 1,
+        undos: 1,
+        waits: 1,
+        tasks: 1,
+        queues: 1,
+        msgs: 1,
+        segments: 1,
+        attaches: 1,
+    };
 }
 
 impl Default for Capacity {
     fn default() -> Self {
-        Self { sets: SLOTS_MAX, sems: 1 << 20, undos: 1 << 20, waits: 1 << 18, tasks: 1 << 15 }
+        Self {
+            sets: SLOTS_MAX,
+            sems: 1 << 20,
+            undos: 1 << 20,
+            waits: 1 << 18,
+            tasks: 1 << 15,
+            queues: SLOTS_MAX,
+            msgs: 1 << 23,
+            segments: 1 << 13,
+            attaches: 1 << 17,
+        }
+    }
+}
+
+impl Capacity {
+    /// Returns the fields in the order in which a file holds them.
+    pub(crate) fn numbers(&self) -> [u32; 9] {
+        let Self { sets, sems, undos, waits, tasks, queues, msgs, segments, attaches } = *self;
+        [sets, sems, undos, waits, tasks, queues, msgs, segments, attaches]
+    }
+
+    /// Returns what `numbers` was; `at` gives a number of it.
+    pub(crate) fn from_numbers<E>(at: impl Fn(usize) -> Result<u32, E>) -> Result<Self, E> {
+        Ok(Self {
+            sets: at(0)?,
+            sems: at(1)?,
+            undos: at(2)?,
+            waits: at(3)?,
+            tasks: at(4)?,
+            queues: at(5)?,
+            msgs: at(6)?,
+            segments: at(7)?,
+            attaches: at(8)?,
+        })
     }
 }
 
@@ -67,12 +131,22 @@ pub(crate) struct Layout {
     pub(crate) sem_ids: IdLayout,
     /// The first line of the sets.
     pub(crate) sets: u32,
-    /// The line of the lock of the table of tasks, followed by the tasks.
+    /// The first line of the tasks.
     pub(crate) tasks: u32,
+    /// How many lines those are; the last is the spare one.
     pub(crate) tasks_max: u32,
     pub(crate) sems: Pool,
     pub(crate) undos: Pool,
     pub(crate) waits: Pool,
+    pub(crate) msg_ids: IdLayout,
+    /// The first line of the queues.
+    pub(crate) queues: u32,
+    pub(crate) shm_ids: IdLayout,
+    /// The first line of the segments.
+    pub(crate) segments: u32,
+    pub(crate) msgs: Pool,
+    pub(crate) msg_waits: Pool,
+    pub(crate) attaches: Pool,
     pub(crate) lines: u32,
 }
 
@@ -83,23 +157,34 @@ impl Layout {
     ///
     /// `EINVAL` if a number is zero, too large, or not a power of two where it has to be.
     pub(crate) fn new(capacity: &Capacity) -> Result<Self, Errno> {
-        let Capacity { sets, sems, undos, waits, tasks } = *capacity;
-        let are_pools_good = [sems, undos, waits].iter().all(|n| (1..=LINES_MAX).contains(n));
-        let are_sets_good = sets.is_power_of_two() && sets <= SLOTS_MAX;
-        if !are_pools_good || !are_sets_good || !(1..TASKS_MAX).contains(&tasks) {
+        let Capacity { sets, sems, undos, waits, tasks, .. } = *capacity;
+        let Capacity { queues, msgs, segments, attaches, waits: msg_waits, .. } = *capacity;
+        let pools = [sems, undos, waits, msgs, attaches];
+        let are_pools_good = pools.iter().all(|n| (1..=LINES_MAX).contains(n));
+        let kinds = [sets, queues, segments];
+        let are_kinds_good = kinds.iter().all(|n| n.is_power_of_two() && *n <= SLOTS_MAX);
+        if !are_pools_good || !are_kinds_good || !(1..TASKS_MAX).contains(&tasks) {
             return Err(Errno::INVAL);
         }
-        let mut next = 1;
+        let mut next = HEADER + HEADER_LINES;
         let mut take = |lines: u32| {
             let first = next;
             next += lines;
             first
         };
-        let sem_ids = IdLayout { head: take(IdLayout::lines(sets)), slots: sets };
+        let sem_ids = IdLayout::new(take(IdLayout::lines(sets)), sets);
         let first_set = take(sets);
-        let first_task = take(1 + tasks);
+        // And the spare one, which serves no task.
+        let tasks = tasks + 1;
+        let first_task = take(tasks);
         let mut pool = |lines| Pool { head: take(HEAD_LINES), first: take(lines), lines };
         let (sems, undos, waits) = (pool(sems), pool(undos), pool(waits));
+        let msg_ids = IdLayout::new(take(IdLayout::lines(queues)), queues);
+        let first_queue = take(QUEUE_LINES * queues);
+        let shm_ids = IdLayout::new(take(IdLayout::lines(segments)), segments);
+        let first_segment = take(SEGMENT_LINES * segments);
+        let mut pool = |lines| Pool { head: take(HEAD_LINES), first: take(lines), lines };
+        let (msgs, msg_waits, attaches) = (pool(msgs), pool(msg_waits), pool(attaches));
         Ok(Self {
             sem_ids,
             sets: first_set,
@@ -108,6 +193,13 @@ impl Layout {
             sems,
             undos,
             waits,
+            msg_ids,
+            queues: first_queue,
+            shm_ids,
+            segments: first_segment,
+            msgs,
+            msg_waits,
+            attaches,
             lines: next,
         })
     }
@@ -120,7 +212,7 @@ mod tests {
     #[test]
     fn capacity_out_of_range_is_refused() {
         let good = Capacity::default();
-        assert!(Layout::new(&good).is_ok());
+        assert!(Layout::new(&good).is_ok() && Layout::new(&Capacity::LEAST).is_ok());
         let bad = [
             Capacity { sets: 3, ..good },
             Capacity { sets: 2 * SLOTS_MAX, ..good },
@@ -129,6 +221,10 @@ mod tests {
             Capacity { undos: LINES_MAX + 1, ..good },
             Capacity { waits: 0, ..good },
             Capacity { tasks: 0, ..good },
+            Capacity { queues: 0, ..good },
+            Capacity { msgs: 0, ..good },
+            Capacity { segments: 6, ..good },
+            Capacity { attaches: LINES_MAX + 1, ..good },
             Capacity { tasks: TASKS_MAX, ..good },
         ];
         assert!(bad.iter().all(|bad| Layout::new(bad).is_err()));

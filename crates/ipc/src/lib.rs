@@ -2,8 +2,9 @@
 //! system call.
 //!
 //! For library operating systems and sandboxes, which have to bring their own semaphores, and for
-//! programs that use the kernel's more often than its system calls allow. So far there are semaphore
-//! sets, within a process; message queues, shared memory and namespaces of several processes follow.
+//! programs that use the kernel's more often than its system calls allow. A namespace is in private
+//! memory, or in a file that several processes share. There are semaphore sets, message queues, and
+//! the bookkeeping of shared memory.
 //!
 //! | call | for | costs |
 //! |---|---|---|
@@ -11,15 +12,17 @@
 //! | with [`SEM_UNDO`] | the same, undone at the end | one compare-exchange and stores to own lines |
 //! | a few operations in order, without undo | all or none | the words involved, if nobody is concerned |
 //! | other calls of several operations, or a wait | | the set's lock, and the words involved |
-//! | [`Task::semget`], removal, `IPC_SET` | | the lock of the kind |
+//! | [`Task::msgsnd`], [`Task::msgrcv`] | messages with types | the queue's lock, twice that of a pool; texts are copied outside |
+//! | [`Task::shmat`], [`Task::shmdt`] | what a host maps | the lock of the kind |
+//! | [`Task::semget`] and its like, removal, `IPC_SET` | | the lock of the kind |
 //! | `GETVAL`, `GETPID`, `IPC_STAT` | | no lock, no store |
 //!
 //! # How it works
 //!
 //! - All state lies in one region of lines that keep their type and are never unmapped while the namespace
 //!   lives. It is reached by bounds-checked numbers and atomic words only: what others may have written
-//!   there leads to wrong answers, an error or, so far, a call that never ends, but never to undefined
-//!   behaviour.
+//!   there leads to wrong answers or an error, but never to undefined behaviour, nor to a call that does
+//!   not end (other than a wait that nobody ends).
 //! - An id is a generation and the index of a slot (`ids`). A lookup copies the slot and checks that nobody
 //!   wrote meanwhile. Then the mode, the capabilities and the hook are looked at. None of this stores
 //!   anything, so a reader that stops anywhere holds up nobody.
@@ -31,6 +34,13 @@
 //! - Who changes a semaphore carries out the waiting calls that have become possible, in their order and
 //!   in the same transaction, and then wakes their tasks (`sem::queue`).
 //! - Undo records belong to a task and a set (`sem::undo`).
+//! - A message has one word that says whose it is, and whose store is what sends or receives it; lists and
+//!   counts of a queue follow from those words and are made anew after a death (`msg::rebuild`).
+//! - Of shared memory there are ids, permissions, limits and one record per task and segment; the host
+//!   brings the memory and maps it (`shm`).
+//! - Of everything that is in the region one word says what is true, and the rest is made anew from such words if
+//!   a process was killed in the middle: locks know their owners (`lock`), pools what is used (`pool`), and a
+//!   change of several semaphores is logged before one store makes it valid (`sem::txn`, `sem::log`).
 //!
 //! # Guarantees
 //!
@@ -40,6 +50,9 @@
 //! - G.3: nobody sees a part of the operations of a call, or comes between an operation and the waiting
 //!   calls that it lets go on.
 //! - G.4: operations on different semaphores of a set write no common line, with and without undo.
+//! - G.5: a process may be killed at any instruction. Each of its calls has then happened as a whole or not at
+//!   all, and its adjustments are applied: at once for who asks or tries, within a tenth of a second for
+//!   who waits (`recover`).
 //!
 //! # What differs from Linux
 //!
@@ -49,19 +62,30 @@
 //!   it did not wait for has changed. Expected from the design; no test has met it.
 //! - `ENOMEM` follows from [`Capacity`], not from the memory of the machine.
 //! - Times come from the coarse clock.
+//! - A message that is handed to a waiting receiver leaves the pid of its task in `msg_lrpid`; Linux leaves the
+//!   number of its thread.
+//! - Receivers that wait keep their places when `IPC_SET` has them ask for permission again.
+//! - A [`SecurityHook`] is asked once per msgrcv(2), and not for each message.
+//! - `SHM_HUGETLB` is refused, `SHM_INFO` knows nothing of swap, and `SHM_LOCK` is a mark only.
+//! - `GETPID` of a semaphore on which a process was killed may name it, though its operation was taken back.
+//! - What is granted to a waiting process that was killed a moment ago is taken back where all of it can be;
+//!   until then others may see it. Linux takes its call out of the queue first.
 //!
 //! # What it refuses
 //!
 //! - To enforce: checks bind those who call this library. A program that writes to the region itself is
 //!   beyond them.
+//! - To wait for ever for a process that is there and holds a lock (stopped, or meaning harm): after 10 s a
+//!   call returns `EIO`, which System V calls do not have.
 //! - To know who calls: the host says so with [`Namespace::register`] and [`Task::set_cred`], and ends a task
 //!   with [`Task::exit`].
 //!
 //! # Lock order
 //!
-//! 1. The lock of a kind.
-//! 2. The lock of a set. Nobody holds two.
-//! 3. Leaves: the list of undo records of a task, a pool, the table of tasks, a task's list of waiting calls.
+//! 1. The lock of who cleans up after a task.
+//! 2. The lock of a kind.
+//! 3. The lock of a set. Nobody holds two.
+//! 4. Leaves: a pool, and in the memory of the process a task's lists of undo records and waiting calls.
 //!
 //! A frozen word is held for a few instructions, or under the lock of its set; who meets one spins, yields,
 //! and then sleeps for short times. A [`SecurityHook`] runs with no lock held, except `associate`,
@@ -93,32 +117,55 @@
 //! # Ok::<(), rustix::io::Errno>(())
 //! ```
 //!
-//! Source: Bueso, "ipc: reduce ipc lock contention", March 2013; svipc(7), semop(2), semctl(2); Linux
-//! `ipc/sem.c` and `ipc/util.c` for the semantics.
+//! Source: Bueso, "ipc: reduce ipc lock contention", March 2013; svipc(7), semop(2), semctl(2), msgop(2), shmop(2);
+//! Linux `ipc/sem.c`, `ipc/msg.c`, `ipc/shm.c` and `ipc/util.c` for the semantics.
 
 #![forbid(unsafe_code)]
 
 mod field;
+mod file;
 mod ids;
+mod ipcget;
 mod layout;
+mod list;
 mod lock;
+mod msg;
 mod namespace;
 mod perm;
 mod pool;
+mod process;
 pub mod raw;
+mod recover;
 mod sem;
+mod shm;
+mod spare;
 mod task;
 
+pub use file::OpenError;
 pub use ids::IPC_PRIVATE;
 pub use layout::Capacity;
+pub use msg::{
+    Arrived, MSG_COPY, MSG_EXCEPT, MSG_INFO, MSG_NOERROR, MSG_STAT, MSG_STAT_ANY, MsgStat,
+    MsgTotals, Received,
+};
 pub use namespace::{Limits, Namespace, NamespaceOptions, SEMAEM, SEMVMX};
-pub use perm::{CAP_IPC_OWNER, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Cred, Perm, SecurityHook};
+pub use perm::{
+    CAP_IPC_LOCK, CAP_IPC_OWNER, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Cred, Perm, SecurityHook,
+};
 pub use sem::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_CREAT, IPC_EXCL, IPC_INFO, IPC_NOWAIT, IPC_RMID,
     IPC_SET, IPC_STAT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SEM_UNDO, SETALL, SETVAL, SemBuf, SemStat,
     SemTotals,
 };
+pub use shm::{
+    Backing, Mapping, Memfds, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO, SHM_LOCK, SHM_LOCKED,
+    SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, SegmentName, ShmStat,
+    ShmTotals,
+};
 pub use task::Task;
 
 #[cfg(all(test, corewalk_loom))]
 mod loom_models;
+
+#[cfg(all(test, corewalk_crash))]
+mod crash_models;

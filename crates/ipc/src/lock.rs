@@ -1,59 +1,115 @@
-//! A lock that is a word of the region.
+//! A lock that is a word of the region, and that survives its holder.
 //!
 //! The low half of the word is 0 when free, and otherwise the owner's task number plus one, with a
-//! bit that says that somebody may sleep. The owner is written by the same step that takes the
-//! lock, so that whoever meets a dead owner knows it. Sleeping is futex(2) on the low half.
+//! bit that says that somebody may sleep. The high half is the owner's generation, so that a task
+//! which has the number of one that died is not taken for it. All of it is written by the step that
+//! takes the lock, so that whoever meets a dead owner knows it. Sleeping is futex(2) on the low half.
 //!
 //! | low half | meaning |
 //! |---|---|
 //! | 0 | free |
 //! | owner | held |
 //! | owner, `SLEEPERS` | held, and somebody may sleep |
+//! | [`NOBODY`] | what the lock protects waits to be put in order |
+//!
+//! # A holder that has died
+//!
+//! Who has slept for [`BEAT_NS`] asks whether the owner is still there ([`Shared::is_dead`]). If it is
+//! not, the lock changes hands, and the new holder first puts in order what the lock protects: the
+//! caller says how. Who dies at that leaves the same to the next. Within one process nobody dies alone,
+//! and nothing of this runs.
+//!
+//! A holder that is there and does not let go (a stopped process, or one that means harm) is waited
+//! for [`WAIT_MAX_NS`], and then the call fails with `EIO`.
 //!
 //! # Lock order
 //!
 //! See the crate's essay. Nothing of the caller runs under one of these locks, except a
 //! [`crate::SecurityHook`] under the lock of a kind.
 //!
-//! Source: Drepper, "Futexes Are Tricky", 2011, mutex 2.
+//! Source: Drepper, "Futexes Are Tricky", 2011, mutex 2; pthread_mutexattr_setrobust(3).
 
 use corewalk_sync::futex::{self, Deadline, Scope};
 use corewalk_sync::primitives::IS_MODEL;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::hint;
+use rustix::io::Errno;
+
+use crate::field::{high, low, pair};
+use crate::namespace::Shared;
 
 const SLEEPERS: u64 = 1 << 31;
+
+/// The owner of a lock that was given up by who could not put in order what it protects.
+const NOBODY: u64 = SLEEPERS - 1;
 
 /// Looks before a thread sleeps: about the time that a holder needs.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 
+/// How long to sleep before the owner is looked at.
+pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
+
+/// How long to wait for who is there and does not let go: 10 s. Tests that look at what then follows wait less.
+pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_000_000_000 };
+
+/// Who takes a lock: a task, and which of those that have had its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
 /// A word of the region, held. It is free again when this is dropped, also by a panic.
 #[must_use = "the lock is free when the guard is dropped"]
-pub(crate) struct Held<'r> {
-    word: &'r AtomicU64,
+pub(crate) struct Held<'s> {
+    word: &'s AtomicU64,
     scope: Scope,
 }
 
-/// Takes the lock `word` for the task numbered `owner`, sleeping while another holds it.
+/// Takes the lock `word` for `owner`, sleeping while another holds it. If the holder has died,
+/// `recover` puts in order what the lock protects.
+///
+/// # Errors
+///
+/// `EIO` if the holder is there and does not let go; what `recover` returns.
 #[inline]
-pub(crate) fn lock(word: &AtomicU64, owner: u32, scope: Scope) -> Held<'_> {
-    let mine = u64::from(owner) + 1;
+pub(crate) fn lock<'s>(
+    shared: &'s Shared,
+    word: &'s AtomicU64,
+    owner: Owner,
+    recover: impl FnOnce() -> Result<(), Errno>,
+) -> Result<Held<'s>, Errno> {
+    let mine = pair(owner.index + 1, owner.generation);
     // ORDERING(ipc-lock): Acquire. What the last holder did happens before this one.
-    if word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        lock_slow(word, mine, scope);
+    let free = word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed);
+    let taken = if free.is_ok() { Taken::Free } else { lock_slow(shared, word, mine)? };
+    let held = Held { word, scope: shared.scope };
+    if taken == Taken::Dead
+        && let Err(errno) = recover()
+    {
+        held.give_up();
+        return Err(errno);
     }
-    Held { word, scope }
+    Ok(held)
+}
+
+/// Whom a lock was taken from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    Free,
+    Dead,
 }
 
 #[cold]
-fn lock_slow(word: &AtomicU64, mine: u64, scope: Scope) {
+fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64) -> Result<Taken, Errno> {
     for _ in 0..SPIN_ROUNDS {
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return;
+            return Ok(Taken::Free);
         }
         hint::spin_loop();
     }
+    let mut wait = Patience::new(shared);
     loop {
         // ORDERING: Relaxed. A guess for the exchange below.
         let seen = word.load(Ordering::Relaxed);
@@ -64,10 +120,75 @@ fn lock_slow(word: &AtomicU64, mine: u64, scope: Scope) {
             continue;
         }
         if seen == 0 {
-            return;
+            return Ok(Taken::Free);
         }
-        let low = (next & u64::from(u32::MAX)) as u32;
-        futex::wait(word, low, Deadline::NEVER, scope);
+        let holder = low(next) & (SLEEPERS - 1) as u32;
+        if !wait.sleep(word, low(next))? || !is_dead(shared, holder, high(next)) {
+            continue;
+        }
+        // The generation in the word makes this fail if it was let go and taken again meanwhile.
+        // ORDERING(ipc-lock): Acquire. What the holder did before it died happens before this one.
+        let taken =
+            word.compare_exchange(next, mine | SLEEPERS, Ordering::Acquire, Ordering::Relaxed);
+        if taken.is_ok() {
+            return Ok(Taken::Dead);
+        }
+    }
+}
+
+fn is_dead(shared: &Shared, holder: u32, generation: u32) -> bool {
+    let index = holder.wrapping_sub(1);
+    shared.is_dead(index, Some(generation))
+}
+
+/// Sleeps in turns on a word that somebody is to change, until patience is over.
+pub(crate) struct Patience<'s> {
+    pub(crate) shared: &'s Shared,
+    end: Option<Deadline>,
+}
+
+impl<'s> Patience<'s> {
+    pub(crate) fn new(shared: &'s Shared) -> Self {
+        Self { shared, end: None }
+    }
+
+    /// Sleeps while the low half of `word` is `value`; returns true if it is time to look at its owner.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if it has been [`WAIT_MAX_NS`].
+    pub(crate) fn sleep(&mut self, word: &AtomicU64, value: u32) -> Result<bool, Errno> {
+        if self.shared.scope == Scope::Private {
+            futex::wait(word, value, Deadline::NEVER, Scope::Private);
+            return Ok(false);
+        }
+        self.nap(word, value, BEAT_NS)
+    }
+
+    /// Sleeps at most `nap_ns` while the low half of `word` is `value`; returns true if it was so long.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if it has been [`WAIT_MAX_NS`] since the first time, and others share the word.
+    pub(crate) fn nap(&mut self, word: &AtomicU64, value: u32, nap_ns: u64) -> Result<bool, Errno> {
+        let now = futex::now().monotonic_ns;
+        let end = *self.end.get_or_insert(Deadline { monotonic_ns: now + WAIT_MAX_NS });
+        if now >= end.monotonic_ns && self.shared.scope == Scope::Shared {
+            return Err(Errno::IO);
+        }
+        let until = Deadline { monotonic_ns: now + nap_ns };
+        Ok(futex::wait(word, value, until, self.shared.scope) == futex::Ended::TimedOut)
+    }
+}
+
+impl Held<'_> {
+    /// Lets go of a lock whose structures are not in order: the next one is to try.
+    #[cold]
+    fn give_up(self) {
+        // ORDERING(ipc-lock): Release. See `lock`.
+        self.word.swap(NOBODY, Ordering::Release);
+        futex::wake(self.word, 1, self.scope);
+        std::mem::forget(self);
     }
 }
 
@@ -84,18 +205,22 @@ impl Drop for Held<'_> {
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
+    use crate::{Namespace, NamespaceOptions};
     use corewalk_sync::primitives::{Arc, thread};
 
     #[test]
     fn lock_beside_others_loses_no_step() {
         const ROUNDS: u64 = 20_000;
+        let namespace = Namespace::new(NamespaceOptions::default()).unwrap();
         let words = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
         let threads: Vec<_> = (0..3)
-            .map(|owner| {
-                let words = Arc::clone(&words);
+            .map(|index| {
+                let (words, namespace) = (Arc::clone(&words), namespace.clone());
                 thread::spawn(move || {
+                    let owner = Owner { index, generation: 7 };
                     for _ in 0..ROUNDS {
-                        let _held = lock(&words.0, owner, Scope::Private);
+                        let _held =
+                            lock(namespace.shared(), &words.0, owner, || Ok(())).expect("private");
                         // Not one atomic step: the lock has to keep the others out.
                         crate::field::put(&words.1, crate::field::get(&words.1) + 1);
                     }

@@ -18,7 +18,7 @@ const DOWN: SemBuf = SemBuf::new(0, -1, IPC_NOWAIT);
 const UP_UNDO: SemBuf = SemBuf::new(0, 1, SEM_UNDO);
 
 fn namespace() -> Namespace {
-    let capacity = Capacity { sets: 1, sems: 2, undos: 4, waits: 2, tasks: 2 };
+    let capacity = Capacity { sets: 1, sems: 2, undos: 4, waits: 2, tasks: 2, ..Capacity::LEAST };
     Namespace::new(NamespaceOptions { capacity, ..Default::default() }).unwrap()
 }
 

@@ -1,7 +1,17 @@
 //! A namespace: a region, its limits, and the security hook.
 //!
-//! A namespace is what unshare(2) with `CLONE_NEWIPC` gives: ids and keys of its own. It ends when
-//! the last handle of it and the last task have gone.
+//! A namespace is what unshare(2) with `CLONE_NEWIPC` gives: ids and keys of its own. One in private
+//! memory ends when the last handle of it and the last task have gone. One in a file is there for all
+//! processes that open the file, and stays until the file is removed and the last of them has ended.
+//!
+//! # Processes
+//!
+//! Each process registers tasks of its own; a forked one registers anew, and uses none of the tasks of its
+//! parent. A process may be killed at any instruction: the next one that meets what it held puts that in
+//! order, without a daemon.
+//!
+//! Whoever can write to the file can make the calls of others return wrong answers or errors, but never
+//! do worse: see the crate's essay. So the file belongs to one user, and is opened by nobody else.
 //!
 //! Source: ipc_namespaces(7); proc(5) `/proc/sys/kernel/sem`.
 
@@ -11,10 +21,16 @@ use corewalk_sync::primitives::Arc;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
+use std::os::fd::AsFd;
+use std::path::Path;
 
-use crate::ids::Ids;
+use crate::field::{high, low, pair};
+use crate::file::{self, OpenError, Shape};
 use crate::layout::{Capacity, Layout};
+use crate::msg::MSGMAX_MAX;
 use crate::perm::{Cred, SecurityHook};
+use crate::recover;
+use crate::shm::{Backing, Memfds};
 use crate::task::Task;
 
 /// The most that a semaphore can hold.
@@ -23,7 +39,7 @@ pub const SEMVMX: i32 = 32_767;
 /// The most that an adjustment for `SEM_UNDO` can be.
 pub const SEMAEM: i32 = 32_767;
 
-/// What a namespace may hold. Analogous to `/proc/sys/kernel/sem`; the default is Linux's.
+/// What a namespace may hold. Analogous to `/proc/sys/kernel/sem` and the like; the default is Linux's.
 ///
 /// # Examples
 ///
@@ -42,15 +58,81 @@ pub struct Limits {
     pub semopm: u32,
     /// `SEMMNI`: sets of the namespace.
     pub semmni: u32,
+    /// `MSGMAX`: bytes of a message.
+    pub msgmax: u32,
+    /// `MSGMNB`: bytes of the messages of a new queue.
+    pub msgmnb: u32,
+    /// `MSGMNI`: queues of the namespace.
+    pub msgmni: u32,
+    /// `SHMMAX`: bytes of a segment. The least is one.
+    pub shmmax: u64,
+    /// `SHMALL`: pages of all segments.
+    pub shmall: u64,
+    /// `SHMMNI`: segments of the namespace.
+    pub shmmni: u32,
+    /// `shm_rmid_forced`: a segment goes with its last attach, or with its maker if it has none then.
+    pub is_shm_rmid_forced: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { semmsl: 32_000, semmns: 1_024_000_000, semopm: 500, semmni: 32_000 }
+        Self {
+            semmsl: 32_000,
+            semmns: 1_024_000_000,
+            semopm: 500,
+            semmni: 32_000,
+            msgmax: 8192,
+            msgmnb: 16_384,
+            msgmni: 32_000,
+            shmmax: u64::MAX - (1 << 24),
+            shmall: u64::MAX - (1 << 24),
+            shmmni: 4096,
+            is_shm_rmid_forced: false,
+        }
     }
 }
 
-/// How a namespace is made.
+impl Limits {
+    /// Returns the fields in the order in which a file holds them.
+    pub(crate) fn numbers(&self) -> [u32; 13] {
+        let Self { semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, .. } = *self;
+        let Self { shmmax, shmall, shmmni, is_shm_rmid_forced, .. } = *self;
+        let ([max_low, max_high], [all_low, all_high]) = (halves(shmmax), halves(shmall));
+        let forced = u32::from(is_shm_rmid_forced);
+        let first = [semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni];
+        let last = [max_low, max_high, all_low, all_high, shmmni, forced];
+        std::array::from_fn(|at| if at < 7 { first[at] } else { last[at - 7] })
+    }
+
+    /// Returns what `numbers` was; `at` gives a number of it.
+    pub(crate) fn from_numbers<E>(at: impl Fn(usize) -> Result<u32, E>) -> Result<Self, E> {
+        Ok(Self {
+            semmsl: at(0)?,
+            semmns: at(1)?,
+            semopm: at(2)?,
+            semmni: at(3)?,
+            msgmax: at(4)?,
+            msgmnb: at(5)?,
+            msgmni: at(6)?,
+            shmmax: pair(at(7)?, at(8)?),
+            shmall: pair(at(9)?, at(10)?),
+            shmmni: at(11)?,
+            is_shm_rmid_forced: at(12)? != 0,
+        })
+    }
+
+    /// Returns true if no limit is more than its representation allows.
+    pub(crate) fn are_possible(&self) -> bool {
+        self.semmsl <= 32_767 && self.semopm <= 32_767 && self.msgmax <= MSGMAX_MAX
+    }
+}
+
+fn halves(number: u64) -> [u32; 2] {
+    [low(number), high(number)]
+}
+
+/// How a namespace is made. Who joins one that is there takes its limits and its capacity, and brings
+/// its own hook and backing.
 #[derive(Default)]
 pub struct NamespaceOptions {
     /// What it may hold.
@@ -59,6 +141,9 @@ pub struct NamespaceOptions {
     pub capacity: Capacity,
     /// A security module, if there is one.
     pub hook: Option<Box<dyn SecurityHook>>,
+    /// Where the memory of segments comes from. Without it from memfd_create(2), which serves one process:
+    /// processes that share a namespace need files that all of them can open.
+    pub backing: Option<Box<dyn Backing>>,
 }
 
 impl fmt::Debug for NamespaceOptions {
@@ -66,7 +151,8 @@ impl fmt::Debug for NamespaceOptions {
         let (limits, capacity) = (&self.limits, &self.capacity);
         let mut debug = f.debug_struct("NamespaceOptions");
         debug.field("limits", limits).field("capacity", capacity);
-        debug.field("has_hook", &self.hook.is_some()).finish()
+        debug.field("has_hook", &self.hook.is_some());
+        debug.field("has_backing", &self.backing.is_some()).finish()
     }
 }
 
@@ -96,13 +182,63 @@ impl Namespace {
     /// `EINVAL` for a capacity or limit out of range, `ENOMEM` if there are no addresses left.
     pub fn new(options: NamespaceOptions) -> Result<Self, Errno> {
         let layout = Layout::new(&options.capacity)?;
-        let NamespaceOptions { limits, hook, .. } = options;
-        if limits.semmsl > 32_767 || limits.semopm > 32_767 {
+        let NamespaceOptions { limits, hook, backing, .. } = options;
+        if !limits.are_possible() {
             return Err(Errno::INVAL);
         }
         let region = Region::private(layout.lines)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        let shared = Shared { region, layout, limits, hook, scope: Scope::Private };
+        let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
+        let shared = Shared { region, layout, limits, hook, backing, scope: Scope::Private };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Returns the namespace in the file at `path`, which is made if there is no such file.
+    ///
+    /// A file on tmpfs (`/dev/shm`) is what is wanted: the namespace lives as long as the machine runs, and
+    /// no write to a disk is ever waited for. The file is made for the calling user only.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`]; `EINVAL` for a capacity or limit out of range.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions};
+    ///
+    /// let path = std::env::temp_dir().join(format!("ipc-example-{}", std::process::id()));
+    /// let namespace = Namespace::open(&path, NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::user(1000, 1000), std::process::id())?;
+    /// let id = task.semget(0x5eed, 1, IPC_CREAT | 0o600)?;
+    ///
+    /// // As another process would:
+    /// let other = Namespace::open(&path, NamespaceOptions::default())?;
+    /// let task = other.register(Cred::user(1000, 1000), 4711)?;
+    /// assert_eq!(task.semget(0x5eed, 1, 0), Ok(id));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open(path: impl AsRef<Path>, options: NamespaceOptions) -> Result<Self, OpenError> {
+        Self::open_fd(file::open_path(path.as_ref())?, options)
+    }
+
+    /// As [`Namespace::open`], with a file that is open for reading and writing, a memfd for example.
+    ///
+    /// Whose file it is is not looked at. The file may be closed afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Namespace::open`].
+    pub fn open_fd(file: impl AsFd, options: NamespaceOptions) -> Result<Self, OpenError> {
+        let NamespaceOptions { limits, capacity, hook, backing } = options;
+        if !limits.are_possible() {
+            return Err(Errno::INVAL.into());
+        }
+        let (region, shape) = file::map(file.as_fd(), Shape { capacity, limits })?;
+        let (layout, limits) = (Layout::new(&shape.capacity)?, shape.limits);
+        let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
+        let shared = Shared { region, layout, limits, hook, backing, scope: Scope::Shared };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -112,15 +248,66 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a `pid` out of range, `ENOMEM` if there are as many tasks as there is room for.
+    /// `EINVAL` for a `pid` out of range, `ENOMEM` if there are as many tasks as there is room for; those that
+    /// have died do not count.
     pub fn register(&self, cred: Cred, pid: u32) -> Result<Task, Errno> {
         Task::register(Arc::clone(&self.shared), cred, pid)
+    }
+
+    /// As [`Namespace::register`], for the first task of a program: takes over what the program that this
+    /// process was before execve(2) has left.
+    ///
+    /// Its `SEM_UNDO` adjustments are applied when the new task ends, as if there had been one task all along.
+    /// Calls and locks of threads that ended with the program are put in order at once.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Namespace::register`]; `EIO` if a process that lives does not let go of a lock for 10 s.
+    pub fn adopt(&self, cred: Cred, pid: u32) -> Result<Task, Errno> {
+        self.register(cred, pid)?.adopt()
+    }
+
+    /// Returns the pids of the processes that are registered, in no order; one with several tasks occurs as
+    /// often. Some of them may have ended.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        crate::task::pids(&self.shared)
+    }
+
+    /// Cleans up after all tasks whose processes have ended; returns how many those were.
+    ///
+    /// Nobody has to call it: who meets what a dead task has left does it. A program that stays may call it
+    /// every now and then, so that adjustments of the dead are applied also where nobody looks.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there are as many tasks as there is room for; `EIO` if a process that lives does not let go
+    /// of a lock for 10 s.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// // In private memory nobody dies alone.
+    /// assert_eq!(namespace.recover(), Ok(0));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    pub fn recover(&self) -> Result<usize, Errno> {
+        let task = self.register(Cred::default(), 0)?;
+        recover::reap_all(&self.shared, task.owner)
     }
 
     /// Returns what the namespace may hold.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.shared.limits
+    }
+
+    #[cfg(all(test, not(corewalk_loom)))]
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 }
 
@@ -130,14 +317,8 @@ pub(crate) struct Shared {
     pub(crate) layout: Layout,
     pub(crate) limits: Limits,
     pub(crate) hook: Option<Box<dyn SecurityHook>>,
+    pub(crate) backing: Box<dyn Backing>,
     pub(crate) scope: Scope,
-}
-
-impl Shared {
-    #[inline]
-    pub(crate) fn sem_ids(&self) -> Ids<'_> {
-        Ids::new(&self.region, self.layout.sem_ids)
-    }
 }
 
 impl fmt::Debug for Shared {

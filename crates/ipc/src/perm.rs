@@ -15,6 +15,9 @@ use rustix::io::Errno;
 
 use crate::field::{high, low, pair};
 
+/// Allows `SHM_LOCK` and `SHM_UNLOCK` of segments of others.
+pub const CAP_IPC_LOCK: u64 = 1 << 14;
+
 /// Overrides the permission bits of IPC objects.
 pub const CAP_IPC_OWNER: u64 = 1 << 15;
 
@@ -119,7 +122,59 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Asked when semget(2) is about to return a set that was there before.
+    /// Asked before msgsnd(2), and again by a sender that has waited. Analogous to
+    /// `security_msg_queue_msgsnd`.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn msg_msgsnd(&self, cred: &Cred, perm: &Perm, msgflg: i32) -> Result<(), Errno> {
+        let _ = (cred, perm, msgflg);
+        Ok(())
+    }
+
+    /// Asked before msgrcv(2), once for the call and not for each message as
+    /// `security_msg_queue_msgrcv` is.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn msg_msgrcv(&self, cred: &Cred, perm: &Perm, msgtyp: i64) -> Result<(), Errno> {
+        let _ = (cred, perm, msgtyp);
+        Ok(())
+    }
+
+    /// Asked before msgctl(2) with its command number; there is no object for `IPC_INFO`.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn msg_msgctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
+        let _ = (cred, perm, cmd);
+        Ok(())
+    }
+
+    /// Asked before shmat(2).
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn shm_shmat(&self, cred: &Cred, perm: &Perm, shmflg: i32) -> Result<(), Errno> {
+        let _ = (cred, perm, shmflg);
+        Ok(())
+    }
+
+    /// Asked before shmctl(2) with its command number; there is no object for `IPC_INFO`.
+    ///
+    /// # Errors
+    ///
+    /// Those that the caller is to see.
+    fn shm_shmctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
+        let _ = (cred, perm, cmd);
+        Ok(())
+    }
+
+    /// Asked when a `*get` call is about to return an object that was there before.
     ///
     /// # Errors
     ///
@@ -188,23 +243,23 @@ impl CredCell {
 
     /// Returns true if the bits `flag` asks for are granted, the security hook aside.
     #[inline]
-    pub(crate) fn may(&self, perm: &Perm, flag: u32) -> bool {
+    pub(crate) fn may(&self, [owner, creator]: [u64; 2], mode: u16, flag: u32) -> bool {
         let requested = (flag >> 6) | (flag >> 3) | flag;
         let (euid, egid) = self.ids();
-        let granted = if euid == perm.cuid || euid == perm.uid {
-            perm.mode >> 6
-        } else if egid == perm.cgid || egid == perm.gid || self.is_in_group(perm) {
-            perm.mode >> 3
+        let (gid, cgid) = (high(owner), high(creator));
+        let granted = if euid == low(creator) || euid == low(owner) {
+            mode >> 6
+        } else if egid == cgid || egid == gid || self.is_in_group([gid, cgid]) {
+            mode >> 3
         } else {
-            perm.mode
+            mode
         };
         requested & !u32::from(granted) & 0o7 == 0 || self.is_capable(CAP_IPC_OWNER)
     }
 
     #[cold]
-    fn is_in_group(&self, perm: &Perm) -> bool {
-        let whole = self.whole.lock();
-        whole.groups.iter().any(|group| *group == perm.gid || *group == perm.cgid)
+    fn is_in_group(&self, groups: [u32; 2]) -> bool {
+        self.whole.lock().groups.iter().any(|group| groups.contains(group))
     }
 
     /// Returns true if the object may be changed or removed.
@@ -220,8 +275,13 @@ mod tests {
 
     const PERM: Perm = Perm { key: 0, uid: 1, gid: 10, cuid: 2, cgid: 20, mode: 0o642, seq: 0 };
 
+    fn may_with(cell: &CredCell, perm: &Perm, flag: u32) -> bool {
+        let owners = [pair(perm.uid, perm.gid), pair(perm.cuid, perm.cgid)];
+        cell.may(owners, perm.mode, flag)
+    }
+
     fn may(cred: Cred, flag: u32) -> bool {
-        CredCell::new(cred).may(&PERM, flag)
+        may_with(&CredCell::new(cred), &PERM, flag)
     }
 
     #[test]
@@ -241,7 +301,7 @@ mod tests {
     fn owner_is_not_looked_up_in_the_last_third() {
         // The owner has no write permission here, but everybody else has.
         let perm = Perm { mode: 0o466, ..PERM };
-        assert!(!CredCell::new(Cred::user(1, 10)).may(&perm, 0o222));
+        assert!(!may_with(&CredCell::new(Cred::user(1, 10)), &perm, 0o222));
     }
 
     #[test]
@@ -252,8 +312,8 @@ mod tests {
     #[test]
     fn capabilities_override_their_own_check_only() {
         let with = |caps| CredCell::new(Cred { caps, ..Cred::user(9, 9) });
-        assert!(with(CAP_IPC_OWNER).may(&PERM, 0o666));
-        assert!(!with(CAP_SYS_ADMIN).may(&PERM, 0o666));
+        assert!(may_with(&with(CAP_IPC_OWNER), &PERM, 0o666));
+        assert!(!may_with(&with(CAP_SYS_ADMIN), &PERM, 0o666));
         assert!(with(CAP_SYS_ADMIN).may_control(&PERM));
         assert!(!with(CAP_IPC_OWNER).may_control(&PERM));
         assert!(CredCell::new(Cred::user(2, 9)).may_control(&PERM));

@@ -5,8 +5,21 @@
 //! number, and what was written into it last (a tag, above all) is still there when it is handed
 //! out again.
 //!
-//! Words 6 and 7 of the first line of a range belong to the pool: its size class, and the next free
+//! Words 6 and 7 of the first line of a range belong to the pool: its header, and the next free
 //! range. Where no range of the right size is left, a larger one serves.
+//!
+//! # What is true
+//!
+//! The header says how large a range is, whether it is used, and for whom: a task, or the slot of an
+//! object, as the pool's users have it. Free lists and the end of what was ever handed out follow from the headers:
+//! after a death they are made anew by a walk over them ([`Pool::rebuild`]). Who looks for what a
+//! dead task has left walks them too ([`Pool::used`]).
+//!
+//! | bits of a header | field |
+//! |---|---|
+//! | 0-7 | class plus one; 0 where nothing was handed out yet |
+//! | 8 | used |
+//! | 32-63 | for whom |
 //!
 //! # What it refuses
 //!
@@ -16,10 +29,12 @@
 //! Source: Bonwick, "The Slab Allocator", 1994, for memory that keeps its type.
 
 use corewalk_sync::Region;
-use corewalk_sync::futex::Scope;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use rustix::io::Errno;
 
 use crate::field::{get, put};
-use crate::lock::lock;
+use crate::lock::{Held, Owner, lock};
+use crate::namespace::Shared;
 
 /// Lines of a pool's head: its lock, and the free lists.
 pub(crate) const HEAD_LINES: u32 = 4;
@@ -29,8 +44,12 @@ const CLASSES: u32 = 17;
 
 const LOCK: usize = 0;
 const NEXT_FRESH: usize = 1;
-const CLASS: usize = 6;
+const HEADER: usize = 6;
 const NEXT_FREE: usize = 7;
+
+const CLASS_MASK: u64 = 0xff;
+const USED: u64 = 1 << 8;
+const WHOSE_SHIFT: u32 = 32;
 
 /// Where a pool lies in a region.
 #[derive(Clone, Copy, Debug)]
@@ -44,47 +63,173 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Returns the first line of a range of at least `lines` lines, or none if there is none.
-    pub(crate) fn alloc(&self, region: &Region, lines: u32, owner: u32) -> Option<u32> {
-        let wanted = class_of(lines)?;
-        let _held = lock(&region.line(self.head)[LOCK], owner, Scope::Private);
-        if let Some(line) = self.pop(region, wanted) {
-            return Some(line);
-        }
-        let fresh = &region.line(self.head)[NEXT_FRESH];
-        let taken = get(fresh);
-        let after = taken.saturating_add(1 << wanted);
-        if after <= u64::from(self.lines) {
-            put(fresh, after);
-            let line = self.first + u32::try_from(taken).ok()?;
-            put(&region.line(line)[CLASS], u64::from(wanted));
-            return Some(line);
-        }
-        (wanted + 1..CLASSES).find_map(|class| self.pop(region, class))
+    /// Returns the first line of a range of at least `lines` lines, used for `whose` from now on.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is none; `EIO` if the lock cannot be had.
+    pub(crate) fn alloc(
+        &self,
+        shared: &Shared,
+        lines: u32,
+        owner: Owner,
+        whose: u32,
+    ) -> Result<u32, Errno> {
+        let wanted = class_of(lines).ok_or(Errno::NOMEM)?;
+        let _held = self.lock(shared, owner)?;
+        let region = &shared.region;
+        let line = self.pop(region, wanted).or_else(|| self.fresh(region, wanted, whose));
+        let larger = || (wanted + 1..CLASSES).find_map(|class| self.pop(region, class));
+        let line = line.or_else(larger).ok_or(Errno::NOMEM)?;
+        self.set_whose(region, line, whose);
+        Ok(line)
     }
 
-    /// Gives the range back that begins at `line`. The caller has `alloc`ed it.
-    pub(crate) fn free(&self, region: &Region, line: u32, owner: u32) {
-        let _held = lock(&region.line(self.head)[LOCK], owner, Scope::Private);
-        let class = get(&region.line(line)[CLASS]).min(u64::from(CLASSES - 1)) as u32;
-        let list = self.list(region, class);
-        put(&region.line(line)[NEXT_FREE], get(list));
-        put(list, u64::from(line));
+    /// Gives the range back that begins at `line`. A range that is not used stays as it is.
+    ///
+    /// If the lock cannot be had the range is lost.
+    pub(crate) fn free(&self, shared: &Shared, line: u32, owner: Owner) {
+        let region = &shared.region;
+        let Ok(_held) = self.lock(shared, owner) else { return };
+        let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
+            return;
+        };
+        // ORDERING(ipc-pool): Release. What the object was is void before the range is free.
+        region.line(line)[HEADER].store(header.0 & (CLASS_MASK), Ordering::Release);
+        self.push(region, line, header.class());
+    }
+
+    /// Says whom the range at `line`, which is used, is for.
+    pub(crate) fn set_whose(&self, region: &Region, line: u32, whose: u32) {
+        let header = &region.line(line)[HEADER];
+        let next = get(header) & CLASS_MASK | USED | u64::from(whose) << WHOSE_SHIFT;
+        // ORDERING(ipc-pool): Release. One word says all there is to know about a range.
+        header.store(next, Ordering::Release);
+    }
+
+    /// Returns whom the range at `line` is used for, or none if it is not.
+    pub(crate) fn whose(&self, region: &Region, line: u32) -> Option<u32> {
+        self.header(region, line).filter(|header| header.is_used()).map(Header::whose)
+    }
+
+    /// Returns how many lines the range at `line` has.
+    pub(crate) fn len(&self, region: &Region, line: u32) -> u32 {
+        self.header(region, line).map_or(1, |header| 1 << header.class())
+    }
+
+    /// Returns the ranges that are used, each with whom it is for.
+    pub(crate) fn used<'r>(
+        &self,
+        region: &'r Region,
+    ) -> impl Iterator<Item = (u32, u32)> + use<'r> {
+        let used = self.ranges(region).filter(|(_, header)| header.is_used());
+        used.map(|(line, header)| (line, header.whose()))
+    }
+
+    /// Puts the pool in order if a task has died that had its lock.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the lock cannot be had.
+    pub(crate) fn recover(&self, shared: &Shared, owner: Owner) -> Result<(), Errno> {
+        self.lock(shared, owner).map(drop)
+    }
+
+    /// Makes the free lists anew. The lock is held.
+    pub(crate) fn rebuild(&self, region: &Region) {
+        (0..CLASSES).for_each(|class| put(self.list(region, class), 0));
+        let mut end = self.first;
+        for (line, header) in self.ranges(region) {
+            if !header.is_used() {
+                self.push(region, line, header.class());
+            }
+            end = line + (1 << header.class());
+        }
+        put(&region.line(self.head)[NEXT_FRESH], u64::from(end - self.first));
+    }
+
+    fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
+        lock(shared, &shared.region.line(self.head)[LOCK], owner, || {
+            self.rebuild(&shared.region);
+            Ok(())
+        })
+    }
+
+    /// Returns the ranges that were ever handed out. Who holds no lock may miss the last.
+    fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
+        let pool = *self;
+        let at = move |line| Some((line, pool.header(region, line)?));
+        std::iter::successors(
+            at(pool.first),
+            move |(line, header)| at(line + (1 << header.class())),
+        )
+    }
+
+    /// Returns the header of the range at `line`, or none if there was never one.
+    fn header(&self, region: &Region, line: u32) -> Option<Header> {
+        let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
+        // ORDERING(ipc-pool): Acquire. What is free was let go before.
+        let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
+        // A class that does not fit was not written by us.
+        let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
+        (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
+    }
+
+    fn fresh(&self, region: &Region, class: u32, whose: u32) -> Option<u32> {
+        let fresh = &region.line(self.head)[NEXT_FRESH];
+        let taken = get(fresh);
+        let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
+        let line = self.first + u32::try_from(taken).ok()?;
+        // The header comes first: the walk that makes the lists anew goes by it.
+        let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
+        // ORDERING(ipc-pool): Release. As in `set_whose`.
+        region.line(line)[HEADER].store(header, Ordering::Release);
+        put(fresh, after);
+        Some(line)
     }
 
     fn pop(&self, region: &Region, class: u32) -> Option<u32> {
         let list = self.list(region, class);
         let line = u32::try_from(get(list)).ok().filter(|line| *line != 0)?;
+        let header = self.header(region, line);
+        if header.is_none_or(|header| header.is_used() || header.class() != class) {
+            // Not ours to say how this came about; the headers are what counts.
+            self.rebuild(region);
+            return None;
+        }
         put(list, get(&region.line(line)[NEXT_FREE]));
         Some(line)
     }
 
-    fn list<'r>(
-        &self,
-        region: &'r Region,
-        class: u32,
-    ) -> &'r corewalk_sync::primitives::atomic::AtomicU64 {
+    fn push(&self, region: &Region, line: u32, class: u32) {
+        let list = self.list(region, class);
+        put(&region.line(line)[NEXT_FREE], get(list));
+        put(list, u64::from(line));
+    }
+
+    fn list<'r>(&self, region: &'r Region, class: u32) -> &'r AtomicU64 {
         &region.line(self.head + 1 + class / 8)[class as usize % 8]
+    }
+}
+
+#[cfg(all(test, corewalk_crash))]
+mod audit;
+
+/// A copy of a range's header.
+#[derive(Clone, Copy, Debug)]
+struct Header(u64);
+
+impl Header {
+    fn class(self) -> u32 {
+        ((self.0 & CLASS_MASK) as u32).clamp(1, CLASSES) - 1
+    }
+
+    fn is_used(self) -> bool {
+        self.0 & USED != 0
+    }
+
+    fn whose(self) -> u32 {
+        (self.0 >> WHOSE_SHIFT) as u32
     }
 }
 
@@ -97,38 +242,62 @@ fn class_of(lines: u32) -> Option<u32> {
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
+    use crate::{Capacity, Namespace, NamespaceOptions};
 
-    fn pool(lines: u32) -> (Region, Pool) {
-        let region = Region::private(1 + HEAD_LINES + lines).unwrap();
-        (region, Pool { head: 1, first: 1 + HEAD_LINES, lines })
+    const ME: Owner = Owner { index: 0, generation: 1 };
+
+    fn pool(lines: u32) -> (Namespace, Pool) {
+        let capacity = Capacity { sets: 1, sems: 1, undos: 1, waits: lines, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let namespace = Namespace::new(options).unwrap();
+        let pool = namespace.shared().layout.waits;
+        (namespace, pool)
     }
 
     #[test]
     fn ranges_are_apart_and_come_back() {
-        let (region, pool) = pool(16);
-        let a = pool.alloc(&region, 3, 0).unwrap();
-        let b = pool.alloc(&region, 4, 0).unwrap();
+        let (namespace, pool) = pool(16);
+        let shared = namespace.shared();
+        let a = pool.alloc(shared, 3, ME, 0).unwrap();
+        let b = pool.alloc(shared, 4, ME, 0).unwrap();
         assert!(b >= a + 4);
-        pool.free(&region, a, 0);
-        assert_eq!(pool.alloc(&region, 4, 0), Some(a));
-        assert_eq!(pool.alloc(&region, 8, 0), Some(b + 4));
-        assert_eq!(pool.alloc(&region, 1, 0), None);
+        pool.free(shared, a, ME);
+        assert_eq!(pool.alloc(shared, 4, ME, 0), Ok(a));
+        assert_eq!(pool.alloc(shared, 8, ME, 0), Ok(b + 4));
+        assert_eq!(pool.alloc(shared, 1, ME, 0), Err(Errno::NOMEM));
     }
 
     #[test]
     fn larger_range_serves_and_stays_large() {
-        let (region, pool) = pool(8);
-        let a = pool.alloc(&region, 8, 0).unwrap();
-        pool.free(&region, a, 0);
-        assert_eq!(pool.alloc(&region, 1, 0), Some(a));
-        pool.free(&region, a, 0);
-        assert_eq!(pool.alloc(&region, 8, 0), Some(a));
+        let (namespace, pool) = pool(8);
+        let shared = namespace.shared();
+        let a = pool.alloc(shared, 8, ME, 0).unwrap();
+        pool.free(shared, a, ME);
+        assert_eq!(pool.alloc(shared, 1, ME, 0), Ok(a));
+        pool.free(shared, a, ME);
+        assert_eq!(pool.alloc(shared, 8, ME, 0), Ok(a));
     }
 
     #[test]
     fn range_of_too_many_lines_is_refused() {
-        let (region, pool) = pool(8);
-        assert_eq!(pool.alloc(&region, 9, 0), None);
-        assert_eq!(pool.alloc(&region, u32::MAX, 0), None);
+        let (namespace, pool) = pool(8);
+        assert_eq!(pool.alloc(namespace.shared(), 9, ME, 0), Err(Errno::NOMEM));
+        assert_eq!(pool.alloc(namespace.shared(), u32::MAX, ME, 0), Err(Errno::NOMEM));
+    }
+
+    #[test]
+    fn lists_that_are_made_anew_hold_what_the_headers_say() {
+        let (namespace, pool) = pool(16);
+        let shared = namespace.shared();
+        let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
+        pool.free(shared, b, ME);
+        pool.free(shared, b, ME);
+        // What a death between two stores leaves, and worse.
+        (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
+        put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
+        pool.rebuild(&shared.region);
+        assert_eq!(pool.used(&shared.region).collect::<Vec<_>>(), [(a, 1), (c, 4)]);
+        assert_eq!(pool.alloc(shared, 2, ME, 0), Ok(b));
+        assert_eq!(pool.alloc(shared, 2, ME, 0), Ok(c + 4));
     }
 }

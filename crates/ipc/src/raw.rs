@@ -23,8 +23,14 @@
 //!
 //! Source: `include/uapi/linux/sem.h`; semctl(2).
 
+mod msg;
+mod shm;
+
 use rustix::io::Errno;
 use std::time::Duration;
+
+pub use msg::{MsgArg, Msginfo, msgctl, msgget, msgrcv, msgrcv_owned, msgsnd, msgsnd_check};
+pub use shm::{ShmArg, ShmUsage, Shminfo, shmctl, shmget};
 
 use crate::namespace::{SEMAEM, SEMVMX};
 use crate::sem::{

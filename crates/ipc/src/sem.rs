@@ -9,24 +9,34 @@
 //! | `txn` | changes of several semaphores as one |
 //! | `queue` | who waits, and who is woken when |
 //! | `undo` | adjustments of tasks, and their end |
+//! | `log` | what is left of an operation whose task died |
+//! | `recover` | putting that in order |
+//! | `reap` | everything else that a dead task has left |
 //! | `get`, `ctl` | semget and semctl |
 //!
 //! Source: Linux `ipc/sem.c` for the semantics; the design is our own (crate's essay).
 
+#[cfg(all(test, corewalk_crash))]
+pub(crate) mod audit;
 mod ctl;
 mod get;
+mod log;
 #[cfg(all(test, corewalk_loom))]
 pub(crate) mod models;
 mod op;
 mod queue;
+mod reap;
+mod recover;
 mod set;
 mod several;
 mod txn;
 mod undo;
 mod word;
 
-pub(crate) use queue::{INTERRUPTED, STATUS, is_waiting};
-pub(crate) use undo::exit_sem;
+pub(crate) use queue::{Absent, INTERRUPTED, STATUS, is_waiting};
+pub(crate) use reap::{reap, settle};
+pub(crate) use recover::{recover_sems, recover_slot};
+pub(crate) use undo::{Gone, exit_sem};
 
 pub use ctl::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
@@ -80,5 +90,7 @@ impl SemBuf {
     }
 }
 
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+pub(crate) mod dead;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests;

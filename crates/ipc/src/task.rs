@@ -4,7 +4,18 @@
 //! when the task ends, not when a thread does. A forked process is a new task, without undo.
 //!
 //! A task ends when it is dropped or by [`Task::exit`]. Both need the last handle of it, so no
-//! call of the task can be under way; this is why a cached undo record is never a stale one.
+//! call of the task can be under way; so its undo records live as long as their sets do.
+//!
+//! # The line of a task
+//!
+//! | word | holds |
+//! |---|---|
+//! | `STATE` | 0, or which process it is (`process`): taken by one exchange |
+//! | `GENERATION` | which of the tasks that had this line, counted over the namespace |
+//! | `REAPER` | the lock of who cleans up after the task |
+//! | `PID` | the number that `GETPID` tells |
+//!
+//! The other words are free. A line is given up by the task itself, or, after its death, by a holder of `REAPER`.
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
@@ -15,25 +26,38 @@ use corewalk_sync::{Line, Mutex};
 use rustix::io::Errno;
 use std::fmt;
 
-use crate::field::{get, put};
-use crate::layout::NO_TASK;
-use crate::lock::{Held, lock};
+use crate::field::{get, low, put};
+use crate::ids::{Ids, Kind, Object};
+use crate::layout::HEADER;
+use crate::lock::Owner;
+use crate::msg::is_interruptible;
 use crate::namespace::{Limits, Shared};
-use crate::perm::{Cred, CredCell, Perm};
+use crate::perm::{Cred, CredCell};
+use crate::process::{Identity, Look};
+use crate::recover;
 use crate::sem::{INTERRUPTED, STATUS, is_waiting};
+use crate::spare;
 
 /// Pids at most: they are a field of a semaphore's word.
 const PID_END: u32 = 1 << 22;
 
+/// Lines that are looked at when a task registers.
+const REAPED_BESIDE: u32 = 2;
+
+/// Lines among which a process looks for those of the programs that it was before execve(2).
+const FORMER_WITHIN: usize = 64;
+
 /// Sets whose undo record a task finds at once.
 const UNDO_CACHE: usize = if corewalk_sync::primitives::IS_MODEL { 1 } else { 256 };
 
-// Words of a task's line, and of the line before the first.
-const LOCK: usize = 0;
-/// Zero if the line is free.
-const STATE: usize = 1;
-/// First and last undo record.
-pub(crate) const TASK_UNDOS: usize = 2;
+// Words of a task's line.
+pub(crate) const STATE: usize = 0;
+pub(crate) const GENERATION: usize = 1;
+pub(crate) const REAPER: usize = 2;
+const PID: usize = 3;
+
+/// Word of the header: the generation that was handed out last.
+pub(crate) const LAST_GENERATION: usize = 7;
 
 /// A process, to the namespace. Threads share it by reference.
 ///
@@ -54,13 +78,21 @@ pub(crate) const TASK_UNDOS: usize = 2;
 /// ```
 pub struct Task {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) index: u32,
+    pub(crate) owner: Owner,
     pub(crate) pid: u32,
     pub(crate) cred: CredCell,
+    /// Undo records of the task, some of which may be gone with their set.
+    pub(crate) undos: Mutex<Vec<u32>>,
     /// Undo records by slot of the set, see [`Task::cached_undo`].
     undo_cache: Box<[AtomicU64]>,
     /// Nodes of calls that wait or have just been woken.
     waiting: Mutex<Vec<u32>>,
+    /// Nodes of calls that have ended and could not leave their queues.
+    pub(crate) abandoned: Mutex<Vec<u32>>,
+    /// Tasks of programs that this process was before, see [`Task::adopt`].
+    former: Vec<u32>,
+    /// Segments that it has made and attached.
+    pub(crate) shm: Mutex<crate::shm::Own>,
 }
 
 impl Task {
@@ -68,10 +100,37 @@ impl Task {
         if pid >= PID_END {
             return Err(Errno::INVAL);
         }
-        let index = claim_line(&shared).ok_or(Errno::NOMEM)?;
+        let owner = match claim_line(&shared, pid) {
+            Some(owner) => owner,
+            None => {
+                // The lines may be those of the dead; what could be reaped is free then.
+                let _reaped = spare::reap_without_line(&shared);
+                claim_line(&shared, pid).ok_or(Errno::NOMEM)?
+            }
+        };
+        reap_beside(&shared, owner);
         let undo_cache = (0..UNDO_CACHE).map(|_| AtomicU64::new(0)).collect();
         let cred = CredCell::new(cred);
-        Ok(Self { shared, index, pid, cred, undo_cache, waiting: Mutex::new(Vec::new()) })
+        let [undos, waiting, abandoned] = [(); 3].map(|()| Mutex::new(Vec::new()));
+        let (shm, former) = (Mutex::default(), Vec::new());
+        Ok(Self { shared, owner, pid, cred, undos, undo_cache, waiting, abandoned, shm, former })
+    }
+
+    /// Takes over what the program that this process was before execve(2) has left.
+    ///
+    /// Its adjustments stay until the end of this task. Its calls that were under way have ended with
+    /// it; so have the locks that it held, which is what another generation tells.
+    pub(crate) fn adopt(mut self) -> Result<Self, Errno> {
+        if self.shared.scope == futex::Scope::Private {
+            return Ok(self);
+        }
+        self.former = former_lines(&self.shared, self.owner, self.pid);
+        for index in &self.former {
+            let generation = next_generation(&self.shared);
+            put(&task_line(&self.shared, *index)[GENERATION], u64::from(generation));
+            recover::settle(&self.shared, self.owner, *index)?;
+        }
+        Ok(self)
     }
 
     /// Returns the number that `GETPID` tells.
@@ -100,7 +159,7 @@ impl Task {
     pub fn interrupt(&self) -> usize {
         let waiting = self.waiting.lock();
         let nodes = waiting.iter().map(|node| &self.shared.region.line(*node)[STATUS]);
-        let nodes = nodes.filter(|status| is_waiting(status));
+        let nodes = nodes.filter(|status| is_interruptible(status));
         nodes
             .inspect(|status| {
                 // ORDERING: Relaxed. A request; the waiter takes the set's lock before it gives up.
@@ -118,7 +177,8 @@ impl Task {
         nodes.filter(|status| is_waiting(status)).count()
     }
 
-    /// Ends the task: its `SEM_UNDO` adjustments are applied. The same as a drop.
+    /// Ends the task: its `SEM_UNDO` adjustments are applied, and its segments detached. The same as a
+    /// drop.
     #[doc(alias = "exit_sem")]
     pub fn exit(self) {
         drop(self);
@@ -126,21 +186,21 @@ impl Task {
 
     /// Returns what the hook says if there is one.
     #[inline]
-    pub(crate) fn permission(&self, perm: &Perm, flag: u32) -> Result<(), Errno> {
-        if !self.cred.may(perm, flag) {
+    pub(crate) fn permission(&self, object: &Object, flag: u32) -> Result<(), Errno> {
+        if !self.cred.may(object.owners(), object.mode(), flag) {
             return Err(Errno::ACCESS);
         }
         match &self.shared.hook {
             None => Ok(()),
-            Some(hook) => hook.permission(&self.cred.whole(), perm, flag),
+            Some(hook) => hook.permission(&self.cred.whole(), &object.perm(), flag),
         }
     }
 
-    /// Returns the undo record of this task for the set in slot `set` with the tag `tag`, if known.
+    /// Returns what may be the undo record of this task for the set in slot `set` with the tag `tag`. Tags
+    /// are counted by line, so it may also be what is left of a set that has had the slot before.
     #[inline]
     pub(crate) fn cached_undo(&self, set: u32, tag: u64) -> Option<u32> {
-        // ORDERING: Relaxed. The record was made by this task, and lives as long as the set: who
-        // uses it freezes a word of the set first, whose tag says that the set is there.
+        // ORDERING: Relaxed. A guess: who uses it looks at the record.
         let entry = self.undo_cache[set as usize % UNDO_CACHE].load(Ordering::Relaxed);
         let (record, check) = ((entry & 0xffff_ffff) as u32, entry >> 32);
         (record != 0 && check == cache_check(set, tag)).then_some(record)
@@ -160,8 +220,21 @@ impl Task {
         self.waiting.lock().retain(|other| *other != node);
     }
 
-    pub(crate) fn line(&self) -> &Line {
-        task_line(&self.shared, self.index)
+    /// Returns the ids of semaphore sets.
+    #[inline]
+    pub(crate) fn sem_ids(&self) -> Ids<'_> {
+        Ids { shared: &self.shared, kind: Kind::Sem, owner: self.owner }
+    }
+
+    /// Returns the ids of message queues.
+    #[inline]
+    pub(crate) fn msg_ids(&self) -> Ids<'_> {
+        Ids { shared: &self.shared, kind: Kind::Msg, owner: self.owner }
+    }
+
+    /// Returns the ids of segments.
+    pub(crate) fn shm_ids(&self) -> Ids<'_> {
+        Ids { shared: &self.shared, kind: Kind::Shm, owner: self.owner }
     }
 }
 
@@ -172,29 +245,97 @@ fn cache_check(set: u32, tag: u64) -> u64 {
 
 /// Returns the line of task `index`; what is out of range is the scratch line.
 pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
-    let index = if index < shared.layout.tasks_max { shared.layout.tasks + 1 + index } else { 0 };
+    let index = if index < shared.layout.tasks_max { shared.layout.tasks + index } else { 0 };
     shared.region.line(index)
 }
 
-/// Takes the lock of a task's list of undo records: a leaf, inside a set's lock.
-pub(crate) fn lock_task(shared: &Shared, index: u32) -> Held<'_> {
-    lock(&task_line(shared, index)[LOCK], index, shared.scope)
+impl Shared {
+    /// Returns true if the task numbered `index` is gone: its process has ended, or there is no such task
+    /// (any more, if a generation is given).
+    pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
+        if self.scope == futex::Scope::Private {
+            return false;
+        }
+        if index >= self.layout.tasks_max {
+            return true;
+        }
+        let line = task_line(self, index);
+        let is_other = generation.is_some_and(|is| is != low(get(&line[GENERATION])));
+        is_other || identity(line).is_gone(Look::Close)
+    }
+
+    /// Returns true if the process of the task numbered `index` has ended, as far as one quick look tells.
+    pub(crate) fn is_surely_dead(&self, index: u32) -> bool {
+        self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(Look::Quick)
+    }
+
+    /// Returns the number that `GETPID` tells of the task numbered `index`.
+    pub(crate) fn pid_of(&self, index: u32) -> u32 {
+        low(get(&task_line(self, index)[PID])) & (PID_END - 1)
+    }
 }
 
-/// Returns the number of a free line for a task, which is taken.
-fn claim_line(shared: &Shared) -> Option<u32> {
-    let table = shared.region.line(shared.layout.tasks);
-    let _held = lock(&table[LOCK], NO_TASK, shared.scope);
-    let max = u64::from(shared.layout.tasks_max);
-    let start = get(&table[STATE]) % max;
-    (0..max).map(|step| (start + step) % max).find_map(|index| {
-        let index = u32::try_from(index).ok()?;
+/// Returns the pids of all tasks.
+pub(crate) fn pids(shared: &Shared) -> Vec<u32> {
+    let lines =
+        (0..shared.layout.tasks_max).filter(|index| identity(task_line(shared, *index)).0 != 0);
+    lines.map(|index| shared.pid_of(index)).collect()
+}
+
+/// Cleans up after tasks that have died, where the next lines for tasks are taken from.
+fn reap_beside(shared: &Shared, owner: Owner) {
+    for step in 1..=REAPED_BESIDE {
+        let index = (owner.index + step) % shared.layout.tasks_max;
+        let is_taken = identity(task_line(shared, index)).0 != 0;
+        if is_taken && shared.is_dead(index, None) {
+            // What cannot be done now is left to the next one.
+            let _reaped = recover::reap(shared, owner, index);
+        }
+    }
+}
+
+/// Returns which process a task is.
+pub(crate) fn identity(line: &Line) -> Identity {
+    // ORDERING(ipc-task): Acquire. Whoever gave the line up has let go of everything.
+    Identity(line[STATE].load(Ordering::Acquire))
+}
+
+pub(crate) fn next_generation(shared: &Shared) -> u32 {
+    let last = &shared.region.line(HEADER)[LAST_GENERATION];
+    // ORDERING: Relaxed. A number that nobody else has; nothing is published with it.
+    last.fetch_add(1, Ordering::Relaxed) as u32
+}
+
+/// Returns the lines that a task with this pid may take, in the order in which it tries them: lines of
+/// processes that were started one after another lie beside each other, and a process finds its own again.
+fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {
+    let max = spare::own_lines(shared);
+    (0..max).map(move |step| (pid % max + step) % max)
+}
+
+/// Returns the tasks of the program that this process was before it called execve(2).
+fn former_lines(shared: &Shared, owner: Owner, pid: u32) -> Vec<u32> {
+    let own = identity(task_line(shared, owner.index));
+    let lines = lines_for(shared, pid).take(FORMER_WITHIN);
+    lines
+        .filter(|index| *index != owner.index && identity(task_line(shared, *index)) == own)
+        .collect()
+}
+
+/// Takes a free line for a task of this process.
+fn claim_line(shared: &Shared, pid: u32) -> Option<Owner> {
+    let identity = match shared.scope {
+        futex::Scope::Private => Identity::PRIVATE,
+        futex::Scope::Shared => Identity::own(),
+    };
+    let generation = next_generation(shared);
+    lines_for(shared, pid).find_map(|index| {
         let line = task_line(shared, index);
-        (get(&line[STATE]) == 0).then(|| {
-            put(&line[STATE], 1);
-            put(&table[STATE], u64::from(index) + 1);
-            index
-        })
+        // ORDERING(ipc-task): Acquire. See `identity`.
+        line[STATE].compare_exchange(0, identity.0, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        put(&line[GENERATION], u64::from(generation));
+        put(&line[PID], u64::from(pid));
+        Some(Owner { index, generation })
     })
 }
 
@@ -206,12 +347,32 @@ impl fmt::Debug for Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        crate::sem::exit_sem(self);
-        let _held = lock(
-            &self.shared.region.line(self.shared.layout.tasks)[LOCK],
-            NO_TASK,
-            self.shared.scope,
-        );
-        put(&self.line()[STATE], 0);
+        for index in &self.former {
+            // What cannot be done now is left to who meets it when the process has ended.
+            let _reaped = recover::reap_former(&self.shared, self.owner, *index);
+        }
+        let detached = crate::shm::exit_shm(self);
+        // Without both the line stays: it is reaped once the process has ended.
+        let Ok(absent) = crate::sem::exit_sem(self) else { return };
+        recover::reap_absent(&self.shared, self.owner, absent);
+        if detached.is_err() {
+            return;
+        }
+        // ORDERING(ipc-task): Release. See `identity`.
+        task_line(&self.shared, self.owner.index)[STATE].store(0, Ordering::Release);
+    }
+}
+
+/// Says that the process of a task is gone, which only its death says otherwise.
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+pub(crate) fn forget_process(shared: &Shared, index: u32) {
+    put(&task_line(shared, index)[STATE], 1);
+}
+
+/// Wakes the waiting calls of a task for no reason, so that no test has to wait for a heartbeat.
+#[cfg(all(test, corewalk_crash))]
+pub(crate) fn wake_waiting(task: &Task) {
+    for node in task.waiting.lock().iter() {
+        futex::wake(&task.shared.region.line(*node)[STATUS], 1, task.shared.scope);
     }
 }

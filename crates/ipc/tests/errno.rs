@@ -15,7 +15,7 @@ const UP: SemBuf = SemBuf::new(0, 1, 0);
 const DOWN: SemBuf = SemBuf::new(0, -1, 0);
 
 fn with(limits: Limits, capacity: Capacity) -> (Namespace, Task) {
-    let options = NamespaceOptions { limits, capacity, hook: None };
+    let options = NamespaceOptions { limits, capacity, ..NamespaceOptions::default() };
     let namespace = Namespace::new(options).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
     (namespace, task)
@@ -185,7 +185,7 @@ fn capabilities_override_mode_and_owner() {
 
 #[test]
 fn limits_that_are_reached_are_enospc_and_recover() {
-    let limits = Limits { semmni: 3, semmns: 10, semmsl: 8, semopm: 2 };
+    let limits = Limits { semmni: 3, semmns: 10, semmsl: 8, semopm: 2, ..Limits::default() };
     let (_namespace, task) = with(limits, Capacity::default());
     let big = set(&task, 8);
     assert_eq!(task.semget(IPC_PRIVATE, 9, 0o600), Err(Errno::INVAL));
@@ -201,7 +201,7 @@ fn limits_that_are_reached_are_enospc_and_recover() {
 
 #[test]
 fn capacity_that_is_used_up_is_enomem_and_recovers() {
-    let capacity = Capacity { sets: 8, sems: 4, undos: 4, waits: 4, tasks: 2 };
+    let capacity = Capacity { sets: 8, sems: 4, undos: 4, waits: 4, tasks: 2, ..Capacity::LEAST };
     let (namespace, task) = with(Limits::default(), capacity);
     let id = set(&task, 2);
     assert_eq!(task.semget(IPC_PRIVATE, 4, 0o600), Err(Errno::NOMEM));

@@ -1,5 +1,5 @@
 //! The dentry caches that the source documents started from, small and complete.
-//! Those of shared attribute blocks are in `mbcache`.
+//! Those of shared attribute blocks are in `mbcache`, those of semaphore sets in `sems`.
 //!
 //! A table that re-runs a document needs what the document compared with. Four designs are here, and
 //! nowhere else in the workspace. They share one tree (`tree`), so that what a table shows is the
@@ -39,6 +39,7 @@ mod global_lock;
 pub(crate) mod mbcache;
 mod paths;
 mod rcu_walk;
+pub(crate) mod sems;
 mod seqlock;
 mod seqrwlock;
 pub(crate) mod timed;

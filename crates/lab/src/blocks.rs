@@ -12,14 +12,18 @@
 //! | `before-mbcache`, `plain-lru`, `lru-per-shard` | `before::mbcache` |
 //!
 //! # The seam
-//! [`AttrStore`] is what a table sees: files that have one attribute each. A store that keeps its blocks
-//! on a disk takes the place of the one in memory, with the same indices under it.
+//! [`AttrStore`] is what a table sees: files that have one attribute each. The store in memory (`memory`)
+//! and that on a disk (`disk`) have the same indices under them; a tmpfs (`tmpfs`) has its own or none.
 //!
 //! Source: document 004; Linux `fs/ext4/xattr.c` for who asks an index for what.
 
+mod disk;
 mod memory;
+mod tmpfs;
 
+pub(crate) use disk::{DiskStore, designs, no_design};
 pub(crate) use memory::MemoryStore;
+pub(crate) use tmpfs::TmpfsStore;
 
 use corewalk_mbcache::{Entry, Mbcache, MbcacheOptions, Reusable};
 

@@ -146,7 +146,16 @@ impl Client {
     /// # Errors
     /// If it has ended.
     pub(crate) fn go(&mut self) -> anyhow::Result<()> {
-        self.commands.write_all(b"go\n").context("a client has ended")
+        self.say("go")
+    }
+
+    /// Gives the client a line.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        // In one piece: a client that is slow to read does not wait for the end of it.
+        self.commands.write_all(format!("{line}\n").as_bytes()).context("a client has ended")
     }
 
     /// Returns what the phase took.

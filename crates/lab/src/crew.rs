@@ -52,6 +52,8 @@ pub(crate) struct Slice {
     pub(crate) ops: u64,
     /// Wrong answers.
     pub(crate) wrong: u64,
+    /// From the first worker's start to the last one's end.
+    pub(crate) span: Duration,
 }
 
 /// Somebody who is measured: does one slice of what a cell asks for.
@@ -77,6 +79,7 @@ pub(crate) struct Laps(Vec<Lap>);
 #[derive(Clone, Copy, Default)]
 struct Lap {
     tally: Tally,
+    start: Option<Instant>,
     wall: Duration,
     cpu_ns: u64,
 }
@@ -126,6 +129,13 @@ impl Slice {
         Ok(())
     }
 
+    /// Returns the slice with a rate over its span. Where workers take turns on a processor, one that
+    /// came late has a rate of its own that says nothing of what all of them did.
+    pub(crate) fn over_span(self) -> Slice {
+        let ops_per_s = self.ops as f64 / self.span.as_secs_f64().max(1e-9);
+        Slice { ops_per_s, ..self }
+    }
+
     /// Checks that there were answers and that all of them were right.
     ///
     /// # Errors
@@ -166,7 +176,8 @@ impl Turn {
             let now = self.clock.phase();
             if now != phase {
                 let (wall, cpu_ns) = (start.elapsed(), thread_cpu_ns() - cpu_start);
-                laps[phase] = Lap { tally: std::mem::take(&mut sum), wall, cpu_ns };
+                let tally = std::mem::take(&mut sum);
+                laps[phase] = Lap { tally, start: Some(start), wall, cpu_ns };
                 (start, cpu_start, phase) = (Instant::now(), thread_cpu_ns(), now);
             }
             if phase == self.clock.phases {
@@ -299,7 +310,7 @@ pub(crate) fn run_phases<R: Send>(
 }
 
 /// Returns the processors that this thread may use, one by one; none if the kernel does not tell.
-fn cpu_of_each() -> Vec<CpuSet> {
+pub(crate) fn cpu_of_each() -> Vec<CpuSet> {
     let all = all_cpus().unwrap_or_else(|_| CpuSet::new());
     let each = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).map(|cpu| {
         let mut one = CpuSet::new();
@@ -319,7 +330,14 @@ fn sum(laps: &[Laps], phase: usize) -> Slice {
         ns_per_op: cpu_ns as f64 / ops.max(1) as f64,
         ops,
         wrong: laps().map(|lap| lap.tally.wrong).sum(),
+        span: span(laps()),
     }
+}
+
+fn span<'a>(laps: impl Iterator<Item = &'a Lap> + Clone) -> Duration {
+    let first = laps.clone().filter_map(|lap| lap.start).min();
+    let last = laps.filter_map(|lap| Some(lap.start? + lap.wall)).max();
+    first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first)
 }
 
 #[cfg(test)]
@@ -341,6 +359,9 @@ mod tests {
         assert_eq!(slice.ops, done.load(Ordering::Relaxed));
         assert_eq!(slice.wrong, slice.ops / 4);
         assert!(slice.ops_per_s > 0.0 && slice.ns_per_op > 0.0);
+        let over_span = slice.over_span();
+        assert!(slice.span >= Duration::from_millis(5) && over_span.ops_per_s > 0.0);
+        assert!(over_span.ops_per_s <= 1.001 * slice.ops_per_s, "nobody is faster for being late");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! `samples` turns measurements into rows. `baseline`, `ours` and `peer` are what is measured.
 //! `corpus` and `lane` are what it is measured with, `slice` is one measurement.
 //! `blocks` and `setter` are what the table `xattr` measures, and its clients.
+//! `sems` are semaphore sets, for the tables of System V IPC.
 //! `before` and `ramfs` are measured by the tables that re-run the documents, with `race` and `job`.
 //!
 //! # Output
@@ -45,6 +46,7 @@ mod ramfs;
 mod record;
 mod report;
 pub mod samples;
+mod sems;
 mod setter;
 mod slice;
 pub mod table;
@@ -116,6 +118,9 @@ enum Command {
     /// Works as a client of the table `xattr`.
     #[command(hide = true)]
     Setter(setter::Job),
+    /// Works as a process of the table `semop-multi`.
+    #[command(hide = true)]
+    SemopWorker(sems::process::Job),
     /// Asks a variant of `lookup` or `names` a number of questions on one thread, for profilers.
     #[command(hide = true)]
     Ask {
@@ -220,6 +225,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
         Command::Setter(job) => setter::work(&job),
+        Command::SemopWorker(job) => sems::process::work(&job),
         Command::Ask { variant, op, count, entries } => ask(&variant, &op, count, entries),
     }
 }

@@ -16,7 +16,9 @@ pub(crate) fn render(report: &Report) -> String {
         machine.cpu, machine.cores, machine.kernel, machine.commit
     );
     let mut groups: Vec<(&Params, &str)> = vec![];
-    for row in &report.rows {
+    let table = crate::table::find(report.table);
+    let is_shown = |row: &&Row| table.is_none_or(|table| !table.is_in_footer(row));
+    for row in report.rows.iter().filter(is_shown) {
         if !groups.contains(&(&row.params, row.metric)) {
             groups.push((&row.params, row.metric));
         }
@@ -27,7 +29,7 @@ pub(crate) fn render(report: &Report) -> String {
             let _ = writeln!(out, "  {}", line(row));
         }
     }
-    let Some(table) = crate::table::find(report.table) else { return out };
+    let Some(table) = table else { return out };
     let footer = table.footer(&report.rows);
     if !footer.is_empty() {
         let _ = writeln!(out, "\n{}", footer.trim_end());

@@ -13,11 +13,11 @@ use std::{fmt, io};
 use crate::counts::{Counts, Event};
 use crate::handle::{Busy, Entry, Seen};
 use crate::hash::Secret;
-use crate::index::{Index, LINE_WORDS, SLOTS, Seat, Torn};
+use crate::index::{Found, Index, LINE_WORDS, SLOTS, Seat, Torn};
 use crate::reclaim::Turn;
 use crate::room::{self, Room};
 use crate::sleepers::Sleepers;
-use crate::slots::{self, Put, Spare, State};
+use crate::slots::{self, Put, Spare, State, Words};
 
 /// Entries at most; slots are numbered with 32 bits, and there are twice as many.
 const ENTRIES_LIMIT: u32 = 1 << 30;
@@ -76,7 +76,8 @@ pub enum Reusable {
 pub enum CreateError {
     /// The pair is there already (Linux: EBUSY).
     Exists,
-    /// The budget is used up and every entry is held.
+    /// The budget is used up: no other bucket of several lines had one to give, since what is in it is held
+    /// or was used, and so is what is in the pair's own bucket.
     Full,
     /// The cache is switched off.
     Off,
@@ -86,7 +87,7 @@ impl fmt::Display for CreateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             CreateError::Exists => "the pair is in the cache already",
-            CreateError::Full => "the cache is full, and every entry is in use",
+            CreateError::Full => "the cache is full, and what could make room is in use",
             CreateError::Off => "the cache is switched off",
         })
     }
@@ -187,11 +188,9 @@ impl Mbcache {
         }
         loop {
             let seen = self.look_up(key, value)?;
-            let is_marked =
-                seen.state.is_referenced() || slots::touch(self.index.slot(seen.slot), seen.state);
             // If not, it has ended, or moved.
-            if is_marked {
-                return Some(seen);
+            if seen.state.is_referenced() || slots::touch(seen.words, seen.state) {
+                return Some(Seen { slot: seen.slot, state: seen.state });
             }
         }
     }
@@ -202,15 +201,23 @@ impl Mbcache {
     #[must_use]
     pub fn hold(&self, seen: Seen) -> Option<Entry<'_>> {
         // Also a glimpse from another cache leads nowhere worse than to another entry.
-        let is_held = self.index.has_slot(seen.slot)
-            && slots::hold(self.index.slot(seen.slot), seen.state, |_| true);
-        is_held.then(|| Entry { cache: self, slot: seen.slot, state: seen.state })
+        if !self.index.has_slot(seen.slot) {
+            return None;
+        }
+        let words = self.index.slot(seen.slot);
+        slots::hold(words, seen.state).then(|| Entry {
+            cache: self,
+            words,
+            slot: seen.slot,
+            state: seen.state,
+        })
     }
 
     /// Returns the newest entry under `key` whose value may have more users, held.
     ///
     /// Not found does not mean that there is none: it may have been dropped for want of room.
     #[doc(alias = "mb_cache_entry_find_first")]
+    #[inline]
     #[must_use]
     pub fn find_first(&self, key: u64) -> Option<Entry<'_>> {
         if !self.is_on() {
@@ -233,18 +240,18 @@ impl Mbcache {
         self.find_older(entry.key(), Some(entry.state))
     }
 
-    #[inline]
+    #[inline(always)]
     fn find_older(&self, key: u64, limit: Option<State>) -> Option<Entry<'_>> {
         let bucket = self.bucket(key);
         let found = match self.find_in(bucket, key, limit) {
             Ok(found) => found,
             Err(Torn) => self.find_again(bucket, key, limit),
         };
-        found.map(|(slot, state)| Entry { cache: self, slot, state })
+        found.map(|Found { words, slot, state }| Entry { cache: self, words, slot, state })
     }
 
     #[cold]
-    fn find_again(&self, bucket: u32, key: u64, limit: Option<State>) -> Option<(u32, State)> {
+    fn find_again(&self, bucket: u32, key: u64, limit: Option<State>) -> Option<Found<'_>> {
         self.index.retry(bucket, || self.find_in(bucket, key, limit))
     }
 
@@ -255,22 +262,12 @@ impl Mbcache {
         bucket: u32,
         key: u64,
         limit: Option<State>,
-    ) -> Result<Option<(u32, State)>, Torn> {
-        let mut newest: Option<(u32, State)> = None;
-        let none = self.index.walk(bucket, |found| {
-            if found.key == key
-                && found.state.may_be_found()
-                && limit.is_none_or(|limit| found.state.is_older(limit))
-                && newest.is_none_or(|(_, newest)| newest.is_older(found.state))
-            {
-                newest = Some((found.slot, found.state));
-            }
-            None::<()>
-        });
-        none?;
-        let Some((slot, state)) = newest else { return Ok(None) };
-        let is_held = slots::hold(self.index.slot(slot), state, State::is_reusable);
-        if is_held { Ok(newest) } else { Err(Torn) }
+    ) -> Result<Option<Found<'_>>, Torn> {
+        let newest = self.index.newest(bucket, key, limit)?;
+        match newest {
+            Some(found) if !slots::hold_seen(found.words, found.state) => Err(Torn),
+            newest => Ok(newest),
+        }
     }
 
     /// Says how many users a value has now; false if the pair is not there. See [`Entry::note_users`].
@@ -280,7 +277,7 @@ impl Mbcache {
         let is_reusable = users < self.users_max;
         while let Some(seen) = self.look_up(key, value) {
             // If not, it has ended, or moved.
-            if slots::set_reusable(self.index.slot(seen.slot), seen.state, is_reusable) {
+            if slots::set_reusable(seen.words, seen.state, is_reusable) {
                 return true;
             }
         }
@@ -289,52 +286,82 @@ impl Mbcache {
 
     /// Enters a pair.
     ///
-    /// If the budget is used up, an entry that is not held is dropped for it.
+    /// If the budget is used up, an entry that is neither held nor was used lately is dropped for it: of a
+    /// bucket of several lines, or of the pair's own.
     ///
     /// # Errors
     ///
     /// - [`CreateError::Exists`]: the pair is there. It stays as it is, its flag too.
-    /// - [`CreateError::Full`]: the budget is used up, and every entry is held or was used just now.
+    /// - [`CreateError::Full`]: the budget is used up, and every entry that could make room is held or was
+    ///   used just now. Those that are alone in a bucket, or two, make room in that bucket only.
     /// - [`CreateError::Off`]: the cache is switched off.
     ///
     /// After an error the value is just not shared.
     #[doc(alias = "mb_cache_entry_create")]
+    #[inline]
     pub fn create(&self, key: u64, value: u64, reusable: Reusable) -> Result<(), CreateError> {
         if !self.is_on() {
             return Err(CreateError::Off);
         }
         let bucket = self.bucket(key);
+        let mut locked = self.index.lock(bucket);
+        match locked.seat((key, value)) {
+            Seat::Free(words) => {
+                locked.fill(words, (key, value), reusable == Reusable::Yes);
+                Ok(())
+            }
+            Seat::Taken => {
+                drop(locked);
+                self.counts.add(Event::Duplicate);
+                Err(CreateError::Exists)
+            }
+            Seat::Behind(_) => {
+                drop(locked);
+                self.create_behind(bucket, (key, value), reusable)
+            }
+        }
+    }
+
+    /// As `create`, in a bucket that was full.
+    #[cold]
+    fn create_behind(
+        &self,
+        bucket: u32,
+        pair: (u64, u64),
+        reusable: Reusable,
+    ) -> Result<(), CreateError> {
         let mut in_hand = None;
         let mut has_searched = false;
         loop {
             let mut locked = self.index.lock(bucket);
-            let words = match locked.seat((key, value)) {
+            let words = match locked.seat(pair) {
                 Seat::Free(words) => Some(words),
                 Seat::Behind(last) => {
                     let line = in_hand.take().or_else(|| self.room.take(&self.index, bucket));
-                    line.map(|line| locked.link(last, line))
+                    match line {
+                        Some(line) => Some(locked.link(last, line)),
+                        None if has_searched => self.drop_one(&locked),
+                        None => None,
+                    }
                 }
                 Seat::Taken => {
                     drop(locked);
                     self.keep(bucket, in_hand);
-                    self.counts.add(Event::Duplicate, 1);
+                    self.counts.add(Event::Duplicate);
                     return Err(CreateError::Exists);
                 }
             };
             if let Some(words) = words {
-                let full = locked.fill(words, (key, value), reusable == Reusable::Yes);
+                locked.fill(words, pair, reusable == Reusable::Yes);
                 drop(locked);
                 self.keep(bucket, in_hand);
-                if full > 0 {
-                    self.counts.add(Event::Created, full);
-                }
                 return Ok(());
             }
             drop(locked);
             if has_searched {
                 return Err(CreateError::Full);
             }
-            // If there is no line to be had, there may be a slot now: one look more.
+            // If there is no line to be had, there may be a slot now, or the bucket gives one: one look more.
             in_hand = self.reclaim_line();
             has_searched = in_hand.is_none();
         }
@@ -369,17 +396,21 @@ impl Mbcache {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "mb_cache_entry_delete_or_get")]
+    #[inline]
     pub fn delete_or_get(&self, key: u64, value: u64) -> Option<Busy<'_>> {
         loop {
-            let seen = self.look_up(key, value)?;
-            let words = self.index.slot(seen.slot);
-            if slots::end(words, seen.state, Spare::Held) {
+            let bucket = self.bucket(key);
+            let found = match self.index.glimpse(bucket, (key, value)) {
+                Ok(found) => found?,
+                Err(Torn) => self.look_up_again(bucket, (key, value))?,
+            };
+            if slots::end(found.words, found.state, Spare::Held) {
                 return None;
             }
-            let state = slots::state(words);
-            if state.is_same_entry(seen.state) && state.count() > 0 {
-                self.counts.add(Event::Busy, 1);
-                return Some(Busy { cache: self, slot: seen.slot, state });
+            let state = slots::state_after(found.words);
+            if state.is_same_entry(found.state) && state.count() > 0 {
+                self.counts.add(Event::Busy);
+                return Some(Busy { cache: self, slot: found.slot, state });
             }
             // It has ended, moved, or is free by now.
         }
@@ -415,8 +446,7 @@ impl Mbcache {
     /// Returns what the cache holds and has done. It looks at every line: 16 MiB take about 2 ms.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let (entries, counted) = self.index.census();
-        let created = counted + self.counts.get(Event::Created);
+        let (entries, created) = self.index.census();
         let reclaimed = self.counts.get(Event::Reclaimed);
         Stats {
             entries,
@@ -434,34 +464,32 @@ impl Mbcache {
         self.index.bucket(self.secret.hash(key))
     }
 
-    /// Returns the slot and the state of a pair, if it is there.
+    /// Returns the entry of a pair, if it is there.
     #[inline(always)]
-    fn look_up(&self, key: u64, value: u64) -> Option<Seen> {
+    fn look_up(&self, key: u64, value: u64) -> Option<Found<'_>> {
         let bucket = self.bucket(key);
-        let found = match self.index.look_up(bucket, (key, value)) {
+        match self.index.look_up(bucket, (key, value)) {
             Ok(found) => found,
             Err(Torn) => self.look_up_again(bucket, (key, value)),
-        };
-        found.map(|(slot, state)| Seen { slot, state })
-    }
-
-    #[cold]
-    fn look_up_again(&self, bucket: u32, pair: (u64, u64)) -> Option<(u32, State)> {
-        self.index.retry(bucket, || self.index.look_up(bucket, pair))
-    }
-
-    pub(crate) fn put(&self, slot: u32) {
-        let words = self.index.slot(slot);
-        if slots::put(words) == Put::LastAwaited {
-            slots::wake(words);
-            self.sleepers.wake(slot);
         }
     }
 
-    /// Returns true if the entry that `state` is of has no handles, or has ended.
-    pub(crate) fn is_unused(&self, slot: u32, state: State) -> bool {
-        let now = slots::state(self.index.slot(slot));
-        !now.is_same_entry(state) || now.count() == 0
+    #[cold]
+    fn look_up_again(&self, bucket: u32, pair: (u64, u64)) -> Option<Found<'_>> {
+        self.index.retry(bucket, || self.index.look_up(bucket, pair))
+    }
+
+    #[inline(always)]
+    pub(crate) fn put(&self, words: &Words, slot: u32) {
+        if slots::put(words) == Put::LastAwaited {
+            self.wake(words, slot);
+        }
+    }
+
+    #[cold]
+    fn wake(&self, words: &Words, slot: u32) {
+        slots::wake(words);
+        self.sleepers.wake(slot);
     }
 }
 

@@ -17,6 +17,7 @@ use crate::slots::{self, State, Words};
 #[must_use = "the entry is let go of when this is dropped"]
 pub struct Entry<'c> {
     pub(crate) cache: &'c Mbcache,
+    pub(crate) words: &'c Words,
     pub(crate) slot: u32,
     pub(crate) state: State,
 }
@@ -25,25 +26,25 @@ impl Entry<'_> {
     /// Returns the key, the hash of the content.
     #[must_use]
     pub fn key(&self) -> u64 {
-        slots::pair_of(self.words()).0
+        slots::pair_of(self.words).0
     }
 
     /// Returns the value, the place of the content.
     #[must_use]
     pub fn value(&self) -> u64 {
-        slots::pair_of(self.words()).1
+        slots::pair_of(self.words).1
     }
 
     /// Returns true if the value may have more users, as far as was told.
     #[must_use]
     pub fn is_reusable(&self) -> bool {
-        slots::state(self.words()).is_reusable()
+        slots::state(self.words).is_reusable()
     }
 
     /// Says that the entry was of use: it survives the next look of reclaim.
     #[doc(alias = "mb_cache_entry_touch")]
     pub fn touch(&self) {
-        slots::touch(self.words(), self.state);
+        slots::touch(self.words, self.state);
     }
 
     /// Says how many users the value has now: at [`Mbcache::users_max`] and above it is not found any
@@ -52,19 +53,15 @@ impl Entry<'_> {
     /// The caller counts users under a lock of its own, and calls this under the same.
     pub fn note_users(&self, users: u32) {
         let is_reusable = users < self.cache.users_max();
-        let is_there = slots::set_reusable(self.words(), self.state, is_reusable);
+        let is_there = slots::set_reusable(self.words, self.state, is_reusable);
         debug_assert!(is_there, "an entry that is held does not end");
-    }
-
-    fn words(&self) -> &Words {
-        self.cache.index.slot(self.slot)
     }
 }
 
 impl Drop for Entry<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.cache.put(self.slot);
+        self.cache.put(self.words, self.slot);
     }
 }
 
@@ -113,22 +110,24 @@ impl<'c> Busy<'c> {
         self.state.count()
     }
 
-    /// Sleeps until the last handle was dropped at some moment, or the entry has ended.
+    /// Sleeps until the last handle was dropped at some moment, or the entry has ended. It may also return
+    /// early.
     ///
-    /// While this waits no new handle is given out. One may be taken right afterwards, and those who had
-    /// one may have become users: decide anew, and delete again. The caller holds no
-    /// [`Entry`] of this pair, or it waits for itself.
+    /// From when this begins to wait until the last handle is dropped no new one is given out; handles that
+    /// are taken afterwards are not waited for. So decide anew, since those who had one may have become
+    /// users, and delete again. The caller holds no [`Entry`] of this pair, or it waits for itself.
     #[doc(alias = "mb_cache_entry_wait_unused")]
     pub fn wait(self) {
-        while !self.cache.is_unused(self.slot, self.state) {
-            slots::sleep_until_unused(self.cache.index.slot(self.slot), self.state);
+        let words = self.cache.index.slot(self.slot);
+        if slots::await_unused(words, self.state) {
+            slots::sleep_while_awaited(words, self.state);
         }
     }
 
     /// Returns a future that is ready when [`Busy::wait`] would return.
     ///
-    /// It needs no runtime. From its first poll on it waits; dropping it gives the wait up, and the
-    /// handles that there are go on to keep new ones out.
+    /// It needs no runtime. From its first poll on it waits, and once it was woken it is ready; dropping it
+    /// gives the wait up, and the handles that there are go on to keep new ones out.
     pub fn unused(self) -> Unused<'c> {
         Unused { cache: self.cache, slot: self.slot, state: self.state, ticket: None }
     }
@@ -161,7 +160,14 @@ impl Future for Unused<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
-        self.take_back();
+        if let Some(ticket) = self.ticket {
+            if self.cache.sleepers.renew(ticket, task.waker()) {
+                return Poll::Pending;
+            }
+            // It was woken. Handles that there are by now were taken later.
+            self.ticket = None;
+            return Poll::Ready(());
+        }
         // The waker first, the flag second: who clears the flag then finds the waker.
         self.ticket = Some(self.cache.sleepers.add(self.slot, task.waker().clone()));
         if slots::await_unused(self.cache.index.slot(self.slot), self.state) {

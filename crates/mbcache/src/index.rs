@@ -16,13 +16,18 @@
 //! slot that the bucket's next entry takes; lines are given back only when there is none left
 //! (`reclaim`), and then entries move to the front of their bucket.
 //!
-//! A reader looks at all slots of a bucket. Each copy of a slot proves itself (`slots`); that nothing was
+//! A reader looks at all slots of a bucket. What it reads of a slot proves itself (`slots`); that nothing was
 //! *missed* is proved by the header, which is different after entries have moved. Before each step to
 //! another line and at the end it looks at the header again, and begins anew if it must, after
 //! [`TRIES`] times with the lock.
 //!
 //! Creation stamps the entry with a number that grows, kept in the header: so it is known which entry of
-//! a bucket is older, wherever it stands.
+//! a bucket is older, wherever it stands, which one is the newest of all, and how many there ever were.
+//!
+//! Which of a line's two entries it is nobody can predict, and a wrong guess would be found out only when the
+//! line has come from memory. So both are read, and then picked from by arithmetic. It is left to the
+//! compiler to make no branch of that, and the other branches stay: whether the pair is there at all, whether
+//! the bucket has more lines, whether anything moved, whether the lock is free.
 //!
 //! The number of buckets is fixed.
 //!
@@ -40,13 +45,13 @@
 //! Source: Linux `include/linux/list_bl.h` for the bit, `include/linux/seqlock.h` for the reader;
 //! DLHT (HPDC 2024) for the bucket of one line.
 
-use corewalk_sync::SlotArena;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::primitives::{IS_MODEL, hint, thread};
+use corewalk_sync::primitives::{IS_MODEL, hint, thread, unmodelled};
+use corewalk_sync::{CachePadded, SlotArena};
 use std::time::Duration;
 
 use crate::order::{self, Rank};
-use crate::slots::{self, AGE, Copied, State, Words};
+use crate::slots::{self, AGE, State, Words};
 
 /// Walks without the lock before one with it.
 const TRIES: u32 = if IS_MODEL { 1 } else { 16 };
@@ -58,9 +63,6 @@ const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
     expect(dead_code, reason = "a model knows no time")
 )]
 const NAP: Duration = Duration::from_micros(50);
-
-/// Entries that a bucket counts before it starts again.
-const CREATED_MAX: u64 = if IS_MODEL { 2 } else { 1 << 31 };
 
 /// Words of a line.
 pub(crate) const LINE_WORDS: usize = 8;
@@ -87,7 +89,8 @@ const MOVING: u64 = 1 << 1;
 /// In a line that is not the first of a bucket, the header has the stamp that the bucket had when it gave
 /// the line away; and the link of a line that is in no bucket leads to the next such line.
 ///
-/// The upper half of the link of a bucket's first line counts the entries that were created in it.
+/// So the stamps of all buckets together, less what they were [skipped](`Index::skipped`), are the entries
+/// that were created: nobody has to count those.
 pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 /// Something moved meanwhile: what was read proves nothing.
@@ -108,6 +111,31 @@ pub(crate) enum Seat<'a> {
 pub(crate) struct Index {
     lines: SlotArena<LINE_WORDS>,
     buckets: u32,
+    /// Stamps that no entry got, since something moved, or a line brought a later one.
+    skipped: CachePadded<unmodelled::AtomicU64>,
+}
+
+/// An entry that was found.
+#[derive(Clone, Copy)]
+pub(crate) struct Found<'a> {
+    pub(crate) words: &'a Words,
+    pub(crate) slot: u32,
+    pub(crate) state: State,
+}
+
+/// What is looked for by `Index::newest`: a key, by ages against this header, of at least so much.
+#[derive(Clone, Copy)]
+struct Wanted {
+    key: u64,
+    header: u64,
+    least: i64,
+}
+
+/// How far a bucket goes, or a part of it from the first line on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) lines: u32,
+    pub(crate) entries: u32,
 }
 
 /// A bucket that is locked: the witness for changes in it.
@@ -125,7 +153,7 @@ impl Index {
         debug_assert!(buckets > 0);
         let lines = SlotArena::new("mbcache", buckets + spare)?;
         lines.extend_to(buckets - 1);
-        Ok(Index { lines, buckets })
+        Ok(Index { lines, buckets, skipped: CachePadded::default() })
     }
 
     /// Returns the number of buckets. Their first lines have the numbers below it.
@@ -195,10 +223,10 @@ impl Index {
 
     /// Calls `probe` with every line of `bucket`, and its number, until it returns something.
     #[inline(always)]
-    pub(crate) fn walk_lines<R>(
-        &self,
+    pub(crate) fn walk_lines<'a, R>(
+        &'a self,
         bucket: u32,
-        mut probe: impl FnMut(&Line, u32) -> Option<R>,
+        mut probe: impl FnMut(&'a Line, u32) -> Option<R>,
     ) -> Result<Option<R>, Torn> {
         let first = self.line(bucket);
         // ORDERING(mbcache-header): Acquire. See `Locked::drop`.
@@ -209,13 +237,7 @@ impl Index {
                 return Ok(Some(found));
             }
             let link = link_of(line);
-            // ORDERING(mbcache-moving): Acquire fence. See `Locked::begin_moves`.
-            fence(Ordering::Acquire);
-            // ORDERING: Relaxed. The fence orders it.
-            let after = first[HEADER].load(Ordering::Relaxed);
-            if (before ^ after) & !LOCKED != 0 || before & MOVING != 0 {
-                return Err(Torn);
-            }
+            is_unmoved(first, before)?;
             if link == 0 {
                 return Ok(None);
             }
@@ -223,40 +245,77 @@ impl Index {
         }
     }
 
-    /// Calls `probe` with every entry of `bucket` until it returns something.
+    /// Returns the entry of a pair, if it is there; what it says of the pair may be torn until
+    /// [`slots::is_still`] or a change of that very state agrees.
     #[inline(always)]
-    pub(crate) fn walk<R>(
-        &self,
-        bucket: u32,
-        mut probe: impl FnMut(&Copied) -> Option<R>,
-    ) -> Result<Option<R>, Torn> {
+    pub(crate) fn glimpse(&self, bucket: u32, pair: (u64, u64)) -> Result<Option<Found<'_>>, Torn> {
         self.walk_lines(bucket, |line, number| {
-            (0..SLOTS).find_map(|nth| {
-                slots::copy(words(line, nth), SLOTS * number + nth)
-                    .and_then(|copied| probe(&copied))
-            })
+            let (nth, state) = pair_in(line, pair)?;
+            Some(Found { words: words(line, nth), slot: SLOTS * number + nth, state })
         })
     }
 
-    /// Returns the slot and the state of a pair.
+    /// Returns the entry of a pair, if it is there.
     #[inline(always)]
-    pub(crate) fn look_up(
-        &self,
-        bucket: u32,
-        pair: (u64, u64),
-    ) -> Result<Option<(u32, State)>, Torn> {
-        let found = self.walk_lines(bucket, |line, number| {
-            let (nth, state) = pair_in(line, pair)?;
-            Some((SLOTS * number + nth, state, slots::is_still(words(line, nth), state)))
-        })?;
-        match found {
-            Some((_, _, false)) => Err(Torn),
-            found => Ok(found.map(|(slot, state, _)| (slot, state))),
+    pub(crate) fn look_up(&self, bucket: u32, pair: (u64, u64)) -> Result<Option<Found<'_>>, Torn> {
+        match self.glimpse(bucket, pair)? {
+            Some(found) if !slots::is_still(found.words, found.state) => Err(Torn),
+            found => Ok(found),
         }
     }
 
-    /// Returns the number of entries, and of those that were created and not counted elsewhere, by looking
-    /// at all lines.
+    /// Returns the newest entry under `key` that may be found, among those `before` some, if there is
+    /// one. It may be torn, as with [`Index::glimpse`].
+    #[inline(always)]
+    pub(crate) fn newest(
+        &self,
+        bucket: u32,
+        key: u64,
+        before: Option<State>,
+    ) -> Result<Option<Found<'_>>, Torn> {
+        let first = self.line(bucket);
+        // ORDERING(mbcache-header): Acquire. See `Locked::drop`.
+        let header = first[HEADER].load(Ordering::Acquire);
+        let wanted = Wanted::new(key, header, before);
+        let (age, found) = newest_in(first, bucket, wanted);
+        let link = link_of(first);
+        is_unmoved(first, header)?;
+        // What was created last has nothing newer behind it.
+        if link == 0 || age == AGE as i64 {
+            return Ok((age != i64::MAX).then_some(found));
+        }
+        // Handing over what was found so far would cost more than to look again.
+        self.newest_of_all(bucket, key, before)
+    }
+
+    /// As `newest`, in a bucket of several lines.
+    #[inline(never)]
+    fn newest_of_all(
+        &self,
+        bucket: u32,
+        key: u64,
+        before: Option<State>,
+    ) -> Result<Option<Found<'_>>, Torn> {
+        let first = self.line(bucket);
+        // ORDERING(mbcache-header): Acquire. See `Locked::drop`.
+        let header = first[HEADER].load(Ordering::Acquire);
+        let wanted = Wanted::new(key, header, before);
+        let mut newest = newest_in(first, bucket, wanted);
+        let mut link = link_of(first);
+        is_unmoved(first, header)?;
+        while link != 0 && newest.0 != AGE as i64 {
+            let line = self.line(link);
+            let other = newest_in(line, link, wanted);
+            if other.0 < newest.0 {
+                newest = other;
+            }
+            link = link_of(line);
+            is_unmoved(first, header)?;
+        }
+        Ok((newest.0 != i64::MAX).then_some(newest.1))
+    }
+
+    /// Returns the number of entries, and of those that were ever created, by looking at all lines.
     pub(crate) fn census(&self) -> (u64, u64) {
         let (mut entries, mut created) = (0, 0);
         for number in 0..self.lines() {
@@ -266,10 +325,11 @@ impl Index {
             }
             if number < self.buckets {
                 // ORDERING: Relaxed. Statistic; nothing is published through it.
-                created += line[LINK].load(Ordering::Relaxed) >> 32;
+                created += line[HEADER].load(Ordering::Relaxed) / AGE;
             }
         }
-        (entries, created)
+        // ORDERING: Relaxed. As above.
+        (entries, created.saturating_sub(self.skipped.load(Ordering::Relaxed)))
     }
 
     /// Locks `bucket`.
@@ -294,40 +354,58 @@ impl Index {
     }
 }
 
+impl Extent {
+    /// Returns how many entries more there are than fit in one line less.
+    pub(crate) fn too_many(self) -> u32 {
+        self.entries.saturating_sub(SLOTS * (self.lines - 1))
+    }
+}
+
+impl Wanted {
+    #[inline(always)]
+    fn new(key: u64, header: u64, before: Option<State>) -> Wanted {
+        Wanted { key, header, least: before.map_or(i64::MIN, |entry| entry.age(header) + 1) }
+    }
+}
+
 impl<'a> Locked<'a> {
     /// Returns where the entry of a pair could be.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn seat(&self, pair: (u64, u64)) -> Seat<'a> {
-        let (mut free, mut line) = (None, self.first);
-        loop {
-            if pair_in(line, pair).is_some() {
-                return Seat::Taken;
-            }
-            if free.is_none() {
-                let [one, two] = [0, 1].map(|nth| slots::state(words(line, nth)).is_live());
-                free = (!(one & two)).then(|| words(line, u32::from(one)));
-            }
-            match link_of(line) {
-                0 => return free.map_or(Seat::Behind(line), Seat::Free),
-                link => line = self.index.line(link),
-            }
+        match (seat_in(self.first, pair), link_of(self.first)) {
+            (seat, 0) => seat,
+            (Seat::Taken, _) => Seat::Taken,
+            (seat, link) => self.seat_behind(pair, seat, link),
         }
     }
 
-    /// Makes a free slot of the bucket an entry, the newest. Returns entries to add to those that the
-    /// buckets have counted.
-    #[inline]
-    pub(crate) fn fill(&mut self, words: &Words, pair: (u64, u64), is_reusable: bool) -> u64 {
+    /// Returns where the entry of a pair could be, that is not in the lines before `link`, which have
+    /// `seat` for it.
+    fn seat_behind(&self, pair: (u64, u64), mut seat: Seat<'a>, mut link: u32) -> Seat<'a> {
+        while link != 0 {
+            let line = self.index.line(link);
+            seat = match (seat_in(line, pair), seat) {
+                (Seat::Taken, _) => return Seat::Taken,
+                (_, Seat::Free(words)) => Seat::Free(words),
+                (seat, _) => seat,
+            };
+            link = link_of(line);
+        }
+        seat
+    }
+
+    /// Makes a free slot of the bucket an entry, the newest.
+    #[inline(always)]
+    pub(crate) fn fill(&mut self, words: &Words, pair: (u64, u64), is_reusable: bool) {
         slots::fill(words, pair, is_reusable, self.header);
         self.header = self.header.wrapping_add(AGE);
-        // ORDERING: Relaxed. Written under the lock only.
-        let link = self.first[LINK].load(Ordering::Relaxed);
-        let created = (link >> 32) + 1;
-        let (left, full) = if created == CREATED_MAX { (0, created) } else { (created, 0) };
-        let link = (left << 32) | u64::from(link as u32);
-        // ORDERING(mbcache-link): Release. As when it was linked.
-        self.first[LINK].store(link, Ordering::Release);
-        full
+    }
+
+    /// Makes the stamp of the next entry `by` later.
+    fn skip(&mut self, by: u64) {
+        self.header = self.header.wrapping_add(by);
+        // ORDERING: Relaxed. Statistic; nothing is published through it.
+        self.index.skipped.fetch_add(by / AGE, unmodelled::Ordering::Relaxed);
     }
 
     /// Links a line of the caller's, whose slots are free, behind the bucket's last; returns a slot of it.
@@ -338,21 +416,41 @@ impl<'a> Locked<'a> {
         // ORDERING: Relaxed. The line is the caller's.
         let ahead = line[HEADER].load(Ordering::Relaxed).wrapping_sub(self.header);
         if (ahead as i64) > 0 {
-            self.header = self.header.wrapping_add(ahead);
+            self.skip(ahead);
         }
-        relink(last, number);
+        // ORDERING(mbcache-link): Release. See `link_of`.
+        last[LINK].store(u64::from(number), Ordering::Release);
         words(line, 0)
     }
 
-    /// Calls `each` with every living entry of the bucket, and returns how many lines it has.
-    pub(crate) fn each(&self, mut each: impl FnMut(&Words)) -> u32 {
-        let (mut line, mut lines) = (self.first, 1);
-        loop {
+    /// Calls `each` with every living entry of the bucket's first `lines` lines.
+    pub(crate) fn each(&self, lines: u32, mut each: impl FnMut(&'a Words)) {
+        let mut line = self.first;
+        for _ in 0..lines {
             let all = (0..SLOTS).map(|nth| words(line, nth));
             all.filter(|words| slots::state(words).is_live()).for_each(&mut each);
             match link_of(line) {
-                0 => return lines,
-                link => (line, lines) = (self.index.line(link), lines + 1),
+                0 => return,
+                link => line = self.index.line(link),
+            }
+        }
+    }
+
+    /// Returns the extent of the bucket, and of it up to the last line, but the first, in which nothing is
+    /// held: that is one that [`Locked::close_ranks`] can empty.
+    pub(crate) fn extents(&self) -> (Extent, Option<Extent>) {
+        let (mut all, mut to_empty) = (Extent { lines: 0, entries: 0 }, None);
+        let mut line = self.first;
+        loop {
+            let states = [0, 1].map(|nth| slots::state(words(line, nth)));
+            all.lines += 1;
+            all.entries += states.iter().map(|state| u32::from(state.is_live())).sum::<u32>();
+            if all.lines > 1 && states.iter().all(|state| state.count() == 0) {
+                to_empty = Some(all);
+            }
+            match link_of(line) {
+                0 => return (all, to_empty),
+                link => line = self.index.line(link),
             }
         }
     }
@@ -376,7 +474,8 @@ impl<'a> Locked<'a> {
             }
             let next = link_of(line);
             if is_empty {
-                relink(before, next);
+                // ORDERING(mbcache-link): Release. See `link_of`.
+                before[LINK].store(u64::from(next), Ordering::Release);
                 // ORDERING: Relaxed. The line is this thread's now.
                 line[HEADER].store(self.header, Ordering::Relaxed);
                 give(number);
@@ -414,7 +513,7 @@ impl<'a> Locked<'a> {
         // ORDERING(mbcache-moving): Release fence. A reader that sees a slot or a link changed by a move
         // also sees the bit, or a later header.
         fence(Ordering::Release);
-        self.header = self.header.wrapping_add(AGE);
+        self.skip(AGE);
     }
 }
 
@@ -431,6 +530,20 @@ impl Drop for Locked<'_> {
 #[inline(always)]
 pub(crate) fn words(line: &Line, nth: u32) -> &Words {
     line[ENTRIES + nth as usize * slots::WORDS..].first_chunk().expect("a line has two slots")
+}
+
+/// Returns where the entry of a pair could be, as far as one line says, which nobody else fills.
+#[inline(always)]
+fn seat_in(line: &Line, pair: (u64, u64)) -> Seat<'_> {
+    let [one, two] = [0, 1].map(|nth| {
+        let words = words(line, nth);
+        let state = slots::state(words);
+        (slots::difference(words, state, pair), state.is_live())
+    });
+    if one.0.min(two.0) == 0 {
+        return Seat::Taken;
+    }
+    if one.1 & two.1 { Seat::Behind(line) } else { Seat::Free(words(line, u32::from(one.1))) }
 }
 
 /// Returns which of a line's slots has a pair, and what it said. It says whether the entry lives, but
@@ -450,6 +563,32 @@ fn pair_in(line: &Line, pair: (u64, u64)) -> Option<(u32, State)> {
     Some((nth, if nth == 0 { one.1 } else { two.1 }))
 }
 
+/// Says whether nothing moved in a bucket since its header was `before`, while other words were read.
+#[inline(always)]
+fn is_unmoved(first: &Line, before: u64) -> Result<(), Torn> {
+    // ORDERING(mbcache-moving): Acquire fence. See `Locked::begin_moves`.
+    fence(Ordering::Acquire);
+    // ORDERING: Relaxed. The fence orders it.
+    let after = first[HEADER].load(Ordering::Relaxed);
+    let is_same = (before ^ after) & !LOCKED == 0 && before & MOVING == 0;
+    if is_same { Ok(()) } else { Err(Torn) }
+}
+
+/// Returns the newest entry of a line that is wanted, and its age, which is `i64::MAX` if there is none.
+#[inline(always)]
+fn newest_in(line: &Line, number: u32, wanted: Wanted) -> (i64, Found<'_>) {
+    // All is looked at before anything is decided on, as in `pair_in`.
+    let [one, two] = [0, 1].map(|nth| {
+        let words = words(line, nth);
+        let state = slots::state(words);
+        let age = slots::age_if(words, state, wanted.key, wanted.header);
+        (if age >= wanted.least { age } else { i64::MAX }, state)
+    });
+    let nth = u32::from(two.0 < one.0);
+    let state = if nth == 0 { one.1 } else { two.1 };
+    (one.0.min(two.0), Found { words: words(line, nth), slot: SLOTS * number + nth, state })
+}
+
 /// Returns the number of the next line of the bucket; 0 if there is none.
 #[inline(always)]
 pub(crate) fn link_of(line: &Line) -> u32 {
@@ -462,14 +601,6 @@ pub(crate) fn set_link(line: &Line, next: u32) {
     // ORDERING(mbcache-link): Release. A late reader of the line sees in its bucket's header that it has
     // gone astray: that was changed before.
     line[LINK].store(u64::from(next), Ordering::Release);
-}
-
-/// Changes the number of the next line. The caller has locked the bucket.
-fn relink(line: &Line, next: u32) {
-    // ORDERING: Relaxed. Written under the lock only.
-    let created = line[LINK].load(Ordering::Relaxed) & !u64::from(u32::MAX);
-    // ORDERING(mbcache-link): Release. See `link_of`.
-    line[LINK].store(created | u64::from(next), Ordering::Release);
 }
 
 /// Takes a lock that is not free, or was not a moment ago; returns the header from before.

@@ -32,24 +32,30 @@
 //! # Guarantees
 //!
 //! - G.1: a pair that was created before a look began, and is not taken out before it ends, is found;
-//!   but no handle of it is given out while somebody waits to delete it, so that the wait is over when
-//!   those are done who have one already.
+//!   but no handle of it is given out from when somebody begins to wait to delete it until it has none, so
+//!   that the wait is over when those are done who have one already; who takes one afterwards does not
+//!   prolong it. If others begin to wait in between, it may be over only when they need not wait either.
 //! - G.2: while an [`Entry`] lives, its pair stays in the index: neither `delete_or_get` nor `scan`
 //!   takes it out (traps T34, T35). What is done under an `Entry` happens before a `delete_or_get`
 //!   that says "deleted".
 //! - G.3: `find_next` goes on from an entry that stays where it is, and meets older ones only: a loop
 //!   over a key's values ends and meets none twice, whatever is created and deleted meanwhile
 //!   (trap T40).
-//! - G.4: while there are fewer entries than [`Mbcache::entries_max`], nothing is dropped for want of room,
-//!   as long as handles are short-lived (what is held cannot be moved together) and deletions do not
-//!   come in between: after a search that found everything full, a quarter as many lines as there are
-//!   buckets may be emptied before the next such search. No more memory is used than the budget. Under
-//!   its pressure what was used since the search came by last stays (trap T37).
-//! - G.5: after `new` nothing allocates but a wait of a task. No code of the caller is called with a
-//!   lock held; that code is the wakers of tasks only (trap T41).
+//! - G.4: while there are fewer entries than [`Mbcache::entries_max`], less two for each `create` that runs at
+//!   that time (it may have a line in hand), nothing is dropped for want of room, as long as handles are
+//!   short-lived (what is held cannot be moved together) and deletions do not come in between: after a
+//!   search that found everything full, entries may be dropped in a quarter as many buckets as there are
+//!   before the next such search. No more memory is used than the budget. Under its pressure what was used
+//!   since the search came by last stays (trap T37).
+//! - G.5: after `new` nothing allocates but a wait of a task, and that with no lock held. No code of the
+//!   caller is called with a lock held; that code is the wakers of tasks only (trap T41).
 //! - G.6: `get` of a pair whose referenced bit is set stores nothing.
 //! - G.7: operations on keys of different buckets write no common line, unless a bucket needs a third slot
 //!   and takes a line: an entry, its state and the lock of its bucket are on lines of that bucket alone.
+//!   `tests/conflicts.rs` records it, line by line. Except: what is refused (a pair that is there, an entry
+//!   that is held) is counted on a line of the thread, which it shares if there are more threads than such
+//!   lines, and so is what `scan` drops; scans share their hand, waits of tasks one list, and waits of
+//!   threads the queues of `corewalk_sync::park`.
 //!
 //! # What it refuses
 //!

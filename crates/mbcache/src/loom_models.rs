@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use crate::cache::{Mbcache, MbcacheOptions, Reusable};
 use crate::handle::{Busy, Entry, Unused};
-use crate::index::{SLOTS, Seat};
-use crate::slots::{self, REUSABLE, STATE, Words};
+use crate::index::{SLOTS, Seat, words};
+use crate::slots::{self, REUSABLE, STATE, State, Words};
 
 const KEY: u64 = 1;
 
@@ -42,8 +42,9 @@ impl Shared {
     fn check_counts(&self) {
         let bucket = bucket(&self.cache);
         let mut entries = 0;
-        let walk = self.cache.index.walk(bucket, |_| {
-            entries += 1;
+        let walk = self.cache.index.walk_lines(bucket, |line, _| {
+            let all = (0..SLOTS).map(|nth| slots::state(words(line, nth)));
+            entries += all.filter(|state| state.is_live()).count() as u64;
             None::<()>
         });
         assert!(matches!(walk, Ok(None)), "a bucket at rest is whole");
@@ -61,7 +62,7 @@ fn bucket(cache: &Mbcache) -> u32 {
 /// Returns the words of an entry that is there.
 fn words_of(cache: &Mbcache, value: u64) -> &Words {
     let found = cache.index.look_up(bucket(cache), (KEY, value));
-    cache.index.slot(found.unwrap().expect("nobody takes it out yet").0)
+    found.unwrap().expect("nobody takes it out yet").words
 }
 
 /// Returns another key of that bucket.
@@ -240,7 +241,7 @@ fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
         // ORDERING: AcqRel. Strong enough; it is the handle that is not asked about.
         words_of(cache, 1)[STATE].fetch_and(!1, Ordering::AcqRel);
-        cache.counts.add(crate::counts::Event::Reclaimed, 1);
+        cache.counts.add(crate::counts::Event::Reclaimed);
     });
 }
 
@@ -405,6 +406,62 @@ fn control_move_without_a_sign_is_caught() {
     );
 }
 
+/// Puts the last handle of (KEY, 3), which somebody waits for, beside somebody who moves that entry to the
+/// first line with `moves`, which says whether it did. Returns how often it (stayed, moved).
+fn put_against_move(moves: fn(&Mbcache) -> bool) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(3);
+        let cache = &shared.cache;
+        let held = std::mem::ManuallyDrop::new(cache.find_first(KEY).unwrap());
+        let (slot, state) = (held.slot, held.state);
+        assert!(slots::await_unused(held.words, state) && cache.delete_or_get(KEY, 1).is_none());
+        let holder = spawn(&shared, move |shared| {
+            shared.cache.put(shared.cache.index.slot(slot), slot);
+        });
+        let is_moved = moves(cache);
+        holder.join().unwrap();
+        let found =
+            cache.find_first(KEY).expect("G.1: an entry that nobody waits for is not found");
+        assert_eq!(found.value(), 3, "G.1: an entry that nobody waits for is not found");
+        tally.hit(usize::from(is_moved));
+    })
+}
+
+/// The flag "awaited" is cleared in a second step after the last handle was put: it does not move.
+#[test]
+fn entry_that_moves_while_its_last_handle_is_put_can_be_found() {
+    assert_all_reached(&put_against_move(|cache| {
+        let line = cache.reclaim_line();
+        line.inspect(|&line| cache.room.give(&cache.index, 0, line)).is_some()
+    }));
+}
+
+/// The state moves as it is.
+#[test]
+#[should_panic(expected = "G.1: an entry that nobody waits for is not found")]
+fn control_flag_that_moves_with_its_entry_is_caught() {
+    put_against_move(|cache| {
+        let (from, to) = (words_of(cache, 3), cache.index.slot(SLOTS * bucket(cache)));
+        let mut locked = cache.index.lock(bucket(cache));
+        locked.begin_moves();
+        // ORDERING: Acquire, and AcqRel below. Strong enough; it is the flag that is wrong.
+        let state = from[STATE].load(Ordering::Acquire);
+        let is_idle = slots::state(from).count() == 0;
+        // ORDERING: AcqRel. As above.
+        let swap =
+            |new| from[STATE].compare_exchange(state, new, Ordering::AcqRel, Ordering::Acquire);
+        if !is_idle || swap(state & slots::GENERATION).is_err() {
+            return false;
+        }
+        let (key, value) = slots::pair_of(from);
+        // ORDERING: Release, all. As above.
+        to[slots::KEY].store(key, Ordering::Release);
+        to[slots::VALUE].store(value, Ordering::Release);
+        to[STATE].store(state, Ordering::Release);
+        true
+    });
+}
+
 /// A line that another bucket got meanwhile leads nobody astray.
 #[test]
 fn entry_behind_a_line_that_goes_elsewhere_is_found() {
@@ -483,7 +540,8 @@ fn put_against_wait(wait: fn(&mut Unused<'_>, &mut Context<'_>) -> Poll<()>) -> 
             let held = shared.cache.find_first(KEY).unwrap();
             std::mem::ManuallyDrop::new(held).slot
         };
-        let holder = spawn(&shared, move |shared| shared.cache.put(slot));
+        let holder =
+            spawn(&shared, move |shared| shared.cache.put(shared.cache.index.slot(slot), slot));
         let busy = shared.cache.delete_or_get(KEY, 1);
         let flag = std::sync::Arc::new(Flag(unmodelled::AtomicBool::new(false)));
         let waker = Waker::from(std::sync::Arc::clone(&flag));
@@ -503,6 +561,65 @@ fn put_against_wait(wait: fn(&mut Unused<'_>, &mut Context<'_>) -> Poll<()>) -> 
 #[test]
 fn task_that_waits_for_a_handle_is_woken() {
     assert_all_reached(&put_against_wait(|unused, task| Pin::new(unused).poll(task)));
+}
+
+/// Trap T34: a task that is polled again, without need, is woken all the same.
+#[test]
+fn task_that_is_polled_twice_is_woken() {
+    assert_all_reached(&put_against_wait(|unused, task| {
+        let first = Pin::new(&mut *unused).poll(task);
+        if first.is_ready() { first } else { Pin::new(unused).poll(task) }
+    }));
+}
+
+/// The second poll takes the waker back and leaves it again, and relies on the flag of the first.
+#[test]
+#[should_panic(expected = "a task sleeps for ever")]
+fn control_waker_that_is_taken_back_and_left_again_is_caught() {
+    put_against_wait(|unused, task| {
+        let first = Pin::new(&mut *unused).poll(task);
+        if let Some(ticket) = unused.ticket.take() {
+            unused.cache.sleepers.remove(ticket);
+            unused.ticket = Some(unused.cache.sleepers.add(unused.slot, task.waker().clone()));
+        }
+        first
+    });
+}
+
+/// Goes on with a wait by `wait` while the last handle is put, and another one taken that outlives the wait.
+/// Returns how often it was over.
+fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(1);
+        let cache = &shared.cache;
+        let first = cache.find_first(KEY).unwrap();
+        let busy = cache.delete_or_get(KEY, 1).expect("it is held");
+        let (slot, state) = (busy.slot, busy.state);
+        assert!(slots::await_unused(first.words, state));
+        let waiter = spawn(&shared, move |shared| wait(shared.cache.index.slot(slot), state));
+        drop(first);
+        let _second = cache.find_first(KEY).expect("nobody waits any more");
+        waiter.join().unwrap();
+        tally.hit(0);
+    })
+}
+
+/// G.1: who finds an entry while a wait for it comes to its end does not prolong it.
+#[test]
+fn wait_is_over_though_another_handle_is_taken() {
+    assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
+}
+
+/// Who is woken asks whether there are handles, and waits for those.
+#[test]
+#[should_panic(expected = "G.1: a handle that was taken later is waited for")]
+fn control_wait_that_looks_for_handles_is_caught() {
+    wait_against_finder(|words, state| {
+        slots::sleep_while_awaited(words, state);
+        let is_unused =
+            !slots::state(words).is_same_entry(state) || slots::state(words).count() == 0;
+        assert!(is_unused, "G.1: a handle that was taken later is waited for");
+    });
 }
 
 /// The flag is set first, and the waker left afterwards.

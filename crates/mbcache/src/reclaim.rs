@@ -16,9 +16,9 @@ use corewalk_sync::primitives::atomic::Ordering;
 
 use crate::cache::Mbcache;
 use crate::counts::Event;
-use crate::index::{self, SLOTS};
+use crate::index::{self, Extent, Locked, SLOTS};
 use crate::order::{Rank, take};
-use crate::slots::{self, Spare};
+use crate::slots::{self, Spare, Words};
 
 /// What the hand found.
 enum Look {
@@ -87,8 +87,11 @@ impl Mbcache {
     /// Moves the hand on by one slot.
     fn look(&self) -> Look {
         let slots = u64::from(self.index.lines()) * u64::from(SLOTS);
-        // ORDERING: Relaxed. The hand only spreads looks over the slots.
-        let slot = (self.hand.fetch_add(1, Ordering::Relaxed) % slots) as u32;
+        // A position, not a count of looks: that would be another position when there are more slots.
+        let next = |at| Some(if at + 1 < slots { at + 1 } else { 0 });
+        // ORDERING: Relaxed, both. The hand only spreads looks over the slots.
+        let at = self.hand.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let slot = at.unwrap_or(0) as u32;
         let words = self.index.slot(slot);
         let state = slots::state(words);
         if !state.is_live() {
@@ -101,12 +104,12 @@ impl Mbcache {
         if !slots::end(words, state, Spare::Referenced) {
             return Look::Stays;
         }
-        self.counts.add(Event::Reclaimed, 1);
+        self.counts.add(Event::Reclaimed);
         Look::Dropped
     }
 
-    /// Takes a line from a bucket, at last from one whose entries it drops; `None` if all that could make
-    /// room are held.
+    /// Takes a line from a bucket, at last from one whose entries it drops; `None` if all that could give
+    /// one are in use.
     #[cold]
     pub(crate) fn reclaim_line(&self) -> Option<u32> {
         let mut turn = take(Rank::Turn, || self.turn.lock());
@@ -121,6 +124,10 @@ impl Mbcache {
             let bucket = turn.bucket;
             turn.bucket = (bucket + 1) % buckets;
             if turn.drops == 0 && turn.tight >= buckets {
+                // Somebody may have found that he did not need his.
+                if let Some(line) = self.room.take(&self.index, bucket) {
+                    return Some(line);
+                }
                 (turn.drops, turn.tight) = (buckets / 4 + 1, 0);
             }
             match self.thin_out(bucket, turn.drops > 0) {
@@ -131,7 +138,9 @@ impl Mbcache {
                 }
                 Thinned::Dropped(line) => {
                     turn.drops -= 1;
-                    return Some(line);
+                    if line.is_some() {
+                        return line;
+                    }
                 }
             }
         }
@@ -139,22 +148,19 @@ impl Mbcache {
     }
 
     /// Takes lines out of a bucket that it does not need, and if `may_drop`, so many entries before that
-    /// it needs one less, unless those were used.
+    /// it needs one less, unless those were used. What is held keeps its line in the bucket, so nothing is
+    /// dropped for a bucket that has such an entry in each line but the first.
     fn thin_out(&self, bucket: u32, may_drop: bool) -> Thinned {
         if index::link_of(self.index.line(bucket)) == 0 {
             return Thinned::Kept;
         }
         let mut locked = self.index.lock(bucket);
-        let mut entries = 0;
-        let lines = locked.each(|_| entries += 1);
-        let is_tight = entries > SLOTS * (lines - 1);
+        let (all, to_empty) = locked.extents();
+        let is_tight = all.too_many() > 0;
         if is_tight {
-            let mut too_many = entries - SLOTS * (lines - 1);
-            if may_drop {
-                locked.each(|words| too_many -= u32::from(too_many > 0 && self.drop_unused(words)));
-            }
-            if too_many > 0 {
-                return Thinned::Kept;
+            match to_empty {
+                Some(part) if may_drop && self.make_idle(&locked, part) => {}
+                _ => return Thinned::Kept,
             }
         }
         let mut spared = None;
@@ -163,14 +169,45 @@ impl Mbcache {
             Some(_) => self.room.give(&self.index, bucket, line),
         });
         match spared {
+            // Handles were taken meanwhile.
+            line if is_tight => Thinned::Dropped(line),
             None => Thinned::Kept,
-            Some(line) if is_tight => Thinned::Dropped(line),
             Some(line) => Thinned::Spared(line),
         }
     }
 
+    /// Ends as many entries of a part of a bucket as it has too many, if so many were not used; else says
+    /// that they were not, and returns false. A handle that is taken meanwhile may save one.
+    fn make_idle(&self, locked: &Locked<'_>, part: Extent) -> bool {
+        let (mut too_many, mut idle) = (part.too_many(), 0);
+        locked.each(part.lines, |words| {
+            let state = slots::state(words);
+            idle += u32::from(!state.is_referenced() && state.count() == 0);
+        });
+        if idle < too_many {
+            locked.each(part.lines, |words| slots::age(words, slots::state(words)));
+            return false;
+        }
+        locked.each(part.lines, |words| {
+            too_many -= u32::from(too_many > 0 && self.drop_unused(words));
+        });
+        true
+    }
+
+    /// Drops an entry of a bucket that was not used since the last look, and is not held, and returns its
+    /// slot. If all were used, they will have to be used again.
+    pub(crate) fn drop_one<'a>(&self, locked: &Locked<'a>) -> Option<&'a Words> {
+        let mut dropped = None;
+        locked.each(u32::MAX, |words| {
+            if dropped.is_none() && self.drop_unused(words) {
+                dropped = Some(words);
+            }
+        });
+        dropped
+    }
+
     /// Ends an entry that was not used since this was called last, and is not held.
-    fn drop_unused(&self, words: &slots::Words) -> bool {
+    fn drop_unused(&self, words: &Words) -> bool {
         let state = slots::state(words);
         if state.is_referenced() {
             slots::age(words, state);
@@ -178,7 +215,7 @@ impl Mbcache {
         }
         let is_dropped = slots::end(words, state, Spare::Referenced);
         if is_dropped {
-            self.counts.add(Event::Reclaimed, 1);
+            self.counts.add(Event::Reclaimed);
         }
         is_dropped
     }
@@ -190,6 +227,6 @@ enum Thinned {
     Kept,
     /// A line that it did not need.
     Spared(u32),
-    /// A line for which entries were dropped.
-    Dropped(u32),
+    /// A line for which entries were dropped, unless somebody took a handle of what stands in it.
+    Dropped(Option<u32>),
 }

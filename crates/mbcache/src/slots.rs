@@ -13,6 +13,9 @@
 //! have to sleep between two of its loads while the bucket is filled 2^42 times, which takes two days at
 //! 50 ns each (trap T32).
 //!
+//! A reader that is about to change the state need not look a second time: if its step begins with the state
+//! that it saw, the slot is still what it was.
+//!
 //! All changes of a living entry's state are single atomic steps on the whole word, so that no two
 //! flags can lose each other (trap T33), a handle is taken only of the entry that was found, and an
 //! entry ends only without handles.
@@ -52,7 +55,7 @@ const COUNT: u64 = !GENERATION & !(ONE - 1);
 /// | 0 | live | who fills it, under the bucket's lock; who ends it |
 /// | 1 | referenced: used since the hand came by | anybody sets, the hand clears |
 /// | 2 | reusable: may have more users | the caller |
-/// | 3 | awaited: somebody waits until the count is 0; so it is not 0 | a waiter sets, the last handle clears |
+/// | 3 | awaited: somebody waits until the count is 0 | a waiter sets while it is not, who puts the last handle clears |
 /// | 4..22 | handles | who finds, and who drops |
 /// | 22..64 | generation | who fills |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,37 +81,23 @@ impl State {
         ((self.0 & COUNT) >> COUNT_SHIFT) as u32
     }
 
-    /// Returns true if a handle may be taken for somebody who looks for values to share.
-    #[inline]
-    pub(crate) fn may_be_found(self) -> bool {
-        self.0 & (LIVE | REUSABLE | AWAITED) == LIVE | REUSABLE && self.0 & COUNT != COUNT
-    }
-
     /// Returns true if both are of one living entry.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
     }
 
-    /// Returns true if this entry was created before the `other` of its bucket. Right for entries of
-    /// which fewer than 2^41 were created in between.
+    /// Returns how much later than this entry's stamp `header` is, in units of the word. Right for
+    /// entries of which fewer than 2^41 were created in between.
     #[inline]
-    pub(crate) fn is_older(self, other: State) -> bool {
+    pub(crate) fn age(self, header: u64) -> i64 {
         // The generation stands in the upper bits, so the sign is that of the distance.
-        ((self.0 & GENERATION).wrapping_sub(other.0 & GENERATION) as i64) < 0
+        (header & GENERATION).wrapping_sub(self.0 & GENERATION) as i64
     }
 }
 
 /// The words of one slot.
 pub(crate) type Words = [AtomicU64; WORDS];
-
-/// What a reader copied out of a slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Copied {
-    pub(crate) slot: u32,
-    pub(crate) key: u64,
-    pub(crate) state: State,
-}
 
 /// What became of a handle that was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,17 +117,6 @@ pub(crate) enum Spare {
     Referenced,
 }
 
-/// Returns a copy of a living slot, if it stayed what it was meanwhile.
-#[inline(always)]
-pub(crate) fn copy(words: &Words, slot: u32) -> Option<Copied> {
-    // ORDERING(mbcache-fill): Acquire. See `store`. A slot that is not live any more shows what its
-    // last holders did to whoever does not find the entry.
-    let state = State(words[STATE].load(Ordering::Acquire));
-    // ORDERING: Relaxed. The generation tells whether it belongs to the state.
-    let key = words[KEY].load(Ordering::Relaxed);
-    is_still(words, state).then_some(Copied { slot, key, state })
-}
-
 /// Returns 0 if the slot had this pair when its state was `state`, provided that it still [is](`is_still`)
 /// the same entry.
 #[inline(always)]
@@ -146,6 +124,17 @@ pub(crate) fn difference(words: &Words, state: State, pair: (u64, u64)) -> u64 {
     // ORDERING: Relaxed. The generation tells whether these belong together.
     let (key, value) = (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed));
     (key ^ pair.0) | (value ^ pair.1) | (!state.0 & LIVE)
+}
+
+/// Returns the age of an entry if it has this key, and a handle of it may be taken for somebody who looks
+/// for values to share; else more than any age. As with `difference`, it may be torn.
+#[inline(always)]
+pub(crate) fn age_if(words: &Words, state: State, key: u64, header: u64) -> i64 {
+    // ORDERING: Relaxed. The generation tells whether it belongs to the state.
+    let other = words[KEY].load(Ordering::Relaxed) ^ key;
+    let flags = (state.0 ^ (LIVE | REUSABLE)) & (LIVE | REUSABLE | AWAITED);
+    let is_full = u64::from(state.0 & COUNT == COUNT);
+    if other | flags | is_full == 0 { state.age(header) } else { i64::MAX }
 }
 
 /// Returns true if the entry that `state` is of has not ended, after its words were read.
@@ -167,7 +156,8 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
 /// Returns the state of this moment, and what those who changed it had done.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
-    // ORDERING(mbcache-state): Acquire. See `change`.
+    // ORDERING(mbcache-fill): Acquire. See `store`; and `step`: a slot that is not live any more shows what
+    // its last holders did to whoever does not find the entry.
     State(words[STATE].load(Ordering::Acquire))
 }
 
@@ -187,7 +177,8 @@ pub(crate) fn relocate(from: &Words, to: &Words) -> bool {
         (now.is_live() && now.count() == 0).then_some(now.0 & GENERATION)
     });
     if is_ended {
-        store(to, pair_of(from), was);
+        // Who put the last handle, and is about to clear that flag, looks for it at `from`.
+        store(to, pair_of(from), State(was.0 & !AWAITED));
     }
     is_ended
 }
@@ -206,39 +197,70 @@ fn store(words: &Words, pair: (u64, u64), state: State) {
 }
 
 /// Ends the entry that `state` is of, if nobody holds it and `spare` does not save it.
-#[inline]
+#[inline(always)]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> bool {
-    change_from(words, state, |now| {
+    let is_spared = spare == Spare::Referenced && state.is_referenced();
+    if state.count() == 0 && !is_spared && step(words, state, state.0 & GENERATION).is_ok() {
+        return true;
+    }
+    end_again(words, state, spare)
+}
+
+#[cold]
+fn end_again(words: &Words, state: State, spare: Spare) -> bool {
+    change(words, |now| {
         let is_idle = now.is_same_entry(state) && now.count() == 0;
         let is_spared = spare == Spare::Referenced && now.is_referenced();
         (is_idle && !is_spared).then_some(now.0 & GENERATION)
     })
 }
 
-/// Takes a handle of the entry that `state` is of, if it is still live, `may` agrees and nobody waits
-/// until it has none: a stream of finders must not keep whoever deletes it waiting.
+/// Takes a handle of the entry that `state` is of, which was seen just now, if it is still live, may be
+/// found, and nobody waits until it has none: a stream of finders must not keep whoever deletes it waiting.
+#[inline(always)]
+pub(crate) fn hold_seen(words: &Words, state: State) -> bool {
+    step(words, state, state.0.wrapping_add(ONE)).is_ok() || hold_again(words, state)
+}
+
+#[cold]
+fn hold_again(words: &Words, state: State) -> bool {
+    change(words, |now| one_more(now, state).filter(|_| now.is_reusable()))
+}
+
+/// As `hold_seen`, but the state may be from long ago, and the value need not be reusable.
 #[inline]
-pub(crate) fn hold(words: &Words, state: State, may: impl Fn(State) -> bool) -> bool {
-    // The state may be from long ago: it says which entry is meant, no more.
-    change(words, |now| {
-        let is_it = now.is_same_entry(state) && may(now);
-        let is_free = now.0 & AWAITED == 0 && now.0 & COUNT != COUNT;
-        (is_it && is_free).then_some(now.0.wrapping_add(ONE))
-    })
+pub(crate) fn hold(words: &Words, state: State) -> bool {
+    // It says which entry is meant, no more.
+    change(words, |now| one_more(now, state))
+}
+
+#[inline(always)]
+fn one_more(now: State, state: State) -> Option<u64> {
+    let is_free = now.0 & AWAITED == 0 && now.0 & COUNT != COUNT;
+    (now.is_same_entry(state) && is_free).then_some(now.0.wrapping_add(ONE))
 }
 
 /// Puts a handle.
-#[inline]
+#[inline(always)]
 pub(crate) fn put(words: &Words) -> Put {
-    let mut outcome = Put::Quiet;
-    let is_put = change(words, |now| {
-        let is_last = now.0 & COUNT == ONE;
-        outcome = if is_last && now.0 & AWAITED != 0 { Put::LastAwaited } else { Put::Quiet };
-        let left = now.0.checked_sub(ONE).filter(|_| now.0 & COUNT != 0)?;
-        Some(if is_last { left & !AWAITED } else { left })
+    // ORDERING(mbcache-state): AcqRel. As in `change_from`.
+    let before = State(words[STATE].fetch_sub(ONE, Ordering::AcqRel));
+    debug_assert!(before.count() > 0, "mbcache entry put without a handle");
+    if before.0 & (COUNT | AWAITED) == ONE | AWAITED {
+        end_wait(words, before);
+        return Put::LastAwaited;
+    }
+    Put::Quiet
+}
+
+/// Lets handles be taken again of the entry that `state` is of, which has none any more.
+///
+/// If it has ended meanwhile, or moved, nobody waits for it under this slot.
+#[cold]
+fn end_wait(words: &Words, state: State) {
+    let _ended = change(words, |now| {
+        (now.is_same_entry(state) && now.count() == 0).then_some(now.0 & !AWAITED)
     });
-    assert!(is_put, "mbcache entry put without a handle");
-    outcome
 }
 
 /// Sets the referenced bit of the entry that `state` is of; false if that has ended. Stores nothing if
@@ -272,17 +294,26 @@ pub(crate) fn await_unused(words: &Words, state: State) -> bool {
     change(words, |now| (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED))
 }
 
-/// Sleeps until the last handle of the entry that `state` is of was put, or for a shorter time.
-pub(crate) fn sleep_until_unused(words: &Words, state: State) {
-    if await_unused(words, state) {
-        let awaited = (state.0 & GENERATION) | LIVE | AWAITED;
-        corewalk_sync::park::wait(&words[STATE], GENERATION | LIVE | AWAITED, awaited);
-    }
+/// Sleeps until the last handle of the entry that `state` is of was put, after [`await_unused`]; it may also
+/// return early.
+///
+/// Who is woken does not look whether there are handles: those would be later ones.
+pub(crate) fn sleep_while_awaited(words: &Words, state: State) {
+    let awaited = (state.0 & GENERATION) | LIVE | AWAITED;
+    corewalk_sync::park::wait(&words[STATE], GENERATION | LIVE | AWAITED, awaited);
 }
 
 /// Wakes the threads that sleep until the slot's handles are put.
 pub(crate) fn wake(words: &Words) {
     corewalk_sync::park::wake_all(&words[STATE]);
+}
+
+/// Returns the state after the words were read.
+#[inline]
+pub(crate) fn state_after(words: &Words) -> State {
+    // ORDERING(mbcache-refill): Acquire fence. See `store`.
+    fence(Ordering::Acquire);
+    state(words)
 }
 
 /// Replaces the state by `next` of it in one step; false if `next` refuses.
@@ -296,15 +327,27 @@ fn change(words: &Words, next: impl FnMut(State) -> Option<u64>) -> bool {
 /// As `change`, for a caller that has just seen the state, in an acquiring load.
 #[inline]
 fn change_from(words: &Words, seen: State, mut next: impl FnMut(State) -> Option<u64>) -> bool {
-    let mut now = seen.0;
+    let mut now = seen;
     loop {
-        let Some(new) = next(State(now)) else { return false };
-        // ORDERING(mbcache-state): AcqRel. Release: what was done under a handle happens before
-        // who ends the entry after it was put. Acquire: the other side of that, and what the
-        // setter of a flag had done before. On failure as for the load.
-        match words[STATE].compare_exchange_weak(now, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return true,
+        let Some(new) = next(now) else { return false };
+        match step(words, now, new) {
+            Ok(()) => return true,
             Err(seen) => now = seen,
         }
     }
+}
+
+/// Replaces the state `seen`, of an acquiring load, by `new`; if it is another one by now, returns that.
+///
+/// Words that were read since the load belong to that state if this succeeds: had they been stored for a
+/// later entry, then the end of this one, which comes after this step, would happen before that.
+#[inline(always)]
+fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
+    // ORDERING(mbcache-state): AcqRel. Release: what was done under a handle happens before
+    // who ends the entry after it was put. Acquire: the other side of that, and what the
+    // setter of a flag had done before. On failure as for the load.
+    words[STATE]
+        .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
+        .map(drop)
+        .map_err(State)
 }

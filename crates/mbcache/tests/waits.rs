@@ -11,6 +11,7 @@ use corewalk_testkit::{
 };
 use std::{
     future::Future,
+    panic::{self, AssertUnwindSafe},
     pin::pin,
     sync::{Arc, Mutex, mpsc},
     task::{Context, Poll, Wake, Waker},
@@ -130,6 +131,82 @@ fn entry_that_somebody_waits_to_delete_is_not_found_until_it_is_free() {
     assert!(cache.hold(seen).is_none());
     drop(entry);
     assert!(cache.find_first(1).is_some() && cache.hold(seen).is_some());
+}
+
+/// G.1: a wait is for the handles that there are, not for those that come later.
+#[test]
+fn task_that_was_woken_is_ready_though_a_finder_came_first() {
+    let cache = cache();
+    let first = cache.find_first(1).unwrap();
+    let (count, waker) = woken(|| {});
+    let mut task = Context::from_waker(&waker);
+    let mut unused = pin!(cache.delete_or_get(1, 5).unwrap().unused());
+    assert!(unused.as_mut().poll(&mut task).is_pending());
+    drop(first);
+    let _second = cache.find_first(1).expect("the wait is over");
+    assert_eq!(*count.1.lock().unwrap(), 1);
+    assert_eq!(unused.as_mut().poll(&mut task), Poll::Ready(()), "G.1: it waits on");
+}
+
+/// G.1: as above, with a thread, which the second handle outlives.
+#[test]
+fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
+    let _watchdog = Watchdog::start("a thread beside a later finder", LIMIT / 4);
+    let cache = cache();
+    for _ in 0..50 {
+        let first = cache.find_first(1).unwrap();
+        let _second = thread::scope(|scope| {
+            let busy = cache.delete_or_get(1, 5).expect("it is held");
+            let waiter = scope.spawn(move || busy.wait());
+            // Nothing is found from when it waits.
+            while cache.find_first(1).is_some() {
+                thread::yield_now();
+            }
+            drop(first);
+            let second = cache.find_first(1).expect("the wait is over");
+            waiter.join().unwrap();
+            second
+        });
+    }
+}
+
+#[test]
+fn task_that_is_polled_again_has_its_last_waker_woken() {
+    let cache = cache();
+    let entry = cache.find_first(1).unwrap();
+    let ((old, old_waker), (new, new_waker)) = (woken(|| {}), woken(|| {}));
+    let mut unused = pin!(cache.delete_or_get(1, 5).unwrap().unused());
+    assert!(unused.as_mut().poll(&mut Context::from_waker(&old_waker)).is_pending());
+    assert!(unused.as_mut().poll(&mut Context::from_waker(&new_waker)).is_pending());
+    drop(entry);
+    assert_eq!((*old.1.lock().unwrap(), *new.1.lock().unwrap()), (0, 1));
+    assert!(unused.as_mut().poll(&mut Context::from_waker(&old_waker)).is_ready());
+}
+
+/// A waker that panics, first, in the middle and last, leaves no other task asleep.
+#[test]
+fn waker_that_panics_does_not_keep_others_asleep() {
+    const TASKS: usize = 20;
+    let cache = cache();
+    let entry = cache.find_first(1).unwrap();
+    let wakers: Vec<_> = (0..TASKS)
+        .map(|nth| woken(move || assert!(![0, 9, TASKS - 1].contains(&nth), "by intention")))
+        .collect();
+    let mut waits: Vec<_> = wakers
+        .iter()
+        .map(|(_, waker)| {
+            let mut wait = Box::pin(cache.delete_or_get(1, 5).unwrap().unused());
+            assert!(wait.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+            wait
+        })
+        .collect();
+    let put = panic::catch_unwind(AssertUnwindSafe(|| drop(entry)));
+    assert!(put.is_err(), "the panic is not kept back");
+    let count: u32 = wakers.iter().map(|(woken, _)| *woken.1.lock().unwrap()).sum();
+    assert_eq!(count as usize, TASKS - 3, "somebody sleeps for ever");
+    let mut task = Context::from_waker(&wakers[1].1);
+    assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(&mut task).is_ready()));
+    assert!(cache.delete_or_get(1, 5).is_none());
 }
 
 #[test]

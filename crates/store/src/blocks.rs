@@ -1,29 +1,38 @@
 //! Blocks of extended attributes, shared by the inodes whose attributes are equal.
 //!
-//! A block is a number, a content that never changes while it has more than one user, and a count of
-//! users. It is stored as two records, so that one more user does not write the content again.
+//! A block is a number, a content that never changes, and a count of users. It is stored as two records,
+//! so that one more user does not write the content again. Where a block has one user only, its place
+//! is taken by a block of the same number with another content.
 //! Blocks that are in use are in memory; equal ones are found through a [`ShareIndex`], which is filled
 //! as blocks are read and made. The steps are those of the protocol of `corewalk-mbcache`.
+//!
+//! A block is entered under the hash of its content. Of a long content that is one of samples
+//! (`hash`), and who has compared [`LOOKS_MAX`] others with one hash takes that of all bytes instead: so
+//! contents that were chosen to meet cost time, within a bound, and are shared even so.
 //!
 //! # Invariants
 //! - K.1: the users of a block are the inodes that name it.
 //! - K.2: a block has at most as many users as the index allows.
 //! - K.3: a block without users has no records, and is never in the index (trap T34).
-//! - K.4: a block that is changed in place leaves the index first, and looks for its new content before
-//!   it enters it again, so that it does not find itself (trap T38).
+//! - K.4: what is to be changed in place looks for its new content first, is out of the index while it
+//!   changes, and enters it again with what it has then, so that it does not find itself (trap T38).
+//! - K.5: there is one block of a number in memory: it is in the table before anybody learns the number,
+//!   and until its records are gone. Numbers that are free again are given out again, so that a
+//!   transaction has no records of blocks that came and went within it.
 //!
 //! # Locks
-//! A shard of the table, then nothing of the store but records: it is held while a block is read. A
-//! block's, within which are records and the index. Both are taken with inodes locked.
+//! The users of a block, within which are records, the index and a shard of the table. A shard's, within which are
+//! records: it is held while a block is read. Both are taken with inodes locked; nobody locks two blocks.
+//! Lists of free numbers are leaves.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use corewalk::Errno;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Mutex, MutexGuard, OwnLine, ShardedCounter};
+use corewalk_sync::primitives::{SHARDS as THREAD_SHARDS, shard_index};
+use corewalk_sync::{Budget, Mutex, MutexGuard, OwnLine, ShardedCounter};
 
-use crate::budget::Budget;
 use crate::content::BLOCK_BYTES;
 use crate::hash::Secret;
 use crate::journal::View;
@@ -34,10 +43,14 @@ use crate::share::{Removal, ShareIndex};
 const SHARDS: usize = 64;
 /// Blocks of a shard from which on those that nobody uses in memory are dropped.
 const SHARD_BLOCKS: usize = 1024;
+/// Blocks of one hash that are compared with a content before it is hashed as a whole.
+const LOOKS_MAX: u32 = 4;
 
 /// The blocks of a store. See the module's text.
 pub(crate) struct Blocks {
     shards: Box<[OwnLine<Mutex<Shard>>]>,
+    /// Numbers of blocks that are gone, by the threads that freed them.
+    free: Box<[OwnLine<Mutex<Vec<u64>>>]>,
     next: AtomicU64,
     pub(crate) index: Arc<dyn ShareIndex>,
     secret: Secret,
@@ -55,14 +68,19 @@ struct Shard {
 /// A block in memory.
 pub(crate) struct Block {
     id: u64,
-    state: Mutex<State>,
+    content: Arc<[u8]>,
+    hash: Hash,
+    /// 0 once it is gone.
+    users: Mutex<u32>,
 }
 
-struct State {
-    content: Arc<[u8]>,
-    hash: u64,
-    /// 0 once it is gone.
-    users: u32,
+/// What a content is stored and found by.
+#[derive(Clone, Copy)]
+struct Hash {
+    /// What its record says.
+    stored: u64,
+    /// What it is entered under.
+    key: u64,
 }
 
 impl Block {
@@ -73,12 +91,19 @@ impl Block {
 
     /// Returns the content.
     pub(crate) fn content(&self) -> Arc<[u8]> {
-        self.state.lock().content.clone()
+        self.content.clone()
     }
 
-    fn save_users(&self, state: &State, view: &View) {
-        let len = state.content.len() as u32;
-        let record = UsersRecord { hash: state.hash, users: state.users, len };
+    fn new(id: u64, content: Arc<[u8]>, hash: Hash, users: u32) -> Arc<Block> {
+        Arc::new(Block { id, content, hash, users: Mutex::new(users) })
+    }
+
+    fn save(&self, view: &View) {
+        view.put_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
+    }
+
+    fn save_users(&self, users: u32, view: &View) {
+        let record = UsersRecord { hash: self.hash.stored, users, len: self.content.len() as u32 };
         view.put(Key::of(Kind::XattrUsers, self.id), &record.encode());
     }
 }
@@ -92,6 +117,7 @@ impl Blocks {
     ) -> Blocks {
         let table = Blocks {
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
+            free: (0..THREAD_SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
             next: AtomicU64::new(last + 1),
             index,
             secret,
@@ -121,15 +147,18 @@ impl Blocks {
         if content.len() != len as usize || users == 0 {
             return Err(Errno::IO);
         }
-        let block = Arc::new(Block { id, state: Mutex::new(State { content, hash, users }) });
+        // What its record says may be the hash of all bytes, which an older program took of long sets.
+        let key = self.key_to_enter(self.secret.hash(&content), &content);
+        let hash = Hash { stored: hash, key };
+        let block = Block::new(id, content, hash, users);
         shard.keep(&block);
         drop(shard);
         // Others may count users meanwhile, and enter it themselves.
-        let state = block.state.lock();
-        if state.users > 0 {
-            self.index.insert(state.hash, id, state.users);
+        let users = block.users.lock();
+        if *users > 0 {
+            self.index.insert(hash.key, id, *users);
         }
-        drop(state);
+        drop(users);
         Ok(block)
     }
 
@@ -143,30 +172,39 @@ impl Blocks {
         view: &View,
         space: &Budget,
     ) -> Result<Arc<Block>, Errno> {
-        let hash = self.secret.hash(content);
-        if let Some(block) = self.find(hash, content, view) {
-            return Ok(block);
-        }
-        self.make(hash, content, view, space)
+        let hash = match self.find(content, view) {
+            Ok(block) => return Ok(block),
+            Err(hash) => hash,
+        };
+        space.take(charge(content))?;
+        Ok(self.make(hash, content, view))
     }
 
-    /// Takes a user off a block, and the block away if that was the last.
+    /// Takes a user off a block, and the block away if that was the last; does nothing with one whose count
+    /// of users is damaged.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
-        self.users.add(-1);
-        let (mut state, is_last) = self.lock_to_leave(block);
-        if is_last {
-            self.free(block, &mut state, view, space);
-        } else {
-            state.users -= 1;
-            self.index.note_users(state.hash, block.id, state.users);
-            block.save_users(&state, view);
+        let Ok((mut users, is_last)) = self.lock_to_leave(block) else { return };
+        if !is_last {
+            return self.leave(block, users, view);
         }
+        *users = 0;
+        space.give_back(charge(&block.content));
+        let mut shard = self.shard(block.id).lock();
+        view.remove(Key::of(Kind::Xattr, block.id));
+        view.remove(Key::of(Kind::XattrUsers, block.id));
+        shard.blocks.remove(&block.id);
+        drop(shard);
+        drop(users);
+        self.free[shard_index()].lock().push(block.id);
+        self.blocks.add(-1);
+        self.users.add(-1);
     }
 
-    /// Returns a block with this content for a user of `old`, who is none of `old` then.
+    /// Returns a block with this content, which `old` has not, for a user of `old`, who is none of `old`
+    /// then.
     ///
     /// # Errors
-    /// `ENOSPC`, with nothing changed.
+    /// `ENOSPC`, `EIO` if the count of users is damaged; with nothing changed.
     pub(crate) fn replace(
         &self,
         old: &Arc<Block>,
@@ -174,131 +212,157 @@ impl Blocks {
         view: &View,
         space: &Budget,
     ) -> Result<Arc<Block>, Errno> {
-        let hash = self.secret.hash(content);
-        let (mut state, is_last) = self.lock_to_leave(old);
-        if !is_last {
-            drop(state);
-            let new = match self.find(hash, content, view) {
-                Some(new) => new,
-                None => self.make(hash, content, view, space)?,
-            };
-            self.release(old, view, space);
-            return Ok(new);
-        }
-        // K.4: it is out of the index, and nobody can become a user of it.
-        if let Some(new) = self.find_but(old.id, hash, content, view) {
-            self.users.add(-1);
-            self.free(old, &mut state, view, space);
-            return Ok(new);
-        }
-        let (before, after) = (charge(&state.content), charge(content));
+        let hash = match self.find(content, view) {
+            Ok(block) => {
+                self.release(old, view, space);
+                return Ok(block);
+            }
+            Err(hash) => hash,
+        };
+        let (mut users, is_last) = self.lock_to_leave(old)?;
+        let before = if is_last { charge(&old.content) } else { 0 };
+        let after = charge(content);
         if let Err(errno) = space.take(after.saturating_sub(before)) {
-            self.index.insert(state.hash, old.id, state.users);
+            if is_last {
+                self.index.insert(old.hash.key, old.id, *users);
+            } else {
+                drop(users);
+                self.index.left(old.id);
+            }
             return Err(errno);
         }
         space.give_back(before.saturating_sub(after));
-        let has_moved = state.hash != hash || state.content.len() != content.len();
-        state.hash = hash;
-        state.content = content.into();
-        if has_moved {
-            old.save_users(&state, view);
+        if !is_last {
+            self.leave(old, users, view);
+            return Ok(self.make(hash, content, view));
         }
-        view.put_shared(Key::of(Kind::Xattr, old.id), state.content.clone());
-        self.index.insert(hash, old.id, state.users);
-        Ok(old.clone())
+        // K.4: it is out of the index, and nobody can become a user of it.
+        *users = 0;
+        let new = Block::new(old.id, content.into(), hash, 1);
+        new.save(view);
+        if old.hash.stored != hash.stored || old.content.len() != content.len() {
+            new.save_users(1, view);
+        }
+        self.shard(new.id).lock().keep(&new);
+        drop(users);
+        self.index.insert(hash.key, new.id, 1);
+        Ok(new)
     }
 
-    /// Returns a block of this content, with one user more.
-    fn find(&self, hash: u64, content: &[u8], view: &View) -> Option<Arc<Block>> {
-        self.find_but(0, hash, content, view)
-    }
-
-    /// As `find`, but not the block `own`, whose lock is held.
-    fn find_but(&self, own: u64, hash: u64, content: &[u8], view: &View) -> Option<Arc<Block>> {
-        let mut found = None;
-        self.index.find(hash, &mut |id| {
-            if id == own {
-                return false;
-            }
-            // What cannot be read is not shared.
-            let Ok(block) = self.get(id, view) else { return false };
-            let is_taken = self.take(&block, own, (hash, content), view);
-            found = is_taken.then_some(block);
-            is_taken
-        })?;
-        self.users.add(1);
-        found
-    }
-
-    /// Makes one user more of a block, if it has this content and room; false if not.
-    fn take(&self, block: &Block, own: u64, (hash, content): (u64, &[u8]), view: &View) -> bool {
-        let state = match own {
-            0 => Some(block.state.lock()),
-            // Another thread may be here the other way round.
-            _ => block.state.try_lock(),
+    /// Returns a block of this content, with one user more, or the hash to make one with.
+    fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
+        let stored = self.secret.hash(content);
+        let mut hash = Hash { stored, key: stored };
+        let (mut found, mut others) = (None, 0);
+        let mut look = |key: u64| {
+            self.index.find(key, &mut |id| {
+                // What cannot be read is not shared.
+                let Ok(block) = self.get(id, view) else { return false };
+                match self.take(&block, key, content, view) {
+                    Some(true) => found = Some(block),
+                    Some(false) => others += 1,
+                    None => {}
+                }
+                found.is_some() || others == LOOKS_MAX
+            });
+            found.is_none() && others == LOOKS_MAX
         };
-        let Some(mut state) = state else { return false };
-        let fits = (1..self.index.users_max()).contains(&state.users);
-        if !fits || state.hash != hash || *state.content != *content {
-            return false;
+        if look(hash.key) {
+            hash.key = self.secret.hash_whole(content);
+            look(hash.key);
         }
-        state.users += 1;
-        self.index.note_users(hash, block.id, state.users);
-        block.save_users(&state, view);
-        true
+        found.inspect(|_| self.users.add(1)).ok_or(hash)
     }
 
-    fn make(
-        &self,
-        hash: u64,
-        content: &[u8],
-        view: &View,
-        space: &Budget,
-    ) -> Result<Arc<Block>, Errno> {
-        space.take(charge(content))?;
-        // ORDERING: Relaxed. Only the numbers must differ.
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let state = State { content: content.into(), hash, users: 1 };
-        view.put_shared(Key::of(Kind::Xattr, id), state.content.clone());
-        let block = Arc::new(Block { id, state: Mutex::new(state) });
-        block.save_users(&block.state.lock(), view);
-        self.shard(id).lock().keep(&block);
-        self.index.insert(hash, id, 1);
+    /// Returns what a content with this hash is entered under that is read from the disk.
+    fn key_to_enter(&self, hash: u64, content: &[u8]) -> u64 {
+        let mut others = 0;
+        self.index.find(hash, &mut |_| {
+            others += 1;
+            others == LOOKS_MAX
+        });
+        if others < LOOKS_MAX { hash } else { self.secret.hash_whole(content) }
+    }
+
+    /// Makes one user more of a block, if it has this content and room. Returns None if it has no room,
+    /// false if it has another content.
+    fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
+        if block.hash.key != key || *block.content != *content {
+            return Some(false);
+        }
+        let mut users = block.users.lock();
+        if !(1..self.index.users_max()).contains(&*users) {
+            return None;
+        }
+        *users += 1;
+        self.index.note_users(key, block.id, *users);
+        block.save_users(*users, view);
+        Some(true)
+    }
+
+    /// Makes a block, for which there is room.
+    fn make(&self, hash: Hash, content: &[u8], view: &View) -> Arc<Block> {
+        let block = Block::new(self.number(), content.into(), hash, 1);
+        let mut shard = self.shard(block.id).lock();
+        // K.5: whoever has the number from before finds no block, or all of this one.
+        block.save(view);
+        block.save_users(1, view);
+        shard.keep(&block);
+        drop(shard);
+        self.index.insert(hash.key, block.id, 1);
         self.blocks.add(1);
         self.users.add(1);
-        Ok(block)
+        block
     }
 
-    /// Returns the lock of a block of which the caller is a user, and true if it is the only one; then
-    /// the block is out of the index.
-    fn lock_to_leave<'a>(&self, block: &'a Block) -> (MutexGuard<'a, State>, bool) {
+    /// Returns a number that no block has.
+    fn number(&self) -> u64 {
+        let free = self.free[shard_index()].lock().pop();
+        // ORDERING: Relaxed. Only the numbers must differ.
+        free.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the users, locked, of a block of which the caller is one, and true if it is the only one;
+    /// then the block is out of the index. If not, the caller says `left` once it has unlocked them.
+    ///
+    /// # Errors
+    /// `EIO` for a block without users: its count was smaller than the inodes that name it, against K.1.
+    /// Its room was given back already.
+    fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<(MutexGuard<'a, u32>, bool), Errno> {
+        let key = block.hash.key;
         loop {
-            let state = block.state.lock();
-            if state.users > 1 {
-                return (state, false);
+            self.index.leave(block.id);
+            let users = block.users.lock();
+            if *users == 0 {
+                drop(users);
+                self.index.left(block.id);
+                return Err(Errno::IO);
             }
-            let hash = state.hash;
-            if self.index.remove(hash, block.id) == Removal::Done {
-                return (state, true);
+            if *users > 1 {
+                return Ok((users, false));
             }
-            drop(state);
-            self.index.wait(hash, block.id);
+            if self.index.remove(key, block.id) == Removal::Done {
+                return Ok((users, true));
+            }
+            drop(users);
+            self.index.left(block.id);
+            self.index.wait(key, block.id);
             // If it has got another user it may be out of the index; then it comes back.
-            let state = block.state.lock();
-            if state.users > 1 {
-                self.index.insert(hash, block.id, state.users);
+            let users = block.users.lock();
+            if *users > 1 {
+                self.index.insert(key, block.id, *users);
             }
         }
     }
 
-    /// Removes a block that is out of the index and has one user.
-    fn free(&self, block: &Block, state: &mut State, view: &View, space: &Budget) {
-        state.users = 0;
-        space.give_back(charge(&state.content));
-        view.remove(Key::of(Kind::Xattr, block.id));
-        view.remove(Key::of(Kind::XattrUsers, block.id));
-        self.shard(block.id).lock().blocks.remove(&block.id);
-        self.blocks.add(-1);
+    /// Takes a user off a block that has others, and unlocks it.
+    fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
+        *users -= 1;
+        self.index.note_users(block.hash.key, block.id, *users);
+        block.save_users(*users, view);
+        drop(users);
+        self.index.left(block.id);
+        self.users.add(-1);
     }
 
     fn shard(&self, id: u64) -> &Mutex<Shard> {

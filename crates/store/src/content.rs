@@ -24,9 +24,9 @@
 use std::ops::Range;
 
 use corewalk::{Errno, Fallocate, Seek};
+use corewalk_sync::Budget;
 
 use crate::alloc::Run;
-use crate::budget::Budget;
 use crate::extents::ExtentMap;
 use crate::journal::{Journal, View};
 use crate::record::Extent;
@@ -230,19 +230,22 @@ impl Content {
         }
     }
 
-    /// Sets the size; what a larger size adds is a hole.
+    /// Does what may fail of setting the size; what the file has is the same after that.
     ///
     /// # Errors
     /// `EFBIG` for a size that is too large; `EIO`, `ESTALE`.
-    pub(crate) fn set_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
+    pub(crate) fn prepare_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
         }
         self.load(site.ino, site.view)?;
+        self.zero_end(site, size)
+    }
+
+    /// Sets the size; what a larger size adds is a hole. Nothing fails after [`Content::prepare_size`].
+    pub(crate) fn set_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
         if size < self.size {
             self.remove(site, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
-        } else {
-            self.zero_end(site, size)?;
         }
         self.size = size;
         self.flush(site);

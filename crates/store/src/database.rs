@@ -76,8 +76,8 @@ impl Database {
     pub(crate) fn snapshot(&self) -> io::Result<Snapshot> {
         let open = || -> Result<_, redb::Error> {
             match self.inner.begin_read()?.open_table(TABLE) {
-                Ok(table) => Ok(Snapshot(Base::Open(table))),
-                Err(redb::TableError::TableDoesNotExist(_)) => Ok(Snapshot(Base::Empty)),
+                Ok(table) => Ok(Snapshot::of(Base::Open(table))),
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(Snapshot::of(Base::Empty)),
                 Err(error) => Err(error.into()),
             }
         };
@@ -94,7 +94,11 @@ impl Database {
 }
 
 /// The database at the end of a commit.
-pub(crate) struct Snapshot(Base);
+pub(crate) struct Snapshot {
+    base: Base,
+    /// A read has failed; after that all do, until the database is opened again.
+    is_sick: AtomicBool,
+}
 
 enum Base {
     /// Nothing was ever committed.
@@ -107,16 +111,33 @@ enum Base {
 impl Snapshot {
     /// Returns a snapshot from which nothing can be read.
     pub(crate) fn closed() -> Snapshot {
-        Snapshot(Base::Closed)
+        Snapshot::of(Base::Closed)
+    }
+
+    fn of(base: Base) -> Snapshot {
+        Snapshot { base, is_sick: AtomicBool::new(false) }
+    }
+
+    /// Returns true if something could not be read.
+    pub(crate) fn is_sick(&self) -> bool {
+        // ORDERING: Relaxed. A hint to open the database again.
+        self.is_sick.load(Ordering::Relaxed)
+    }
+
+    /// Notes that something could not be read.
+    fn sicken(&self, _: impl std::error::Error) -> Errno {
+        // ORDERING: Relaxed. As above.
+        self.is_sick.store(true, Ordering::Relaxed);
+        Errno::IO
     }
 
     /// Returns the value of a record. `EIO` if it cannot be read.
     pub(crate) fn get(&self, key: &Key) -> Result<Option<Arc<[u8]>>, Errno> {
-        match &self.0 {
+        match &self.base {
             Base::Empty => Ok(None),
             Base::Closed => Err(Errno::IO),
             Base::Open(table) => {
-                let found = table.get(&key.to_bytes()).map_err(|_| Errno::IO)?;
+                let found = table.get(&key.to_bytes()).map_err(|error| self.sicken(error))?;
                 Ok(found.map(|value| value.value().into()))
             }
         }
@@ -149,15 +170,16 @@ impl Snapshot {
         keys: RangeInclusive<Key>,
         visit: &mut dyn FnMut(Key, &[u8]) -> bool,
     ) -> Result<bool, Errno> {
-        let table = match &self.0 {
+        let table = match &self.base {
             Base::Empty => return Ok(true),
             Base::Closed => return Err(Errno::IO),
             Base::Open(table) => table,
         };
         let (first, last) = (keys.start().to_bytes(), keys.end().to_bytes());
-        let range = table.range::<&[u8; KEY_BYTES]>(&first..=&last).map_err(|_| Errno::IO)?;
+        let range =
+            table.range::<&[u8; KEY_BYTES]>(&first..=&last).map_err(|error| self.sicken(error))?;
         for record in range {
-            let (key, value) = record.map_err(|_| Errno::IO)?;
+            let (key, value) = record.map_err(|error| self.sicken(error))?;
             let key = Key::from_bytes(key.value()).ok_or(Errno::IO)?;
             if !visit(key, value.value()) {
                 return Ok(false);

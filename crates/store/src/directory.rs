@@ -124,9 +124,10 @@ impl<'a> Place<'a> {
         if let Some(new) = new {
             new.encode(&mut out);
         }
-        match out.is_empty() {
-            true => view.remove(self.key),
-            false => view.put(self.key, &out),
+        match (out.is_empty(), &self.record) {
+            (true, _) => view.remove(self.key),
+            (false, None) => view.put_new(self.key, &out),
+            (false, Some(_)) => view.put(self.key, &out),
         }
     }
 

@@ -37,6 +37,7 @@ impl Store {
         let inode = self.table.get(node.ino(), view)?;
         check_file(&inode)?;
         let mut content = inode.content.write();
+        inode.mark_data(view);
         let size_before = content.size;
         let result = change(&mut content, self.site(inode.ino, view));
         let mut state = inode.state.write();
@@ -148,17 +149,19 @@ impl FileSystem for Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // An ACL may want room, which the size does not; so it comes first.
-            if set.mode.is_some() {
-                let mode = SetAttr { mode: set.mode, ..SetAttr::default() };
-                let inode = self.table.get(node.ino(), view)?;
-                check_file(&inode)?;
-                let mut state = inode.state.write();
-                change(&mut state, &mode)?;
-                inode.save(&state, view);
-            }
+            // All that can fail comes first: what the size needs of the host, then the room for an ACL.
+            let mode = set.mode.map(|mode| SetAttr { mode: Some(mode), ..SetAttr::default() });
             let set = &SetAttr { mode: None, ..*set };
-            let cut = |content: &mut Content, site: Site<'_>| content.set_size(site, size);
+            let cut = |content: &mut Content, site: Site<'_>| {
+                content.prepare_size(site, size)?;
+                if let Some(mode) = &mode {
+                    let inode = self.table.get(site.ino, view)?;
+                    let mut state = inode.state.write();
+                    change(&mut state, mode)?;
+                    inode.save(&state, view);
+                }
+                content.set_size(site, size)
+            };
             return Ok(self.change_content(node, view, cut, |(), state| change(state, set))?.1);
         }
         let inode = self.table.get(node.ino(), view)?;
@@ -251,14 +254,11 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
-        let tid = match self.table.find(node.ino()) {
-            Some(inode) => inode.dirty_tid(data_only),
-            // What is not in memory is as its record is.
-            None => self.inode(node)?.dirty_tid(data_only),
-        };
+        // What is not in memory is as its record is.
+        let inode = self.inode(node)?;
+        self.journal.commit_up_to(inode.dirty_tid(data_only))?;
         // A commit of it has the data; without one that is left to do.
-        self.journal.commit_up_to(tid)?;
-        self.journal.sync_data()
+        self.journal.sync_data(inode.data_tid())
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
@@ -394,6 +394,17 @@ impl FileSystem for Store {
 
     fn forget(&self, ino: u64) {
         self.forget_inode(ino);
+    }
+
+    fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {
+        let stats = self.stats();
+        for (name, value) in stats.fields() {
+            sink(name, value);
+        }
+        // A host that does not say has none.
+        if let Ok(space) = self.statfs() {
+            sink("store_free_bytes", space.bavail.saturating_mul(BLOCK_BYTES));
+        }
     }
 }
 

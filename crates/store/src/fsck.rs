@@ -2,7 +2,8 @@
 //!
 //! What must hold between records is found out anew from all of them, and compared. The database checks
 //! its own pages first; after a crash it goes back to the last commit while it is opened, which is no
-//! finding. Nothing else is changed: the store has no repair, since a crash leaves nothing to repair.
+//! finding, and then what the log has is put into it, as a mount does. Nothing else is changed: the store
+//! has no repair, since a crash leaves nothing to repair.
 //!
 //! # What is checked
 //! - F.1: each directory but the root has one name, and everything is reached from the root.
@@ -10,7 +11,8 @@
 //! - F.3: links and entries are as many as inodes say; those without links are orphans, and no others.
 //! - F.4: extents are within the device, none overlaps another one, and blocks are as many as inodes
 //!   say; no written block is behind the size.
-//! - F.5: a block of attributes has the hash, the length and the users that are stored, and is a set.
+//! - F.5: a block of attributes has the hash, the length and the users that are stored, and is a set;
+//!   an access ACL says more than the mode of its inodes, and agrees with it.
 //!
 //! Source: fsck(8).
 
@@ -24,10 +26,10 @@ use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot};
 use crate::directory::hash_of_name;
 use crate::hash::Secret;
-use crate::journal::Devices;
+use crate::journal::{Devices, RESERVE_BYTES};
 use crate::place::{OpenError, Place};
 use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UsersRecord};
-use crate::store::{ROOT_INO, each, read_super};
+use crate::store::{ROOT_INO, each, settle};
 use crate::xattr;
 
 /// Bytes of memory for the pages of the database.
@@ -77,6 +79,8 @@ pub enum Finding {
     Attributes(u64),
     /// The flag that says whether there is an access ACL is wrong: inode.
     AclFlag(u64),
+    /// An access ACL does not agree with the mode, or says no more: inode.
+    AclMode(u64),
 }
 
 impl fmt::Display for Finding {
@@ -111,6 +115,7 @@ impl fmt::Display for Finding {
             Users(id, says, is) => write!(f, "attribute block {id} has {is} users, not {says}"),
             Attributes(id) => write!(f, "attribute block {id} is damaged"),
             AclFlag(ino) => write!(f, "inode {ino} is wrong about its access ACL"),
+            AclMode(ino) => write!(f, "the access ACL of inode {ino} is not as its mode says"),
         }
     }
 }
@@ -149,14 +154,16 @@ pub fn fsck(path: &Path) -> Result<Report, OpenError> {
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     let mut database = Database::open(&devices.meta, CACHE_BYTES)?;
     let is_whole = database.check()?;
+    let secret = Secret::new(settle(devices, &database)?.seed);
     let snapshot = database.snapshot()?;
-    let secret = Secret::new(read_super(&snapshot)?.seed);
     let mut check = Check { device_blocks: devices.data.len()? / BLOCK_BYTES, ..Check::default() };
     if !is_whole {
         check.report.findings.push(Finding::Database);
     }
     check.read(&snapshot, &secret)?;
     check.compare();
+    // What the log had may have wanted the reserve; a host without room for it is no damage.
+    let _ = devices.reserve.reserve(RESERVE_BYTES);
     Ok(check.report)
 }
 
@@ -174,8 +181,8 @@ struct Check {
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// Blocks with an access ACL.
-    with_acl: HashSet<u64>,
+    /// Blocks with an access ACL: the mode that it implies, None if it says no more than that.
+    with_acl: HashMap<u64, Option<u32>>,
 }
 
 impl Check {
@@ -253,14 +260,16 @@ impl Check {
     fn read_set(&mut self, secret: &Secret, key: Key, value: &[u8]) -> Result<(), Errno> {
         let id = key.major;
         self.contents.insert(id);
-        let is_right = |users: &UsersRecord| {
-            users.len as usize == value.len() && users.hash == secret.hash(value)
-        };
+        // Long sets had the hash of all their bytes before there were samples.
+        let has_hash = |hash| hash == secret.hash(value) || hash == secret.hash_whole(value);
+        let is_right =
+            |users: &UsersRecord| users.len as usize == value.len() && has_hash(users.hash);
         if !self.users.get(&id).is_some_and(is_right) || !xattr::is_set(value) {
             self.find(Finding::Attributes(id));
         }
-        if xattr::find(value, xattr::acl_name(AclKind::Access)).is_some() {
-            self.with_acl.insert(id);
+        if let Some(acl) = xattr::acl(value, AclKind::Access)? {
+            let says_more = acl.equivalent_mode().is_none();
+            self.with_acl.insert(id, says_more.then(|| acl.mode()));
         }
         Ok(())
     }
@@ -335,8 +344,12 @@ impl Check {
             if inode.xattr != 0 {
                 *users.entry(inode.xattr).or_default() += 1;
             }
-            if inode.has_acl != self.with_acl.contains(&inode.xattr) {
+            let implied = self.with_acl.get(&inode.xattr);
+            if inode.has_acl != implied.is_some() {
                 found.push(Finding::AclFlag(ino));
+            }
+            if implied.is_some_and(|&implied| implied != Some(inode.mode & 0o777)) {
+                found.push(Finding::AclMode(ino));
             }
         }
         let known = self.users.keys().chain(users.keys()).chain(&self.contents);
@@ -350,8 +363,12 @@ impl Check {
                 found.push(Finding::Attributes(id));
             }
         }
-        let strays = self.orphans.iter().chain(self.extents.keys());
-        let strays = strays.filter(|ino| !self.inodes.contains_key(ino));
+        let has_extents = |ino: &u64| {
+            let kind = self.inodes.get(ino).and_then(|inode| FileKind::from_mode(inode.mode));
+            kind == Some(FileKind::Regular)
+        };
+        let orphans = self.orphans.iter().filter(|ino| !self.inodes.contains_key(ino));
+        let strays = orphans.chain(self.extents.keys().filter(|ino| !has_extents(ino)));
         found.extend(strays.map(|&ino| Finding::Stray(ino)));
         self.report.xattr_blocks = self.users.len() as u64;
         self.report.xattr_users = users.values().map(|&users| u64::from(users)).sum();
@@ -395,7 +412,7 @@ mod tests {
     use crate::device::{Device, FileDevice};
     use crate::layer::Record;
     use crate::record::{Entry, SuperRecord};
-    use crate::store::{Store, StoreOptions};
+    use crate::store::{Store, StoreOptions, read_super};
     use corewalk::{FileSystem as _, Make, Node, XattrMode};
     use std::sync::Arc;
 
@@ -403,7 +420,8 @@ mod tests {
     /// attributes (1).
     fn store(name: &str) -> std::path::PathBuf {
         let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
-        let store = Store::open(&path, &StoreOptions::default()).unwrap();
+        let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+        let store = Store::open(&path, &options).unwrap();
         let make = |dir, name: &str, mode| {
             let name = Name::new(name.as_bytes()).unwrap();
             let attr = store.make(dir, name, &Make::new(mode, 0, 0)).unwrap();
@@ -414,6 +432,14 @@ mod tests {
         store.write(file, 0, 0, &[1; 5000]).unwrap();
         store.setxattr(file, b"user.a", b"1", XattrMode::Set).unwrap();
         path
+    }
+
+    /// Returns the database of the store in a folder, and what it is on.
+    fn database_of(path: &Path) -> (Arc<dyn Device>, Database) {
+        let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
+        let database = Database::open(&device, CACHE_BYTES).unwrap();
+        (device, database)
     }
 
     /// Changes records of the store, and returns what a check finds then.
@@ -465,6 +491,11 @@ mod tests {
         assert_eq!(found("blocks", file(|inode| inode.blocks = 3)), [BlockCount(3, 3, 2)]);
         assert_eq!(found("size", file(|inode| inode.size = 10)), [BehindSize(3, 0)]);
         assert_eq!(found("acl", file(|inode| inode.has_acl = true)), [AclFlag(3)]);
+        let of_directory = found("kind", |_, _| {
+            let extent = Extent { physical: 5, len: 1, is_written: false };
+            vec![(Key::at(Kind::Extent, 2, 0), Some(extent.encode().into()))]
+        });
+        assert_eq!(of_directory, [BlockCount(2, 0, 1), Stray(2)]);
         assert_eq!(found("users", file(|inode| inode.xattr = 0)), [Users(1, 1, 0)]);
         assert_eq!(found("count", inode(2, |inode| inode.size = 2)), [EntryCount(2, 2, 1)]);
         assert_eq!(found("dirs", inode(1, |inode| inode.nlink = 2)), [Links(1, 2, 3)]);
@@ -480,6 +511,17 @@ mod tests {
         assert!(got.contains(&Unreadable(Kind::Inode as u8, 3, 0)), "{got:?}");
         let set = found("set", |_, _| vec![(Key::of(Kind::Xattr, 1), Some([1].into()))]);
         assert_eq!(set, [Attributes(1)]);
+        let got = found("mode", |snapshot, secret| {
+            let acl = corewalk::acl::Acl::from_mode(0o600);
+            let set = xattr::with_acl(&[], AclKind::Access, Some(&acl));
+            let (hash, len) = (secret.hash(&set), set.len() as u32);
+            let users = UsersRecord { hash, users: 1, len }.encode();
+            let mut records = inode(3, |inode| inode.has_acl = true)(snapshot, secret);
+            records.push((Key::of(Kind::XattrUsers, 1), Some(users.into())));
+            records.push((Key::of(Kind::Xattr, 1), Some(set.into())));
+            records
+        });
+        assert_eq!(got, [AclMode(3)]);
         let got = found("behind", |_, _| vec![extent(0, 1 << 40, 2)]);
         assert_eq!(got, [BehindDevice(3, 1 << 40)]);
         let got = found("twice", |_, _| vec![extent(0, 5, 1), extent(1, 5, 1)]);
@@ -517,17 +559,123 @@ mod tests {
     }
 
     #[test]
+    fn store_of_version_1_becomes_one_of_this() {
+        let path = store("first");
+        std::fs::remove_file(path.join("log")).unwrap();
+        let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
+        let database = Database::open(&device, CACHE_BYTES).unwrap();
+        let seed = read_super(&database.snapshot().unwrap()).unwrap().seed;
+        let first = SuperRecord { version: 1, seed, generation: 0 }.encode();
+        database.write(&[(Key::SUPER, Some(first[..20].into()))]).unwrap();
+        drop(database);
+        let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+        let opened = Store::open(&path, &options).unwrap();
+        opened.fsync(Node::detached(3, FileKind::Regular), 0, false).unwrap();
+        drop(opened);
+        let database = Database::open(&device, CACHE_BYTES).unwrap();
+        let now = read_super(&database.snapshot().unwrap()).unwrap();
+        assert_eq!((now.version, now.seed), (crate::record::FORMAT_VERSION, seed));
+        drop(database);
+        assert_eq!(fsck(&path).unwrap().findings, []);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// Of long sets, a store of version 1 has hashes of all bytes: no damage, and found by equal ones.
+    #[test]
+    fn long_set_of_version_1_is_whole_and_shared() {
+        let path = store("long");
+        let value = [7; 3000];
+        let set = xattr::with(&[], b"user.a", Some(&value));
+        let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+        let file = Node::detached(3, FileKind::Regular);
+        let opened = Store::open(&path, &options).unwrap();
+        opened.setxattr(file, b"user.a", &value, XattrMode::Set).unwrap();
+        drop(opened);
+        std::fs::remove_file(path.join("log")).unwrap();
+        let (_, database) = database_of(&path);
+        let seed = read_super(&database.snapshot().unwrap()).unwrap().seed;
+        let secret = Secret::new(seed);
+        let hash = secret.hash_whole(&set);
+        assert_ne!(hash, secret.hash(&set));
+        let users = UsersRecord { hash, users: 1, len: set.len() as u32 }.encode();
+        let first = SuperRecord { version: 1, seed, generation: 0 }.encode();
+        let records = [
+            (Key::SUPER, Some(first[..20].into())),
+            (Key::of(Kind::XattrUsers, 1), Some(users.into())),
+        ];
+        database.write(&records).unwrap();
+        drop(database);
+        assert_eq!(fsck(&path).unwrap().findings, []);
+        let opened = Store::open(&path, &options).unwrap();
+        assert_eq!(opened.getxattr(file, b"user.a").as_deref(), Ok(&value[..]));
+        let name = Name::new(b"other").unwrap();
+        let root = Node::detached(1, FileKind::Directory);
+        let other = opened.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
+        let other = Node::detached(other.ino, FileKind::Regular);
+        opened.setxattr(other, b"user.a", &value, XattrMode::Set).unwrap();
+        let stats = opened.stats();
+        assert_eq!((stats.xattr_blocks, stats.xattr_users), (1, 2));
+        drop(opened);
+        assert_eq!(fsck(&path).unwrap().findings, []);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// A count of users that is too small makes nobody give back room twice.
+    #[test]
+    fn damaged_count_of_users_gives_no_room_twice() {
+        let path = store("twice-left");
+        let size_bytes = Some(64 << 10);
+        let options = StoreOptions { log_bytes: 64 << 10, size_bytes, ..StoreOptions::default() };
+        let root = Node::detached(1, FileKind::Directory);
+        let file = Node::detached(3, FileKind::Regular);
+        let opened = Store::open(&path, &options).unwrap();
+        // Blocks that were not read are not shared.
+        opened.getxattr(file, b"user.a").unwrap();
+        let others = [b"n0", b"n1", b"n2"].map(|name| {
+            let made = opened.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0));
+            let node = Node::detached(made.unwrap().ino, FileKind::Regular);
+            opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
+            node
+        });
+        drop(opened);
+        let (_, database) = database_of(&path);
+        let key = Key::of(Kind::XattrUsers, 1);
+        let users = database.snapshot().unwrap().get(&key).unwrap().unwrap();
+        let users = UsersRecord::decode(&users).unwrap();
+        assert_eq!(users.users, 4);
+        let users = UsersRecord { users: 1, ..users }.encode();
+        database.write(&[(key, Some(users.into()))]).unwrap();
+        drop(database);
+        let opened = Store::open(&path, &options).unwrap();
+        // The same as before: now each has the block in memory.
+        for node in [file, others[0], others[1], others[2]] {
+            opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
+        }
+        let before = opened.space.used();
+        opened.removexattr(file, b"user.a").unwrap();
+        assert_eq!(opened.space.used(), before - 1);
+        opened.removexattr(others[0], b"user.a").unwrap();
+        opened.remove(root, Name::new(b"n1").unwrap(), others[1]).unwrap();
+        opened.forget(others[1].ino());
+        assert_eq!(opened.setxattr(others[2], b"user.a", b"2", XattrMode::Set), Err(Errno::IO));
+        assert_eq!((opened.space.used(), opened.stats().is_read_only), (before - 1, false));
+        drop(opened);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
     fn unknown_version_is_refused() {
         let path = store("version");
         let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
         let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
         let database = Database::open(&device, CACHE_BYTES).unwrap();
-        let newer = SuperRecord { version: 2, seed: 0 }.encode();
+        let newer = SuperRecord { version: 3, seed: 0, generation: 0 }.encode();
         database.write(&[(Key::SUPER, Some(newer.into()))]).unwrap();
         drop(database);
-        assert!(matches!(fsck(&path), Err(OpenError::Version(2))));
+        assert!(matches!(fsck(&path), Err(OpenError::Version(3))));
         let opened = Store::open(&path, &StoreOptions::default()).map(drop);
-        assert!(matches!(opened, Err(OpenError::Version(2))));
+        assert!(matches!(opened, Err(OpenError::Version(3))));
         std::fs::remove_dir_all(&path).unwrap();
     }
 }

@@ -7,7 +7,21 @@
 //! It multiplies two words, each mixed with a secret one, to 128 bits and folds the halves together, as
 //! wyhash and its kin do; four chains run side by side, since a set may have 64 KiB.
 //!
+//! # Samples
+//! Names and most sets are hashed as a whole. Of more than [`WHOLE_MAX`] bytes [`Secret::hash`] takes the
+//! length and [`SAMPLES`] pieces, from the first byte to the last and as far from each other as they can
+//! be: sets with one hash are compared byte by byte before they share a block, and to hash 4 KiB takes
+//! longer than to copy or to compare them. Sets that differ only between the pieces have one hash; who
+//! meets several of them takes [`Secret::hash_whole`] (see `blocks`).
+//!
 //! Source: the same fold as in `corewalk`'s `hash` and in `corewalk-mbcache`.
+
+/// Up to so many bytes are hashed as a whole: names, and sets of a few attributes.
+const WHOLE_MAX: usize = 512;
+/// Bytes of a piece of more.
+const PIECE_BYTES: usize = 64;
+/// How many pieces are hashed of more.
+const SAMPLES: usize = 5;
 
 /// The secret of a store, made from its seed.
 #[derive(Clone, Debug)]
@@ -22,18 +36,29 @@ impl Secret {
         Secret(std::array::from_fn(|i| key(i as u64 + 1) | 1))
     }
 
-    /// Returns the hash of `bytes`.
+    /// Returns the hash of `bytes`; of many bytes, that of samples.
     pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
+        if bytes.len() <= WHOLE_MAX {
+            return self.hash_whole(bytes);
+        }
+        let mut lanes = self.lanes();
+        for nth in 0..SAMPLES {
+            let start = (bytes.len() - PIECE_BYTES) * nth / (SAMPLES - 1);
+            let (pieces, _) = bytes[start..].as_chunks::<PIECE_BYTES>();
+            self.add(&mut lanes, &pieces[0]);
+        }
+        fold(self.join(lanes) ^ bytes.len() as u64, self.0[0])
+    }
+
+    /// Returns a hash to which every byte counts.
+    pub(crate) fn hash_whole(&self, bytes: &[u8]) -> u64 {
         let secret = &self.0;
-        let mut lanes = [secret[0], secret[1], secret[2], secret[3]];
+        let mut lanes = self.lanes();
         let (blocks, rest) = bytes.as_chunks::<64>();
         for block in blocks {
-            for (lane, pair) in lanes.iter_mut().zip(block.as_chunks::<16>().0) {
-                *lane = mix(secret, *lane, pair);
-            }
+            self.add(&mut lanes, block);
         }
-        let mut hash = fold(lanes[0] ^ secret[4], lanes[1] ^ secret[5])
-            ^ fold(lanes[2] ^ secret[6], lanes[3] ^ secret[7]);
+        let mut hash = self.join(lanes);
         let (pairs, rest) = rest.as_chunks::<16>();
         for pair in pairs {
             hash = mix(secret, hash, pair);
@@ -42,6 +67,23 @@ impl Secret {
         last[..rest.len()].copy_from_slice(rest);
         hash = mix(secret, hash, &last);
         fold(hash ^ bytes.len() as u64, secret[0])
+    }
+
+    fn lanes(&self) -> [u64; 4] {
+        [self.0[0], self.0[1], self.0[2], self.0[3]]
+    }
+
+    #[inline(always)]
+    fn add(&self, lanes: &mut [u64; 4], block: &[u8; 64]) {
+        for (lane, pair) in lanes.iter_mut().zip(block.as_chunks::<16>().0) {
+            *lane = mix(&self.0, *lane, pair);
+        }
+    }
+
+    fn join(&self, lanes: [u64; 4]) -> u64 {
+        let secret = &self.0;
+        fold(lanes[0] ^ secret[4], lanes[1] ^ secret[5])
+            ^ fold(lanes[2] ^ secret[6], lanes[3] ^ secret[7])
     }
 }
 
@@ -72,6 +114,9 @@ mod tests {
         let bytes: Vec<u8> = (0..=255).collect();
         let got = [0, 1, 16, 17, 64, 65, 255].map(|len| secret.hash(&bytes[..len]));
         assert_eq!(got, EXPECTED, "{got:#x?}");
+        let bytes: Vec<u8> = (0..4000_u32).map(|at| (at / 7) as u8).collect();
+        let got = [512, 513, 4000].map(|len| secret.hash(&bytes[..len]));
+        assert_eq!(got, EXPECTED_LONG, "{got:#x?}");
     }
 
     const EXPECTED: [u64; 7] = [
@@ -83,20 +128,42 @@ mod tests {
         0xbfde_9526_26df_120b,
         0x4388_da03_a125_6105,
     ];
+    const EXPECTED_LONG: [u64; 3] =
+        [0x0a01_2179_1800_22d8, 0x3d90_1659_3f43_0358, 0x64af_d41f_0ba2_7fa3];
 
     #[test]
     fn every_byte_and_the_length_count() {
         let secret = Secret::new(7);
-        for len in [1, 15, 16, 17, 63, 64, 65, 129, 300] {
+        for len in [1, 15, 16, 17, 63, 64, 65, 129, 300, WHOLE_MAX, 700] {
             let mut bytes = vec![0; len];
-            let hash = secret.hash(&bytes);
-            assert_ne!(hash, secret.hash(&bytes[1..]), "{len}");
+            let hash = secret.hash_whole(&bytes);
+            assert_eq!(hash == secret.hash(&bytes), len <= WHOLE_MAX, "{len}");
+            assert_ne!(hash, secret.hash_whole(&bytes[1..]), "{len}");
             for at in 0..len {
                 bytes[at] = 1;
-                assert_ne!(hash, secret.hash(&bytes), "byte {at} of {len}");
+                assert_ne!(hash, secret.hash_whole(&bytes), "byte {at} of {len}");
                 bytes[at] = 0;
             }
         }
         assert_ne!(Secret::new(8).hash(b"a"), secret.hash(b"a"));
+    }
+
+    #[test]
+    fn of_many_bytes_the_pieces_count_and_the_length_and_nothing_else() {
+        let secret = Secret::new(7);
+        for len in [WHOLE_MAX + 1, 1000, 4096, 65_536] {
+            let mut bytes = vec![0; len];
+            let hash = secret.hash(&bytes);
+            assert_ne!(hash, secret.hash(&vec![0; len + 1]), "{len}");
+            let mut count = 0;
+            for at in 0..len {
+                bytes[at] = 1;
+                let counts = hash != secret.hash(&bytes);
+                assert!(counts || (PIECE_BYTES..len - PIECE_BYTES).contains(&at), "{at} of {len}");
+                count += usize::from(counts);
+                bytes[at] = 0;
+            }
+            assert_eq!(count, SAMPLES * PIECE_BYTES, "{len}");
+        }
     }
 }

@@ -57,6 +57,8 @@ pub(crate) struct Inode {
     dirty: AtomicU64,
     /// The last one that changed what reading its bytes needs.
     dirty_content: AtomicU64,
+    /// The last one that changed its bytes.
+    dirty_data: AtomicU64,
 }
 
 /// What is known of an inode but for its bytes.
@@ -95,6 +97,7 @@ impl Inode {
             content: RwLock::new(content),
             dirty: AtomicU64::new(dirty),
             dirty_content: AtomicU64::new(dirty),
+            dirty_data: AtomicU64::new(dirty),
         }
     }
 
@@ -104,6 +107,18 @@ impl Inode {
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
         // ORDERING: Relaxed. Whoever asks what it changed itself has the order from there.
         word.load(Ordering::Relaxed)
+    }
+
+    /// Returns the last transaction that changed the bytes.
+    pub(crate) fn data_tid(&self) -> u64 {
+        // ORDERING: Relaxed. As above.
+        self.dirty_data.load(Ordering::Relaxed)
+    }
+
+    /// Says that this transaction changes the bytes.
+    pub(crate) fn mark_data(&self, view: &View) {
+        // ORDERING: Relaxed. As above.
+        self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
     /// Says that this transaction changes what the bytes need.
@@ -117,7 +132,11 @@ impl Inode {
     pub(crate) fn save(&self, state: &State, view: &View) {
         let mut bytes = Vec::with_capacity(128);
         state.record.encode(&state.target, &mut bytes);
-        view.put(Key::of(Kind::Inode, self.ino), &bytes);
+        let key = Key::of(Kind::Inode, self.ino);
+        match state.born == view.tid {
+            true => view.put_new(key, &bytes),
+            false => view.put(key, &bytes),
+        }
         // ORDERING: Relaxed. As above.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
@@ -126,7 +145,7 @@ impl Inode {
     pub(crate) fn save_links(&self, state: &State, had_links: bool, view: &View) {
         let key = Key::of(Kind::Orphan, self.ino);
         match (had_links, state.record.nlink > 0) {
-            (true, false) => view.put(key, &[]),
+            (true, false) => view.put_new(key, &[]),
             (false, true) => view.remove(key),
             _ => {}
         }

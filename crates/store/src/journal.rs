@@ -1,19 +1,24 @@
 //! Transactions: how what operations change becomes durable all at once.
 //!
 //! After jbd2: operations join the *running* transaction, a [`Layer`] of records in memory. A commit
-//! closes the gate for an instant, freezes the running layer and begins another; makes the data of files
-//! durable; writes the frozen layer in one transaction of the database; and drops it. Reads look in the
-//! running layer, then in the frozen one, then in a snapshot of the database.
+//! closes the gate for an instant, freezes the running layer and begins another. A small one is then
+//! appended to the log (`log`), with what it wrote to files, and joins the *logged* layer: it is durable,
+//! but not in the database. A large one makes the data of files durable, and writes the logged and the
+//! frozen layer in one transaction of the database, after which the log is void. So does every commit
+//! that is about time, and the last one. Reads look in the running layer, the frozen one, the logged
+//! one, and then in a snapshot of the database.
 //!
 //! # Guarantees
 //! - J.1: an operation is in one transaction as a whole: it holds the gate from its first change to its
 //!   last.
-//! - J.2: what the database has is what it was at the end of some commit; so after a crash the store is
-//!   consistent without a repair of its own.
-//! - J.3: data that a file had when the gate closed is durable before the extents that lead to it are
-//!   (`data=ordered` of ext4).
+//! - J.2: what the database and the log have is what it was at the end of some commit; so after a crash the
+//!   store is consistent without a repair of its own, once the log is read.
+//! - J.3: data that a file had when the gate closed is durable with the extents that lead to it, in one
+//!   entry of the log, or before them (`data=ordered` of ext4).
 //! - J.4: blocks that a transaction lets go of are given out again after it is durable.
 //! - J.5: calls of [`Journal::commit_up_to`] that come during a commit share the next one.
+//! - J.6: data becomes durable beside the log only while the log has no data at all. Else the log's, which
+//!   is older, would be put over it after a crash.
 //!
 //! # Commits that are shared
 //! Two who sync in turn would each find the other's commit under way and wait for it, and then need one of
@@ -26,37 +31,40 @@
 //! takes its own shard's, shared, which is a line that few others touch; a commit takes all.
 //!
 //! # When the host is full
-//! A commit needs room of the host, and there is nobody to refuse any more. So a reserve is kept: a file
-//! of [`RESERVE_BYTES`]. A commit that meets `ENOSPC` gives the reserve up, opens the database again (it
-//! refuses to go on after an error, also after a read that failed: until the next commit what is not in
-//! memory is `EIO` then) and tries once more; then whatever needs more room is refused with
-//! `ENOSPC` until the reserve can be had again. If it fails even so, or with any other error, the store
-//! is read-only from then on: `EROFS` for changes, `EIO` for fsync. What was confirmed is in the
-//! database still.
+//! A commit of the database needs room of the host, and there is nobody to refuse any more. So a reserve
+//! is kept: a file of [`RESERVE_BYTES`]. A commit that meets `ENOSPC` gives the reserve up, opens the
+//! database again (it refuses to go on after an error, also after a read that failed: until the next
+//! commit, which is of the database then, what is not in memory is `EIO`) and tries once more; then
+//! whatever needs more room is refused with `ENOSPC` until the reserve can be had again. If it fails even
+//! so, or with any other error, the store is read-only from then on: `EROFS` for changes, `EIO` for
+//! fsync. What was confirmed is in the database and the log still.
 //!
 //! # Locks
 //! The gate, before every other lock of the store. `state` is held for moments, and never while the gate
-//! is asked for. `data_sync` and `database` are for whoever commits.
+//! is asked for. `data_sync`, `log` and `database` are for whoever commits, in this order.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
+
+mod commit;
 
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corewalk::Errno;
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{
-    Condvar, Mutex, MutexGuard, OwnLine, RwLock, RwLockReadGuard, RwLockWriteGuard,
-};
+use corewalk_sync::{Condvar, Mutex, OwnLine, RwLock, RwLockReadGuard};
 
 use crate::alloc::Allocator;
 use crate::database::{Database, Snapshot};
 use crate::device::{Device, errno_of};
+use crate::dirty::Dirty;
 use crate::layer::{Layer, Record};
+use crate::log::Log;
 use crate::record::{Key, Kind};
+use crate::store::StoreStats;
 
 /// Bytes that are kept for commits on a host that has run full.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
@@ -74,15 +82,21 @@ pub struct Devices {
     pub data: Arc<dyn Device>,
     /// What takes room of the host until a commit needs it.
     pub reserve: Arc<dyn Device>,
+    /// Small transactions that are not in the database yet.
+    pub log: Arc<dyn Device>,
 }
 
 /// What operations see: the layers above a snapshot of the database.
 pub(crate) struct View {
     running: Arc<Layer>,
     frozen: Option<Arc<Layer>>,
+    /// Transactions that are durable, and not in the database.
+    logged: Option<Arc<Layer>>,
     base: Arc<Snapshot>,
     /// The number of the running transaction.
     pub(crate) tid: u64,
+    /// The last transaction that is in the database.
+    based: u64,
 }
 
 /// A place within the gate: while it lives, no commit freezes the running transaction.
@@ -96,20 +110,27 @@ pub(crate) struct Journal {
     database: Mutex<Option<Database>>,
     devices: Devices,
     cache_bytes: usize,
+    /// Bytes of records from which on the running layer is heavy.
+    running_max: u64,
+    log: Mutex<Log>,
     pub(crate) allocator: Allocator,
+    dirty: Dirty,
     is_data_dirty: AtomicBool,
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
-    is_slow: AtomicBool,
-    commits: AtomicU64,
+    counts: Counts,
     poke: Mutex<Option<Sender<()>>>,
+    is_poked: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    /// The last transaction that is durable.
+    /// The last transaction that is durable, and the last that is in the database.
     committed: u64,
+    based: u64,
+    /// The log has bytes of files, or is about to (J.6).
+    has_logged_data: bool,
     is_committing: bool,
     /// How many are in `commit_up_to`, and how many there were when the last commit ended.
     callers: u32,
@@ -118,14 +139,33 @@ struct State {
     took: Duration,
 }
 
+/// What a store has done since it was mounted.
+#[derive(Default)]
+struct Counts {
+    /// Commits of the database, and those of the log.
+    database: AtomicU64,
+    logged: AtomicU64,
+    logged_bytes: AtomicU64,
+    /// Calls that found what they wanted in a commit of somebody else.
+    shared: AtomicU64,
+    /// Syncs of the data device.
+    data_syncs: AtomicU64,
+    /// Records that the database took.
+    records: AtomicU64,
+    /// Operations that waited, since the running layer was heavy.
+    waits: AtomicU64,
+}
+
 impl View {
     /// Returns the value of a record. `EIO` if it cannot be read.
     pub(crate) fn get(&self, key: &Key) -> Result<Option<Arc<[u8]>>, Errno> {
         if let Some(record) = self.running.get(key) {
             return Ok(record);
         }
-        if let Some(record) = self.frozen.as_ref().and_then(|layer| layer.get(key)) {
-            return Ok(record);
+        for layer in [&self.frozen, &self.logged].into_iter().flatten() {
+            if let Some(record) = layer.get(key) {
+                return Ok(record);
+            }
         }
         self.base.get(key)
     }
@@ -133,11 +173,10 @@ impl View {
     /// Returns the value of a record that nobody made before the transaction `born`. `EIO` if it cannot
     /// be read.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
-        let is_below = born < self.tid - u64::from(self.frozen.is_some());
-        if is_below {
+        if born <= self.based {
             return self.get(key);
         }
-        let above = [Some(&self.running), self.frozen.as_ref()];
+        let above = [Some(&self.running), self.frozen.as_ref(), self.logged.as_ref()];
         Ok(above.into_iter().flatten().find_map(|layer| layer.get(key)).flatten())
     }
 
@@ -154,6 +193,12 @@ impl View {
     #[inline]
     pub(crate) fn put(&self, key: Key, value: &[u8]) {
         self.running.put(key, Some(value.into()));
+    }
+
+    /// Sets the value of a record of which nothing is to be seen so far.
+    #[inline]
+    pub(crate) fn put_new(&self, key: Key, value: &[u8]) {
+        self.running.put_new(key, value.into());
     }
 
     /// Sets the value of a record, without a copy.
@@ -187,7 +232,7 @@ impl View {
         let mut end = u64::MAX;
         let mut above = std::collections::BTreeMap::new();
         // The running layer last: it wins.
-        for layer in self.frozen.iter().chain([&self.running]) {
+        for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
             let records = layer.collect_from((kind, major), from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
                 end = end.min(last);
@@ -237,12 +282,20 @@ impl Journal {
     pub(crate) fn new(
         database: Database,
         devices: Devices,
-        cache_bytes: usize,
+        (cache_bytes, running_max): (usize, u64),
+        log: Log,
         allocator: Allocator,
     ) -> Result<Journal, Errno> {
         let base = Arc::new(database.snapshot().map_err(|error| errno_of(&error))?);
-        let running = Arc::new(Layer::new());
-        let view = || View { running: running.clone(), frozen: None, base: base.clone(), tid: 1 };
+        let running = Arc::new(Layer::new(running_max));
+        let view = || View {
+            running: running.clone(),
+            frozen: None,
+            logged: None,
+            base: base.clone(),
+            tid: 1,
+            based: 0,
+        };
         let journal = Journal {
             gate: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(view()))).collect(),
             state: Mutex::default(),
@@ -250,14 +303,17 @@ impl Journal {
             database: Mutex::new(Some(database)),
             devices,
             cache_bytes,
+            running_max,
+            log: Mutex::new(log),
             allocator,
+            dirty: Dirty::default(),
             is_data_dirty: AtomicBool::new(false),
             data_sync: Mutex::new(()),
             is_failed: AtomicBool::new(false),
             is_full: AtomicBool::new(true),
-            is_slow: AtomicBool::new(false),
-            commits: AtomicU64::new(0),
+            counts: Counts::default(),
             poke: Mutex::new(None),
+            is_poked: AtomicBool::new(false),
         };
         journal.renew_reserve();
         Ok(journal)
@@ -266,6 +322,7 @@ impl Journal {
     /// Sets whom to tell that a transaction has begun.
     pub(crate) fn set_poke(&self, poke: Option<Sender<()>>) {
         *self.poke.lock() = poke;
+        self.forget_poke();
     }
 
     /// Returns a pass to look. No other lock of the store may be held, nor a pass.
@@ -284,19 +341,44 @@ impl Journal {
         if self.is_failed.load(Ordering::Relaxed) {
             return Err(Errno::ROFS);
         }
-        // ORDERING: Relaxed. A hint to slow down.
-        if self.is_slow.load(Ordering::Relaxed) {
+        let mut pass = self.look();
+        if pass.running.is_heavy() {
             // Operations make records faster than the database takes them.
+            drop(pass);
+            // ORDERING: Relaxed. A statistic.
+            self.counts.waits.fetch_add(1, Ordering::Relaxed);
             self.commit_running()?;
+            pass = self.look();
         }
-        let pass = self.look();
-        if pass.running.begin()
-            && let Some(poke) = &*self.poke.lock()
-        {
+        if pass.running.begin() {
+            self.poke();
+        }
+        Ok(pass)
+    }
+
+    /// Tells whoever commits in time that there is something to commit, unless that is known.
+    fn poke(&self) {
+        // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and sees what has begun, or
+        // this one sees that swap, and pokes.
+        if self.is_poked.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(poke) = &*self.poke.lock() {
             // Nobody listens any more while the store is closed, which commits.
             let _ = poke.send(());
         }
-        Ok(pass)
+    }
+
+    /// Says that whoever commits in time knows no more of anything to commit.
+    pub(crate) fn forget_poke(&self) {
+        // ORDERING(poke): AcqRel. See `poke`.
+        self.is_poked.swap(false, Ordering::AcqRel);
+        let view = self.look();
+        let has_work = view.running.has_begun() || view.logged.is_some();
+        drop(view);
+        if has_work && self.check().is_ok() {
+            self.poke();
+        }
     }
 
     /// Returns a pass to change what needs more room. As [`Journal::change`].
@@ -324,6 +406,7 @@ impl Journal {
 
     /// Writes blocks of files. The pass says that no commit is missed.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
         // ORDERING: Relaxed. A commit reads it with the gate closed; `sync_data` promises to those only
         // who wrote before they called.
@@ -332,157 +415,6 @@ impl Journal {
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| errno_of(&error))
-    }
-
-    /// Makes data durable that was written before.
-    ///
-    /// # Errors
-    /// `EIO` if that failed, now or ever: what it is about may be lost.
-    pub(crate) fn sync_data(&self) -> Result<(), Errno> {
-        self.sync_data_once().map_err(|_| Errno::IO)
-    }
-
-    fn sync_data_once(&self) -> io::Result<()> {
-        let _turn = self.data_sync.lock();
-        // The host tells of a failure once; nobody may take what it was about for durable later.
-        if self.check().is_err() {
-            return Err(io::ErrorKind::Other.into());
-        }
-        // ORDERING: Relaxed. Whoever wrote before this call set it before: the lock of the file, the gate
-        // or the caller's own order is between.
-        if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
-            return Ok(());
-        }
-        self.devices.data.sync().inspect_err(|_| self.fail())
-    }
-
-    /// Makes all that happened before this call durable.
-    ///
-    /// # Errors
-    /// `EIO` if a commit failed, now or ever.
-    pub(crate) fn commit_running(&self) -> Result<(), Errno> {
-        let tid = self.look().tid;
-        self.commit_up_to(tid)
-    }
-
-    /// Makes the transaction `tid` durable, and those before.
-    ///
-    /// # Errors
-    /// `EIO` if a commit failed, now or ever.
-    pub(crate) fn commit_up_to(&self, tid: u64) -> Result<(), Errno> {
-        let mut state = self.state.lock();
-        if state.committed >= tid {
-            return Ok(());
-        }
-        state.callers += 1;
-        self.changed.notify_all();
-        let done = self.commit_with(&mut state, tid);
-        state.callers -= 1;
-        done
-    }
-
-    fn commit_with(&self, state: &mut MutexGuard<'_, State>, tid: u64) -> Result<(), Errno> {
-        let mut deadline = None;
-        loop {
-            if state.committed >= tid {
-                return Ok(());
-            }
-            self.check()?;
-            let patience = (state.took / 2).min(PATIENCE_MAX);
-            if state.is_committing {
-                self.changed.wait(state);
-            } else if state.callers < state.companions
-                && Instant::now() < *deadline.get_or_insert_with(|| Instant::now() + patience)
-            {
-                self.changed.wait_until(state, deadline.expect("it was just set"));
-            } else {
-                state.is_committing = true;
-                MutexGuard::unlocked(state, || {
-                    let mut turn = Turn { journal: self, committed: None, since: Instant::now() };
-                    turn.committed = self.commit();
-                });
-            }
-        }
-    }
-
-    /// Freezes the running transaction and makes it durable; returns its number, None if it failed.
-    fn commit(&self) -> Option<u64> {
-        let (frozen, tid) = self.freeze();
-        let done = self.write_out(&frozen);
-        let base = match done {
-            Ok(base) => Arc::new(base),
-            Err(error) => {
-                // The frozen layer stays in the views, for reads.
-                let _ = error;
-                self.fail();
-                return None;
-            }
-        };
-        for shard in &self.gate {
-            // One after the other: the new base says what the old one and the frozen layer do.
-            let mut view = shard.write();
-            view.base = base.clone();
-            view.frozen = None;
-        }
-        for run in frozen.take_freed() {
-            self.allocator.give(run);
-        }
-        // ORDERING: Relaxed, all. A statistic, and two hints.
-        self.commits.fetch_add(1, Ordering::Relaxed);
-        self.is_slow.store(false, Ordering::Relaxed);
-        if self.is_full.load(Ordering::Relaxed) {
-            self.renew_reserve();
-        }
-        Some(tid)
-    }
-
-    fn freeze(&self) -> (Arc<Layer>, u64) {
-        let next = Arc::new(Layer::new());
-        let mut views = self.close();
-        let frozen = views[0].running.clone();
-        let tid = views[0].tid;
-        for view in &mut views {
-            view.running = next.clone();
-            view.frozen = Some(frozen.clone());
-            view.tid = tid + 1;
-        }
-        (frozen, tid)
-    }
-
-    fn close(&self) -> Vec<RwLockWriteGuard<'_, View>> {
-        self.gate.iter().map(|shard| shard.write()).collect()
-    }
-
-    /// Makes data and a frozen layer durable, and returns the database as it is then.
-    fn write_out(&self, frozen: &Layer) -> io::Result<Snapshot> {
-        self.sync_data_once()?;
-        let records = frozen.collect_sorted();
-        let mut database = self.database.lock();
-        let first = match &*database {
-            Some(database) => database.write(&records),
-            None => Err(io::ErrorKind::Other.into()),
-        };
-        let is_intact = database.as_ref().is_some_and(Database::is_intact);
-        match first {
-            Err(error) if is_intact && errno_of(&error) == Errno::NOSPC => {
-                // ORDERING: Relaxed. See `grow`.
-                self.is_full.store(true, Ordering::Relaxed);
-                self.devices.reserve.set_len(0)?;
-            }
-            // A read that failed once makes the database refuse everything; nothing is lost by that.
-            Err(_) if is_intact => {}
-            done => return done,
-        }
-        // Nobody may read from the database while it is opened again.
-        let mut views = self.close();
-        let nothing = Arc::new(Snapshot::closed());
-        views.iter_mut().for_each(|view| view.base = nothing.clone());
-        *database = None;
-        let again = Database::open(&self.devices.meta, self.cache_bytes)?;
-        let base = Arc::new(again.snapshot()?);
-        views.iter_mut().for_each(|view| view.base = base.clone());
-        drop(views);
-        database.insert(again).write(&records)
     }
 
     /// Takes the reserve from the host, and returns true if it is there.
@@ -502,16 +434,27 @@ impl Journal {
         self.look().running.bytes()
     }
 
-    /// Makes operations wait for the next commit.
-    pub(crate) fn slow_down(&self) {
-        // ORDERING: Relaxed. A hint.
-        self.is_slow.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns the number of commits since the store was mounted.
-    pub(crate) fn commits(&self) -> u64 {
-        // ORDERING: Relaxed. A statistic.
-        self.commits.load(Ordering::Relaxed)
+    /// Sets what of `stats` is about commits.
+    pub(crate) fn add_stats(&self, stats: &mut StoreStats) {
+        // ORDERING: Relaxed. Statistics.
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counts { database, logged, logged_bytes, shared, data_syncs, records, waits } =
+            &self.counts;
+        stats.commits = get(database) + get(logged);
+        stats.logged_commits = get(logged);
+        stats.logged_bytes = get(logged_bytes);
+        stats.shared_commits = get(shared);
+        stats.records = get(records);
+        stats.waits = get(waits);
+        // One of a commit, be it the database's or the log's, and those of data.
+        stats.syncs = stats.commits + get(data_syncs);
+        let view = self.look();
+        stats.running_bytes = view.running.bytes();
+        stats.logged_running_bytes = view.logged.as_ref().map_or(0, |layer| layer.bytes());
+        drop(view);
+        // ORDERING: Relaxed. As above.
+        stats.has_reserve = !self.is_full.load(Ordering::Relaxed);
+        stats.is_read_only = self.check().is_err();
     }
 
     /// Lets nothing become durable any more: an operation has failed when half of it was done.
@@ -527,26 +470,5 @@ impl Journal {
     fn check(&self) -> Result<(), Errno> {
         // ORDERING: Relaxed. As above.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
-    }
-}
-
-/// The turn of one thread to commit, which ends also with a panic.
-struct Turn<'a> {
-    journal: &'a Journal,
-    committed: Option<u64>,
-    since: Instant,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        if self.committed.is_none() {
-            self.journal.fail();
-        }
-        let mut state = self.journal.state.lock();
-        state.committed = self.committed.unwrap_or(state.committed);
-        state.is_committing = false;
-        state.companions = state.callers;
-        state.took = self.since.elapsed();
-        self.journal.changed.notify_all();
     }
 }

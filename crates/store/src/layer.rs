@@ -7,6 +7,12 @@
 //! through in order (names, extents) in trees. Both are spread over shards by the first number of the
 //! key, so that a range is within one shard.
 //!
+//! What a layer itself has made, where nothing was before, leaves no trace when it goes: most files that
+//! are removed soon are never written anywhere.
+//!
+//! # Invariants
+//! - Y.1: a record is new if nothing below the layer has it, or all says that it is gone.
+//!
 //! # Locks
 //! A shard's, a leaf.
 
@@ -21,53 +27,99 @@ use crate::record::{Key, Kind};
 
 /// Shards of a layer; a power of two.
 const SHARDS: usize = 64;
+/// By how many bytes a shard grows before the layer is added up.
+const ADD_UP_BYTES: i64 = 64 << 10;
 /// What a record takes beyond its value, in bytes, by estimate.
 const RECORD_BYTES: i64 = 96;
 
 /// A new value, or None where the record is to go.
 pub(crate) type Record = Option<Arc<[u8]>>;
 
+/// A record, and whether it is new (Y.1).
+struct Slot {
+    record: Record,
+    is_new: bool,
+}
+
 /// A transaction in memory. See the module's text.
 pub(crate) struct Layer {
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     bytes: ShardedCounter,
+    /// From how many on it is heavy.
+    bytes_max: u64,
+    is_heavy: AtomicBool,
     has_begun: AtomicBool,
 }
 
 #[derive(Default)]
 struct Shard {
-    points: HashMap<Key, Record, foldhash::fast::FixedState>,
-    ranges: BTreeMap<Key, Record>,
+    points: HashMap<Key, Slot, foldhash::fast::FixedState>,
+    ranges: BTreeMap<Key, Slot>,
     freed: Vec<Run>,
+    /// By how much it has grown since the layer was added up.
+    grown: i64,
 }
 
 impl Layer {
-    /// Returns a layer without records.
-    pub(crate) fn new() -> Layer {
-        let shards = (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect();
-        Layer { shards, bytes: ShardedCounter::new(), has_begun: AtomicBool::new(false) }
+    /// Returns a layer without records, which is heavy from `bytes_max` on.
+    pub(crate) fn new(bytes_max: u64) -> Layer {
+        Layer {
+            shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
+            bytes: ShardedCounter::new(),
+            bytes_max,
+            is_heavy: AtomicBool::new(false),
+            has_begun: AtomicBool::new(false),
+        }
     }
 
     /// Returns the record; None if the layer does not know.
     pub(crate) fn get(&self, key: &Key) -> Option<Record> {
         let shard = self.shard(key.major).lock();
-        if is_ranged(key.kind) { shard.ranges.get(key) } else { shard.points.get(key) }.cloned()
+        shard.get(key).map(|slot| slot.record.clone())
     }
 
     /// Puts a record in.
     pub(crate) fn put(&self, key: Key, record: Record) {
-        let bytes = record.as_ref().map_or(0, |value| value.len() as i64) + RECORD_BYTES;
+        self.put_slot(key, Slot { record, is_new: false });
+    }
+
+    /// Puts a record in that is new (Y.1), as far as the caller knows.
+    pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
+        self.put_slot(key, Slot { record: Some(value), is_new: true });
+    }
+
+    fn put_slot(&self, key: Key, mut slot: Slot) {
         let mut shard = self.shard(key.major).lock();
-        let old = match is_ranged(key.kind) {
-            true => shard.ranges.insert(key, record),
-            false => shard.points.insert(key, record),
-        };
+        let old = shard.get(&key);
+        let old_bytes = old.map_or(0, Slot::bytes);
+        // What was there knows better; of what is gone it may be said that it never was.
+        slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
+        let is_nothing = slot.is_new && slot.record.is_none();
+        let bytes = if is_nothing { 0 } else { slot.bytes() };
+        match (is_ranged(key.kind), is_nothing) {
+            (true, true) => drop(shard.ranges.remove(&key)),
+            (true, false) => drop(shard.ranges.insert(key, slot)),
+            (false, true) => drop(shard.points.remove(&key)),
+            (false, false) => drop(shard.points.insert(key, slot)),
+        }
+        shard.grown += bytes - old_bytes;
+        let is_due = shard.grown >= ADD_UP_BYTES.min(self.bytes_max as i64 / 2);
+        shard.grown = if is_due { 0 } else { shard.grown };
         drop(shard);
-        let old_bytes =
-            old.map_or(0, |old| old.map_or(0, |value| value.len() as i64) + RECORD_BYTES);
         if bytes != old_bytes {
             self.bytes.add(bytes - old_bytes);
         }
+        if is_due && self.bytes() > self.bytes_max {
+            // ORDERING: Relaxed. It says that somebody should commit soon.
+            self.is_heavy.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if there is more in it than one transaction should have.
+    #[inline]
+    pub(crate) fn is_heavy(&self) -> bool {
+        // ORDERING: Relaxed. As above.
+        self.is_heavy.load(Ordering::Relaxed)
     }
 
     /// Notes blocks that this transaction lets go of.
@@ -85,19 +137,35 @@ impl Layer {
         debug_assert!(is_ranged(kind));
         let shard = self.shard(major).lock();
         let range = shard.ranges.range(Key::at(kind, major, from)..=Key::at(kind, major, u64::MAX));
-        range.take(count_max).map(|(key, record)| (key.minor, record.clone())).collect()
+        range.take(count_max).map(|(key, slot)| (key.minor, slot.record.clone())).collect()
     }
 
     /// Returns all records in the order of their keys.
     pub(crate) fn collect_sorted(&self) -> Vec<(Key, Record)> {
         let mut all = Vec::new();
+        self.each(|key, record| all.push((*key, record.clone())));
+        all.sort_unstable_by_key(|(key, _)| *key);
+        all
+    }
+
+    /// Calls `visit` with all records, in any order.
+    pub(crate) fn each(&self, mut visit: impl FnMut(&Key, &Record)) {
+        self.each_slot(|key, slot| visit(key, &slot.record));
+    }
+
+    fn each_slot(&self, mut visit: impl FnMut(&Key, &Slot)) {
         for shard in &self.shards {
             let shard = shard.lock();
             let both = shard.points.iter().chain(shard.ranges.iter());
-            all.extend(both.map(|(key, record)| (*key, record.clone())));
+            both.for_each(|(key, slot)| visit(key, slot));
         }
-        all.sort_unstable_by_key(|(key, _)| *key);
-        all
+    }
+
+    /// Takes in the records of a later transaction.
+    pub(crate) fn absorb(&self, later: &Layer) {
+        later.each_slot(|key, &Slot { ref record, is_new }| {
+            self.put_slot(*key, Slot { record: record.clone(), is_new });
+        });
     }
 
     /// Returns the blocks that this transaction lets go of.
@@ -108,6 +176,12 @@ impl Layer {
     /// Returns what the records take, in bytes, about.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.sum().max(0) as u64
+    }
+
+    /// Returns true if an operation may have changed something.
+    pub(crate) fn has_begun(&self) -> bool {
+        // ORDERING: Relaxed. Whoever asks has the order from elsewhere: it is about what it did itself.
+        self.has_begun.load(Ordering::Relaxed)
     }
 
     /// Says that an operation is about to change something, and returns true if it is the first.
@@ -124,7 +198,64 @@ impl Layer {
     }
 }
 
+impl Slot {
+    fn bytes(&self) -> i64 {
+        self.record.as_ref().map_or(0, |value| value.len() as i64) + RECORD_BYTES
+    }
+}
+
+impl Shard {
+    fn get(&self, key: &Key) -> Option<&Slot> {
+        if is_ranged(key.kind) { self.ranges.get(key) } else { self.points.get(key) }
+    }
+}
+
 #[inline]
 fn is_ranged(kind: Kind) -> bool {
     matches!(kind, Kind::Name | Kind::Extent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_made_and_removed_leaves_no_trace() {
+        let key = |kind, major| Key::at(kind, major, 1);
+        for kind in [Kind::Name, Kind::Inode] {
+            let (old, new) = (key(kind, 1), key(kind, 2));
+            let value = || Arc::from(&b"1"[..]);
+            let layer = Layer::new(u64::MAX);
+            layer.put(old, None);
+            layer.put_new(old, value());
+            layer.put_new(new, value());
+            layer.put(new, Some(value()));
+            let bytes = layer.bytes();
+            layer.put(old, None);
+            layer.put(new, None);
+            assert_eq!((layer.get(&old), layer.get(&new)), (Some(None), None));
+            assert_eq!(layer.bytes(), bytes - 2 - RECORD_BYTES as u64);
+        }
+    }
+
+    /// A later layer says that a record is gone which an earlier one has made, or which was before both.
+    #[test]
+    fn absorbed_removals_leave_a_trace_of_what_was_before() {
+        let (old, new, again) =
+            (Key::of(Kind::Inode, 1), Key::of(Kind::Inode, 2), Key::of(Kind::Inode, 3));
+        let value = || Arc::from(&b"1"[..]);
+        let (first, second, third) =
+            (Layer::new(u64::MAX), Layer::new(u64::MAX), Layer::new(u64::MAX));
+        first.put(old, Some(value()));
+        first.put_new(new, value());
+        first.put(again, None);
+        second.put(old, None);
+        second.put(new, None);
+        second.put_new(again, value());
+        third.put(again, None);
+        first.absorb(&second);
+        assert_eq!((first.get(&old), first.get(&new)), (Some(None), None));
+        first.absorb(&third);
+        assert_eq!(first.get(&again), Some(None));
+    }
 }

@@ -6,16 +6,18 @@
 //!
 //! # How it works
 //! After ext4 with `data=ordered`. An operation changes inodes in memory and puts their records into
-//! the running transaction (`journal`); a commit, asked for by fsync or every few seconds, makes the
-//! data of files durable and then writes all records of the transaction to an embedded database as one
-//! (`database`). So there is no log of our own to replay, and nothing to repair after a crash.
+//! the running transaction (`journal`). A commit that fsync asks for appends a small transaction, with what
+//! it wrote to files, to a log (`log`): one write and one sync. Every few seconds, and where that cannot
+//! be, a commit makes the data of files durable and then writes all records to an embedded database as one
+//! transaction (`database`), after which the log is void. After a crash what the log holds is put into the
+//! database; there is nothing else to repair.
 //!
 //! | module | what is in it |
 //! |---|---|
 //! | `device`, `place` | where bytes are kept; the files of the directory |
-//! | `record`, `layer`, `journal`, `database` | records, a transaction of them, commits |
+//! | `record`, `layer`, `journal`, `log`, `database` | records, a transaction of them, commits |
 //! | `inode`, `table`, `names`, `directory` | inodes in memory, what changes names, entries |
-//! | `content`, `extents`, `alloc`, `budget` | bytes of files, where they are, what is free |
+//! | `content`, `extents`, `alloc`, `dirty` | bytes of files, where they are, what is free, what is new |
 //! | `xattr`, `blocks`, `share` | sets of attributes, blocks that hold them, how equal ones are found |
 //! | `fsck` | what must hold between records |
 //!
@@ -23,12 +25,13 @@
 //! - S.1: when [`Store::sync`] returns, what was done before is durable. When `fsync` returns, that is so
 //!   for the file, and for its names; a directory above it that was renamed is another file's business,
 //!   as in ext4.
-//! - S.2: after a crash the store is at the end of a commit. Only bytes that were written over older ones
-//!   of the same file may be newer than that. No file shows bytes of another one, or what nobody wrote.
+//! - S.2: after a crash, once the log is read, the store is at the end of a commit. Only bytes that were
+//!   written over older ones of the same file may be newer than that. No file shows bytes of another one, or what nobody wrote.
 //! - S.3: a host that runs full gives `ENOSPC`, one that cannot read `EIO`. If a commit fails for another
 //!   reason, or the reserve that is kept for it is not enough, fsync says `EIO` and changes `EROFS` from
 //!   then on; what was confirmed is there when the store is mounted again.
-//! - S.4: of two mounts of one directory the second is refused; so is a format that is not known.
+//! - S.4: of two mounts of one directory the second is refused; so is a format that is not known. A store of
+//!   format version 1, which has no log, becomes one of version 2 when it is mounted or checked.
 //!
 //! # Why redb
 //! | | redb 4 | fjall 3 | heed (LMDB) | SQLite |
@@ -43,6 +46,11 @@
 //! that it builds without C. Its price is the pass over all pages after a crash. This table is from the
 //! projects' documentation; speeds were not compared.
 //!
+//! Its commit writes six to eight pages in four places, which took 190 to 270 us for a new file, where one
+//! write and one sync take 75 to 100. So bytes of small files within its records, as with `inline_data` of
+//! ext4, would have saved the other sync and no more; the log saves both.
+//! `docs/results/fsync-profile.md` has the figures.
+//!
 //! # What it refuses
 //! - Two processes at once, and sharing between machines.
 //! - Snapshots, compression and checksums of file data.
@@ -50,13 +58,23 @@
 //! - `ioctl`s and quotas by user: `size=` and `nr_inodes=` are for all.
 //!
 //! # What is known to be weak
-//! - The reserve for commits on a full host covers 8,192 pages of the database. A transaction that changes
-//!   more records than that, far from each other, on a host that is full, ends read-only.
-//! - While a commit is slow, what comes after it grows in memory without a bound of its own.
+//! - The reserve for commits on a full host covers 8,192 pages of the database. A commit that changes
+//!   more records than that, far from each other, those of the log included, on a host that has just run
+//!   full, ends read-only. What was confirmed is in the log, and is there once the host has room again.
 //! - After a read of the database has failed, what is not in memory is `EIO` until the next commit, which
-//!   opens it again.
+//!   opens it again. If the host still fails then, the store is read-only.
+//! - Where fsyncs of much data and of little take turns, each of much is a commit of the database (J.6).
+//! - A log that is lost while the store is not mounted, or whose entries are damaged, takes what was confirmed
+//!   since the last commit of the database with it, from the damage on, and nobody notices.
+//! - sync(2) and syncfs(2) do not reach a FUSE server: only fsync does, of files and directories.
 //! - A store whose pages were changed by somebody who knows how is detected by `fsck`, and by a mount only
 //!   in part.
+//! - An fsync whose bytes go to the log reads them back from the host, and does not hear that the host has
+//!   failed to write those of the data file: the next sync of that file does, at the latest the next commit
+//!   of the database. The log has them until then.
+//! - After `EIO` from the sync of the database, what was confirmed earlier by commits of the log may be lost
+//!   too, if the store is mounted again before the host is restarted: the host may show pages of the database
+//!   that say the log is void, and not have them on the disk.
 //! - To mount again right after `EIO` from fsync, on a host that then says nothing more about the pages
 //!   that it lost, may show what is not on the disk: restart the host first.
 //!
@@ -94,11 +112,11 @@
 
 mod alloc;
 mod blocks;
-mod budget;
 mod content;
 mod database;
 mod device;
 mod directory;
+mod dirty;
 mod extents;
 mod filesystem;
 mod fsck;
@@ -106,6 +124,7 @@ mod hash;
 mod inode;
 mod journal;
 mod layer;
+mod log;
 mod names;
 mod place;
 mod record;

@@ -6,6 +6,7 @@
 //! | `meta` | the database |
 //! | `data` | blocks of files |
 //! | `reserve` | room that is kept for commits, see `journal` |
+//! | `log` | small transactions that are not in the database yet, see `log` |
 //! | `meta.new` | a database that is being made: it becomes `meta` when it is whole |
 //!
 //! A directory with anything else in it is not ours, and is left alone.
@@ -30,7 +31,8 @@ const META: &str = "meta";
 const META_NEW: &str = "meta.new";
 const DATA: &str = "data";
 const RESERVE: &str = "reserve";
-const FILES: [&str; 5] = [LOCK, META, META_NEW, DATA, RESERVE];
+const LOG: &str = "log";
+const FILES: [&str; 6] = [LOCK, META, META_NEW, DATA, RESERVE, LOG];
 
 /// Why a store cannot be opened.
 #[derive(Debug)]
@@ -101,6 +103,8 @@ impl Place {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
+        // A store of an older version has none.
+        open_file(&path.join(LOG), true)?;
         // Also if it was made by somebody who was killed before this.
         File::open(path)?.sync_all()?;
         Ok(place)
@@ -130,7 +134,7 @@ impl Place {
             Ok(Arc::new(FileDevice::new(open_file(&self.path.join(name), is_new)?)?))
         };
         let (meta, data, reserve) = (open(META, false)?, open(DATA, true)?, open(RESERVE, true)?);
-        Ok(Devices { meta, data, reserve })
+        Ok(Devices { meta, data, reserve, log: open(LOG, true)? })
     }
 
     /// Returns what statfs(2) says of the host.

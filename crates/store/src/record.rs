@@ -5,7 +5,7 @@
 //!
 //! | kind | numbers | value |
 //! |---|---|---|
-//! | super | 0, 0 | magic, format version, seed of the hash |
+//! | super | 0, 0 | magic, format version, seed of the hash, generation of the log |
 //! | orphan | inode, 0 | nothing: an inode without links that may still be in use |
 //! | inode | inode, 0 | [`InodeRecord`]; behind it the target of a symbolic link |
 //! | name | directory, hash of the name | all entries with that hash: slot, kind, inode, length, name |
@@ -19,8 +19,8 @@ use corewalk::{Errno, FileKind, Timespec};
 
 /// What begins the superblock.
 const MAGIC: [u8; 8] = *b"corewlk\0";
-/// The format that this program writes, and the only one that it knows.
-pub(crate) const FORMAT_VERSION: u32 = 1;
+/// The format that this program writes. It also reads version 1, which has no log, and makes it this one.
+pub(crate) const FORMAT_VERSION: u32 = 2;
 /// Bytes of a key.
 pub(crate) const KEY_BYTES: usize = 17;
 /// Bytes of an inode before the target of a symbolic link.
@@ -96,22 +96,27 @@ impl Key {
 pub(crate) struct SuperRecord {
     pub(crate) version: u32,
     pub(crate) seed: u64,
+    /// The log's entries of this generation are not in the database yet.
+    pub(crate) generation: u64,
 }
 
 impl SuperRecord {
     pub(crate) fn encode(self) -> Vec<u8> {
-        [&MAGIC[..], &self.version.to_le_bytes(), &self.seed.to_le_bytes()].concat()
+        let (version, seed) = (self.version.to_le_bytes(), self.seed.to_le_bytes());
+        [&MAGIC[..], &version, &seed, &self.generation.to_le_bytes()].concat()
     }
 
-    /// Returns the superblock; `seed` is 0 for a version that is not ours. `EIO` if it is none.
+    /// Returns the superblock; only `version` is there for one that is not known. `EIO` if it is none.
     pub(crate) fn decode(bytes: &[u8]) -> Result<SuperRecord, Errno> {
         let mut fields = Fields(bytes);
         if fields.take::<8>()? != MAGIC {
             return Err(Errno::IO);
         }
         let version = fields.u32()?;
-        let seed = if version == FORMAT_VERSION { fields.u64()? } else { 0 };
-        Ok(SuperRecord { version, seed })
+        let is_known = (1..=FORMAT_VERSION).contains(&version);
+        let seed = if is_known { fields.u64()? } else { 0 };
+        let generation = if version == FORMAT_VERSION { fields.u64()? } else { 0 };
+        Ok(SuperRecord { version, seed, generation })
     }
 }
 
@@ -421,10 +426,16 @@ mod tests {
 
     #[test]
     fn superblock_of_a_newer_version_is_told_apart() {
-        let mut bytes = SuperRecord { version: FORMAT_VERSION, seed: 5 }.encode();
-        assert_eq!(SuperRecord::decode(&bytes), Ok(SuperRecord { version: 1, seed: 5 }));
+        let ours = SuperRecord { version: FORMAT_VERSION, seed: 5, generation: 7 };
+        let mut bytes = ours.encode();
+        assert_eq!(SuperRecord::decode(&bytes), Ok(ours));
+        assert_eq!(SuperRecord::decode(&bytes[..20]), Err(Errno::IO));
+        bytes[8] = 1;
+        let first = SuperRecord { version: 1, seed: 5, generation: 0 };
+        assert_eq!(SuperRecord::decode(&bytes[..20]), Ok(first));
         bytes[8] = 9;
-        assert_eq!(SuperRecord::decode(&bytes[..12]), Ok(SuperRecord { version: 9, seed: 0 }));
+        let newer = SuperRecord { version: 9, seed: 0, generation: 0 };
+        assert_eq!(SuperRecord::decode(&bytes[..12]), Ok(newer));
         bytes[0] = 0;
         assert_eq!(SuperRecord::decode(&bytes), Err(Errno::IO));
     }

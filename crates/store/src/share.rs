@@ -10,6 +10,10 @@
 //!   it has returned [`Removal::Done`], `take` is not called for the pair until it is inserted again
 //!   (trap T34).
 //! - H.3: an index may forget: what is not found costs a second block, no more.
+//! - H.4: whoever takes a user off a block says so before the block is locked (`leave`), and looks for
+//!   nothing and enters nothing until that has ended: with [`Removal::Done`], or `left`. So an index may
+//!   let those who leave a block wait for those who are about to use it, and the other way round, as
+//!   Linux did before 4.6. Ours has no use for that.
 //!
 //! Source: `corewalk-mbcache`, "The protocol".
 
@@ -28,7 +32,8 @@ pub enum Removal {
 
 /// An index from the hash of content to the blocks that may hold it. See the module's text.
 pub trait ShareIndex: Send + Sync + 'static {
-    /// Calls `take` with blocks under `key` until one is taken (it returns true), and returns that one.
+    /// Calls `take` with blocks under `key` until it returns true, and returns that block: it was taken,
+    /// or enough has been looked at.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
     /// Enters a block that has `users`. A pair that is there already stays.
@@ -37,7 +42,13 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// Says how many users a block has now. The caller holds the block's lock.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
-    /// Takes a pair out, if it is there. The caller holds the block's lock.
+    /// Says that a user is about to leave a block. The caller holds no block's lock. See H.4.
+    fn leave(&self, _block: u64) {}
+
+    /// Says that the user has left, or stays. The caller holds no block's lock.
+    fn left(&self, _block: u64) {}
+
+    /// Takes a pair out, if it is there. The caller holds the block's lock, and has said `leave`.
     fn remove(&self, key: u64, block: u64) -> Removal;
 
     /// Returns once nobody is about to use the pair, at some moment. The caller holds no block's lock.
@@ -131,5 +142,219 @@ impl ShareIndex for NoSharing {
 
     fn users_max(&self) -> u32 {
         1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
+    use corewalk_sync::Mutex;
+    use corewalk_sync::primitives::thread;
+
+    use super::*;
+    use crate::{Store, StoreOptions, fsck};
+
+    /// The index of the store, which counts what it hands out and checks the rules of its users.
+    struct Watched {
+        index: MbcacheIndex,
+        looks: Mutex<u64>,
+        /// The blocks that threads are about to leave.
+        leaving: Mutex<HashMap<thread::ThreadId, u64>>,
+        broken: Mutex<Vec<&'static str>>,
+    }
+
+    impl Watched {
+        fn new() -> Arc<Watched> {
+            let index = MbcacheIndex::new(MbcacheOptions::default()).unwrap();
+            let (looks, leaving, broken) = (Mutex::new(0), Mutex::default(), Mutex::default());
+            Arc::new(Watched { index, looks, leaving, broken })
+        }
+
+        /// Returns the block that this thread is about to leave.
+        fn leaving(&self) -> Option<u64> {
+            self.leaving.lock().get(&thread::current().id()).copied()
+        }
+
+        fn expect(&self, is_right: bool, rule: &'static str) {
+            if !is_right {
+                self.broken.lock().push(rule);
+            }
+        }
+    }
+
+    impl ShareIndex for Watched {
+        fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
+            self.expect(self.leaving().is_none(), "H.4: find while leaving");
+            self.index.find(key, &mut |block| {
+                *self.looks.lock() += 1;
+                take(block)
+            })
+        }
+
+        fn insert(&self, key: u64, block: u64, users: u32) {
+            self.expect(self.leaving().is_none(), "H.4: insert while leaving");
+            self.index.insert(key, block, users);
+        }
+
+        fn note_users(&self, key: u64, block: u64, users: u32) {
+            self.index.note_users(key, block, users);
+        }
+
+        fn leave(&self, block: u64) {
+            let before = self.leaving.lock().insert(thread::current().id(), block);
+            self.expect(before.is_none(), "H.4: leave twice");
+        }
+
+        fn left(&self, block: u64) {
+            let left = self.leaving.lock().remove(&thread::current().id());
+            self.expect(left == Some(block), "H.4: left another block");
+        }
+
+        fn remove(&self, key: u64, block: u64) -> Removal {
+            self.expect(self.leaving() == Some(block), "H.4: remove without leave");
+            let removal = self.index.remove(key, block);
+            if removal == Removal::Done {
+                self.leaving.lock().remove(&thread::current().id());
+            }
+            removal
+        }
+
+        fn wait(&self, key: u64, block: u64) {
+            self.expect(self.leaving().is_none(), "H.4: wait while leaving");
+            self.index.wait(key, block);
+        }
+
+        fn users_max(&self) -> u32 {
+            self.index.users_max()
+        }
+    }
+
+    /// A directory that goes in the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            Folder(std::env::temp_dir().join(format!("store-share-{}-{name}", std::process::id())))
+        }
+
+        fn open(&self, share: &Arc<Watched>) -> Store {
+            let options = StoreOptions { share: Some(share.clone()), ..StoreOptions::default() };
+            Store::open(&self.0, &options).unwrap()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn make(store: &Store, name: &str) -> Node<'static> {
+        let root = Node::detached(1, FileKind::Directory);
+        let name = Name::new(name.as_bytes()).unwrap();
+        let made = store.make(root, name, &Make::new(0o100_644, 0, 0)).unwrap();
+        Node::detached(made.ino, FileKind::Regular)
+    }
+
+    fn set(store: &Store, file: Node<'_>, value: &[u8]) {
+        store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
+    }
+
+    /// Values that differ only where the hash of long ones does not look (trap T54).
+    fn value(number: usize) -> Vec<u8> {
+        let mut value = vec![7; 4000];
+        value[200..208].copy_from_slice(&number.to_le_bytes());
+        value
+    }
+
+    const CONTENTS: usize = 200;
+    /// Blocks that are looked at for one content, at most, by two keys.
+    const LOOKS_MAX: u64 = 2 * 4;
+
+    #[test]
+    fn contents_that_were_chosen_to_meet_are_shared_with_a_bounded_number_of_looks() {
+        let (folder, share) = (Folder::new("chosen"), Watched::new());
+        let store = folder.open(&share);
+        let files: Vec<_> = (0..2 * CONTENTS).map(|n| make(&store, &n.to_string())).collect();
+        for (number, file) in files.iter().enumerate() {
+            *share.looks.lock() = 0;
+            set(&store, *file, &value(number % CONTENTS));
+            let looks = *share.looks.lock();
+            assert!(looks <= LOOKS_MAX, "{looks} looks for file {number}");
+        }
+        let stats = store.stats();
+        assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
+        drop(store);
+
+        // So it is with those that are read from the disk, which are entered as they are met.
+        let share = Watched::new();
+        let store = folder.open(&share);
+        for (number, file) in files.iter().enumerate() {
+            *share.looks.lock() = 0;
+            assert_eq!(store.getxattr(*file, b"user.a"), Ok(value(number % CONTENTS)));
+            let looks = *share.looks.lock();
+            assert!(looks <= LOOKS_MAX, "{looks} looks for file {number}");
+        }
+        set(&store, make(&store, "one more"), &value(CONTENTS - 1));
+        assert_eq!(store.stats().xattr_blocks, 200);
+        drop(store);
+        assert_eq!(fsck(&folder.0).unwrap().findings, []);
+        assert!(share.broken.lock().is_empty());
+    }
+
+    #[test]
+    fn control_index_with_one_key_for_all_of_them_is_looked_through() {
+        let share = Watched::new();
+        for block in 0..CONTENTS as u64 {
+            share.insert(1, block, 1);
+        }
+        assert_eq!(share.find(1, &mut |_| false), None);
+        assert_eq!(*share.looks.lock(), 200, "nobody else bounds that");
+    }
+
+    #[test]
+    fn threads_that_share_and_leave_keep_the_rules_of_the_index() {
+        let (folder, share) = (Folder::new("rules"), Watched::new());
+        let store = folder.open(&share);
+        let files: Vec<_> = (0..8).map(|n| make(&store, &n.to_string())).collect();
+        thread::scope(|scope| {
+            for worker in 0..3_usize {
+                let (store, files) = (&store, &files);
+                scope.spawn(move || {
+                    for step in 0..2_000 {
+                        let file = files[(step * (worker + 1)) % files.len()];
+                        match step % 7 {
+                            // Somebody else may have removed it.
+                            0 => drop(store.removexattr(file, b"user.a")),
+                            _ => set(store, file, &[(step / 3 % 3) as u8; 300]),
+                        }
+                    }
+                });
+            }
+        });
+        let stats = store.stats();
+        let users = files.iter().filter(|file| store.getxattr(**file, b"user.a").is_ok()).count();
+        assert_eq!(stats.xattr_users, users as u64);
+        assert_eq!(share.index.cache().stats().entries, stats.xattr_blocks);
+        assert!(share.leaving.lock().is_empty());
+        let broken = share.broken.lock();
+        assert!(broken.is_empty(), "{broken:?}");
+    }
+
+    #[test]
+    fn control_rules_that_are_broken_are_heard_of() {
+        let share = Watched::new();
+        share.leave(1);
+        share.leave(2);
+        share.left(1);
+        assert_eq!(share.remove(1, 1), Removal::Done);
+        assert_eq!(
+            *share.broken.lock(),
+            ["H.4: leave twice", "H.4: left another block", "H.4: remove without leave"]
+        );
     }
 }

@@ -12,17 +12,18 @@ use std::time::{Duration, Instant};
 use corewalk::attr::mode;
 use corewalk::{Errno, FileKind, Node};
 use corewalk_mbcache::MbcacheOptions;
+use corewalk_sync::Budget;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 
 use crate::alloc::{Allocator, Run};
 use crate::blocks::Blocks;
-use crate::budget::Budget;
 use crate::content::{BLOCK_BYTES, Site};
 use crate::database::{Database, Snapshot};
 use crate::hash::Secret;
 use crate::inode::{Inode, State, now};
 use crate::journal::{Devices, Journal, View};
+use crate::log::{self, Log};
 use crate::place::{OpenError, Place};
 use crate::record::{Extent, FORMAT_VERSION, InodeRecord, Key, Kind, SuperRecord, UsersRecord};
 use crate::share::{MbcacheIndex, ShareIndex};
@@ -46,8 +47,11 @@ pub struct StoreOptions {
     pub inodes_max: Option<u64>,
     /// How long what is not synced may be volatile; None for until it is synced (`commit=`).
     pub commit_every: Option<Duration>,
-    /// Bytes of records from which on a transaction is committed before its time.
+    /// Bytes of records from which on a transaction is committed before its time; at twice as many,
+    /// operations wait for that.
     pub transaction_bytes: u64,
+    /// Bytes of the log, which takes small transactions that are synced; 0 for none.
+    pub log_bytes: u64,
     /// Bytes of memory for the pages of the database.
     pub cache_bytes: usize,
     /// The permission bits of the root directory of a store that is made.
@@ -61,14 +65,15 @@ pub struct StoreOptions {
 }
 
 impl Default for StoreOptions {
-    /// Returns no limits, a commit every 5 seconds as in ext4, transactions of 32 MiB, 64 MiB of cache,
-    /// and a root directory of user 0 with mode 755.
+    /// Returns no limits, a commit every 5 seconds as in ext4, transactions of 32 MiB, a log of 16 MiB,
+    /// 64 MiB of cache, and a root directory of user 0 with mode 755.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
             inodes_max: None,
             commit_every: Some(Duration::from_secs(5)),
             transaction_bytes: 32 << 20,
+            log_bytes: 16 << 20,
             cache_bytes: 64 << 20,
             root_mode: 0o755,
             root_uid: 0,
@@ -82,8 +87,20 @@ impl Default for StoreOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStats {
-    /// Commits since it was mounted.
+    /// Commits since it was mounted, of the log and of the database.
     pub commits: u64,
+    /// Those of the log.
+    pub logged_commits: u64,
+    /// Bytes that those wrote.
+    pub logged_bytes: u64,
+    /// Calls that wanted something durable, and found it in a commit of another one.
+    pub shared_commits: u64,
+    /// Records that commits of the database wrote.
+    pub records: u64,
+    /// Syncs of the host, for commits and for bytes of files.
+    pub syncs: u64,
+    /// Operations that waited for a commit, since they made records faster than the host takes them.
+    pub waits: u64,
     /// Inodes, with the root directory.
     pub inodes: u64,
     /// Blocks of 4096 bytes that are taken, by files and attributes.
@@ -92,8 +109,41 @@ pub struct StoreStats {
     pub xattr_blocks: u64,
     /// Inodes that use one, in all.
     pub xattr_users: u64,
+    /// Blocks of 4096 bytes that there would be more if every inode had its own; 0 for none.
+    pub xattr_saved_blocks: u64,
     /// Bytes of records that are not committed, about.
     pub running_bytes: u64,
+    /// Bytes of records that are in the log and not in the database, about.
+    pub logged_running_bytes: u64,
+    /// True if the room for commits on a full host is there.
+    pub has_reserve: bool,
+    /// True if a commit has failed, so that nothing can be changed any more.
+    pub is_read_only: bool,
+}
+
+impl StoreStats {
+    /// Returns each count with its name, in a fixed order; what is true is 1.
+    #[must_use]
+    pub fn fields(&self) -> [(&'static str, u64); 16] {
+        [
+            ("store_inodes", self.inodes),
+            ("store_used_bytes", self.blocks.saturating_mul(BLOCK_BYTES)),
+            ("store_commits", self.commits),
+            ("store_logged_commits", self.logged_commits),
+            ("store_logged_bytes", self.logged_bytes),
+            ("store_shared_commits", self.shared_commits),
+            ("store_records", self.records),
+            ("store_syncs", self.syncs),
+            ("store_running_bytes", self.running_bytes),
+            ("store_log_held_bytes", self.logged_running_bytes),
+            ("store_waits", self.waits),
+            ("store_xattr_blocks", self.xattr_blocks),
+            ("store_xattr_users", self.xattr_users),
+            ("store_xattr_saved_bytes", self.xattr_saved_blocks.saturating_mul(BLOCK_BYTES)),
+            ("store_has_reserve", u64::from(self.has_reserve)),
+            ("store_is_read_only", u64::from(self.is_read_only)),
+        ]
+    }
 }
 
 /// A file system in a directory of the host. See the crate's text.
@@ -132,17 +182,19 @@ impl Store {
     /// See [`OpenError`].
     pub fn open_devices(devices: Devices, options: &StoreOptions) -> Result<Store, OpenError> {
         let database = Database::open(&devices.meta, options.cache_bytes)?;
-        let mut snapshot = database.snapshot()?;
+        let snapshot = database.snapshot()?;
         if snapshot.get(&Key::SUPER).map_err(OpenError::from)?.is_none() {
             // An empty database above the blocks of a store that had another one.
             if !devices.data.is_empty()? {
                 return Err(OpenError::Foreign);
             }
-            snapshot = format(&database, options)?;
+            drop(format(&database, options)?);
         }
-        let seed = read_super(&snapshot)?.seed;
-        let found = Found::scan(&snapshot)?;
         drop(snapshot);
+        let superblock = settle(&devices, &database)?;
+        let seed = superblock.seed;
+        let log = Log::new(devices.log.clone(), superblock, options.log_bytes)?;
+        let found = Found::scan(&database.snapshot()?)?;
         let share = match &options.share {
             Some(share) => share.clone(),
             None => {
@@ -152,7 +204,8 @@ impl Store {
         };
         let secret = Secret::new(seed);
         let allocator = Allocator::new(found.runs);
-        let journal = Journal::new(database, devices, options.cache_bytes, allocator)?;
+        let memory = (options.cache_bytes, options.transaction_bytes.saturating_mul(2));
+        let journal = Journal::new(database, devices, memory, log, allocator)?;
         let size_blocks = options.size_bytes.map(|bytes| bytes.div_ceil(BLOCK_BYTES));
         let mut store = Store {
             table: Table::new(),
@@ -190,14 +243,17 @@ impl Store {
     /// Returns what the store holds and has done.
     pub fn stats(&self) -> StoreStats {
         let (xattr_blocks, xattr_users) = self.blocks.counts();
-        StoreStats {
-            commits: self.journal.commits(),
+        let mut stats = StoreStats {
             inodes: self.inodes.used(),
             blocks: self.space.used(),
             xattr_blocks,
             xattr_users,
-            running_bytes: self.journal.running_bytes(),
-        }
+            // Nearly all sets of attributes fit into one.
+            xattr_saved_blocks: xattr_users.saturating_sub(xattr_blocks),
+            ..StoreStats::default()
+        };
+        self.journal.add_stats(&mut stats);
+        stats
     }
 
     pub(crate) fn draw_ino(&self) -> u64 {
@@ -227,6 +283,14 @@ impl Store {
         }
     }
 
+    /// Gets the block of attributes of an inode into memory, if it has one. `EIO` if it cannot be read.
+    fn load_block(&self, state: &mut State, view: &View) -> Result<(), Errno> {
+        if state.block.is_none() && state.record.xattr != 0 {
+            state.block = Some(self.blocks.get(state.record.xattr, view)?);
+        }
+        Ok(())
+    }
+
     /// Gives an inode, which the caller saves, another set of attributes.
     ///
     /// # Errors
@@ -237,9 +301,7 @@ impl Store {
         set: &[u8],
         view: &View,
     ) -> Result<(), Errno> {
-        if state.block.is_none() && state.record.xattr != 0 {
-            state.block = Some(self.blocks.get(state.record.xattr, view)?);
-        }
+        self.load_block(state, view)?;
         let block = match (state.block.take(), set.is_empty()) {
             (None, true) => None,
             (None, false) => Some(self.blocks.share(set, view, &self.space)?),
@@ -277,10 +339,13 @@ impl Store {
             return;
         }
         let is_file = inode.kind == FileKind::Regular;
-        if is_file && content.discard(self.site(ino, view)).is_err() {
+        // All that can fail comes first, and changes nothing.
+        let is_loaded = !is_file || content.load(ino, view).is_ok();
+        if !is_loaded || self.load_block(&mut state, view).is_err() {
             return;
         }
-        if self.change_set(&mut state, &[], view).is_err() {
+        let is_discarded = !is_file || content.discard(self.site(ino, view)).is_ok();
+        if !is_discarded || self.change_set(&mut state, &[], view).is_err() {
             // Half of it must not become durable.
             return self.journal.abort();
         }
@@ -308,7 +373,7 @@ impl Drop for Store {
             let _ = flusher.join();
         }
         // Who needs to know whether that worked has called `sync`.
-        let _ = self.journal.commit_running();
+        let _ = self.journal.checkpoint();
     }
 }
 
@@ -328,16 +393,14 @@ fn commit_in_time(journal: &Journal, poked: &Receiver<()>, every: Duration, byte
                 Err(RecvTimeoutError::Disconnected) => return,
                 Ok(()) | Err(RecvTimeoutError::Timeout) => {}
             }
-            let bytes = journal.running_bytes();
-            if bytes > 2 * bytes_max {
-                journal.slow_down();
-            }
-            if left.is_zero() || bytes > bytes_max {
+            if left.is_zero() || journal.running_bytes() > bytes_max {
                 break;
             }
         }
-        // Those who ask whether it worked call `sync` or fsync, which say so.
-        let _ = journal.commit_running();
+        // Those who ask whether it worked call `sync` or fsync, which say so. What the log takes after this
+        // is known to `forget_poke`.
+        let _ = journal.checkpoint();
+        journal.forget_poke();
     }
 }
 
@@ -363,7 +426,7 @@ fn format(database: &Database, options: &StoreOptions) -> std::io::Result<Snapsh
     let mut inode = Vec::new();
     root.encode(&[], &mut inode);
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), now.nanos);
-    let superblock = SuperRecord { version: FORMAT_VERSION, seed }.encode();
+    let superblock = SuperRecord { version: FORMAT_VERSION, seed, generation: 1 }.encode();
     database.write(&[
         (Key::SUPER, Some(superblock.into())),
         (Key::of(Kind::Inode, ROOT_INO), Some(inode.into())),
@@ -375,9 +438,20 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
     let value = snapshot.get(&Key::SUPER)?.ok_or(OpenError::Foreign)?;
     let record = SuperRecord::decode(&value).map_err(|_| OpenError::Foreign)?;
     match record.version {
-        FORMAT_VERSION => Ok(record),
+        1..=FORMAT_VERSION => Ok(record),
         version => Err(OpenError::Version(version)),
     }
+}
+
+/// Puts what the log has into the database, and makes an older format this one; returns the superblock.
+pub(crate) fn settle(devices: &Devices, database: &Database) -> Result<SuperRecord, OpenError> {
+    let found = read_super(&database.snapshot()?)?;
+    if found.version == FORMAT_VERSION {
+        return Ok(log::replay(devices, database, found)?);
+    }
+    let now = SuperRecord { version: FORMAT_VERSION, generation: 1, ..found };
+    database.write(&[(Key::SUPER, Some(now.encode().into()))])?;
+    Ok(now)
 }
 
 /// What is done with a record.

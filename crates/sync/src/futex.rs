@@ -88,10 +88,10 @@ mod imp {
         }
     }
 
-    /// Wakes at most `count` threads that sleep on `word`.
-    pub fn wake(word: &AtomicU64, count: u32, scope: Scope) {
+    /// Wakes at most `count` threads that sleep on `word`; returns how many that were.
+    pub fn wake(word: &AtomicU64, count: u32, scope: Scope) -> usize {
         // The word is aligned and mapped, and `count` is no error: the call cannot fail.
-        let _woken = futex::wake(low_half(word), flags(scope), count.min(i32::MAX as u32));
+        futex::wake(low_half(word), flags(scope), count.min(i32::MAX as u32)).unwrap_or(0)
     }
 
     fn flags(scope: Scope) -> futex::Flags {
@@ -134,8 +134,10 @@ mod imp {
         Ended::Woken
     }
 
-    /// Does nothing: who waits looks again.
-    pub fn wake(_word: &AtomicU64, _count: u32, _scope: Scope) {}
+    /// Does nothing: who waits looks again. Returns `count`.
+    pub fn wake(_word: &AtomicU64, count: u32, _scope: Scope) -> usize {
+        count as usize
+    }
 }
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]

@@ -15,15 +15,17 @@
 //! | [`SlotArena`] | objects that lock-free readers may reach after they are freed | nothing |
 //! | [`Region`], [`futex`] | state that processes may share, reached by offsets | nothing |
 //! | [`WordPair`] | comparing shared words two at a time | half the steps |
-//! | [`ShardedCounter`] | statistics and budgets | a visit to every shard |
+//! | [`ShardedCounter`] | statistics | a visit to every shard |
+//! | [`Budget`] | what may still be taken, exact if there is a limit | as a word, or as above |
 //! | [`Mutex`], [`RwLock`], [`Condvar`] | everything else | a lock |
+//! | [`sysv`] | the host kernel's semaphores and messages, to measure beside | a system call |
 //!
 //! # Unsafe code
 //!
-//! It is allowed in eight files, each with its reason at the top: views over a word (`lockref`,
+//! It is allowed in nine files, each with its reason at the top: views over a word (`lockref`,
 //! `seqcount`), the mappings (`arena/memory`, `region`), the pointer that is swapped (`rcu/cell`), the load of
-//! two words (`pair`), the half of a word that is slept on (`futex`), and the calls into the queue
-//! of sleepers (`park`). No function of the public interface is unsafe.
+//! two words (`pair`), the half of a word that is slept on (`futex`), the calls into the queue
+//! of sleepers (`park`), and the kernel's own semaphores and messages (`sysv`). No function of the public interface is unsafe.
 //!
 //! # Lock order
 //!
@@ -71,6 +73,7 @@
 //! Source: the documents that each module names.
 
 mod arena;
+mod budget;
 mod counter;
 pub mod futex;
 mod lockref;
@@ -85,11 +88,13 @@ mod region;
 mod seqcount;
 mod seqlock;
 mod seqrwlock;
+pub mod sysv;
 #[cfg(corewalk_loom)]
 #[doc(hidden)]
 pub mod tally;
 
 pub use arena::{Group, SlotArena};
+pub use budget::Budget;
 pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
 pub use lockref::{Lockref, LockrefGuard};

@@ -3,7 +3,8 @@
 //! Every protocol of this workspace is written against the names below, so that the same source
 //! runs on the machine (`std`), under loom (`--cfg corewalk_loom`: every interleaving and every
 //! value a weak memory allows, for two or three threads) and under shuttle
-//! (`--cfg corewalk_shuttle`: random schedules of larger programs). This is the only file that
+//! (`--cfg corewalk_shuttle`: random schedules of larger programs). With `--cfg corewalk_crash` it runs on the
+//! machine, and a thread can be stopped before any store of a word (`crash`). This is the only file that
 //! names `std::sync::atomic` and `std::thread`; a second one would be code that no model sees.
 //!
 //! It also gives every thread its *shard*: a small number that spreads counters and free lists
@@ -46,15 +47,21 @@ mod chosen {
 
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 mod chosen {
+    #[cfg(corewalk_crash)]
+    pub use super::crash::AtomicU64;
+    #[cfg(not(corewalk_crash))]
+    pub use std::sync::atomic::AtomicU64;
     pub use std::sync::{
         Arc,
         atomic::{
-            AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
-            Ordering, fence,
+            AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering, fence,
         },
     };
     pub(super) use std::{hint, thread};
 }
+
+#[cfg(corewalk_crash)]
+pub mod crash;
 
 /// Atomic words and fences.
 pub mod atomic {

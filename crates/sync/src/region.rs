@@ -17,7 +17,8 @@
 //! # What it refuses
 //!
 //! It keeps no account of who uses which line. `MAP_NORESERVE` means that running out of memory
-//! shows at first touch; callers keep limits.
+//! shows at first touch; callers keep limits. A file that is cut short by another process while it is
+//! mapped ends whoever touches what is gone with `SIGBUS`: a memfd with `F_SEAL_SHRINK` cannot be.
 //!
 //! Source: mmap(2); userspace-rcu's rule that type-stable memory needs no grace period.
 
@@ -40,12 +41,13 @@ mod mapped {
 
     use super::Line;
     use rustix::{
+        fs::fstat,
         io::Errno,
         mm::{self, MapFlags, ProtFlags},
     };
-    use std::{fmt, io, ptr::NonNull};
+    use std::{fmt, io, os::fd::AsFd, ptr::NonNull};
 
-    /// Lines of zeroes, private to this process.
+    /// Lines, private to this process or those of a file.
     ///
     /// # Examples
     ///
@@ -88,6 +90,50 @@ mod mapped {
             Ok(Self { base: base.cast(), lines })
         }
 
+        /// Maps the first `lines` lines of a file, shared with all who map it.
+        ///
+        /// What others write there is theirs to choose; see the module.
+        ///
+        /// # Errors
+        ///
+        /// `EINVAL` for no lines, or if the file is shorter; `EACCES` if it is not open for reading and
+        /// writing; `ENODEV` if it is no file that can be mapped; `ENOMEM` if there are no addresses left.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// use corewalk_sync::{Region, primitives::atomic::Ordering};
+        ///
+        /// let file = rustix::fs::memfd_create("lines", rustix::fs::MemfdFlags::CLOEXEC)?;
+        /// rustix::fs::ftruncate(&file, 4 * 64)?;
+        /// let (one, other) = (Region::shared(&file, 4)?, Region::shared(&file, 4)?);
+        /// one.line(3)[0].store(7, Ordering::Relaxed);
+        /// assert_eq!(other.line(3)[0].load(Ordering::Relaxed), 7);
+        /// assert!(Region::shared(&file, 5).is_err());
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
+        pub fn shared(file: impl AsFd, lines: u32) -> io::Result<Self> {
+            let len = (lines as usize).checked_mul(size_of::<Line>()).ok_or(Errno::INVAL)?;
+            let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+            if len == 0 || size < len as u64 {
+                return Err(Errno::INVAL.into());
+            }
+            // SAFETY: no address is asked for, so no mapping in use is replaced. The words are
+            // atomics (R.2), so what other processes store is a value and not a race.
+            let base = unsafe {
+                mm::mmap(
+                    std::ptr::null_mut(),
+                    len,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::SHARED,
+                    file,
+                    0,
+                )
+            }?;
+            let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
+            Ok(Self { base: base.cast(), lines })
+        }
+
         /// Returns line `index`, or the scratch line if there is no such line.
         #[inline]
         #[must_use]
@@ -123,7 +169,7 @@ mod mapped {
     impl Drop for Region {
         fn drop(&mut self) {
             let len = self.lines as usize * size_of::<Line>();
-            // SAFETY: the range is the mapping of `private` (R.1), and `&mut self` proves that no
+            // SAFETY: the range is the mapping of the constructor (R.1), and `&mut self` proves that no
             // reference into it is left.
             let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
@@ -135,7 +181,7 @@ mod mapped {
 mod boxed {
     use super::Line;
     use crate::primitives::atomic::AtomicU64;
-    use std::io;
+    use std::{io, os::fd::AsFd};
 
     /// Lines of zeroes.
     #[derive(Debug)]
@@ -155,6 +201,15 @@ mod boxed {
             }
             let line = |_| std::array::from_fn(|_| AtomicU64::new(0));
             Ok(Self { lines: (0..lines).map(line).collect() })
+        }
+
+        /// Returns an error: there are no mappings here.
+        ///
+        /// # Errors
+        ///
+        /// `ENOSYS`, always.
+        pub fn shared(_file: impl AsFd, _lines: u32) -> io::Result<Self> {
+            Err(rustix::io::Errno::NOSYS.into())
         }
 
         /// Returns line `index`, or the scratch line if there is no such line.

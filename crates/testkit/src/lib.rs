@@ -12,6 +12,7 @@
 //! | [`linearize`] | there is a sequential model that says which answers are right |
 //! | [`alloc`] | a path must not allocate, or must give back what it took |
 //! | [`seal`] | a path must not store to memory that another thread can reach |
+//! | `lines` | two operations must not write what the other touches (x86-64) |
 //! | [`sysv`] | the host kernel's semaphores are the oracle |
 //! | [`reexec`] | a test needs one CPU, a low limit, or a process that dies |
 //!
@@ -28,8 +29,11 @@
 //! (controls that must fail).
 
 pub mod alloc;
+pub mod fork;
 pub mod history;
 pub mod linearize;
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+pub mod lines;
 pub mod race;
 mod real;
 pub mod reexec;

@@ -194,11 +194,7 @@ impl Phase {
     /// Panics if the calling thread's own stack would be sealed, which means that the thread was
     /// created in the phase, or if the kernel refuses.
     pub fn protect(self, reach: Reach) -> Sealed {
-        // ORDERING: Relaxed. The callers' threads are quiet by the rules of the module; one that
-        // still allocates gets a block of the region and dies at its first store, which is right.
-        self.seal.is_building.store(false, Ordering::Relaxed);
-        let mut built = Ranges::read(Reach::Built);
-        built.subtract(&self.before);
+        let mut built = self.into_ranges();
         if reach == Reach::WithStatics {
             let mut statics = Ranges::read(Reach::WithStatics);
             statics.subtract(&Ranges::read(Reach::Built));
@@ -209,6 +205,16 @@ impl Phase {
         let sealed = Sealed { ranges: built };
         sealed.set(MprotectFlags::READ);
         sealed
+    }
+
+    /// Ends the phase, and returns what was built.
+    pub(crate) fn into_ranges(self) -> Ranges {
+        // ORDERING: Relaxed. The callers' threads are quiet by the rules of the module; one that
+        // still allocates gets a block of the region and dies at its first store, which is right.
+        self.seal.is_building.store(false, Ordering::Relaxed);
+        let mut built = Ranges::read(Reach::Built);
+        built.subtract(&self.before);
+        built
     }
 }
 
@@ -289,13 +295,13 @@ pub fn prove<S>(
 
 /// A range of addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Range {
-    start: usize,
-    end: usize,
+pub(crate) struct Range {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
 }
 
 /// A sorted list of ranges that needs no allocator.
-struct Ranges {
+pub(crate) struct Ranges {
     list: [Range; RANGES_MAX],
     len: usize,
 }
@@ -346,7 +352,7 @@ impl Ranges {
         ranges
     }
 
-    fn iter(&self) -> impl Iterator<Item = &Range> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Range> {
         self.list[..self.len].iter()
     }
 
@@ -360,7 +366,7 @@ impl Ranges {
         other.iter().for_each(|range| self.push(*range));
     }
 
-    fn contains(&self, address: usize) -> bool {
+    pub(crate) fn contains(&self, address: usize) -> bool {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 

@@ -1,10 +1,13 @@
-//! The host kernel's semaphores, as an oracle and for a comparison.
+//! The host kernel's semaphores, message queues and shared memory, as an oracle and for a comparison.
 //!
 //! Plain calls with integers, and errors as numbers. They act on the IPC namespace of the calling
 //! thread; [`unshare_ipc`] gives it one of its own.
 //!
 //! Source: semget(2), semop(2), semctl(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
+
+pub mod msg;
+pub mod shm;
 
 use std::io;
 
@@ -215,4 +218,36 @@ pub fn thread_id() -> i32 {
 pub fn send_usr1(pid: u32, thread: i32) -> Result<i32, i32> {
     // SAFETY: the call takes numbers.
     check(unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, libc::SIGUSR1) } as i32)
+}
+
+/// Forks a child that does nothing until it is ended, or its parent ends; returns its pid.
+///
+/// # Errors
+///
+/// The errno of fork(2).
+pub fn fork_idle() -> Result<i32, i32> {
+    // SAFETY: the child calls nothing but system calls, which is what may be done in a copy of a process
+    // with several threads.
+    let child = check(unsafe { libc::fork() })?;
+    if child != 0 {
+        return Ok(child);
+    }
+    // SAFETY: the call takes numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    loop {
+        // SAFETY: the call takes nothing.
+        unsafe { libc::pause() };
+    }
+}
+
+/// Kills a child, and waits until it is gone.
+///
+/// # Errors
+///
+/// The errno of the call that failed.
+pub fn end_child(child: i32) -> Result<i32, i32> {
+    // SAFETY: the call takes numbers.
+    check(unsafe { libc::kill(child, libc::SIGKILL) })?;
+    // SAFETY: no status is asked for.
+    check(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) })
 }

@@ -12,8 +12,9 @@ use crate::source::{RustFile, has_word};
 use std::collections::BTreeMap;
 
 /// Files that may name the standard library's atomics and threads, each with its reason.
-const PRIMITIVES: [(&str, &str); 3] = [
+const PRIMITIVES: [(&str, &str); 4] = [
     ("crates/sync/src/primitives.rs", "the switch between the real ones and the models'"),
+    ("crates/sync/src/primitives/crash.rs", "words that stop their thread"),
     ("crates/testkit/src/real.rs", "allocators and watchdogs run below and beside a model"),
     ("xtask/src/process.rs", "chores use the standard library only and are never modelled"),
 ];

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod fixtures;
+mod ipc;
 mod mistakes;
 mod mounting;
 mod store;

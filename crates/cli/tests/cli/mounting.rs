@@ -107,6 +107,32 @@ fn daemon_returns_when_the_mount_works() {
 }
 
 #[test]
+fn stat_shows_the_counters_of_a_store() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let (path, source) = (folder.path("m"), format!("store:{}", folder.path("store").display()));
+    let _server = Server::of(&source, &["-o", "size=1g,commit=0"], &path);
+    let file = fs::File::create(path.join("file")).expect("a file");
+    file.sync_all().expect("fsync");
+    let directory = fs::File::open(&path).expect("a directory");
+    fs::write(path.join("other"), "x").expect("a file");
+    directory.sync_all().expect("fsync of a directory");
+    let output = run({
+        let mut command = corewalk(&["stat", "--json"]);
+        command.arg(&path);
+        command
+    });
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let count = |name: &str| json[name].as_u64().unwrap_or_else(|| panic!("{name} in {json}"));
+    assert_eq!((count("store_inodes"), count("store_used_bytes")), (3, 4096));
+    assert_eq!((count("store_commits"), count("store_syncs")), (2, 2), "both reach the store");
+    assert_eq!((count("store_has_reserve"), count("store_is_read_only")), (1, 0));
+    assert_eq!(count("store_free_bytes"), (1 << 30) - 4096);
+}
+
+#[test]
 fn stat_shows_the_counters() {
     if !can_mount() {
         return;

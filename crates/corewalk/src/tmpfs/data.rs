@@ -25,7 +25,8 @@
 
 use std::ops::Range;
 
-use super::budget::Budget;
+use corewalk_sync::Budget;
+
 use super::pages::{PAGE_BYTES, PageMap};
 use crate::Errno;
 use crate::fs::{Fallocate, Seek};
@@ -103,7 +104,7 @@ impl FileContent {
         let bytes = &bytes[..(bytes.len() as u64).min(room) as usize];
         let end = offset + bytes.len() as u64;
         let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
-        let mut grants = space.take_units(self.missing_in(&pages), PAGE_BYTES);
+        let mut grants = space.take_up_to(self.missing_in(&pages), PAGE_BYTES);
         let done = self.map_mut().write(offset, bytes, &mut grants);
         debug_assert_eq!(grants, 0, "a write ends only when it is done or has no grants");
         match done {
@@ -297,7 +298,7 @@ mod tests {
     use super::*;
 
     fn limited(pages: u64) -> Budget {
-        Budget::new(Some(pages * PAGE_BYTES))
+        Budget::new(Some(pages * PAGE_BYTES), 0)
     }
 
     #[test]
@@ -318,7 +319,7 @@ mod tests {
 
     #[test]
     fn sizes_beyond_the_largest_are_efbig() {
-        let (space, mut file) = (Budget::new(None), FileContent::default());
+        let (space, mut file) = (Budget::new(None, 0), FileContent::default());
         assert_eq!(file.write(SIZE_MAX, b"x", &space), Err(Errno::FBIG));
         assert_eq!(file.write(u64::MAX, b"x", &space), Err(Errno::FBIG));
         assert_eq!(file.write(SIZE_MAX - 2, b"xyz", &space), Ok(2));
@@ -359,7 +360,7 @@ mod tests {
 
     #[test]
     fn allocate_with_bad_arguments_fails() {
-        let (space, mut file) = (Budget::new(None), FileContent::default());
+        let (space, mut file) = (Budget::new(None, 0), FileContent::default());
         file.write(0, &[1; 3 * 4096], &space).unwrap();
         use Fallocate as F;
         for (offset, len, how, errno) in [
@@ -383,7 +384,7 @@ mod tests {
 
     #[test]
     fn file_cut_and_grown_reads_zeros() {
-        let (space, mut file) = (Budget::new(None), FileContent::default());
+        let (space, mut file) = (Budget::new(None, 0), FileContent::default());
         file.write(0, &[1; 5000], &space).unwrap();
         file.set_size(4100, &space).unwrap();
         file.set_size(10, &space).unwrap();

@@ -50,7 +50,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::budget::Budget;
+use corewalk_sync::Budget;
+
 use crate::Errno;
 use crate::attr::{FileKind, Timespec};
 

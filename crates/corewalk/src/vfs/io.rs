@@ -159,6 +159,13 @@ impl Vfs {
         self.fs(inode.slot).statfs()
     }
 
+    /// Calls `sink` with the counts of the back end that `inode` is in; see [`FileSystem::counters`].
+    ///
+    /// [`FileSystem::counters`]: crate::FileSystem::counters
+    pub fn backend_counters(&self, inode: &InodeRef<'_>, sink: &mut dyn FnMut(&'static str, u64)) {
+        self.fs(inode.slot).counters(sink);
+    }
+
     /// Changes the allocation of a file that the caller has opened for writing. As for a write,
     /// set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`.
     ///

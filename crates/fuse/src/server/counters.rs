@@ -122,8 +122,13 @@ impl Counters {
     /// assert!(json.contains("\"hits\":7"));
     /// ```
     pub fn to_json(&self) -> String {
+        self.to_json_with(&[])
+    }
+
+    /// Returns the counts, and behind them those of the back end, as one JSON object.
+    pub(crate) fn to_json_with(self, own: &[(&'static str, u64)]) -> String {
         let mut json = String::from("{");
-        for (at, (name, value)) in self.fields().into_iter().enumerate() {
+        for (at, (name, value)) in self.fields().iter().chain(own).enumerate() {
             let comma = if at == 0 { "" } else { "," };
             write!(json, "{comma}\"{name}\":{value}").expect("a string grows");
         }

@@ -41,7 +41,9 @@ impl Server {
     ) -> Result<XattrAnswer, Errno> {
         let inode = self.inode(node)?;
         if node == ROOT_NODE && name == XATTR_STAT.as_bytes() {
-            return fit(self.counters().to_json().into_bytes(), size);
+            let mut own = Vec::new();
+            self.vfs.backend_counters(&inode, &mut |name, value| own.push((name, value)));
+            return fit(self.counters().to_json_with(&own).into_bytes(), size);
         }
         fit(self.vfs.getxattr(&self.cred(caller), &inode, name)?, size)
     }

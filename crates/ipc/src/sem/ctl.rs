@@ -16,6 +16,7 @@ use super::word::Word;
 use crate::ids::{Object, SLOTS_MAX, touch_ctime};
 use crate::namespace::{SEMVMX, now_s};
 use crate::perm::Perm;
+use crate::process::Look;
 use crate::task::Task;
 
 /// Remove the object.
@@ -119,7 +120,7 @@ impl Task {
     /// Those of [`Task::sem_getval`].
     pub fn sem_getall(&self, semid: i32) -> Result<Vec<u16>, Errno> {
         let (set, _) = self.sem_obtain(semid, READ, GETALL)?;
-        let guard = set.lock(self.index)?;
+        let guard = set.lock(self.owner)?;
         let mut txn = Txn::new(&guard);
         (0..set.place.nsems as u16).map(|num| Ok(txn.value(num)? as u16)).collect()
     }
@@ -134,13 +135,13 @@ impl Task {
         if !(0..=SEMVMX).contains(&value) {
             return Err(Errno::RANGE);
         }
-        let object = self.shared.sem_ids().obtain_object_check(semid)?;
+        let object = self.sem_ids().obtain_object_check(semid)?;
         let set = Set::new(&self.shared, &object);
         let num = in_range(set, semnum)?;
-        self.permission(&object.perm, WRITE)?;
+        self.permission(&object, WRITE)?;
         // Linux hides what the security module says here.
-        self.may_semctl(Some(&object.perm), SETVAL).map_err(|_| Errno::ACCESS)?;
-        let guard = set.lock(self.index)?;
+        self.may_semctl(Some(&object.perm()), SETVAL).map_err(|_| Errno::ACCESS)?;
+        let guard = set.lock(self.owner)?;
         self.set_values(guard, &[num], |_| value)
     }
 
@@ -157,7 +158,7 @@ impl Task {
         if values.iter().any(|value| i32::from(*value) > SEMVMX) {
             return Err(Errno::RANGE);
         }
-        let guard = set.lock(self.index)?;
+        let guard = set.lock(self.owner)?;
         let nums: Vec<u16> = (0..set.place.nsems as u16).collect();
         self.set_values(guard, &nums, |num| i32::from(values[usize::from(num)]))
     }
@@ -168,8 +169,8 @@ impl Task {
     ///
     /// `EACCES`: no read permission; `EINVAL`: there is no such set.
     pub fn sem_stat(&self, semid: i32) -> Result<SemStat, Errno> {
-        let object = self.shared.sem_ids().obtain_object_check(semid)?;
-        self.permission(&object.perm, READ)?;
+        let object = self.sem_ids().obtain_object_check(semid)?;
+        self.permission(&object, READ)?;
         self.stat_of(&object, IPC_STAT)
     }
 
@@ -180,7 +181,7 @@ impl Task {
     /// Those of [`Task::sem_stat`].
     pub fn sem_stat_index(&self, index: i32) -> Result<SemStat, Errno> {
         let object = self.object_at(index)?;
-        self.permission(&object.perm, READ)?;
+        self.permission(&object, READ)?;
         self.stat_of(&object, SEM_STAT)
     }
 
@@ -201,12 +202,12 @@ impl Task {
     /// `EINVAL`: there is no such set, or an id of `-1`; `EPERM`: the caller is neither its owner nor
     /// its creator, and has no `CAP_SYS_ADMIN`.
     pub fn sem_set(&self, semid: i32, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
-        let ids = self.shared.sem_ids().lock(self.index);
+        let ids = self.sem_ids().lock()?;
         let object = self.pre_down(&ids, semid, IPC_SET)?;
         if uid == u32::MAX || gid == u32::MAX {
             return Err(Errno::INVAL);
         }
-        let _guard = Set::new(&self.shared, &object).lock(self.index)?;
+        let _guard = Set::new(&self.shared, &object).lock(self.owner)?;
         ids.update_perm(&object, uid, gid, mode, now_s());
         Ok(())
     }
@@ -218,14 +219,14 @@ impl Task {
     /// What the security hook returns.
     pub fn sem_totals(&self) -> Result<SemTotals, Errno> {
         self.may_semctl(None, SEM_INFO)?;
-        let ids = self.shared.sem_ids().lock(self.index);
+        let ids = self.sem_ids().lock()?;
         let index_max = ids.index_max().unwrap_or(0);
         Ok(SemTotals { sets: ids.in_use(), sems: ids.used(), index_max })
     }
 
     /// Returns how many semaphores a set has.
     pub(crate) fn sem_nsems(&self, semid: i32) -> Result<usize, Errno> {
-        let object = self.shared.sem_ids().obtain_object_check(semid)?;
+        let object = self.sem_ids().obtain_object_check(semid)?;
         Ok(Set::new(&self.shared, &object).place.nsems as usize)
     }
 
@@ -237,10 +238,15 @@ impl Task {
     }
 
     fn sem_obtain(&self, semid: i32, flag: u32, cmd: i32) -> Result<(Set<'_>, Object), Errno> {
-        let object = self.shared.sem_ids().obtain_object_check(semid)?;
-        self.permission(&object.perm, flag)?;
-        self.may_semctl(Some(&object.perm), cmd)?;
-        Ok((Set::new(&self.shared, &object), object))
+        let object = self.sem_ids().obtain_object_check(semid)?;
+        self.permission(&object, flag)?;
+        self.may_semctl(Some(&object.perm()), cmd)?;
+        let set = Set::new(&self.shared, &object);
+        if set.has_holders() {
+            // What the dead would have taken back is no answer.
+            self.look_after(set, Look::Quick);
+        }
+        Ok((set, object))
     }
 
     /// Returns the word of a semaphore at an instant at which no change is half done.
@@ -252,8 +258,8 @@ impl Task {
             return Ok(word);
         }
         // A frozen word may belong to a change that others have seen in part.
-        let guard = set.lock(self.index)?;
-        let word = set.freeze(num, self.index)?;
+        let guard = set.lock(self.owner)?;
+        let word = guard.freeze(num)?;
         set.thaw(num, word);
         drop(guard);
         Ok(word)
@@ -262,19 +268,23 @@ impl Task {
     fn sem_count(&self, semid: i32, semnum: i32, cmd: i32, awaited: Awaited) -> Result<i32, Errno> {
         let (set, _) = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
-        let guard = set.lock(self.index)?;
+        if set.has_absent(num) {
+            // The dead wait for nothing.
+            self.look_after(set, Look::Quick);
+        }
+        let guard = set.lock(self.owner)?;
         Ok(queue::count(&guard, num, awaited))
     }
 
     fn object_at(&self, index: i32) -> Result<Object, Errno> {
         let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
-        self.shared.sem_ids().obtain_object(index & (SLOTS_MAX - 1))
+        self.sem_ids().obtain_object(index & (SLOTS_MAX - 1))
     }
 
     fn stat_of(&self, object: &Object, cmd: i32) -> Result<SemStat, Errno> {
-        self.may_semctl(Some(&object.perm), cmd)?;
+        self.may_semctl(Some(&object.perm()), cmd)?;
         let set = Set::new(&self.shared, object);
-        let Object { perm, ctime: ctime_s, .. } = *object;
+        let (perm, ctime_s) = (object.perm(), object.ctime);
         let (otime_s, nsems) = (set.otime(), set.place.nsems);
         Ok(SemStat { id: object.id(), perm, otime_s, ctime_s, nsems })
     }
@@ -292,16 +302,16 @@ impl Task {
             undo::clear(&mut txn, *num)?;
         }
         let completed = queue::update(&mut txn, Changed::Nums(nums))?;
-        txn.commit();
+        let is_any = completed.is_any();
+        let wakes = txn.commit(completed);
         let set = guard.set;
         let now_s = now_s();
-        touch_ctime(self.shared.sem_ids(), set.index, now_s);
-        if completed.is_any() {
+        touch_ctime(self.sem_ids(), set.index, now_s);
+        if is_any {
             set.touch_otime(0, now_s);
         }
-        let wakes = completed.tell(&self.shared);
         drop(guard);
-        queue::wake(&self.shared, &wakes);
+        self.wake(wakes);
         Ok(())
     }
 }

@@ -5,15 +5,16 @@
 use corewalk_sync::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
-use super::queue::{self, Completed};
+use super::queue::{self, Completed, Wakes};
 use super::set::{
-    ALTER_LIST, COMMIT, COMPLEX_COUNT, CONST_LIST, LIVE, OTIME, Place, REDO, SEM_ALTER_LIST,
-    SEM_CONST_LIST, Set, UNDO_LIST, UNDO_LOG, WORD,
+    ALTER_LIST, COMMIT, COMPLEX_COUNT, CONST_LIST, LIVE, LOG, OTIME, Place, REDO, SEM_ALTER_LIST,
+    SEM_CONST_LIST, Set, TICKET, UNDO_LIST, WORD,
 };
 use super::undo;
 use super::word::{TAG_MASK, Word};
 use crate::field::{get, put};
 use crate::ids::{IPC_PRIVATE, IdsGuard, Object};
+use crate::lock::Owner;
 use crate::namespace::now_s;
 use crate::perm::Perm;
 use crate::task::Task;
@@ -56,7 +57,7 @@ impl Task {
         let limits = &self.shared.limits;
         let nsems = u32::try_from(nsems).ok().filter(|nsems| *nsems <= limits.semmsl);
         let nsems = nsems.ok_or(Errno::INVAL)?;
-        let ids = self.shared.sem_ids().lock(self.index);
+        let ids = self.sem_ids().lock()?;
         let found = if key == IPC_PRIVATE { None } else { ids.find_key(key) };
         let Some(object) = found else {
             if key != IPC_PRIVATE && semflg & IPC_CREAT == 0 {
@@ -70,9 +71,9 @@ impl Task {
         if nsems > Set::new(&self.shared, &object).place.nsems {
             return Err(Errno::INVAL);
         }
-        self.permission(&object.perm, semflg.cast_unsigned())?;
+        self.permission(&object, semflg.cast_unsigned())?;
         if let Some(hook) = &self.shared.hook {
-            hook.associate(&self.cred.whole(), &object.perm, semflg.cast_unsigned())?;
+            hook.associate(&self.cred.whole(), &object.perm(), semflg.cast_unsigned())?;
         }
         Ok(object.id())
     }
@@ -101,22 +102,21 @@ impl Task {
     /// Puts the semaphores of a new set in place; nobody can find them yet.
     fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
         let shared = &*self.shared;
-        let base = shared.layout.sems.alloc(&shared.region, nsems, self.index);
-        let base = base.ok_or(Errno::NOMEM)?;
+        let base = shared.layout.sems.alloc(shared, nsems, self.owner, index)?;
         let last = Word(get(&shared.region.line(base)[WORD]));
         let place = Place { base, nsems, tag: (last.tag() + 1) & TAG_MASK };
         let set = Set { shared, index, place };
-        let guard = set.lock_new(self.index);
+        let guard = set.lock_new(self.owner)?;
         for num in 0..nsems as u16 {
             let line = set.sem(num);
-            [OTIME, SEM_ALTER_LIST, SEM_CONST_LIST, UNDO_LOG, REDO]
+            [OTIME, SEM_ALTER_LIST, SEM_CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
             // ORDERING(ipc-word): Release. Who still has the number of this line from another set
             // sees another tag, or nothing of this.
             line[WORD].store(Word::new(place.tag).0, Ordering::Release);
         }
-        [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT]
+        [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
             .into_iter()
             .for_each(|word| put(guard.field(word), 0));
         put(guard.field(LIVE), place.payload());
@@ -130,24 +130,16 @@ impl Task {
     /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator, and
     /// has no `CAP_SYS_ADMIN`.
     pub fn sem_rmid(&self, semid: i32) -> Result<(), Errno> {
-        let ids = self.shared.sem_ids().lock(self.index);
+        let ids = self.sem_ids().lock()?;
         let object = self.pre_down(&ids, semid, super::ctl::IPC_RMID)?;
         let set = Set::new(&self.shared, &object);
-        let guard = set.lock(self.index)?;
+        // What is not there under its lock was never there.
+        drop(set.lock(self.owner)?);
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
-        for num in 0..set.place.nsems as u16 {
-            // Only a hostile word is not there to be ended.
-            let _ended = set.kill(num);
-        }
-        let completed: Completed = queue::end_all(&guard);
-        undo::free_all(&guard);
-        put(guard.field(LIVE), 0);
-        let wakes = completed.tell(&self.shared);
-        drop(guard);
-        self.shared.layout.sems.free(&self.shared.region, set.place.base, self.index);
+        let wakes = set.remove(self.owner)?;
         drop(ids);
-        queue::wake(&self.shared, &wakes);
+        self.wake(wakes);
         Ok(())
     }
 
@@ -163,10 +155,37 @@ impl Task {
         cmd: i32,
     ) -> Result<Object, Errno> {
         let object = ids.obtain_object_check(semid)?;
-        if !self.cred.may_control(&object.perm) {
+        if !self.cred.may_control(&object.perm()) {
             return Err(Errno::PERM);
         }
-        self.may_semctl(Some(&object.perm), cmd)?;
+        self.may_semctl(Some(&object.perm()), cmd)?;
         Ok(object)
+    }
+}
+
+impl Set<'_> {
+    /// Ends a set that cannot be found any more: its semaphores, waits and undo records. The lock of the
+    /// kind is held. Who dies here leaves the rest to the next holder of that lock.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if it is gone already; `EIO` if somebody does not let go of it.
+    pub(super) fn remove(self, owner: Owner) -> Result<Wakes, Errno> {
+        let guard = self.lock(owner)?;
+        for num in 0..self.place.nsems as u16 {
+            match guard.kill(num) {
+                // Only a hostile word, or one that was ended before its ender died.
+                Ok(_) | Err(Errno::IDRM) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let completed: Completed = queue::end_all(&guard);
+        undo::free_all(&guard);
+        let wakes = completed.tell(self.shared);
+        // Last: until here there is something to be ended.
+        put(guard.field(LIVE), 0);
+        drop(guard);
+        self.shared.layout.sems.free(self.shared, self.place.base, owner);
+        Ok(wakes)
     }
 }

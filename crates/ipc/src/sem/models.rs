@@ -10,7 +10,7 @@ use crate::task::Task;
 
 /// Adds one to the first semaphore of a set, whoever waits, and whatever the word's tag says.
 pub(crate) fn blind_add(task: &Task, id: i32) -> Result<(), Errno> {
-    let object = task.shared.sem_ids().obtain_object_check(id)?;
+    let object = task.sem_ids().obtain_object_check(id)?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
         // ORDERING: Acquire. Strong enough; it is the check that is left out.
@@ -26,9 +26,9 @@ pub(crate) fn blind_add(task: &Task, id: i32) -> Result<(), Errno> {
 
 /// Adds one to the first semaphore of a set, and to the adjustment once the word was let go.
 pub(crate) fn blind_undo(task: &Task, id: i32) -> Result<(), Errno> {
-    let object = task.shared.sem_ids().obtain_object_check(id)?;
+    let object = task.sem_ids().obtain_object_check(id)?;
     let set = Set::new(&task.shared, &object);
-    let record = task.cached_undo(set.index, set.place.tag).expect("it was used before");
+    let record = undo::cached(set, task).expect("it was used before");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
     // ORDERING: AcqRel. Strong enough; it is the freeze that is left out.

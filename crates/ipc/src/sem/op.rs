@@ -11,25 +11,33 @@
 //!
 //! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
 
-use corewalk_sync::futex::{self, Deadline, Ended};
+use corewalk_sync::futex::{self, Deadline, Ended, Scope};
 use corewalk_sync::primitives::atomic::Ordering;
 use rustix::io::Errno;
+use smallvec::SmallVec;
 use std::time::Duration;
 
 use super::SemBuf;
-use super::queue::{self, Changed, Completed, Node};
+use super::log::Log;
+use super::queue::{self, Changed, Completed, Node, Wakes};
+use super::reap::{end_abandoned, tasks_of};
 use super::set::{Set, WORD};
 use super::txn::{Call, Txn, Verdict};
 use super::undo;
 use super::word::Word;
+use crate::ids::Object;
 use crate::namespace::{SEMAEM, SEMVMX, now_s};
-use crate::perm::Perm;
+use crate::process::Look;
+use crate::recover::{self, HEARTBEAT_NS};
 use crate::task::Task;
 
 /// Bits of the mode that altering asks for.
 pub(super) const WRITE: u32 = 0o222;
 /// Bits of the mode that reading, and waiting for zero, asks for.
 pub(super) const READ: u32 = 0o444;
+
+/// Numbers of tasks.
+pub(super) type Tasks = SmallVec<[u32; 8]>;
 
 /// Lost races for a word before a call takes the lock instead.
 const TRIES_MAX: u32 = if corewalk_sync::primitives::IS_MODEL { 2 } else { 1000 };
@@ -44,6 +52,7 @@ impl Task {
     /// - `EAGAIN`: it would have to wait, and the operation that blocks has `IPC_NOWAIT`.
     /// - `EFBIG`: a semaphore's number is not below the number of semaphores.
     /// - `EIDRM`: the set was removed meanwhile.
+    /// - `EIO`: a process that lives does not let go of the set for 10 s, also when the wait is to end.
     /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
     /// - `EINVAL`: there is no such set, or there are no operations.
     /// - `ENOMEM`: no room for an undo record or for the waiting call.
@@ -87,13 +96,13 @@ impl Task {
         if sops.is_empty() {
             return Err(Errno::INVAL);
         }
-        let object = self.shared.sem_ids().obtain_object_check(semid)?;
+        let object = self.sem_ids().obtain_object_check(semid)?;
         let set = Set::new(&self.shared, &object);
         if let [sop] = sops {
             if u32::from(sop.sem_num) >= set.place.nsems {
                 return Err(Errno::FBIG);
             }
-            self.may_semop(&object.perm, sop.sem_op != 0)?;
+            self.may_semop(&object, sop.sem_op != 0)?;
             if let Some(done) = self.semop_single(set, *sop) {
                 return done;
             }
@@ -101,31 +110,35 @@ impl Task {
             if sops.iter().any(|sop| u32::from(sop.sem_num) >= set.place.nsems) {
                 return Err(Errno::FBIG);
             }
-            self.may_semop(&object.perm, is_alter(sops))?;
+            self.may_semop(&object, is_alter(sops))?;
             if let Some(done) = self.semop_several(set, sops) {
                 return done;
             }
         }
-        self.semop_locked(set, sops, timeout)
+        let deadline = timeout.map_or(Deadline::NEVER, deadline_after);
+        if !self.abandoned.lock().is_empty() {
+            recover::reap_absent(&self.shared, self.owner, end_abandoned(self, Some(set))?);
+        }
+        let done = self.semop_locked(semid, set, sops, deadline);
+        if done == Err(Errno::AGAIN) && set.has_holders() && self.look_after(set, Look::Quick) {
+            return self.semop_locked(semid, set, sops, deadline);
+        }
+        done
     }
 
     #[inline]
-    fn may_semop(&self, perm: &Perm, is_alter: bool) -> Result<(), Errno> {
-        self.permission(perm, if is_alter { WRITE } else { READ })?;
+    fn may_semop(&self, object: &Object, is_alter: bool) -> Result<(), Errno> {
+        self.permission(object, if is_alter { WRITE } else { READ })?;
         match &self.shared.hook {
             None => Ok(()),
-            Some(hook) => hook.sem_semop(&self.cred.whole(), perm, is_alter),
+            Some(hook) => hook.sem_semop(&self.cred.whole(), &object.perm(), is_alter),
         }
     }
 
     /// Carries out one operation in one step; returns none if that needs the set's lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Option<Result<(), Errno>> {
-        let record = if sop.is_undo() && sop.sem_op != 0 {
-            self.cached_undo(set.index, set.place.tag)?
-        } else {
-            0
-        };
+        let record = if sop.is_undo() && sop.sem_op != 0 { undo::cached(set, self)? } else { 0 };
         let cell = &set.sem(sop.sem_num)[WORD];
         for _ in 0..TRIES_MAX {
             let seen = match set.word(sop.sem_num) {
@@ -138,7 +151,9 @@ impl Task {
             let op = i32::from(sop.sem_op);
             let (value, result) = (seen.value(), seen.value() + op);
             if result < 0 || (op == 0 && value != 0) {
-                return sop.is_nowait().then_some(Err(Errno::AGAIN));
+                // Somebody may have died with what this call wants.
+                let is_refused = sop.is_nowait() && !set.has_holders();
+                return is_refused.then_some(Err(Errno::AGAIN));
             }
             if result > SEMVMX {
                 return Some(Err(Errno::RANGE));
@@ -147,7 +162,7 @@ impl Task {
                 return None;
             }
             let after = seen.with(result, self.pid);
-            let next = if record == 0 { after } else { seen.freeze(self.index) };
+            let next = if record == 0 { after } else { seen.freeze(self.owner.index) };
             // ORDERING(ipc-word): AcqRel. What tasks did before their operations happens before
             // those that come after. The tag in the word says that the set is still there.
             let swapped =
@@ -171,8 +186,10 @@ impl Task {
         let next = adj - i32::from(sop.sem_op);
         let is_in_range = (-SEMAEM - 1..=SEMAEM).contains(&next);
         if is_in_range {
-            undo::log_old_adj(&set, record, sop.sem_num, adj, seen);
+            Log::Single { record, adj }.write(&set, sop.sem_num, seen);
             undo::store_adj(&self.shared, record, sop.sem_num, next);
+        } else {
+            Log::Void.write(&set, sop.sem_num, seen);
         }
         set.thaw(sop.sem_num, if is_in_range { after } else { seen });
         is_in_range
@@ -182,12 +199,12 @@ impl Task {
     #[cold]
     fn semop_locked(
         &self,
+        semid: i32,
         set: Set<'_>,
         sops: &[SemBuf],
-        timeout: Option<Duration>,
+        deadline: Deadline,
     ) -> Result<(), Errno> {
-        let deadline = timeout.map_or(Deadline::NEVER, deadline_after);
-        let guard = set.lock(self.index)?;
+        let guard = set.lock(self.owner)?;
         let has_undo = sops.iter().any(|sop| sop.is_undo());
         let undo = if has_undo { undo::find_alloc(&guard, self)? } else { 0 };
         let call = Call { sops, undo, pid: self.pid };
@@ -200,29 +217,42 @@ impl Task {
                 } else {
                     Completed::default()
                 };
-                txn.commit();
+                let wakes = txn.commit(completed);
                 set.touch_otime(sops[0].sem_num, now_s());
-                let wakes = completed.tell(&self.shared);
                 drop(guard);
-                queue::wake(&self.shared, &wakes);
+                self.wake(wakes);
                 Ok(())
             }
             Verdict::Blocks(at) => {
-                let node = Node::alloc(&self.shared, call, at, self.index)?;
-                queue::enqueue(&mut txn, node, sops)?;
+                let node = Node::alloc(&self.shared, call, at, self.owner)?;
+                if let Err(errno) = queue::enqueue(&mut txn, node, sops) {
+                    node.free(self.owner);
+                    return Err(errno);
+                }
                 self.begin_wait(node.line);
-                txn.commit();
+                txn.commit(Completed::default());
                 drop(guard);
-                let result = self.wait(set, node, deadline);
+                let result = self.wait(semid, set, node, deadline);
                 self.end_wait(node.line);
-                node.free(self.index);
+                if result == Err(Errno::IO) {
+                    // It is still in its queues, where others would meet whoever has the node next.
+                    self.abandoned.lock().push(node.line);
+                } else {
+                    node.free(self.owner);
+                }
                 result
             }
         }
     }
 
     /// Waits until the call of `node` is completed, or gives up.
-    fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
+    fn wait(
+        &self,
+        semid: i32,
+        set: Set<'_>,
+        node: Node<'_>,
+        deadline: Deadline,
+    ) -> Result<(), Errno> {
         loop {
             if let Some(outcome) = node.outcome() {
                 return outcome;
@@ -230,21 +260,76 @@ impl Task {
             if node.is_interrupted() {
                 return self.give_up(set, node, Errno::INTR);
             }
-            match futex::wait(node.status(), 0, deadline, self.shared.scope) {
+            let until = match self.shared.scope {
+                Scope::Private => deadline,
+                Scope::Shared => {
+                    let beat = futex::now().monotonic_ns.saturating_add(HEARTBEAT_NS);
+                    deadline.min(Deadline { monotonic_ns: beat })
+                }
+            };
+            match futex::wait(node.status(), 0, until, self.shared.scope) {
                 Ended::Woken => {}
-                Ended::TimedOut => return self.give_up(set, node, Errno::AGAIN),
+                Ended::TimedOut if until == deadline => {
+                    return self.give_up(set, node, Errno::AGAIN);
+                }
+                Ended::TimedOut => self.beat(semid, set, node)?,
                 Ended::Interrupted => return self.give_up(set, node, Errno::INTR),
             }
         }
     }
 
+    /// Looks whether anybody has died whose end this call waits for. Who does not let go of a lock does not end
+    /// the wait.
+    #[cold]
+    fn beat(&self, semid: i32, set: Set<'_>, node: Node<'_>) -> Result<(), Errno> {
+        if self.sem_ids().obtain_object_check(semid).is_err() {
+            // It was removed. If who removes it has died, the lock makes us end it.
+            drop(self.sem_ids().lock());
+        }
+        match set.lock(self.owner) {
+            Ok(guard) => {
+                let is_time = guard.is_time_to_look(futex::now());
+                drop(guard);
+                if is_time {
+                    self.look_after(set, Look::Close);
+                }
+                Ok(())
+            }
+            Err(Errno::IDRM) => node.outcome().unwrap_or(Err(Errno::IDRM)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Reaps tasks that have died with adjustments of a set, or waiting for it; returns whether there were
+    /// any.
+    #[cold]
+    pub(super) fn look_after(&self, set: Set<'_>, look: Look) -> bool {
+        let Ok(guard) = set.lock(self.owner) else { return false };
+        let tasks = tasks_of(&guard, self.owner);
+        drop(guard);
+        let is_gone = |task: &&u32| match look {
+            Look::Quick => self.shared.is_surely_dead(**task),
+            Look::Close => self.shared.is_dead(**task, None),
+        };
+        let gone = tasks.iter().filter(is_gone);
+        gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
+    }
+
+    /// Wakes tasks whose calls were completed; no lock is held. What a dead one was granted is taken back.
+    pub(super) fn wake(&self, wakes: Wakes) {
+        let absent = queue::wake(&self.shared, &wakes);
+        if !absent.is_empty() {
+            recover::reap_absent(&self.shared, self.owner, absent);
+        }
+    }
+
     /// Takes the node out of its queues with `errno`, unless the call was completed meanwhile.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
-        let guard = set.lock(self.index);
+        let guard = set.lock(self.owner);
         if let Some(outcome) = node.outcome() {
             return outcome;
         }
-        queue::dequeue(&guard?, node);
+        queue::withdraw(&guard?, node);
         Err(errno)
     }
 }

@@ -29,14 +29,18 @@ use smallvec::SmallVec;
 
 use super::SemBuf;
 use super::set::{
-    ALTER_LIST, COMPLEX_COUNT, CONST_LIST, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard,
+    ALTER_LIST, COMPLEX_COUNT, CONST_LIST, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard, TICKET,
+    TICKET_BITS, TICKET_MASK,
 };
 use super::txn::{Call, Txn, Verdict};
 use super::word::{ALTER, COMPLEX, ZERO};
-use crate::field::{get, high, low, pair, put};
+use crate::field::{errno_of, get, high, low, pair, put};
+use crate::ids::SLOTS_MAX;
+use crate::lock::Owner;
 use crate::namespace::Shared;
 
-// Words of a node's first line; 6 and 7 are the pool's. The operations follow, one a word.
+// Words of a node's first line; 6 and 7 are the pool's. The payload of the set follows, and the operations,
+// one a word.
 /// 0 while it waits; [`DONE`] and an errno; [`INTERRUPTED`].
 pub(crate) const STATUS: usize = 0;
 /// Neighbours in a queue of the set.
@@ -45,8 +49,10 @@ const SET_LINKS: usize = 1;
 const SEM_LINKS: usize = 2;
 /// Pid, and the undo record.
 const TASK: usize = 3;
-/// How many operations, which of them blocks, and whether one alters.
+/// How many operations, which of them blocks, whether one alters; what a commit is about to tell.
 const SHAPE: usize = 4;
+/// Which set it waits for, and its turn; 0 if it is in no queue.
+const PLACE: usize = 5;
 
 const DONE: u64 = 1;
 const ERRNO_SHIFT: u32 = 8;
@@ -55,17 +61,29 @@ pub(crate) const INTERRUPTED: u64 = 1 << 31;
 
 const ALTERS: u64 = 1 << 32;
 
+// What a commit is about to tell, in the shape.
+const PENDING: u64 = 1 << 33;
+const PENDING_SHIFT: u32 = 48;
+/// What was granted to a task that had died is taken back.
+const TAKEN_BACK: i32 = 0xffff;
+
+// Fields of a place: slot and tag of the set, and the ticket. Tags are counted by line: which set it is, the
+// payload says.
+const PLACE_SET: u64 = 1;
+const PLACE_TAG_SHIFT: u32 = 16;
+const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
+
 /// Operations of a node at most, whatever the region says.
 const SOPS_MAX: usize = 1 << 15;
 
-/// Nodes that a walk of a queue passes at most, whatever the region says.
-const WALK_MAX: u32 = 1 << 26;
-
 /// The operations of a node, copied.
-type Sops = SmallVec<[SemBuf; 4]>;
+pub(super) type Sops = SmallVec<[SemBuf; 4]>;
 
-/// Nodes whose tasks are to be woken once the lock is free.
-pub(super) type Wakes = SmallVec<[u32; 4]>;
+/// Nodes whose tasks are to be woken once the lock is free, and those tasks.
+pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
+
+/// Tasks that did not sleep when they were woken: they may have died.
+pub(crate) type Absent = SmallVec<[u32; 4]>;
 
 /// Returns true if the call of a node is neither completed nor asked to give up.
 pub(crate) fn is_waiting(status: &AtomicU64) -> bool {
@@ -94,11 +112,11 @@ impl<'s> Node<'s> {
         shared: &'s Shared,
         call: Call<'_>,
         blocking: usize,
-        owner: u32,
+        owner: Owner,
     ) -> Result<Self, Errno> {
         let count = u32::try_from(call.sops.len()).map_err(|_| Errno::TOOBIG)?;
-        let lines = 1 + count.div_ceil(8);
-        let line = shared.layout.waits.alloc(&shared.region, lines, owner).ok_or(Errno::NOMEM)?;
+        let lines = 1 + (1 + count).div_ceil(8);
+        let line = shared.layout.waits.alloc(shared, lines, owner, owner.index)?;
         let node = Self { shared, line };
         for (at, sop) in call.sops.iter().enumerate() {
             let [num, op, flg] = [sop.sem_num, sop.sem_op as u16, sop.sem_flg as u16];
@@ -108,12 +126,15 @@ impl<'s> Node<'s> {
         put(&first[TASK], pair(call.pid, call.undo));
         let alters = if call.sops.iter().any(|sop| sop.sem_op != 0) { ALTERS } else { 0 };
         put(&first[SHAPE], u64::from(count) | (blocking as u64) << 16 | alters);
+        put(&first[PLACE], 0);
         put(&first[STATUS], 0);
         Ok(node)
     }
 
-    pub(super) fn free(self, owner: u32) {
-        self.shared.layout.waits.free(&self.shared.region, self.line, owner);
+    pub(super) fn free(self, owner: Owner) {
+        // ORDERING(ipc-place): Release. It waits for nothing before it is free.
+        self.first()[PLACE].store(0, Ordering::Release);
+        self.shared.layout.waits.free(self.shared, self.line, owner);
     }
 
     /// Returns the word that the task sleeps on.
@@ -121,16 +142,77 @@ impl<'s> Node<'s> {
         &self.first()[STATUS]
     }
 
-    /// Returns what the call came to, or none if it still waits.
+    /// Returns what the call came to, or none if it still waits. What was taken back from a task that had
+    /// died is an error to whoever looks.
     pub(super) fn outcome(&self) -> Option<Result<(), Errno>> {
         let status = status_of(self.status());
         let errno = (status >> ERRNO_SHIFT & 0xffff) as i32;
-        (status & DONE != 0)
-            .then(|| if errno == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(errno)) })
+        (status & DONE != 0).then(|| if errno == 0 { Ok(()) } else { Err(errno_of(errno)) })
     }
 
     pub(super) fn is_interrupted(&self) -> bool {
         status_of(self.status()) & INTERRUPTED != 0
+    }
+
+    /// Returns the node at a line, whatever is there.
+    pub(super) fn at(shared: &'s Shared, line: u32) -> Self {
+        Self { shared, line }
+    }
+
+    /// Returns the set that the node waits for, if that is still there.
+    pub(super) fn awaited(&self) -> Option<Set<'s>> {
+        let place = self.place();
+        let slot = (place >> 1) as u32 & (SLOTS_MAX - 1);
+        let is_in_range = place != 0 && slot < self.shared.layout.sem_ids.slots;
+        let set = is_in_range.then(|| Set::at(self.shared, slot))?;
+        set.filter(|set| self.is_at(*set))
+    }
+
+    fn is_at(&self, set: Set<'_>) -> bool {
+        let is_place = self.place() & ((1 << TICKET_SHIFT) - 1) == place_of(set);
+        is_place && get(self.payload()) == set.place.payload()
+    }
+
+    /// Returns the word that says which set it waits for, as long as it has a place.
+    fn payload(&self) -> &'s AtomicU64 {
+        &self.shared.region.line(self.line.wrapping_add(1))[0]
+    }
+
+    /// Returns the node's turn, counted from `next`, which is the turn of nobody yet.
+    pub(super) fn turn(&self, next: u64) -> u64 {
+        (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
+    }
+
+    fn place(&self) -> u64 {
+        // ORDERING(ipc-place): Acquire. See `enqueue` and `free`.
+        self.first()[PLACE].load(Ordering::Acquire)
+    }
+
+    /// Returns what a commit is about to tell.
+    pub(super) fn pending(&self) -> Option<i32> {
+        let shape = get(&self.first()[SHAPE]);
+        (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
+    }
+
+    /// Notes what a commit is about to tell, or that none is.
+    pub(super) fn set_pending(&self, pending: Option<i32>) {
+        let shape = &self.first()[SHAPE];
+        let kept = get(shape) & !(PENDING | u64::MAX << PENDING_SHIFT);
+        let pending = pending.map_or(0, |errno| {
+            PENDING | u64::from(errno.cast_unsigned() & 0xffff) << PENDING_SHIFT
+        });
+        put(shape, kept | pending);
+    }
+
+    /// Returns true if what was granted, to a task that had died, is to be or was taken back.
+    pub(super) fn is_taken_back(&self) -> bool {
+        self.pending() == Some(TAKEN_BACK)
+    }
+
+    /// Returns the call of the node.
+    pub(super) fn call<'a>(&self, sops: &'a [SemBuf]) -> Call<'a> {
+        let task = get(&self.first()[TASK]);
+        Call { sops, pid: low(task), undo: high(task) }
     }
 
     fn first(&self) -> &'s Line {
@@ -138,6 +220,7 @@ impl<'s> Node<'s> {
     }
 
     fn sop_word(&self, at: usize) -> &'s AtomicU64 {
+        let at = at + 1;
         &self.shared.region.line(self.line.wrapping_add(1 + at as u32 / 8))[at % 8]
     }
 
@@ -159,9 +242,14 @@ impl<'s> Node<'s> {
     }
 
     /// Copies the operations. What is out of range of the set is left out: nobody wrote that.
-    fn sops(&self, nsems: u32) -> Sops {
+    pub(super) fn sops(&self, nsems: u32) -> Sops {
         let sops = (0..self.count()).map(|at| self.sop(at));
         sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
+    }
+
+    /// Returns true if all its operations are on one of `nsems` semaphores.
+    pub(super) fn is_within(&self, nsems: u32) -> bool {
+        (0..self.count()).all(|at| u32::from(self.sop(at).sem_num) < nsems)
     }
 
     fn blocking(&self) -> SemBuf {
@@ -234,38 +322,92 @@ impl<'s> Queue<'s> {
         put(self.ends, pair(first, last));
     }
 
-    /// Returns the nodes that follow each other, at most `WALK_MAX`.
+    /// Returns the nodes that follow each other, at most as many as there can be.
     fn nodes(self) -> impl Iterator<Item = u32> {
         let walk = std::iter::successors(self.first(), move |node| self.next(*node));
-        walk.take(WALK_MAX as usize)
+        walk.take(self.region.lines() as usize)
     }
 }
 
 /// Puts a node at the end of its queues, as part of `txn`, which has looked at all its operations.
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
-    let set = txn.set();
-    if let [sop] = sops {
-        let (list, waiters) =
-            if sop.sem_op == 0 { (SEM_CONST_LIST, ZERO) } else { (SEM_ALTER_LIST, ALTER) };
-        txn.set_waiters(sop.sem_num, waiters)?;
-        Queue::of_sem(set, sop.sem_num, list).push(node.line);
-    } else {
-        for sop in sops {
-            txn.set_waiters(sop.sem_num, COMPLEX)?;
-        }
-        let count = txn.guard().field(COMPLEX_COUNT);
+    for sop in sops {
+        txn.set_waiters(sop.sem_num, bit_of(sops, *sop))?;
+    }
+    let guard = txn.guard();
+    let ticket = get(guard.field(TICKET));
+    put(guard.field(TICKET), ticket & !TICKET_MASK | ticket.wrapping_add(1) & TICKET_MASK);
+    let place = place_of(guard.set) | (ticket & TICKET_MASK) << TICKET_SHIFT;
+    put(node.payload(), guard.set.place.payload());
+    // ORDERING(ipc-place): Release. All of the node is there before it waits.
+    node.first()[PLACE].store(place, Ordering::Release);
+    link(guard, node);
+    Ok(())
+}
+
+/// Returns the bit that says that a call with these operations may wait for the semaphore of `sop`.
+pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
+    match (sops.len(), sop.sem_op) {
+        (1, 0) => ZERO,
+        (1, _) => ALTER,
+        _ => COMPLEX,
+    }
+}
+
+/// Returns the place of nodes that wait for a set, without their tickets.
+fn place_of(set: Set<'_>) -> u64 {
+    PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
+}
+
+/// Puts a node at the end of its queues.
+pub(super) fn link(guard: &SetGuard<'_>, node: Node<'_>) {
+    let set = guard.set;
+    if node.is_complex() {
+        let count = guard.field(COMPLEX_COUNT);
         put(count, get(count).wrapping_add(1));
+    } else {
+        let sop = node.sop(0);
+        let list = if sop.sem_op == 0 { SEM_CONST_LIST } else { SEM_ALTER_LIST };
+        Queue::of_sem(set, sop.sem_num, list).push(node.line);
     }
     if node.is_alter() {
         Queue::of_set(set, ALTER_LIST).push(node.line);
     } else if node.is_complex() {
         Queue::of_set(set, CONST_LIST).push(node.line);
     }
-    Ok(())
+}
+
+/// Returns the nodes that wait for a set or have just done so, in no order, and their tasks.
+pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)> {
+    let shared = set.shared;
+    let nodes = shared.layout.waits.used(&shared.region);
+    let nodes = nodes.map(move |(line, task)| (Node { shared, line }, task));
+    nodes.filter(move |(node, _)| node.is_at(set))
+}
+
+/// Empties the queues of a set.
+pub(super) fn clear(guard: &SetGuard<'_>) {
+    let set = guard.set;
+    [ALTER_LIST, CONST_LIST, COMPLEX_COUNT].into_iter().for_each(|list| put(guard.field(list), 0));
+    for num in 0..set.place.nsems as u16 {
+        let line = set.sem(num);
+        for list in [SEM_ALTER_LIST, SEM_CONST_LIST] {
+            if get(&line[list]) != 0 {
+                put(&line[list], 0);
+            }
+        }
+    }
+}
+
+/// Ends the wait of a node that nobody has completed.
+pub(super) fn withdraw(guard: &SetGuard<'_>, node: Node<'_>) {
+    dequeue(guard, node);
+    // ORDERING(ipc-place): Release. It is in no queue once it says so.
+    node.first()[PLACE].store(0, Ordering::Release);
 }
 
 /// Takes a node out of its queues.
-pub(super) fn dequeue(guard: &SetGuard<'_>, node: Node<'_>) {
+fn dequeue(guard: &SetGuard<'_>, node: Node<'_>) {
     let set = guard.set;
     if node.is_alter() {
         Queue::of_set(set, ALTER_LIST).unlink(node.line);
@@ -303,29 +445,75 @@ impl Completed {
         self.nodes.iter().any(|(_, errno)| *errno == 0)
     }
 
+    /// Returns true if the last node is there a second time.
+    fn has_twice(&self, last: u32) -> bool {
+        let before = self.nodes.len().saturating_sub(1);
+        self.nodes[..before].iter().any(|(node, _)| *node == last)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Adds a node with what its call came to.
+    pub(super) fn push(&mut self, node: Node<'_>, errno: i32) {
+        self.nodes.push((node.line, errno));
+    }
+
+    /// Adds what is said of a node whose call is taken back after its task has died.
+    pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
+        self.push(node, TAKEN_BACK);
+    }
+
+    /// Notes in the nodes what `tell` is about to tell.
+    pub(super) fn log(&self, shared: &Shared) {
+        for (line, errno) in &self.nodes {
+            Node { shared, line: *line }.set_pending(Some(*errno));
+        }
+    }
+
     /// Tells the tasks, which may go on from now on. Returns whom to wake once the lock is free.
     pub(super) fn tell(self, shared: &Shared) -> Wakes {
+        let pool = shared.layout.waits;
         let tell = |(node, errno): (u32, i32)| {
+            let task = pool.whose(&shared.region, node).unwrap_or(u32::MAX);
             let status = DONE | u64::from(errno.cast_unsigned()) << ERRNO_SHIFT;
             // ORDERING(ipc-status): Release. What was done for the call happens before its task
             // goes on. The node is not looked at after this (trap I13).
             shared.region.line(node)[STATUS].store(status, Ordering::Release);
-            node
+            (node, task)
         };
         self.nodes.into_iter().map(tell).collect()
     }
 }
 
-/// Wakes the tasks of completed calls. No lock is held.
-pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
-    for node in wakes {
-        futex::wake(&shared.region.line(*node)[STATUS], 1, shared.scope);
+/// Wakes the tasks of completed calls; no lock is held. Returns the tasks that may have died: nobody slept.
+pub(crate) fn wake(shared: &Shared, wakes: &[(u32, u32)]) -> Absent {
+    let mut absent = Absent::new();
+    for (node, task) in wakes {
+        if futex::wake(&shared.region.line(*node)[STATUS], 1, shared.scope) == 0 {
+            absent.push(*task);
+        }
     }
+    absent
 }
 
 /// Carries out the waiting calls that `txn` has made possible.
+///
+/// # Errors
+///
+/// `EIO` if somebody does not let go of a semaphore: nothing is to be committed then.
 #[doc(alias = "do_smart_update")]
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, Errno> {
+    let updated = update_all(txn, changed);
+    if updated.is_err() {
+        // Who was taken out of a queue is still waiting.
+        super::recover::rebuild_queues(txn.guard());
+    }
+    updated
+}
+
+fn update_all(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, Errno> {
     let mut completed = Completed::default();
     update_zero(txn, changed, &mut completed)?;
     let set = txn.set();
@@ -354,7 +542,7 @@ fn update_zero(
 ) -> Result<(), Errno> {
     let set = txn.set();
     let mut has_zero = false;
-    let mut check = |txn: &mut Txn<'_, '_>, num: u16| {
+    let mut check = |txn: &mut Txn<'_, '_>, num: u16| -> Result<(), Errno> {
         if txn.value(num)? == 0 {
             has_zero = true;
             scan_const(txn, Queue::of_sem(set, num, SEM_CONST_LIST), completed)?;
@@ -400,8 +588,14 @@ fn scan_const(
 #[doc(alias = "update_queue")]
 fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> Result<(), Errno> {
     let mut next = queue.first();
-    for _ in 0..WALK_MAX {
-        let Some(line) = next else { break };
+    // A queue that others have overwritten may be a ring.
+    let nodes_max = txn.set().shared.layout.waits.lines;
+    let mut left = nodes_max;
+    while let Some(line) = next {
+        if left == 0 {
+            break;
+        }
+        left -= 1;
         // Read before the node leaves the queue.
         next = queue.next(line);
         let node = Node { shared: txn.set().shared, line };
@@ -409,6 +603,8 @@ fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> R
         let sops = node.sops(txn.set().place.nsems);
         match look_at(txn, node, completed) {
             Looked::Waits => continue,
+            // It was there before.
+            Looked::Done if completed.has_twice(line) => break,
             Looked::Failed => dequeue(txn.guard(), node),
             Looked::Done => {
                 dequeue(txn.guard(), node);
@@ -416,6 +612,7 @@ fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> R
                 // A decrement lets no older decrement go on; anything else may let anybody.
                 if is_complex || get(txn.guard().field(COMPLEX_COUNT)) != 0 {
                     next = queue.first();
+                    left = nodes_max;
                 }
             }
         }
@@ -431,10 +628,8 @@ enum Looked {
 }
 
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>, completed: &mut Completed) -> Looked {
-    let task = get(&node.first()[TASK]);
     let sops = node.sops(txn.set().place.nsems);
-    let call = Call { sops: &sops, pid: low(task), undo: high(task) };
-    match txn.perform(call) {
+    match txn.perform(node.call(&sops)) {
         Verdict::Blocks(at) => {
             node.set_blocking(at);
             Looked::Waits
@@ -497,3 +692,6 @@ pub(super) fn count(guard: &SetGuard<'_>, num: u16, awaited: Awaited) -> i32 {
     });
     i32::try_from(singles + several.count()).unwrap_or(i32::MAX)
 }
+
+#[cfg(all(test, corewalk_crash))]
+pub(super) mod audit;

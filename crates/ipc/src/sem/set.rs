@@ -8,17 +8,22 @@
 //! records of the set, its wait nodes while they wait. The word of a semaphore and its undo cells
 //! belong to who has frozen the word.
 
+use corewalk_sync::Line;
+use corewalk_sync::futex::{Deadline, Scope};
 use corewalk_sync::primitives::IS_MODEL;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{hint, thread};
-use corewalk_sync::{Line, futex, futex::Deadline};
 use rustix::io::Errno;
 
+use super::recover::{recover, thaw_dead};
 use super::word::{TAG_MASK, Word};
-use crate::field::get;
+use crate::field::{get, low, put};
 use crate::ids::Object;
-use crate::lock::{Held, lock};
+use crate::lock::{BEAT_NS, Held, Owner, Patience, lock};
 use crate::namespace::Shared;
+use crate::process::Identity;
+use crate::recover::HEARTBEAT_NS;
+use crate::task::{identity, task_line};
 
 // Words of a set's line.
 const LOCK: usize = 0;
@@ -34,6 +39,8 @@ pub(super) const COMPLEX_COUNT: usize = 4;
 pub(super) const UNDO_LIST: usize = 5;
 /// 1 while changes that are logged are being carried out.
 pub(super) const COMMIT: usize = 6;
+/// The ticket of the next waiting call, and when the tasks of the set were looked at last.
+pub(super) const TICKET: usize = 7;
 
 // Words of a semaphore's line; 6 and 7 of the first are the pool's.
 pub(super) const WORD: usize = 0;
@@ -43,9 +50,9 @@ pub(super) const OTIME: usize = 1;
 pub(super) const SEM_ALTER_LIST: usize = 2;
 /// Single waits for zero.
 pub(super) const SEM_CONST_LIST: usize = 3;
-/// What an operation with undo is about to change, see `undo`.
-pub(super) const UNDO_LOG: usize = 4;
-/// The word that a change of several semaphores is about to store, see `txn`.
+/// What an operation without the set's lock is about to do, see `log`.
+pub(super) const LOG: usize = 4;
+/// The word that a change of several semaphores is about to store, see `txn` and `several`.
 pub(super) const REDO: usize = 5;
 
 const BASE_BITS: u32 = 27;
@@ -57,7 +64,14 @@ const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 
-/// How long to sleep on a frozen word: nobody wakes, so that the end of a freeze is a plain store.
+/// Bits of [`TICKET`] that are the ticket; the others are milliseconds.
+pub(super) const TICKET_BITS: u32 = 27;
+pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
+
+/// How often the waiting calls of a set look whether anybody has died, together.
+const LOOK_MS: u64 = HEARTBEAT_NS / 1_000_000 * 9 / 10;
+
+/// How long to sleep on a frozen word.
 const NAP_NS: u64 = 50_000;
 
 /// Where a set lies.
@@ -95,8 +109,9 @@ pub(super) struct Set<'s> {
 pub(super) struct SetGuard<'s> {
     pub(super) set: Set<'s>,
     /// The task that holds it.
-    pub(super) owner: u32,
-    _held: Held<'s>,
+    pub(super) owner: Owner,
+    /// None while the lock is being taken from a task that has died.
+    _held: Option<Held<'s>>,
 }
 
 impl<'s> Set<'s> {
@@ -127,32 +142,51 @@ impl<'s> Set<'s> {
         self.shared.region.line(self.shared.layout.sets + self.index)
     }
 
-    /// Takes the set's lock for the task numbered `owner`.
+    /// Takes the set's lock for `owner`. If its holder has died, what that one left half done is finished
+    /// or taken back first.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set is gone (trap I3: every path looks again once it has the lock).
-    pub(super) fn lock(self, owner: u32) -> Result<SetGuard<'s>, Errno> {
-        let held = lock(&self.line()[LOCK], owner, self.shared.scope);
+    /// `EIDRM` if the set is gone (trap I3: every path looks again once it has the lock); `EIO` if the
+    /// holder is there and does not let go.
+    pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
+        let guard = self.lock_new(owner)?;
         if get(&self.line()[LIVE]) != self.place.payload() {
             return Err(Errno::IDRM);
         }
-        Ok(SetGuard { set: self, owner, _held: held })
+        Ok(guard)
     }
 
     /// Takes the lock of a set that is about to be published in this slot.
-    pub(super) fn lock_new(self, owner: u32) -> SetGuard<'s> {
-        let held = lock(&self.line()[LOCK], owner, self.shared.scope);
-        SetGuard { set: self, owner, _held: held }
+    pub(super) fn lock_new(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
+        let held = lock(self.shared, &self.line()[LOCK], owner, || {
+            let place = Place::from_payload(get(&self.line()[LIVE]));
+            recover(&SetGuard { set: Set { place, ..self }, owner, _held: None })
+        })?;
+        Ok(SetGuard { set: self, owner, _held: Some(held) })
     }
 
-    /// Freezes the word of semaphore `num` for `owner`; returns the word as it was.
-    ///
-    /// # Errors
-    ///
-    /// `EIDRM` if the set is gone.
-    pub(super) fn freeze(&self, num: u16, owner: u32) -> Result<Word, Errno> {
-        self.exchange(num, |word| word.freeze(owner))
+    /// Returns the set in slot `index`, or none if there is none.
+    pub(super) fn at(shared: &'s Shared, index: u32) -> Option<Self> {
+        let set = Set { shared, index, place: Place::from_payload(0) };
+        let payload = get(&set.line()[LIVE]);
+        (payload != 0).then(|| Set { place: Place::from_payload(payload), ..set })
+    }
+
+    /// Returns true if other processes may have died with adjustments of the set.
+    pub(super) fn has_holders(&self) -> bool {
+        self.shared.scope == Scope::Shared && get(&self.line()[UNDO_LIST]) != 0
+    }
+
+    /// Returns true if other processes may have died while they waited for semaphore `num`.
+    pub(super) fn has_absent(&self, num: u16) -> bool {
+        let waits = self.word(num).is_ok_and(|word| word.waiters() != 0);
+        self.shared.scope == Scope::Shared && waits
+    }
+
+    /// Returns true if the task numbered `task` holds the set's lock.
+    pub(super) fn is_locked_by(&self, task: u32) -> bool {
+        low(get(&self.line()[LOCK])) & !(1 << 31) == task + 1
     }
 
     /// Ends a freeze with the word `next`, frozen or not.
@@ -163,31 +197,6 @@ impl<'s> Set<'s> {
         self.sem(num)[WORD].store(next.thaw().0, Ordering::Release);
     }
 
-    /// Ends semaphore `num`; returns the word as it was.
-    pub(super) fn kill(&self, num: u16) -> Result<Word, Errno> {
-        self.exchange(num, Word::dead)
-    }
-
-    /// Replaces the word of semaphore `num` once it is not frozen.
-    fn exchange(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
-        let word = &self.sem(num)[WORD];
-        let mut round = 0;
-        loop {
-            let seen = self.word(num)?;
-            if seen.is_frozen() {
-                pause(word, seen, round, self.shared.scope);
-                round = round.saturating_add(1);
-                continue;
-            }
-            // ORDERING(ipc-word): AcqRel. As in `word`, both ways.
-            let swapped =
-                word.compare_exchange(seen.0, next(seen).0, Ordering::AcqRel, Ordering::Relaxed);
-            if swapped.is_ok() {
-                return Ok(seen);
-            }
-        }
-    }
-
     /// Notes that an operation on semaphore `num` was done at `now_s`.
     #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
@@ -195,7 +204,7 @@ impl<'s> Set<'s> {
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
         let cell = &self.sem(num)[OTIME];
         if get(cell) != otime {
-            crate::field::put(cell, otime);
+            put(cell, otime);
         }
     }
 
@@ -212,18 +221,107 @@ impl<'s> SetGuard<'s> {
     pub(super) fn field(&self, word: usize) -> &'s AtomicU64 {
         &self.set.line()[word]
     }
+
+    /// Returns true if the tasks of the set are to be looked at, which is then noted.
+    pub(super) fn is_time_to_look(&self, now: Deadline) -> bool {
+        let ticket = get(self.field(TICKET));
+        let now_ms = now.monotonic_ns / 1_000_000;
+        let is_time =
+            now_ms.wrapping_sub(ticket >> TICKET_BITS) & (u64::MAX >> TICKET_BITS) >= LOOK_MS;
+        if is_time {
+            put(self.field(TICKET), ticket & TICKET_MASK | now_ms << TICKET_BITS);
+        }
+        is_time
+    }
+
+    /// Freezes the word of semaphore `num`; returns the word as it was.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the set is gone; `EIO` if somebody else keeps it frozen.
+    pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
+        let word = self.exchange(num, |word| word.freeze_locked(self.owner.index))?;
+        // What an earlier freeze has logged must not be taken for this one's.
+        put(&self.set.sem(num)[LOG], 0);
+        Ok(word)
+    }
+
+    /// Ends semaphore `num`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `freeze`.
+    pub(super) fn kill(&self, num: u16) -> Result<Word, Errno> {
+        self.exchange(num, Word::dead)
+    }
+
+    /// Sets bits for waiters of semaphore `num`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `freeze`.
+    pub(super) fn add_waiters(&self, num: u16, waiters: u64) -> Result<Word, Errno> {
+        self.exchange(num, |word| word.with_waiters(word.waiters() | waiters))
+    }
+
+    /// Replaces the word of semaphore `num` once it is not frozen.
+    fn exchange(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
+        let set = self.set;
+        let word = &set.sem(num)[WORD];
+        let mut pause = Pause { round: 0, patience: Patience::new(set.shared) };
+        loop {
+            let seen = set.word(num)?;
+            if seen.is_frozen() {
+                // Only who holds the lock freezes a word like this, and that is us.
+                let line = task_line(set.shared, seen.frozen_by());
+                let dead = match seen.is_frozen_locked() {
+                    true => Some(identity(line)),
+                    false => pause.wait(word, seen)?,
+                };
+                // The word is looked at again after the task: it may have been let go of before the death.
+                if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
+                    thaw_dead(self, num, seen, dead);
+                }
+                continue;
+            }
+            // ORDERING(ipc-word): AcqRel. As in `word`, both ways.
+            let swapped =
+                word.compare_exchange(seen.0, next(seen).0, Ordering::AcqRel, Ordering::Relaxed);
+            if swapped.is_ok() {
+                return Ok(seen);
+            }
+        }
+    }
 }
 
 /// Lets the owner of a freeze go on: spins, yields, and then sleeps.
-#[cold]
-fn pause(word: &AtomicU64, seen: Word, round: u32, scope: futex::Scope) {
-    if round < SPIN_ROUNDS {
-        hint::spin_loop();
-    } else if round < SPIN_ROUNDS + YIELD_ROUNDS {
-        thread::yield_now();
-    } else {
-        let until = Deadline { monotonic_ns: futex::now().monotonic_ns + NAP_NS };
-        futex::wait(word, (seen.0 & u64::from(u32::MAX)) as u32, until, scope);
+struct Pause<'s> {
+    round: u32,
+    patience: Patience<'s>,
+}
+
+impl Pause<'_> {
+    /// Returns what the owner's line says, if the owner has died.
+    #[cold]
+    fn wait(&mut self, word: &AtomicU64, seen: Word) -> Result<Option<Identity>, Errno> {
+        self.round = self.round.saturating_add(1);
+        if self.round < SPIN_ROUNDS {
+            hint::spin_loop();
+        } else if self.round < SPIN_ROUNDS + YIELD_ROUNDS {
+            thread::yield_now();
+        } else {
+            // Nobody wakes, so that the end of a freeze is a plain store.
+            self.patience.nap(word, low(seen.0), NAP_NS)?;
+            let rounds = (BEAT_NS / NAP_NS) as u32;
+            let is_time = self.round.is_multiple_of(rounds);
+            if is_time {
+                let (shared, owner) = (self.patience.shared, seen.frozen_by());
+                let state = identity(task_line(shared, owner));
+                let is_dead = shared.is_dead(owner, None);
+                return Ok(Some(state).filter(|_| is_dead));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::field::get;
 use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
 
 fn task() -> Task {
-    let capacity = Capacity { sets: 8, sems: 16, undos: 32, waits: 8, tasks: 4 };
+    let capacity = Capacity { sets: 8, sems: 16, undos: 32, waits: 8, tasks: 4, ..Capacity::LEAST };
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     Namespace::new(options).unwrap().register(Cred::root(), 7).unwrap()
 }

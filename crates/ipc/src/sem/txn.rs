@@ -10,14 +10,15 @@
 //!
 //! # Order of the stores
 //!
-//! 1. The new words and adjustments go into the redo fields of their lines.
+//! 1. The new words and adjustments go into the redo fields of their lines, and what waiting calls came
+//!    to into their nodes.
 //! 2. `COMMIT` of the set's line is set.
-//! 3. Adjustments, then words (each thaws).
+//! 3. Adjustments, then words (each thaws), then waiting calls are told.
 //! 4. `COMMIT` is cleared.
 //!
 //! Each is a release store, so another process sees them in this order. If the owner dies before 2,
-//! its frozen words are thawed as they are; after 2, what is logged is carried out again.
-//! One word without an adjustment needs no log: its store is the change.
+//! its frozen words are thawed as they are; after 2, what is logged is carried out again (`recover`).
+//! One word without an adjustment and without a waiting call needs no log: its store is the change.
 //!
 //! Nobody waits while it has frozen words, except who holds the set's lock; so there is no cycle.
 
@@ -26,6 +27,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::SemBuf;
+use super::queue::{Completed, Wakes};
 use super::set::{COMMIT, COMPLEX_COUNT, REDO, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard};
 use super::undo;
 use super::word::{ALTER, COMPLEX, Word, ZERO};
@@ -197,15 +199,16 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Carries out the changes and thaws everything.
-    pub(super) fn commit(mut self) {
+    /// Carries out the changes and thaws everything, and tells the calls that have waited for it. Returns
+    /// whom to wake once the lock is free.
+    pub(super) fn commit(mut self, completed: Completed) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
         let changed = self.frozen.iter().filter(|frozen| frozen.is_changed()).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
-        let needs_log = changed > 1 || has_cells;
+        let needs_log = changed > 1 || has_cells || !completed.is_empty();
         if needs_log {
-            self.log(set, complex);
+            self.log(set, complex, &completed);
         }
         for cell in self.cells.drain(..).filter(|cell| cell.before != cell.adj) {
             undo::store_adj(set.shared, cell.record, cell.num, cell.adj);
@@ -214,14 +217,16 @@ impl<'g, 's> Txn<'g, 's> {
         for frozen in self.frozen.drain(..) {
             set.thaw(frozen.num, frozen.after(set, complex));
         }
+        let wakes = completed.tell(set.shared);
         if needs_log {
             // ORDERING(ipc-commit): Release. All changes are in place before the log is void.
             self.guard.field(COMMIT).store(0, Ordering::Release);
         }
+        wakes
     }
 
     /// Writes what is about to be stored, so that another can do it.
-    fn log(&self, set: Set<'_>, complex: bool) {
+    fn log(&self, set: Set<'_>, complex: bool, completed: &Completed) {
         for frozen in &self.frozen {
             let after = frozen.after(set, complex);
             // ORDERING(ipc-commit): Release. See the flag below.
@@ -230,6 +235,7 @@ impl<'g, 's> Txn<'g, 's> {
         for cell in self.cells.iter().filter(|cell| cell.before != cell.adj) {
             undo::log_adj(set.shared, cell.record, cell.num, cell.adj);
         }
+        completed.log(set.shared);
         // ORDERING(ipc-commit): Release. The log is complete before it is valid.
         self.guard.field(COMMIT).store(1, Ordering::Release);
     }
@@ -247,7 +253,7 @@ impl<'g, 's> Txn<'g, 's> {
         let at = match found {
             Ok(at) => at,
             Err(at) => {
-                let before = self.guard.set.freeze(num, self.guard.owner)?;
+                let before = self.guard.freeze(num)?;
                 let (value, pid) = (before.value(), before.pid());
                 self.frozen.insert(at, Frozen { num, before, value, pid, waiters: 0 });
                 at

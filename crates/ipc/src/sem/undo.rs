@@ -6,16 +6,18 @@
 //!
 //! # Owners
 //!
-//! A record is in two lists: that of the set, under the set's lock, and that of the task, under the
-//! task's lock, which is a leaf inside of the set's (trap I8). Whoever removes the set frees it; a task
-//! that ends looks at the head of its list, takes the set's lock, and looks whether it is still there.
+//! A record is in the list of its set, under the set's lock; the task remembers its records in its own
+//! memory. Whoever removes the set frees them; a task that ends takes the set's lock, and looks whether
+//! the record is still its own (trap I8).
+//!
+//! What is true is the line itself: it is the record of a task for a set if `WHOSE` says so and the pool's
+//! header has the same task. Who frees the record of another takes it over first.
 //!
 //! # A single operation
 //!
-//! Freeze the word; log the old adjustment; store the new one; store the new word, which thaws.
+//! Freeze the word; log the old adjustment (`log`); store the new one; store the new word, which thaws.
 //! If the task dies in between, the word still has its old value, and the log says what the adjustment
-//! was; it belongs to this freeze if its phase is that of the word. Until the log is written the
-//! adjustment has not been changed.
+//! was. Until the log is written the adjustment has not been changed.
 //!
 //! Source: Linux `ipc/sem.c` (`find_alloc_undo`, `exit_sem`); research on crash-safe undo.
 
@@ -23,21 +25,22 @@ use corewalk_sync::Line;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
-use super::queue::{Changed, update, wake};
-use super::set::{LIVE, Place, Set, SetGuard, UNDO_LIST, UNDO_LOG};
+use super::queue::{Absent, Changed, update, wake};
+use super::reap::{end_abandoned, there};
+use super::set::{Set, SetGuard, UNDO_LIST};
 use super::txn::Txn;
-use super::word::Word;
 use crate::field::{get, high, low, pair, put};
+use crate::lock::Owner;
 use crate::namespace::{SEMVMX, Shared, now_s};
-use crate::task::{TASK_UNDOS, Task, lock_task, task_line};
+use crate::task::Task;
 
 // Words of a record's first line; 6 and 7 are the pool's.
-/// Task and slot of the set.
+/// [`IS_RECORD`], task, and slot of the set.
 const WHOSE: usize = 0;
 /// Neighbours in the set's list.
 const SET_LINKS: usize = 1;
-/// Neighbours in the task's list.
-const TASK_LINKS: usize = 2;
+/// The set's payload: where it lies, and its tag there. Tags alone are counted by line.
+const PAYLOAD: usize = 2;
 /// How many semaphores there are cells for.
 const CELLS: usize = 3;
 
@@ -46,11 +49,12 @@ const ADJ: usize = 0;
 /// What a change of several semaphores is about to store.
 const REDO_ADJ: usize = 1;
 
-const LOG_VALID: u64 = 1 << 63;
-const LOG_PHASE_SHIFT: u32 = 62;
+const IS_RECORD: u64 = 1 << 63;
 
-/// Records of a set or task at most, whatever the region says.
-const WALK_MAX: usize = 1 << 22;
+const LOG_VALID: u64 = 1 << 63;
+
+/// Records that a task remembers before it looks which are gone.
+const UNDOS_KEPT: usize = 64;
 
 /// Returns the line of an adjustment.
 #[inline]
@@ -78,21 +82,21 @@ pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
+/// Finishes or drops what `log_adj` wrote for who has died; the semaphore is frozen.
+pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
+    let redo = get(&cell(shared, record, num)[REDO_ADJ]);
+    if redo & LOG_VALID != 0 {
+        if is_committed {
+            store_adj(shared, record, num, i32::from(redo as u16 as i16));
+        }
+        unlog_adj(shared, record, num);
+    }
+}
+
 /// Makes void what `log_adj` wrote: the adjustment is stored.
 pub(super) fn unlog_adj(shared: &Shared, record: u32, num: u16) {
     // ORDERING(ipc-commit): Release. The adjustment is stored before its log goes.
     cell(shared, record, num)[REDO_ADJ].store(0, Ordering::Release);
-}
-
-/// Notes the adjustment that a single operation is about to change; `word` is that of the freeze.
-#[inline]
-pub(super) fn log_old_adj(set: &Set<'_>, record: u32, num: u16, adj: i32, word: Word) {
-    let log = LOG_VALID
-        | word.phase() << LOG_PHASE_SHIFT
-        | u64::from(adj as i16 as u16) << 32
-        | u64::from(record);
-    // ORDERING(ipc-undo): Release. See `store_adj`.
-    set.sem(num)[UNDO_LOG].store(log, Ordering::Release);
 }
 
 /// Returns the undo record of `task` for the set, which is made if there is none.
@@ -103,12 +107,11 @@ pub(super) fn log_old_adj(set: &Set<'_>, record: u32, num: u16, adj: i32, word: 
 #[doc(alias = "find_alloc_undo")]
 pub(super) fn find_alloc(guard: &SetGuard<'_>, task: &Task) -> Result<u32, Errno> {
     let set = guard.set;
-    let shared = set.shared;
-    if let Some(record) = task.cached_undo(set.index, set.place.tag) {
+    if let Some(record) = cached(set, task) {
         return Ok(record);
     }
-    let whose = pair(task.index, set.index);
-    let found = records(guard).find(|record| get(&shared.region.line(*record)[WHOSE]) == whose);
+    let whose = whose(task.owner.index, set.index);
+    let found = records(guard).find(|record| is_of_set(set, *record, task.owner.index));
     let record = match found {
         Some(record) => record,
         None => alloc(guard, task, whose)?,
@@ -117,19 +120,54 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, task: &Task) -> Result<u32, Errno
     Ok(record)
 }
 
+/// Returns the undo record of `task` for the set, if it is remembered.
+///
+/// It is the record as long as the set is there, which a word of the set that was frozen says.
+#[inline]
+pub(super) fn cached(set: Set<'_>, task: &Task) -> Option<u32> {
+    let record = task.cached_undo(set.index, set.place.tag)?;
+    is_of_set(set, record, task.owner.index).then_some(record)
+}
+
+/// Returns true if a line is the record of task `task` for this very set.
+#[inline]
+fn is_of_set(set: Set<'_>, record: u32, task: u32) -> bool {
+    let first = set.shared.region.line(record);
+    // ORDERING(ipc-record): Acquire. See `alloc`.
+    let is_whose = first[WHOSE].load(Ordering::Acquire) == whose(task, set.index);
+    is_whose && get(&first[PAYLOAD]) == set.place.payload()
+}
+
+fn whose(task: u32, set: u32) -> u64 {
+    IS_RECORD | pair(task, set)
+}
+
 fn alloc(guard: &SetGuard<'_>, task: &Task, whose: u64) -> Result<u32, Errno> {
     let set = guard.set;
     let shared = set.shared;
     let lines = 1 + set.place.nsems;
-    let record =
-        shared.layout.undos.alloc(&shared.region, lines, task.index).ok_or(Errno::NOMEM)?;
+    let record = shared.layout.undos.alloc(shared, lines, task.owner, task.owner.index)?;
     let first = shared.region.line(record);
-    put(&first[WHOSE], whose);
+    put(&first[PAYLOAD], set.place.payload());
     put(&first[CELLS], u64::from(set.place.nsems));
+    // ORDERING(ipc-record): Release. It is a record once all of it is there.
+    first[WHOSE].store(whose, Ordering::Release);
     push(shared, &set.line()[UNDO_LIST], SET_LINKS, record);
-    let _task = lock_task(shared, task.index);
-    push(shared, &task.line()[TASK_UNDOS], TASK_LINKS, record);
+    let mut undos = task.undos.lock();
+    if undos.len() >= UNDOS_KEPT && undos.len().is_power_of_two() {
+        undos.retain(|record| is_record_of(shared, *record, task.owner.index).is_some());
+    }
+    undos.push(record);
     Ok(record)
+}
+
+/// Returns the slot of the set whose record of task `task` is in a line, or none if none is.
+pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u32> {
+    // ORDERING(ipc-record): Acquire. See `alloc`.
+    let word = shared.region.line(record)[WHOSE].load(Ordering::Acquire);
+    let set = high(word & !IS_RECORD);
+    let is_own = word == whose(task, set) && set < shared.layout.sem_ids.slots;
+    (is_own && shared.layout.undos.whose(&shared.region, record) == Some(task)).then_some(set)
 }
 
 /// Returns the undo records of a set.
@@ -138,7 +176,8 @@ pub(super) fn records<'s>(guard: &SetGuard<'s>) -> impl Iterator<Item = u32> + u
     let some = |record: u32| Some(record).filter(|record| *record != 0);
     let first = some(low(get(guard.field(UNDO_LIST))));
     let next = move |record: &u32| some(high(get(&shared.region.line(*record)[SET_LINKS])));
-    std::iter::successors(first, next).take(WALK_MAX)
+    // As many as there can be, whatever the region says.
+    std::iter::successors(first, next).take(shared.layout.undos.lines as usize)
 }
 
 /// Forgets all adjustments of semaphore `num`, as part of `txn`.
@@ -148,7 +187,7 @@ pub(super) fn clear(txn: &mut Txn<'_, '_>, num: u16) -> Result<(), Errno> {
 
 /// Frees all records of a set whose words are dead.
 pub(super) fn free_all(guard: &SetGuard<'_>) {
-    for _ in 0..WALK_MAX {
+    for _ in 0..guard.set.shared.layout.undos.lines {
         let record = low(get(guard.field(UNDO_LIST)));
         if record == 0 {
             return;
@@ -157,69 +196,117 @@ pub(super) fn free_all(guard: &SetGuard<'_>) {
     }
 }
 
-/// Takes a record out of both lists and gives its lines back, zeroed.
+/// Takes a record out of its set's list and gives its lines back, zeroed.
 fn free(guard: &SetGuard<'_>, record: u32) {
     let shared = guard.set.shared;
-    let first = shared.region.line(record);
-    let task = low(get(&first[WHOSE]));
     unlink(shared, guard.field(UNDO_LIST), SET_LINKS, record);
-    {
-        let _task = lock_task(shared, task);
-        unlink(shared, &task_line(shared, task)[TASK_UNDOS], TASK_LINKS, record);
-    }
-    for num in 0..get(&first[CELLS]).min(u64::from(guard.set.place.nsems)) as u16 {
-        let cell = cell(shared, record, num);
-        // Cells that were never used have no memory yet.
-        if get(&cell[ADJ]) != 0 {
-            put(&cell[ADJ], 0);
-        }
-    }
-    shared.layout.undos.free(&shared.region, record, guard.owner);
+    discard(shared, record, guard.owner);
 }
 
-/// Applies the adjustments of a task that ends, set by set.
+/// Gives the lines of a record back, zeroed. It is in no list.
+fn discard(shared: &Shared, record: u32, owner: Owner) {
+    let first = shared.region.line(record);
+    let pool = shared.layout.undos;
+    // From here on it is a record no more, and what is left of it is its new owner's.
+    pool.set_whose(&shared.region, record, owner.index);
+    // ORDERING(ipc-record): Release. As in `alloc`.
+    first[WHOSE].store(0, Ordering::Release);
+    let cells = pool.len(&shared.region, record).saturating_sub(1);
+    for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
+        let cell = cell(shared, record, num);
+        // Cells that were never used have no memory yet.
+        for word in [ADJ, REDO_ADJ] {
+            if get(&cell[word]) != 0 {
+                put(&cell[word], 0);
+            }
+        }
+    }
+    pool.free(shared, record, owner);
+}
+
+/// Applies the adjustments of a task that ends, set by set, and ends what it waits for. Returns who was let go on and may have died.
 ///
 /// Values are kept between 0 and `SEMVMX`: a task that ends waits for nothing.
-pub(crate) fn exit_sem(task: &Task) {
-    let shared = &*task.shared;
-    for _ in 0..WALK_MAX {
-        let record = {
-            let _task = lock_task(shared, task.index);
-            low(get(&task.line()[TASK_UNDOS]))
-        };
-        if record == 0 {
-            return;
+///
+/// # Errors
+///
+/// `EIO` if somebody does not let go of a set: what is left is applied when the process has ended.
+pub(crate) fn exit_sem(task: &Task) -> Result<Absent, Errno> {
+    let undos = std::mem::take(&mut *task.undos.lock());
+    let gone = Gone { task: task.owner.index, pid: task.pid };
+    let mut absent = end_abandoned(task, None)?;
+    for record in undos.into_iter().rev() {
+        if let Some(set) = is_record_of(&task.shared, record, task.owner.index) {
+            absent.extend(exit_set(&task.shared, task.owner, gone, set, record)?);
         }
-        exit_set(task, record);
     }
+    Ok(absent)
+}
+
+/// A task that ends or has died.
+#[derive(Clone, Copy)]
+pub(crate) struct Gone {
+    pub(crate) task: u32,
+    pub(crate) pid: u32,
+}
+
+/// Applies and frees what is in a line that a task has left, if it is a record.
+///
+/// # Errors
+///
+/// `EIO` if somebody does not let go of the set.
+pub(super) fn reap(shared: &Shared, owner: Owner, gone: Gone, line: u32) -> Result<Absent, Errno> {
+    let mut absent = Absent::new();
+    if let Some(set) = is_record_of(shared, line, gone.task) {
+        absent = exit_set(shared, owner, gone, set, line)?;
+    }
+    // Not yet a record, no more a record, or one of a set that is gone.
+    if shared.layout.undos.whose(&shared.region, line) == Some(gone.task) {
+        discard(shared, line, owner);
+    }
+    Ok(absent)
 }
 
 /// Applies and frees one record, unless the set was removed meanwhile, and the record with it.
-fn exit_set(task: &Task, record: u32) {
-    let shared = &*task.shared;
-    let index = high(get(&shared.region.line(record)[WHOSE]));
-    if index >= shared.layout.sem_ids.slots {
-        return;
-    }
-    let line = shared.region.line(shared.layout.sets + index);
-    let place = Place::from_payload(get(&line[LIVE]));
-    let set = Set { shared, index, place };
-    let Ok(guard) = set.lock(task.index) else { return };
+fn exit_set(
+    shared: &Shared,
+    owner: Owner,
+    gone: Gone,
+    index: u32,
+    record: u32,
+) -> Result<Absent, Errno> {
+    let Some(set) = Set::at(shared, index) else { return Ok(Absent::new()) };
+    let Some(guard) = there(set.lock(owner))? else { return Ok(Absent::new()) };
     // The set may have been removed, and the record serve another task or set by now.
-    let is_own = get(&shared.region.line(record)[WHOSE]) == pair(task.index, index);
+    let is_own = is_record_of(shared, record, gone.task) == Some(index);
     if !is_own || !records(&guard).any(|other| other == record) {
-        return;
+        return Ok(Absent::new());
     }
     let mut txn = Txn::new(&guard);
-    let completed =
-        apply(&mut txn, record, task.pid).and_then(|nums| update(&mut txn, Changed::Nums(&nums)));
-    let Ok(completed) = completed else { return };
-    txn.commit();
+    let nums = apply(&mut txn, record, gone.pid)?;
+    let completed = update(&mut txn, Changed::Nums(&nums))?;
+    let wakes = txn.commit(completed);
     set.touch_otime(0, now_s());
     free(&guard, record);
-    let wakes = completed.tell(shared);
     drop(guard);
-    wake(shared, &wakes);
+    Ok(wake(shared, &wakes))
+}
+
+/// Makes the list of a set's records anew.
+pub(super) fn rebuild(guard: &SetGuard<'_>) {
+    let set = guard.set;
+    let shared = set.shared;
+    put(guard.field(UNDO_LIST), 0);
+    for (record, task) in shared.layout.undos.used(&shared.region) {
+        if is_record_of(shared, record, task).is_some() && is_of_set(set, record, task) {
+            push(shared, guard.field(UNDO_LIST), SET_LINKS, record);
+        }
+    }
+}
+
+/// Returns which task a record is of.
+pub(super) fn task_of(shared: &Shared, record: u32) -> u32 {
+    low(get(&shared.region.line(record)[WHOSE]))
 }
 
 /// Applies a record as part of `txn`; returns which semaphores it changed.

@@ -10,11 +10,12 @@
 //! | 19 | dead | the set is gone |
 //! | 20 | phase | turns at each end of a freeze; says which undo log belongs to this freeze |
 //! | 21-41 | tag | which set the semaphore belongs to |
-//! | 42-63 | pid | `sempid`; while frozen, the number of the task that froze it |
+//! | 42-63 | pid | `sempid`; while frozen, the number of the task that froze it, and in the highest bit whether it did so under the set's lock |
 //!
 //! States: live (neither frozen nor dead) <-> frozen; live -> dead -> live with another tag, when the
 //! line serves another set. A frozen word keeps value, bits and tag, so a freeze whose owner died
-//! before it had done anything is taken back without knowing anything else.
+//! before it had done anything is taken back without knowing anything else, except who was last: that is
+//! then the one who died.
 //!
 //! The tag is the line's own count of sets, not the generation of the id: two sets in a row on one
 //! line have different indices and may have the same generation.
@@ -41,6 +42,10 @@ const VALUE: u64 = (1 << 15) - 1;
 const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
+
+/// Of the pid of a frozen word: the owner, and that it holds the set's lock.
+const OWNER: u32 = IS_LOCKED - 1;
+const IS_LOCKED: u32 = 1 << 21;
 
 /// Tags: 21 bits.
 pub(super) const TAG_MASK: u64 = (1 << 21) - 1;
@@ -113,7 +118,23 @@ impl Word {
     /// Returns the word frozen by the task numbered `owner`.
     #[inline]
     pub(super) fn freeze(self, owner: u32) -> Self {
-        Self(self.with(self.value(), owner).0 | FROZEN)
+        Self(self.with(self.value(), owner & OWNER).0 | FROZEN)
+    }
+
+    /// Returns the word frozen by the task numbered `owner`, which holds the set's lock.
+    #[inline]
+    pub(super) fn freeze_locked(self, owner: u32) -> Self {
+        Self(self.with(self.value(), owner & OWNER | IS_LOCKED).0 | FROZEN)
+    }
+
+    /// Returns the number of the task that froze the word.
+    pub(super) fn frozen_by(self) -> u32 {
+        self.pid() & OWNER
+    }
+
+    /// Returns true if the word was frozen under the set's lock.
+    pub(super) fn is_frozen_locked(self) -> bool {
+        self.is_frozen() && self.pid() & IS_LOCKED != 0
     }
 
     /// Returns the word as the end of a freeze leaves it; `self` is the word before or after it.
@@ -141,6 +162,9 @@ mod tests {
         assert!(frozen.is_frozen() && frozen.is_of(TAG_MASK));
         assert_eq!((frozen.value(), frozen.pid()), (32_767, 5));
         assert_eq!(frozen.waiters(), ALTER | ZERO | COMPLEX);
+        let locked = word.freeze_locked(crate::layout::TASKS_MAX);
+        assert!(locked.is_frozen_locked() && !frozen.is_frozen_locked());
+        assert_eq!((locked.frozen_by(), frozen.frozen_by()), (crate::layout::TASKS_MAX, 5));
         let thawed = frozen.with(0, 9).with_waiters(0).thaw();
         assert_eq!(thawed, Word(Word::new(TAG_MASK).with(0, 9).0 | PHASE));
         assert!(!thawed.dead().is_of(TAG_MASK));

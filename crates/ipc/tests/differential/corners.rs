@@ -7,7 +7,7 @@ const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
 
 /// A script on both sides.
-type Script = fn(&mut Pairing);
+pub(crate) type Script = fn(&mut Pairing);
 
 pub(crate) const SCRIPTS: [(&str, Script); 13] = [
     ("undo is applied when a task is killed, and clamped at zero", undo_clamps),
@@ -26,7 +26,7 @@ pub(crate) const SCRIPTS: [(&str, Script); 13] = [
 ];
 
 impl Pairing {
-    fn call(&mut self, task: usize, op: Op) -> Option<Answer> {
+    pub(crate) fn call(&mut self, task: usize, op: Op) -> Option<Answer> {
         self.step(task, &Step::Call(op))
     }
 

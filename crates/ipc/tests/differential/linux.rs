@@ -16,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 use corewalk_testkit::sysv;
 
 use crate::op::{Answer, Op, answer};
+use crate::{msg, shm};
 
 /// Set in a worker process.
 const ROLE: &str = "COREWALK_IPC_WORKER";
@@ -53,6 +54,11 @@ impl Worker {
         self.child.id()
     }
 
+    /// Returns the number of the thread that makes the calls.
+    pub(crate) fn thread(&self) -> i32 {
+        self.thread
+    }
+
     pub(crate) fn send(&mut self, op: &Op) {
         self.socket.write_all(&frame(&op.encode())).expect("the worker reads");
     }
@@ -63,7 +69,7 @@ impl Worker {
             if let Some(answer) = self.try_read() {
                 return Some(answer);
             }
-            if !is_prompt && self.is_in_semop() && self.is_asleep() && self.is_in_semop() {
+            if !is_prompt && self.is_in_call() && self.is_asleep() && self.is_in_call() {
                 return None;
             }
             std::hint::spin_loop();
@@ -71,11 +77,12 @@ impl Worker {
         }
     }
 
-    /// Returns true if the worker is inside of semtimedop(2) and off its processor.
-    fn is_in_semop(&self) -> bool {
+    /// Returns true if the worker is inside of a call that may wait, and off its processor: semtimedop(2),
+    /// msgsnd(2) or msgrcv(2).
+    fn is_in_call(&self) -> bool {
         let mut text = [0; 16];
         let length = self.syscall.read_at(&mut text, 0).expect("the worker lives");
-        text[..length].starts_with(b"220 ")
+        [&b"220 "[..], b"69 ", b"70 "].iter().any(|number| text[..length].starts_with(number))
     }
 
     /// Returns true if the worker sleeps, and was not woken.
@@ -142,13 +149,14 @@ pub(crate) fn serve() {
     sysv::catch_usr1().expect("a handler");
     let mut socket = UnixStream::from(dup_stdin());
     socket.write_all(&frame(&[i64::from(sysv::thread_id())])).expect("the driver reads");
+    let mut state = shm::State::default();
     loop {
         let mut length = [0; 4];
         if socket.read_exact(&mut length).is_err() {
             std::process::exit(0);
         }
         let op = Op::decode(&read_words(&mut socket, u32::from_le_bytes(length)));
-        socket.write_all(&frame(&carry_out(&op))).expect("the driver reads");
+        socket.write_all(&frame(&carry_out(&op, &mut state))).expect("the driver reads");
     }
 }
 
@@ -157,7 +165,7 @@ fn dup_stdin() -> OwnedFd {
     std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor")
 }
 
-fn carry_out(op: &Op) -> Answer {
+fn carry_out(op: &Op, state: &mut shm::State) -> Answer {
     let number = |value: i32| vec![i64::from(value)];
     match op {
         Op::Get { key, nsems, flags } => answer(sysv::semget(*key, *nsems, *flags), number),
@@ -185,5 +193,7 @@ fn carry_out(op: &Op) -> Answer {
             [result].into_iter().chain(numbers).map(i64::from).collect()
         }),
         Op::ActAs { uid, gid } => answer(sysv::act_as(*uid, *gid), number),
+        Op::Msg(op) => msg::on_linux(op),
+        Op::Shm(op) => shm::on_linux(op, state),
     }
 }

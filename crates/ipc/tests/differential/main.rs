@@ -12,8 +12,12 @@
 
 mod corners;
 mod linux;
+mod msg;
+mod msg_corners;
 mod op;
 mod ours;
+mod shm;
+mod shm_corners;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,8 +26,10 @@ use corewalk_ipc::{Namespace, NamespaceOptions};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use corewalk_testkit::sysv;
 
-use op::{Answer, Op, Step};
+use msg::MsgOp;
+use op::{Answer, Kind, Op, Scene, Step};
 use ours::Mutation;
+use shm::ShmOp;
 
 const TASKS: usize = 4;
 const STEPS: u64 = 4_000;
@@ -40,7 +46,8 @@ struct Pairing {
     /// Our pid of each process that there was; pids of the kernel do not repeat that soon.
     pids: HashMap<i64, i64>,
     next_pid: u32,
-    ids: Vec<i32>,
+    /// Ids that were made, by kind.
+    ids: [Vec<i32>; 3],
     trail: Vec<String>,
     /// Whether the scripts are random.
     is_random: bool,
@@ -62,7 +69,7 @@ impl Pairing {
             waiting: vec![None; TASKS],
             pids: HashMap::from([(0, 0)]),
             next_pid: 1,
-            ids: Vec::new(),
+            ids: <_>::default(),
             trail: Vec::new(),
             is_random: false,
         };
@@ -78,7 +85,10 @@ impl Pairing {
         let pid = self.next_pid;
         self.next_pid += 1;
         let linux = linux::Worker::start();
-        self.pids.insert(i64::from(linux.pid()), i64::from(pid));
+        // A message that is handed over leaves the number of the thread with Linux, not of the process.
+        for number in [linux.pid().cast_signed(), linux.thread()] {
+            self.pids.insert(i64::from(number), i64::from(pid));
+        }
         (linux, ours::Worker::start(&self.namespace, pid, self.mutation))
     }
 
@@ -98,11 +108,7 @@ impl Pairing {
                 if own.is_none() {
                     self.waiting[task] = Some(op.clone());
                 }
-                if let (Op::Get { .. }, Some([0, id])) = (op, own.as_deref()) {
-                    let id = *id as i32;
-                    self.ids.retain(|other| *other != id);
-                    self.ids.push(id);
-                }
+                self.note_id(op, own.as_deref());
             }
             Step::Interrupt => {
                 let op = self.waiting[task].take().expect("it waits");
@@ -122,12 +128,32 @@ impl Pairing {
         own
     }
 
+    fn note_id(&mut self, op: &Op, answer: Option<&[i64]>) {
+        let kind = match op {
+            Op::Get { .. } => Kind::Sem,
+            Op::Msg(MsgOp::Get { .. }) => Kind::Msg,
+            Op::Shm(ShmOp::Get { .. }) => Kind::Shm,
+            _ => return,
+        };
+        if let Some([0, id]) = answer {
+            let (id, ids) = (*id as i32, &mut self.ids[kind as usize]);
+            ids.retain(|other| *other != id);
+            ids.push(id);
+        }
+    }
+
     /// Compares the calls that waited and may have gone on.
+    ///
+    /// One that goes on may let another go on (a sender a receiver), after the call that began it has
+    /// returned: each side is looked at until nothing more happens there.
     fn settle(&mut self, but: usize) {
-        for task in (0..TASKS).filter(|task| *task != but) {
-            if let Some(op) = self.waiting[task].take()
-                && self.compare(task, &op).is_none()
-            {
+        let waiting = (0..TASKS).filter(|task| *task != but && self.waiting[*task].is_some());
+        let waiting: Vec<usize> = waiting.collect();
+        let linux = until_quiet(&waiting, |task| self.linux[task].poll(false));
+        let ours = until_quiet(&waiting, |task| self.ours[task].poll(false));
+        for (task, (linux, ours)) in waiting.into_iter().zip(linux.into_iter().zip(ours)) {
+            let op = self.waiting[task].take().expect("it waits");
+            if self.judge(task, &op, linux, ours).is_none() {
                 self.waiting[task] = Some(op);
             }
         }
@@ -136,20 +162,24 @@ impl Pairing {
     fn compare(&mut self, task: usize, op: &Op) -> Option<Answer> {
         let is_prompt = op.is_prompt();
         let linux = self.linux[task].poll(is_prompt);
-        self.judge(task, op, linux)
+        let ours = self.ours[task].poll(is_prompt && linux.is_some());
+        self.judge(task, op, linux, ours)
     }
 
     fn compare_prompt(&mut self, task: usize, op: &Op) -> Option<Answer> {
         let linux = self.linux[task].poll(true);
-        self.judge(task, op, linux)
+        let ours = self.ours[task].poll(op.is_prompt() && linux.is_some());
+        self.judge(task, op, linux, ours)
     }
 
-    fn judge(&mut self, task: usize, op: &Op, mut linux: Option<Answer>) -> Option<Answer> {
-        let is_prompt = op.is_prompt();
-        let mut ours = self.ours[task].poll(is_prompt && linux.is_some());
-        if let (Op::Ctl { cmd: libc::GETPID, .. }, Some([0, pid])) = (op, linux.as_deref_mut()) {
-            *pid = *self.pids.get(pid).unwrap_or(&-1);
-        }
+    fn judge(
+        &mut self,
+        task: usize,
+        op: &Op,
+        mut linux: Option<Answer>,
+        mut ours: Option<Answer>,
+    ) -> Option<Answer> {
+        self.map_pids(op, &mut linux, &mut ours);
         if let Op::Stat { .. } = op {
             self.forget_time(&mut linux);
             self.forget_time(&mut ours);
@@ -163,6 +193,26 @@ impl Pairing {
         ours
     }
 
+    /// Replaces the pids of the kernel's side by ours; a child that only one side knows is -1.
+    fn map_pids(&self, op: &Op, linux: &mut Option<Answer>, ours: &mut Option<Answer>) {
+        let (Some(linux), Some(ours)) = (linux, ours) else { return };
+        let known = |pid: i64| *self.pids.get(&pid).unwrap_or(&-1);
+        match op {
+            Op::Ctl { cmd: libc::GETPID, .. } => {
+                if let [0, pid] = &mut linux[..] {
+                    *pid = known(*pid);
+                }
+            }
+            Op::Msg(op) => op.map_pids(linux, known),
+            Op::Shm(op) => {
+                op.map_pids(linux, known);
+                let is_child = |pid| pid >= i64::from(shm::CHILD_PIDS);
+                op.map_pids(ours, |pid| if is_child(pid) { -1 } else { pid });
+            }
+            _ => {}
+        }
+    }
+
     /// Leaves out whether there was an operation yet. A call with `SEM_UNDO` that fails leaves an empty
     /// undo record with Linux, whose end counts as an operation; with us it leaves none.
     fn forget_time(&self, answer: &mut Option<Answer>) {
@@ -171,7 +221,7 @@ impl Pairing {
         }
     }
 
-    /// Removes all sets, so that nobody waits.
+    /// Removes everything, so that nobody waits.
     fn clean(&mut self) {
         let free = (0..TASKS).find(|task| self.waiting[*task].is_none());
         let task = free.unwrap_or_else(|| {
@@ -179,9 +229,13 @@ impl Pairing {
             0
         });
         self.step(task, &Step::Call(Op::ActAs { uid: 0, gid: 0 }));
-        for id in std::mem::take(&mut self.ids) {
-            let cmd = libc::IPC_RMID;
-            self.step(task, &Step::Call(Op::Ctl { id, num: 0, cmd, value: 0 }));
+        let cmd = libc::IPC_RMID;
+        let [sets, queues, segments] = std::mem::take(&mut self.ids);
+        let sets = sets.into_iter().map(|id| Op::Ctl { id, num: 0, cmd, value: 0 });
+        let queues = queues.into_iter().map(|id| Op::Msg(MsgOp::Ctl { id, cmd }));
+        let segments = segments.into_iter().map(|id| Op::Shm(ShmOp::Ctl { id, cmd }));
+        for op in sets.chain(queues).chain(segments) {
+            self.step(task, &Step::Call(op));
         }
         assert!(self.waiting.iter().all(Option::is_none), "somebody still waits");
         for task in 0..TASKS {
@@ -191,8 +245,28 @@ impl Pairing {
     }
 }
 
-/// Runs random scripts of `steps` steps in all.
-fn fuzz(seed: Seed, steps: u64, mutation: Mutation) {
+/// Asks about each task until a round brings nothing new.
+fn until_quiet(
+    tasks: &[usize],
+    mut poll: impl FnMut(usize) -> Option<Answer>,
+) -> Vec<Option<Answer>> {
+    let mut answers = vec![None; tasks.len()];
+    loop {
+        let mut is_quiet = true;
+        for (task, answer) in tasks.iter().zip(&mut answers) {
+            if answer.is_none() {
+                *answer = poll(*task);
+                is_quiet &= answer.is_none();
+            }
+        }
+        if is_quiet {
+            return answers;
+        }
+    }
+}
+
+/// Runs random scripts of `steps` steps in all, about `kinds` or any.
+fn fuzz(seed: Seed, steps: u64, mutation: Mutation, kinds: Option<&[Kind]>) {
     let Some(mut pairing) = Pairing::new(mutation) else { return };
     pairing.is_random = true;
     let _report = ReportSeed::new(seed);
@@ -201,10 +275,12 @@ fn fuzz(seed: Seed, steps: u64, mutation: Mutation) {
     let mut waits = 0u64;
     while done < steps {
         let tasks = 1 + rng.below(TASKS as u64) as usize;
+        let kinds = kinds.unwrap_or_else(|| Kind::some(&mut rng));
         for _ in 0..SCRIPT_STEPS {
             let task = rng.below(tasks as u64) as usize;
             let is_waiting = pairing.waiting[task].is_some();
-            if let Some(step) = op::step(&mut rng, is_waiting, &pairing.ids) {
+            let scene = Scene { kinds, ids: &pairing.ids, waiting: &pairing.waiting };
+            if let Some(step) = op::step(&mut rng, is_waiting, &scene) {
                 let answer = pairing.step(task, &step);
                 waits += u64::from(answer.is_none());
                 done += 1;
@@ -213,20 +289,21 @@ fn fuzz(seed: Seed, steps: u64, mutation: Mutation) {
         pairing.clean();
     }
     println!("{done} steps, {waits} of them waits and ends, seed {seed:?}");
-    assert!(waits > steps / 100, "hardly anybody waited");
+    assert!(kinds.is_some() || waits > steps / 100, "hardly anybody waited");
 }
 
 #[test]
 fn random_scripts_have_the_same_answers() {
     let steps = std::env::var("COREWALK_IPC_STEPS").ok();
     let steps = steps.map_or(STEPS, |steps| steps.parse().expect("COREWALK_IPC_STEPS: a number"));
-    fuzz(Seed::choose(), steps, Mutation::None);
+    fuzz(Seed::choose(), steps, Mutation::None, None);
 }
 
 #[test]
 fn corner_cases_have_the_same_answers() {
     let Some(mut pairing) = Pairing::new(Mutation::None) else { return };
-    for (name, script) in corners::SCRIPTS {
+    let scripts = corners::SCRIPTS.into_iter().chain(msg_corners::SCRIPTS);
+    for (name, script) in scripts.chain(shm_corners::SCRIPTS) {
         println!("{name}");
         script(&mut pairing);
         pairing.clean();
@@ -239,8 +316,16 @@ fn control_mutated_semantics_are_found_out() {
         println!("skipped: no IPC namespace of our own here");
         return;
     }
-    for mutation in [Mutation::NoUndo, Mutation::NotAtomic, Mutation::NoCounts] {
-        let fuzzed = catch_unwind(AssertUnwindSafe(|| fuzz(Seed(1), STEPS, mutation)));
+    let mutations = [
+        (Mutation::NoUndo, Kind::Sem),
+        (Mutation::NotAtomic, Kind::Sem),
+        (Mutation::NoCounts, Kind::Sem),
+        (Mutation::NoLowest, Kind::Msg),
+        (Mutation::NoDest, Kind::Shm),
+    ];
+    for (mutation, kind) in mutations {
+        let run = || fuzz(Seed(1), STEPS, mutation, Some(&[kind]));
+        let fuzzed = catch_unwind(AssertUnwindSafe(run));
         let panic = fuzzed.expect_err("a mutation was not found out");
         let text = panic.downcast_ref::<String>().expect("a message");
         assert!(text.contains("linux"), "{mutation:?}: {text}");

@@ -2,6 +2,9 @@
 
 use corewalk_testkit::rng::Rng;
 
+use crate::msg::{self, MsgOp};
+use crate::shm::{self, ShmOp};
+
 /// Most semaphores of a set in random scripts.
 const NSEMS: u64 = 4;
 
@@ -49,6 +52,8 @@ pub(crate) enum Op {
         uid: u32,
         gid: u32,
     },
+    Msg(MsgOp),
+    Shm(ShmOp),
 }
 
 /// What came of an operation: 0 and numbers, or -1 and an errno.
@@ -64,7 +69,11 @@ pub(crate) fn answer<T>(result: Result<T, i32>, numbers: impl FnOnce(T) -> Vec<i
 impl Op {
     /// Returns true if the call cannot block for long.
     pub(crate) fn is_prompt(&self) -> bool {
-        !matches!(self, Self::Semop { timeout: None, .. })
+        match self {
+            Self::Semop { timeout, .. } => timeout.is_some(),
+            Self::Msg(op) => op.is_prompt(),
+            _ => true,
+        }
     }
 
     pub(crate) fn encode(&self) -> Vec<i64> {
@@ -93,12 +102,15 @@ impl Op {
             }
             Self::Totals { cmd } => vec![7, i64::from(*cmd)],
             Self::ActAs { uid, gid } => vec![8, i64::from(*uid), i64::from(*gid)],
+            Self::Msg(op) => [vec![9], op.encode()].concat(),
+            Self::Shm(op) => [vec![10], op.encode()].concat(),
         }
     }
 
     pub(crate) fn decode(words: &[i64]) -> Self {
         let int = |at: usize| words[at] as i32;
-        let id = int(1);
+        // The shortest has one number and no id.
+        let id = words.get(1).map_or(0, |id| *id as i32);
         match words[0] {
             0 => Self::Get { key: int(1), nsems: int(2), flags: int(3) },
             1 => {
@@ -115,7 +127,9 @@ impl Op {
                 Self::Set { id, uid: words[2] as u32, gid: words[3] as u32, mode: words[4] as u32 }
             }
             7 => Self::Totals { cmd: int(1) },
-            _ => Self::ActAs { uid: words[1] as u32, gid: words[2] as u32 },
+            8 => Self::ActAs { uid: words[1] as u32, gid: words[2] as u32 },
+            9 => Self::Msg(MsgOp::decode(&words[1..])),
+            _ => Self::Shm(ShmOp::decode(&words[1..])),
         }
     }
 }
@@ -131,16 +145,44 @@ pub(crate) enum Step {
     Exit,
 }
 
-fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
+pub(crate) fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[(rng.next_u64() % from.len() as u64) as usize]
 }
 
-fn chance(rng: &mut Rng, one_in: u64) -> bool {
+pub(crate) fn chance(rng: &mut Rng, one_in: u64) -> bool {
     rng.chance(1, one_in)
 }
 
+/// What random calls are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Sem,
+    Msg,
+    Shm,
+}
+
+impl Kind {
+    /// Returns the kinds of a script: mostly one.
+    pub(crate) fn some(rng: &mut Rng) -> &'static [Self] {
+        match rng.next_u64() % 8 {
+            0..3 => &[Self::Sem],
+            3..6 => &[Self::Msg],
+            6 => &[Self::Shm],
+            _ => &[Self::Sem, Self::Msg, Self::Shm],
+        }
+    }
+}
+
+/// What is there when a step is chosen.
+pub(crate) struct Scene<'a> {
+    pub(crate) kinds: &'a [Kind],
+    /// Ids that were made, by kind.
+    pub(crate) ids: &'a [Vec<i32>; 3],
+    pub(crate) waiting: &'a [Option<Op>],
+}
+
 /// Returns a random step for a task that waits or does not.
-pub(crate) fn step(rng: &mut Rng, is_waiting: bool, ids: &[i32]) -> Option<Step> {
+pub(crate) fn step(rng: &mut Rng, is_waiting: bool, scene: &Scene<'_>) -> Option<Step> {
     if is_waiting {
         return match rng.next_u64() % 60 {
             0..4 => Some(Step::Interrupt),
@@ -151,7 +193,21 @@ pub(crate) fn step(rng: &mut Rng, is_waiting: bool, ids: &[i32]) -> Option<Step>
     if chance(rng, 150) {
         return Some(Step::Exit);
     }
-    Some(Step::Call(call(rng, ids)))
+    if chance(rng, 33) {
+        let uid = pick(rng, &[0, 0, 1000, 1001]);
+        return Some(Step::Call(Op::ActAs { uid, gid: pick(rng, &[0, 1000, 1001]) }));
+    }
+    let kind = scene.kinds[rng.below(scene.kinds.len() as u64) as usize];
+    let ids = &scene.ids[kind as usize];
+    let waits = |id, sends| {
+        let calls = scene.waiting.iter().flatten();
+        calls.filter(|op| matches!(op, Op::Msg(op) if op.waits_at() == Some((id, sends)))).count()
+    };
+    Some(Step::Call(match kind {
+        Kind::Sem => call(rng, ids),
+        Kind::Msg => Op::Msg(msg::call(rng, ids, waits)),
+        Kind::Shm => Op::Shm(shm::call(rng, ids)),
+    }))
 }
 
 fn call(rng: &mut Rng, ids: &[i32]) -> Op {
@@ -164,7 +220,7 @@ fn call(rng: &mut Rng, ids: &[i32]) -> Op {
     };
     let num =
         if chance(rng, 40) { pick(rng, &[-1, 5, 32000, 70000]) } else { rng.below(NSEMS) as i32 };
-    match rng.next_u64() % 100 {
+    match rng.next_u64() % 97 {
         _ if ids.is_empty() => get(rng),
         0..3 => get(rng),
         3..70 => Op::Semop { id, sops: sops(rng), timeout: timeout(rng) },
@@ -189,8 +245,7 @@ fn call(rng: &mut Rng, ids: &[i32]) -> Op {
             Op::Set { id, uid, gid: pick(rng, &[0, 1000, 1001]), mode }
         }
         95 => Op::Ctl { id, num: 0, cmd: libc::IPC_RMID, value: 0 },
-        96 => Op::Totals { cmd: pick(rng, &[libc::IPC_INFO, 19]) },
-        _ => Op::ActAs { uid: pick(rng, &[0, 0, 1000, 1001]), gid: pick(rng, &[0, 1000, 1001]) },
+        _ => Op::Totals { cmd: pick(rng, &[libc::IPC_INFO, 19]) },
     }
 }
 

@@ -9,6 +9,7 @@ use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 
 use crate::op::{Answer, Op, answer};
+use crate::{msg, shm};
 
 /// How our side is made wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,10 @@ pub(crate) enum Mutation {
     NotAtomic,
     /// A check of `GETNCNT` that counts nothing.
     NoCounts,
+    /// A negative type of msgrcv(2) takes any message.
+    NoLowest,
+    /// A segment that is to go does not say so.
+    NoDest,
 }
 
 pub(crate) struct Worker {
@@ -31,14 +36,15 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn start(namespace: &Namespace, pid: u32, mutation: Mutation) -> Self {
-        let task = Arc::new(namespace.register(Cred::root(), pid).expect("room for a task"));
+        let task = Arc::new(namespace.register(cred(0, 0), pid).expect("room for a task"));
         let (requests, served) = channel::<Op>();
         let (reply, answers) = channel();
         let thread = thread::spawn({
             let task = Arc::clone(&task);
             move || {
+                let mut state = shm::State::default();
                 for op in served {
-                    let answer = carry_out(&task, &op, mutation);
+                    let answer = carry_out(&task, &op, mutation, &mut state);
                     if reply.send(answer).is_err() {
                         break;
                     }
@@ -98,7 +104,7 @@ impl Drop for Worker {
     }
 }
 
-fn carry_out(task: &Task, op: &Op, mutation: Mutation) -> Answer {
+fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -> Answer {
     let number = |value: i32| vec![i64::from(value)];
     let errno = |error: Errno| error.raw_os_error();
     match op {
@@ -161,9 +167,21 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation) -> Answer {
             })
         }
         Op::ActAs { uid, gid } => {
-            let caps = if *uid == 0 { u64::MAX } else { 0 };
-            task.set_cred(Cred { caps, ..Cred::user(*uid, *gid) });
+            task.set_cred(cred(*uid, *gid));
             vec![0, 0]
         }
+        Op::Msg(op) => msg::on_ours(task, op, mutation),
+        Op::Shm(op) => shm::on_ours(task, op, mutation, state),
     }
+}
+
+/// Returns the credentials of a user; root has the capabilities that it has here, which are not all of
+/// them in a container.
+fn cred(uid: u32, gid: u32) -> Cred {
+    let caps = || {
+        let status = std::fs::read_to_string("/proc/self/status").expect("proc");
+        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        u64::from_str_radix(line.expect("a line").trim(), 16).expect("a number")
+    };
+    Cred { caps: if uid == 0 { caps() } else { 0 }, ..Cred::user(uid, gid) }
 }

@@ -172,8 +172,10 @@ fn section(out: &mut String, at: usize, report: &Report) {
         let (word, text) = (claim.word(), escape(&claim.to_string()));
         let _ = writeln!(out, "<p class=\"tested {word}\">{text}</p>");
     }
-    for (nth, metric) in plot::metrics(&report.rows).into_iter().enumerate() {
-        let picture = plot::draw(report.table, &report.rows, metric);
+    let is_drawn = |row: &&Row| table.is_none_or(|table| !table.is_in_footer(row));
+    let drawn: Vec<Row> = report.rows.iter().filter(is_drawn).cloned().collect();
+    for (nth, metric) in plot::metrics(&drawn).into_iter().enumerate() {
+        let picture = plot::draw(report.table, &drawn, metric);
         let metric = escape(metric);
         let _ = if nth == 0 {
             writeln!(out, "<h3>{metric}</h3>\n{picture}")

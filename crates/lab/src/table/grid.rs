@@ -115,6 +115,11 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
+    /// Returns the settings of the run.
+    pub(super) fn settings(&self) -> &'a Settings {
+        self.settings
+    }
+
     /// Returns an error once somebody has interrupted.
     ///
     /// # Errors

@@ -15,29 +15,36 @@
 //! | P | 1, 2, 4 ... 64 on 24 processors | what `--threads` says; 1, 2, 4, which on two processors is as crowded as 12, 24 and 48 there |
 //! | F | 10, 100, 1000 | the same |
 //! | V | 10 ... 100,000 | up to 10,000: beyond, two files in a thousand have the same value anyway |
-//! | sets | 50,000 per process | for as long as a slice is; `seconds` is computed from the rate |
+//! | sets | 50,000 per process | in memory and on mounts for as long as a slice is, on the disk as many as fit in one (scaled: some 21,000 of all processes together); `seconds` is computed from the rate |
 //! | runs | 5 | 7, interleaved |
 //!
 //! A value has 3,900 bytes: with its name it fills a block, so that it goes to a block of its own
-//! wherever it is stored. That is the most that there can be to hash, which is to our disadvantage where
-//! copying is all that is saved.
+//! wherever it is stored. That is the most that there can be to compare, which is to our disadvantage
+//! where copying is all that is saved. (It was the most to hash as well, until both stores hashed samples
+//! of long values.)
 //!
 //! | `store` | where attributes are | who sets them |
 //! |---|---|---|
 //! | `memory` | blocks of a store in memory (`blocks::memory`), one allocation and copy each | threads |
+//! | `tmpfs` | a `corewalk::tmpfs`, `corewalk` with sharing and `off` without: it shares late | threads |
+//! | `disk` | a `corewalk_store::Store` with each index under it, in a directory of the host's tmpfs: values reach blocks of its database, and the commit is in the time (`xattr/disk`) | threads |
 //! | `mount` | mounts: `linux` and `off` are ext4 with inodes of 128 bytes on a loop device in memory, without and with `no_mbcache`; `corewalk` is `corewalk mount tmpfs` | processes, by setxattr(2) |
 //!
 //! # Checks
 //! At the end of each slice every file has what was set last; the users of every block and the entries
-//! of the index add up. On mounts every attribute is read back.
+//! of the index add up. On mounts every attribute is read back. Stores on the disk are closed and checked
+//! by `fsck` in the end.
 //!
 //! # Claims
-//! Those of this project, in every cell: see `claims`. A cell that the machine's noise turned over counts
+//! Those of this project, in every cell: see `claims`. What attributes take on the disk: `xattr/space`. A cell that the machine's noise turned over counts
 //! like any other.
 
 mod claims;
+mod disk;
 mod mounts;
 mod published;
+mod space;
+mod tmpfs;
 
 use std::fmt::{self, Display};
 use std::time::Duration;
@@ -67,9 +74,9 @@ pub(crate) const VALUE_BYTES: usize = 3_900;
 /// Sets of each process in the document.
 const SETS: usize = 50_000;
 /// The share of the time per row that each row of this table gets: the grid is large.
-const SHARE_OF_TIME: f64 = 0.25;
+const SHARE_OF_TIME: f64 = 0.2;
 /// How long files on mounts take to make and to check, and values to draw, in all.
-const SETUP: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(25));
+const SETUP: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(50));
 /// The parameter of rows that are averages over so many runs.
 const RUNS: &str = "averaged_runs";
 
@@ -80,7 +87,11 @@ pub(super) struct Xattr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
     Memory,
+    Disk,
+    Tmpfs,
     Mount,
+    /// The document's own, whose figures are kept beside these.
+    Document,
 }
 
 /// One set of parameters.
@@ -128,13 +139,18 @@ impl Table for Xattr {
         published::footer(rows)
     }
 
+    fn is_in_footer(&self, row: &Row) -> bool {
+        published::is_of_document(row)
+    }
+
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {
         claims::of(rows)
     }
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
         let memory = cells(settings).len();
-        vec![Grid::new(settings, memory, VARIANTS.len(), SHARE_OF_TIME), mounts::grid(settings)]
+        let memory = Grid::new(settings, memory, VARIANTS.len(), SHARE_OF_TIME);
+        vec![memory, tmpfs::grid(settings), disk::grid(settings), mounts::grid(settings)]
     }
 
     fn setup(&self, settings: &Settings) -> Duration {
@@ -170,7 +186,11 @@ impl Table for Xattr {
             samples.add(0, store.variant(), &params, average, BASELINE);
         }
         drop(stores);
+        tmpfs::run(settings, &rounds, &pool, &mut samples)?;
+        disk::run(settings, &rounds, &pool, &mut samples)?;
+        space::run(settings, &pool, &mut samples)?;
         mounts::run(settings, &rounds, &mut samples)?;
+        published::add_to(&mut samples);
         Ok(samples)
     }
 }
@@ -205,7 +225,10 @@ impl Store {
     fn name(self) -> &'static str {
         match self {
             Store::Memory => "memory",
+            Store::Disk => "disk",
+            Store::Tmpfs => "tmpfs",
             Store::Mount => "mount",
+            Store::Document => "document",
         }
     }
 }
@@ -343,13 +366,22 @@ mod tests {
             assert_eq!(bytes(variant, (1, 100, 10)), 409.6, "{variant}: 10 blocks for 100 files");
         }
         assert_eq!(bytes("off", (1, 100, 10)), 4096.0);
-        let averages = rows.iter().filter(|row| row.metric == "seconds").count();
+        for cell in disk::cells(&settings) {
+            for metric in ["ops_per_s", "ns_per_op", "bytes_per_entry", "seconds"] {
+                let row = |variant: &&str| quick::row(&rows, (variant, metric), &cell.params());
+                assert!(VARIANTS.iter().all(|variant| row(variant).is_some()), "{metric} {cell}");
+            }
+        }
+        let of_memory = |row: &&Row| row.params["store"] == "memory";
+        let averages = rows.iter().filter(of_memory).filter(|row| row.metric == "seconds").count();
         assert_eq!(averages, cells.len() * VARIANTS.len());
         let claims: Vec<String> = Xattr.claims(&rows).iter().map(Claim::to_string).collect();
         let measured = claims.iter().filter(|claim| claim.contains("held (x")).count();
-        assert!(measured == 3, "{claims:?}");
+        assert!(measured == 8, "{claims:?}");
         let footer = Xattr.footer(&rows);
-        assert_eq!(footer.matches("       here     ").count(), cells.len(), "{footer}");
+        assert_eq!(footer.matches("       memory   ").count(), cells.len(), "{footer}");
+        assert_eq!(footer.matches("       disk     ").count(), disk::cells(&settings).len());
+        assert!(rows.iter().any(|row| Xattr.is_in_footer(row)));
     }
 
     #[test]

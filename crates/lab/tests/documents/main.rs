@@ -75,7 +75,10 @@ fn loop_files() -> Vec<String> {
 fn quick_xattr_has_every_design_and_mounts_where_there_are_some_and_leaves_nothing() {
     let (printed, json) = quick("xattr");
     assert!(printed.contains("P=32 document 13.807, 1.047, 1.029, 1.100, 0.986"), "{printed}");
-    assert!(printed.contains("F=1000 V=10 takes 10 blocks per 1024 users of each: not measured"));
+    for store in ["memory", "disk"] {
+        let claim = format!("F=1000 V=10, store={store}, takes 10 blocks per 1024 users of each");
+        assert!(printed.contains(&format!("{claim}: not measured")), "{printed}");
+    }
     let rows = json["rows"].as_array().expect("rows are a list");
     let has = |store: &str, variant: &str, metric: &str| {
         rows.iter().any(|row| {

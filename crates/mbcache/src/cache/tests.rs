@@ -109,6 +109,38 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     assert_eq!(cache.create(1, 1_001, Reusable::Yes), Ok(()), "the newest is not held");
 }
 
+/// Entries are dropped only where that brings a line, or a slot of the bucket that wants one.
+#[test]
+fn bucket_whose_further_lines_are_held_loses_no_entry_for_another() {
+    let cache = cache(4);
+    let other = |not: &[u64]| {
+        let is_other = |key: &u64| not.iter().all(|&not| cache.bucket(*key) != cache.bucket(not));
+        (1..).find(is_other).unwrap()
+    };
+    let one = other(&[]);
+    let two = other(&[one]);
+    let three = other(&[one, two]);
+    for key in [one, two] {
+        (0..4).for_each(|value| cache.create(key, value, Reusable::Yes).unwrap());
+    }
+    // The newest stand in the second lines.
+    let held: Vec<_> = [one, two].iter().map(|&key| cache.find_first(key).unwrap()).collect();
+    assert!(held.iter().all(|entry| entry.value() == 3));
+    (0..2).for_each(|value| cache.create(three, value, Reusable::Yes).unwrap());
+    assert_eq!(cache.create(three, 2, Reusable::Yes), Ok(()), "its own bucket has room to make");
+    assert_eq!(values(&cache, three).len(), 2);
+    for key in [one, two] {
+        assert_eq!(values(&cache, key), [3, 2, 1, 0], "dropped for nothing");
+    }
+    assert_eq!(cache.stats().reclaimed, 1);
+    let _three: Vec<_> = (0..3)
+        .filter_map(|value| cache.get(three, value))
+        .map(|seen| cache.hold(seen).unwrap())
+        .collect();
+    assert_eq!(cache.create(three, 3, Reusable::Yes), Err(CreateError::Full));
+    assert_eq!(cache.stats().reclaimed, 1);
+}
+
 #[test]
 fn pair_is_there_once_and_keeps_its_flag() {
     let cache = cache(10);
@@ -248,6 +280,26 @@ fn scan_looks_at_no_more_than_it_is_told() {
     (0..100).for_each(|value| cache.create(value, value, Reusable::Yes).unwrap());
     assert_eq!([cache.scan(0), cache.scan(30), cache.count()], [0, 30, 70]);
     assert_eq!(cache.stats().reclaimed, 30);
+}
+
+/// The hand goes on from where it is when there are more slots than before.
+#[test]
+fn scans_look_at_each_entry_once_a_turn_while_slots_are_added() {
+    let cache = cache(100);
+    let lines = cache.index.lines();
+    for _ in 0..3 {
+        assert_eq!(cache.scan(u64::MAX), 0);
+    }
+    for value in 0..40 {
+        cache.create(value, value, Reusable::Yes).unwrap();
+        assert!(cache.get(value, value).is_some());
+    }
+    assert_eq!(cache.scan(20), 0);
+    (0..20).for_each(|value| cache.create(1 << 40, value, Reusable::Yes).unwrap());
+    assert!((0..20).all(|value| cache.delete_or_get(1 << 40, value).is_none()));
+    assert!(cache.index.lines() > lines, "slots were added");
+    assert_eq!(cache.scan(20), 0, "one was looked at twice, and another one not at all");
+    assert_eq!(cache.scan(40), 40);
 }
 
 #[test]

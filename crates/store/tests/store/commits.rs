@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
-use corewalk_store::{Device, Devices, Store};
+use corewalk_store::{Device, Store, StoreOptions, StoreStats};
 use corewalk_sync::primitives::{Arc, thread};
 use corewalk_sync::{Condvar, Mutex};
 use corewalk_testkit::race::Watchdog;
@@ -67,16 +67,25 @@ impl Device for Slow {
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
+    for is_log in [true, false] {
+        sync_that_fails(is_log);
+    }
+}
+
+/// A sync of the log, or of the data device, is slow and fails.
+fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
-    let devices = disks.devices();
+    let mut devices = disks.devices();
+    let place = if is_log { &mut devices.log } else { &mut devices.data };
     let (state, changed) = (Mutex::new((false, false)), Condvar::new());
-    let slow = Arc::new(Slow { inner: devices.data.clone(), state, changed });
-    let data: Arc<dyn Device> = slow.clone();
-    let store = Store::open_devices(Devices { data, ..devices }, &quiet()).unwrap();
+    let slow = Arc::new(Slow { inner: place.clone(), state, changed });
+    *place = slow.clone();
+    let store = Store::open_devices(devices, &quiet()).unwrap();
     let file = make(&store, "a").unwrap();
-    store.write(file, 0, 0, &[1; 5000]).unwrap();
+    let len = if is_log { 5_000 } else { 100_000 };
+    store.write(file, 0, 0, &vec![1; len]).unwrap();
     store.sync().unwrap();
-    store.write(file, 0, 10, b"lost").unwrap();
+    store.write(file, 0, 10, &vec![2; len - 10]).unwrap();
     make(&store, "b").unwrap();
     slow.set(|state| state.0 = true);
     thread::scope(|scope| {
@@ -126,4 +135,60 @@ fn full_host_with_several_writers_is_enospc_only() {
         make(&store, "again").unwrap();
         assert_eq!(store.sync(), Ok(()), "{room}");
     }
+}
+
+/// While a commit is slow, those who change much wait for it, so that memory is bounded.
+#[test]
+fn writers_wait_while_a_commit_is_slow() {
+    const BYTES: u64 = 256 << 10;
+    let _watchdog = Watchdog::start("a slow commit", Duration::from_secs(60));
+    let disks = Disks::new();
+    let mut devices = disks.devices();
+    let (state, changed) = (Mutex::new((false, false)), Condvar::new());
+    let slow = Arc::new(Slow { inner: devices.log.clone(), state, changed });
+    devices.log = slow.clone();
+    let options = StoreOptions { transaction_bytes: BYTES / 2, ..quiet() };
+    let store = Store::open_devices(devices, &options).unwrap();
+    make(&store, "first").unwrap();
+    slow.set(|state| state.0 = true);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| store.sync());
+        slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
+        let writer = scope.spawn(|| {
+            (0..20_000).map(|number| make(&store, &format!("{number:0100}"))).find_map(Result::err)
+        });
+        while store.stats().waits == 0 {
+            thread::yield_now();
+        }
+        let held = store.stats().running_bytes;
+        println!("{held} bytes are held");
+        assert!((BYTES / 2..BYTES * 3 / 2).contains(&held), "{held}");
+        slow.set(|state| state.1 = false);
+        assert_eq!(first.join().unwrap(), Err(Errno::IO));
+        assert_eq!(writer.join().unwrap(), Some(Errno::IO));
+    });
+}
+
+/// What nobody syncs is durable after a while, and in the database, once and not again and again.
+#[test]
+fn commits_come_in_time() {
+    let _watchdog = Watchdog::start("a commit in time", Duration::from_secs(60));
+    let disks = Disks::new();
+    let every = Duration::from_millis(20);
+    let store = disks.open(&StoreOptions { commit_every: Some(every), ..quiet() });
+    for number in 0..3 {
+        let before = store.stats();
+        let file = make(&store, &format!("f{number}")).unwrap();
+        let in_database = |stats: StoreStats| stats.commits - stats.logged_commits;
+        if number > 0 {
+            // What only the log has goes on as well.
+            store.fsync(file, 0, false).unwrap();
+        }
+        while in_database(store.stats()) == in_database(before) {
+            thread::yield_now();
+        }
+    }
+    let commits = store.stats().commits;
+    thread::sleep(5 * every);
+    assert_eq!(store.stats().commits, commits, "there is nothing more to commit");
 }

@@ -5,12 +5,14 @@
 //! sync is there; of what came after, each write is there, or not, or in part, by chance. The store is
 //! checked and mounted on that, and its tree must be that of the last fsync that had returned, or of the
 //! one that was under way; bytes that were written since the commit may be there in place of older
-//! ones, but never those of another file.
+//! ones, but never those of another file. The load writes little and much, so that commits are the
+//! log's and the database's by turns, cuts, lengthens, reserves, punches, and moves blocks.
 //!
-//! Two controls leave out what the order of syncs is for, and must be caught: data that is not synced
-//! before a commit, and a database whose syncs do nothing.
+//! Controls leave out what the order of syncs is for, and must be caught: data that is not synced
+//! before a commit, a log and a database whose syncs do nothing, and blocks that are written anew
+//! before it is durable that somebody let go of them (J.4).
 
-use corewalk::{FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
+use corewalk::{Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
 use corewalk_store::{NoSharing, Store, fsck_devices};
 use corewalk_testkit::rng::{Rng, Seed};
 
@@ -23,8 +25,10 @@ const EPOCHS: usize = 40;
 const STEPS: u64 = 12;
 /// Cuts that are tried.
 const CUTS: usize = 1_200;
-/// The number of the data device in the log.
+/// The numbers of devices in the log: database, data, the log of the store.
+const META: usize = 0;
 const DATA: usize = 1;
+const LOG: usize = 3;
 
 /// What is confirmed from a place in the log on.
 struct Confirmed {
@@ -51,7 +55,7 @@ fn change(store: &Store, rng: &mut Rng) {
     let node = Node::detached(attr.ino, attr.kind());
     // The number of a file tells its bytes, whatever it is called by now.
     let tag = (attr.ino % 251) as u8 + 1;
-    match rng.below(9) {
+    match rng.below(12) {
         _ if attr.is_dir() => {
             let child = name(100 + rng.below(6));
             let child = Name::new(&child).unwrap();
@@ -62,7 +66,8 @@ fn change(store: &Store, rng: &mut Rng) {
             }
         }
         0..3 => {
-            let len = 1 + rng.index(12_000);
+            // Small ones go to the log; a few are too large for it.
+            let len = if rng.chance(1, 12) { 70_000 } else { 1 + rng.index(12_000) };
             store.write(node, 0, rng.below(20_000), &vec![tag; len]).unwrap();
         }
         3 => {
@@ -85,6 +90,24 @@ fn change(store: &Store, rng: &mut Rng) {
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }
+        }
+        6 => {
+            // What it had is free after the next commit, and soon written for another file.
+            let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+            store.setattr(node, &empty).unwrap();
+            let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
+            store.write(node, 0, 0, &vec![tag; len]).unwrap();
+        }
+        7 | 8 => {
+            let bits = [0, 1, 3, 8, 0x10, 0x11, 0x20];
+            let how = Fallocate::from_bits_retain(*rng.pick(&bits));
+            let is_moved = how.bits() & 0x28 != 0;
+            let unit = if is_moved { 4096 } else { 1 };
+            let (at, len) =
+                (rng.below(24_000) / unit * unit, (1 + rng.below(9_000)).div_ceil(unit) * unit);
+            // To take out or to insert behind the end is refused.
+            let done = store.fallocate(node, 0, at, len, how);
+            assert!(done.is_ok() || is_moved, "{done:?}");
         }
         _ => {
             let value = vec![rng.below(4) as u8; 700];
@@ -113,17 +136,18 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
         store.fsync(root, 0, false).unwrap();
         store.sync().unwrap();
         confirmed.push(Confirmed { at: log_len(), tree: tree(&store) });
-        store.sync().unwrap();
     }
+    let stats = store.stats();
+    let by_database = stats.commits - stats.logged_commits;
+    assert!(stats.logged_commits > 5 && by_database > 2, "{stats:?}");
     let log = disks.shared.lock().log.take().unwrap();
     drop(store);
     (log, confirmed)
 }
 
-/// Returns the devices as a crash after `cut` steps may leave them.
-fn crash(log: &[Step], cut: usize, rng: &mut Rng) -> Disks {
-    let log = &log[..cut];
-    let mut contents: [Vec<u8>; 2] = Default::default();
+/// Returns the devices as a crash after these steps may leave them.
+pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
+    let mut contents: [Vec<u8>; 4] = Default::default();
     for (device, content) in contents.iter_mut().enumerate() {
         let is_sync = |step: &Step| matches!(step, Step::Sync { device: at } if *at == device);
         let durable = log.iter().rposition(is_sync).unwrap_or(0);
@@ -155,7 +179,7 @@ fn crash(log: &[Step], cut: usize, rng: &mut Rng) -> Disks {
 }
 
 /// Says whether `got` is `expected`, but for bytes that were written in place since.
-fn is_like(got: &Tree, expected: &Tree) -> bool {
+pub(crate) fn is_like(got: &Tree, expected: &Tree) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
             let own = old.bytes.iter().chain(&leaf.bytes).find(|&&byte| byte != 0).copied();
@@ -168,8 +192,13 @@ fn is_like(got: &Tree, expected: &Tree) -> bool {
 }
 
 /// Tries a cut, and returns what is wrong with what is left, if anything is.
-fn try_cut(log: &[Step], confirmed: &[Confirmed], cut: usize, rng: &mut Rng) -> Result<(), String> {
-    let disks = crash(log, cut, rng);
+fn try_cut(
+    steps: &[Step],
+    confirmed: &[Confirmed],
+    cut: usize,
+    rng: &mut Rng,
+) -> Result<(), String> {
+    let disks = crash(steps, rng);
     let report = fsck_devices(&disks.devices()).map_err(|error| format!("fsck: {error}"))?;
     if !report.findings.is_empty() {
         return Err(format!("fsck: {:?}", report.findings));
@@ -195,12 +224,22 @@ fn try_cut(log: &[Step], confirmed: &[Confirmed], cut: usize, rng: &mut Rng) -> 
 
 /// Tries cuts all over the load, and returns the first that is wrong.
 fn try_cuts(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
+    try_cuts_of(&|cut| log[..cut].to_vec(), (confirmed, log.len()), seed, count)
+}
+
+/// As `try_cuts`; `steps` says what the devices were asked before a cut.
+fn try_cuts_of(
+    steps: &dyn Fn(usize) -> Vec<Step>,
+    (confirmed, len): (&[Confirmed], usize),
+    seed: u64,
+    count: usize,
+) -> Option<String> {
     let first = confirmed[0].at;
     for number in 0..count {
         // Every write in turn, as often as there are cuts to try.
-        let cut = first + number * 7919 % (log.len() + 1 - first);
+        let cut = first + number * 7919 % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-        if let Err(wrong) = try_cut(log, confirmed, cut, &mut rng) {
+        if let Err(wrong) = try_cut(&steps(cut), confirmed, cut, &mut rng) {
             return Some(format!("seed {seed}, number {number}, cut {cut}: {wrong}"));
         }
     }
@@ -216,30 +255,44 @@ fn cut_at_any_write_leaves_what_was_confirmed() {
     }
 }
 
-/// Without the sync of data before the commit, extents lead to what was never written.
-#[test]
-fn control_data_that_is_not_synced_is_caught() {
-    let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
-    // A step that does nothing keeps the places of the others.
-    for step in &mut log {
-        if matches!(step, Step::Sync { device: DATA }) {
-            *step = Step::Sync { device: 9 };
-        }
-    }
-    let wrong = try_cuts(&log, &confirmed, 1, 200).expect("it is caught");
-    println!("{wrong}");
-}
-
-/// Without the syncs of the database, what was confirmed is not there.
-#[test]
-fn control_database_that_is_not_synced_is_caught() {
+/// Returns what is wrong if syncs of some devices do nothing.
+fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        if matches!(step, Step::Sync { device: 0 }) {
+        // A step that does nothing keeps the places of the others.
+        if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
     }
-    let wrong = try_cuts(&log, &confirmed, 1, 200).expect("it is caught");
+    try_cuts(&log, &confirmed, 1, 300).expect("it is caught")
+}
+
+/// Without the sync of data before the commit, extents lead to what was never written.
+#[test]
+fn control_data_that_is_not_synced_is_caught() {
+    println!("{}", without_syncs(&[DATA]));
+}
+
+/// Without the syncs of the database, or of the log, what was confirmed is not there.
+#[test]
+fn control_database_and_log_that_are_not_synced_are_caught() {
+    println!("{}", without_syncs(&[META]));
+    println!("{}", without_syncs(&[LOG]));
+}
+
+/// J.4: if blocks were given out before it is durable that a file has let go of them, that file would
+/// show bytes of another one. Here the writes to files of the time after a sync overtake that sync.
+#[test]
+fn control_blocks_that_are_given_out_early_are_caught() {
+    let (log, confirmed) = load(&Disks::new(), Seed(1), true);
+    let overtaken = |cut: usize| -> Vec<Step> {
+        let next = confirmed.iter().position(|state| state.at > cut).unwrap_or(confirmed.len());
+        let at = |number: usize| confirmed.get(number).map_or(log.len(), |state| state.at);
+        let later = &log[at(next)..at(next + 1)];
+        let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
+        log[..cut].iter().chain(later.iter().filter(is_data)).cloned().collect()
+    };
+    let wrong = try_cuts_of(&overtaken, (&confirmed, log.len()), 1, 400).expect("it is caught");
     println!("{wrong}");
 }

@@ -50,6 +50,8 @@ pub(crate) type Tree = BTreeMap<Vec<u8>, Leaf>;
 pub(crate) struct Leaf {
     shown: (u32, u32, u32, u32, u64, u64, u64, bool),
     pub(crate) bytes: Vec<u8>,
+    /// Where a file has data, from and to.
+    data: Vec<(u64, u64)>,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     acls: [Option<Acl>; 2],
 }
@@ -68,6 +70,13 @@ pub(crate) fn tree(fs: &dyn FileSystem) -> Tree {
     tree
 }
 
+/// Returns the tree below a directory.
+pub(crate) fn tree_of(fs: &dyn FileSystem, dir: Node<'_>) -> Tree {
+    let mut tree = Tree::new();
+    collect(fs, fs.getattr(dir).unwrap(), Vec::new(), &mut tree);
+    tree
+}
+
 fn collect(fs: &dyn FileSystem, attr: Attr, path: Vec<u8>, tree: &mut Tree) {
     let node = Node::detached(attr.ino, attr.kind());
     let bytes = match attr.kind() {
@@ -83,7 +92,8 @@ fn collect(fs: &dyn FileSystem, attr: Attr, path: Vec<u8>, tree: &mut Tree) {
     let names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
     let xattrs = names.map(|n| (n.to_vec(), fs.getxattr(node, n).unwrap())).collect();
     let acls = [AclKind::Access, AclKind::Default].map(|kind| fs.get_acl(node, kind).unwrap());
-    let leaf = Leaf { shown: shown(&attr), bytes, xattrs, acls };
+    let data = if attr.kind() == FileKind::Regular { data_of(fs, node) } else { Vec::new() };
+    let leaf = Leaf { shown: shown(&attr), bytes, data, xattrs, acls };
     tree.insert(path.clone(), leaf);
     if attr.is_dir() {
         for (name, _) in listing(fs, node, 3) {
@@ -92,6 +102,16 @@ fn collect(fs: &dyn FileSystem, attr: Attr, path: Vec<u8>, tree: &mut Tree) {
             collect(fs, child, path, tree);
         }
     }
+}
+
+/// Returns where a file has data.
+fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
+    let (mut all, mut at) = (Vec::new(), 0);
+    while let Ok(from) = fs.seek(node, 0, at, Seek::Data) {
+        at = fs.seek(node, 0, from, Seek::Hole).unwrap();
+        all.push((from, at));
+    }
+    all
 }
 
 /// Returns the entries of a directory, read a few at a time.

@@ -6,6 +6,7 @@ mod commits;
 mod cuts;
 mod differential;
 mod faults;
+mod group;
 mod memory;
 mod places;
 mod storm;

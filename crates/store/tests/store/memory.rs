@@ -2,9 +2,11 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use corewalk_store::{Device, Devices, Store, StoreOptions};
 use corewalk_sync::Mutex;
+use corewalk_sync::primitives::thread;
 
 /// What a device was asked to do, in order over all devices of a store.
 #[derive(Clone, Debug)]
@@ -23,7 +25,11 @@ pub(crate) struct Shared {
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
     pub(crate) syncs: u64,
-    lens: [u64; 3],
+    /// How long a sync takes.
+    pub(crate) sync_takes: Duration,
+    /// Reads that succeed before one fails; None for all.
+    pub(crate) reads_left: Option<u64>,
+    lens: [u64; 4],
 }
 
 /// A device in memory.
@@ -59,9 +65,12 @@ impl Device for Memory {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if self.shared.lock().is_read_failing {
+        let mut shared = self.shared.lock();
+        if shared.is_read_failing || shared.reads_left == Some(0) {
             return Err(io::ErrorKind::Other.into());
         }
+        shared.reads_left = shared.reads_left.map(|left| left - 1);
+        drop(shared);
         let bytes = self.bytes.lock();
         let from = bytes.get(offset as usize..offset as usize + buf.len());
         buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -101,29 +110,33 @@ impl Device for Memory {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.shared.lock().syncs += 1;
+        let mut shared = self.shared.lock();
+        shared.syncs += 1;
+        let takes = shared.sync_takes;
+        drop(shared);
+        // What comes while it lasts need not be durable.
         self.log(|| Step::Sync { device: self.number });
+        thread::sleep(takes);
         Ok(())
     }
 }
 
-/// The three devices of a store.
+/// The devices of a store: database, data, reserve, log.
 pub(crate) struct Disks {
-    all: [Memory; 3],
+    all: [Memory; 4],
     pub(crate) shared: Arc<Mutex<Shared>>,
 }
 
 impl Disks {
     pub(crate) fn new() -> Disks {
-        Disks::with([Vec::new(), Vec::new()])
+        Disks::with(Default::default())
     }
 
-    /// Returns devices with the content of database and data.
-    pub(crate) fn with(content: [Vec<u8>; 2]) -> Disks {
+    /// Returns devices with this content; the reserve has none.
+    pub(crate) fn with(contents: [Vec<u8>; 4]) -> Disks {
         let shared = Arc::new(Mutex::new(Shared::default()));
-        let [meta, data] = content;
-        shared.lock().lens = [meta.len() as u64, data.len() as u64, 0];
-        let mut contents = [meta, data, Vec::new()].into_iter();
+        shared.lock().lens = contents.each_ref().map(|content| content.len() as u64);
+        let mut contents = contents.into_iter();
         let all = std::array::from_fn(|number| Memory {
             number,
             bytes: Arc::new(Mutex::new(contents.next().unwrap())),
@@ -132,9 +145,30 @@ impl Disks {
         Disks { all, shared }
     }
 
+    /// Returns what is left when the process is killed, on the same host; no store is changed by that.
+    pub(crate) fn killed(&self) -> Disks {
+        let disks = Disks::with(self.contents());
+        let shared = self.shared.lock();
+        let (lens, room) = (shared.lens, shared.room);
+        drop(shared);
+        *disks.shared.lock() = Shared { lens, room, ..Shared::default() };
+        disks
+    }
+
+    /// Returns the bytes that all devices have in all.
+    pub(crate) fn used(&self) -> u64 {
+        self.shared.lock().lens.iter().sum()
+    }
+
+    /// Returns what is on the devices now.
+    pub(crate) fn contents(&self) -> [Vec<u8>; 4] {
+        self.all.each_ref().map(|disk| disk.bytes.lock().clone())
+    }
+
     pub(crate) fn devices(&self) -> Devices {
-        let [meta, data, reserve] = self.all.clone().map(|disk| Arc::new(disk) as Arc<dyn Device>);
-        Devices { meta, data, reserve }
+        let all = self.all.clone().map(|disk| Arc::new(disk) as Arc<dyn Device>);
+        let [meta, data, reserve, log] = all;
+        Devices { meta, data, reserve, log }
     }
 
     pub(crate) fn open(&self, options: &StoreOptions) -> Store {
@@ -144,5 +178,6 @@ impl Disks {
 
 /// Returns options of a store that commits only when it is told.
 pub(crate) fn quiet() -> StoreOptions {
-    StoreOptions { commit_every: None, cache_bytes: 4 << 20, ..StoreOptions::default() }
+    let log_bytes = 256 << 10;
+    StoreOptions { commit_every: None, cache_bytes: 4 << 20, log_bytes, ..StoreOptions::default() }
 }

@@ -104,6 +104,48 @@ impl OneLock {
         None
     }
 
+    /// Waits until nobody has the entry of a block, and takes it alone; None if the block has none.
+    pub(crate) fn take_alone(&self, block: u64) -> Option<u32> {
+        let mut state = self.state.lock();
+        loop {
+            let at = state.find_block(block)?;
+            state.unused.unlink(at);
+            if state.entries[at as usize].used == 0 {
+                state.entries[at as usize].used = 1;
+                state.entries[at as usize].is_alone = true;
+                return Some(at);
+            }
+            self.wait(&mut state, at);
+            // Whoever lets go of an entry that is awaited leaves it to those who wait.
+            let entry = state.entries[at as usize];
+            if !state.by_key.is_linked(at) && entry.used == 0 && entry.queued == 0 {
+                state.free.push(at);
+            }
+        }
+    }
+
+    /// Lets go of the entry of a block, which the caller has alone if there is one.
+    pub(crate) fn let_go(&self, block: u64) {
+        let mut state = self.state.lock();
+        if let Some(at) = state.find_block(block) {
+            self.end_alone(&mut state, at);
+        }
+    }
+
+    /// Takes the entry of a block out, which the caller has alone if there is one.
+    pub(crate) fn delete_alone(&self, block: u64) {
+        let mut state = self.state.lock();
+        if let Some(at) = state.find_block(block) {
+            state.unlink(at);
+            self.end_alone(&mut state, at);
+        }
+    }
+
+    fn end_alone(&self, state: &mut State, at: u32) {
+        state.entries[at as usize].is_alone = false;
+        self.release(state, at);
+    }
+
     fn wait(&self, state: &mut MutexGuard<'_, State>, at: u32) {
         state.entries[at as usize].queued += 1;
         self.queue.wait(state);
@@ -159,22 +201,7 @@ impl BlockIndex for OneLock {
     }
 
     fn leave(&self, block: u64) -> Alone<'_> {
-        let mut state = self.state.lock();
-        loop {
-            let Some(at) = state.find_block(block) else { return Alone { index: self, at: None } };
-            state.unused.unlink(at);
-            if state.entries[at as usize].used == 0 {
-                state.entries[at as usize].used = 1;
-                state.entries[at as usize].is_alone = true;
-                return Alone { index: self, at: Some(at) };
-            }
-            self.wait(&mut state, at);
-            // Whoever lets go of an entry that is awaited leaves it to those who wait.
-            let entry = state.entries[at as usize];
-            if !state.by_key.is_linked(at) && entry.used == 0 && entry.queued == 0 {
-                state.free.push(at);
-            }
-        }
+        Alone { index: self, at: self.take_alone(block) }
     }
 
     fn delete_or_get<'a>(
@@ -184,9 +211,7 @@ impl BlockIndex for OneLock {
         _block: u64,
     ) -> Option<impl FnOnce() + 'a> {
         if let Some(at) = leaving.at {
-            let mut state = self.state.lock();
-            state.by_key.unlink(at);
-            state.by_block.unlink(at);
+            self.state.lock().unlink(at);
         }
         None::<fn()>
     }
@@ -204,12 +229,16 @@ impl State {
         chain.find(|&at| self.entries[at as usize].block == block)
     }
 
+    fn unlink(&mut self, at: u32) {
+        self.by_key.unlink(at);
+        self.by_block.unlink(at);
+    }
+
     /// Takes the entry out that was not used for longest, and returns it.
     fn forget_oldest(&mut self) -> Option<u32> {
         let at = self.unused.first(0)?;
         self.unused.unlink(at);
-        self.by_key.unlink(at);
-        self.by_block.unlink(at);
+        self.unlink(at);
         Some(at)
     }
 }
@@ -229,9 +258,7 @@ impl Drop for Shared<'_> {
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         if let Some(at) = self.at {
-            let mut state = self.index.state.lock();
-            state.entries[at as usize].is_alone = false;
-            self.index.release(&mut state, at);
+            self.index.end_alone(&mut self.index.state.lock(), at);
         }
     }
 }

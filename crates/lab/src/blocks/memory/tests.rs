@@ -6,8 +6,8 @@ use crate::blocks::{Corewalk, Never, Off};
 use crate::lane::Rng;
 use corewalk_sync::primitives::thread;
 
-const WORKERS: usize = 3;
-const FILES: usize = 40;
+pub(in crate::blocks) const WORKERS: usize = 3;
+pub(in crate::blocks) const FILES: usize = 40;
 
 /// Returns a store over each index.
 fn all(workers: usize, files: usize) -> Vec<Box<dyn AttrStore>> {
@@ -26,7 +26,11 @@ fn value(number: u64) -> Vec<u8> {
 }
 
 /// Lets each worker set attributes of its own files at random, then checks all of them.
-fn storm(store: &dyn AttrStore, values: u64, sets: usize) -> anyhow::Result<u64> {
+pub(in crate::blocks) fn storm(
+    store: &dyn AttrStore,
+    values: u64,
+    sets: usize,
+) -> anyhow::Result<u64> {
     let mut last = vec![vec![None; FILES]; WORKERS];
     thread::scope(|scope| {
         for (worker, last) in last.iter_mut().enumerate() {
@@ -203,4 +207,23 @@ fn control_block_with_a_wrong_count_or_content_is_found_out() {
     assert!(store.has(0, 0, &content[..len]));
     store.block(number).content[20] ^= 1;
     assert!(!store.has(0, 0, &content[..len]));
+}
+
+#[test]
+fn contents_that_differ_between_the_samples_are_told_apart() {
+    let store = MemoryStore::new(Corewalk::new().unwrap(), 1, 10);
+    let value = |at: usize| {
+        let mut value = vec![7; 3_900];
+        value[at] ^= 1;
+        value
+    };
+    // The first two differ from each other where nothing is hashed, the third one in its first byte.
+    let values = [value(100), value(200), value(0)];
+    let keys = values.each_ref().map(|value| key_of(&store.hasher, value));
+    assert!(keys[0] == keys[1] && keys[0] != keys[2], "{keys:?}");
+    for file in 0..9 {
+        store.set(0, file, &values[file % 3]);
+    }
+    assert_eq!(store.audit().unwrap(), 3);
+    assert!((0..9).all(|file| store.has(0, file, &values[file % 3])));
 }

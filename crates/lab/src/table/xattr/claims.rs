@@ -4,6 +4,7 @@
 //! own baseline. A claim about every cell holds if it holds in the worst, which is named, with how many
 //! cells are on the right side.
 
+use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
 use super::{BASELINE, BLOCK_BYTES, Store, VARIANTS};
 use crate::blocks::USERS_MAX;
 use crate::samples::Row;
@@ -12,8 +13,15 @@ use crate::text::with_names;
 
 /// The most that sharing in memory may take of the time without it.
 const IN_MEMORY_MAX: f64 = 1.15;
+/// The most that sharing on a disk may take of the time without it.
+const ON_DISK_MAX: f64 = 1.05;
+/// The most values with which sharing is to be faster than none on a disk: most sets avoid a block.
+const FEW_VALUES: u64 = 100;
 /// How many times as fast as the design before it is to be with the most processes.
 const OVER_BEFORE_MIN: f64 = 5.0;
+/// The database of a store that shares is at most this part of the other's, beyond what files take: most
+/// of what is left to it are records of inodes.
+const DISK_SHARE: f64 = 5.0;
 /// The designs of the document.
 const OF_DOCUMENT: &[&str] = VARIANTS.split_at(3).0;
 
@@ -26,40 +34,54 @@ enum Bound {
 
 /// Returns the claims.
 pub(super) fn of(rows: &[Row]) -> Vec<Claim> {
-    let ours: Vec<&Row> = rates(rows, Store::Memory.name(), "corewalk").collect();
+    let mut claims = of_store(rows, Store::Disk, ("on a disk", ON_DISK_MAX));
+    let late = times(rows, Store::Tmpfs);
+    let words = "in a tmpfs, which shares late, the time of corewalk over that of off";
+    claims.push(in_every_cell(words, late, Bound::Most(IN_MEMORY_MAX)));
+    claims.extend(of_store(rows, Store::Memory, ("in memory", IN_MEMORY_MAX)));
+    claims.extend([space(rows, Store::Memory), space(rows, Store::Disk), on_disk(rows)]);
+    claims
+}
+
+/// Returns the claims of one kind of store, which `place` names.
+fn of_store(rows: &[Row], store: Store, (place, time_max): (&str, f64)) -> Vec<Claim> {
+    let ours: Vec<&Row> = rates(rows, store.name(), "corewalk").collect();
     // Both are held against the same baseline in the same rounds.
     let over = |row: &Row, variant: &str| {
-        let mut theirs = rates(rows, Store::Memory.name(), variant);
+        let mut theirs = rates(rows, store.name(), variant);
         let theirs = theirs.find(|other| other.params == row.params)?;
         Some(row.ratio? / theirs.ratio?)
     };
-    let time = ours.iter().filter_map(|row| Some((1.0 / row.ratio?, *row))).collect();
+    let number = |row: &Row, key: &str| row.params[key].as_u64();
+    let time = times(rows, store);
+    let few = ours.iter().filter(|row| number(row, "values") <= Some(FEW_VALUES));
+    let few = few.filter_map(|row| Some((row.ratio?, *row))).collect();
+    let most = ours.iter().filter_map(|row| number(row, "processes")).max();
+    let crowded = ours.iter().filter(|row| number(row, "processes") == most);
+    let before = crowded.filter_map(|row| Some((over(row, OF_DOCUMENT[0])?, *row))).collect();
     let best = ours.iter().filter_map(|row| {
         let factors = OF_DOCUMENT.iter().filter_map(|variant| over(row, variant));
         Some((factors.min_by(f64::total_cmp)?, *row))
     });
-    let processes = |row: &Row| row.params["processes"].as_u64();
-    let most = ours.iter().filter_map(|row| processes(row)).max();
-    let crowded = ours.iter().filter(|row| processes(row) == most);
-    let before = crowded.filter_map(|row| Some((over(row, OF_DOCUMENT[0])?, *row))).collect();
-    vec![
-        in_every_cell(
-            "in memory, the time of corewalk over that of off",
-            time,
-            Bound::Most(IN_MEMORY_MAX),
-        ),
-        in_every_cell(
-            "in memory, corewalk over the design before with the most processes",
-            before,
-            Bound::Least(OVER_BEFORE_MIN),
-        ),
-        in_every_cell(
-            "in memory, corewalk over the best of the document's designs",
-            best.collect(),
-            Bound::Least(1.0),
-        ),
-        space(rows),
-    ]
+    let claim =
+        |words: &str, factors, bound| in_every_cell(&format!("{place}, {words}"), factors, bound);
+    let mut claims =
+        vec![claim("the time of corewalk over that of off", time, Bound::Most(time_max))];
+    if store == Store::Disk {
+        let words = format!("corewalk over off with {FEW_VALUES} values and fewer");
+        claims.push(claim(&words, few, Bound::Least(1.0)));
+    }
+    let words = "corewalk over the design before with the most processes";
+    claims.push(claim(words, before, Bound::Least(OVER_BEFORE_MIN)));
+    let words = "corewalk over the best of the document's designs";
+    claims.push(claim(words, best.collect(), Bound::Least(1.0)));
+    claims
+}
+
+/// Returns the times of ours over those of the baseline.
+fn times(rows: &[Row], store: Store) -> Vec<(f64, &Row)> {
+    let ours = rates(rows, store.name(), "corewalk");
+    ours.filter_map(|row| Some((1.0 / row.ratio?, row))).collect()
 }
 
 /// Returns the rates of a variant.
@@ -89,30 +111,78 @@ fn in_every_cell(words: &str, factors: Vec<(f64, &Row)>, bound: Bound) -> Claim 
     Claim::of(words, Some(right == of), format!("x{factor:.2} at {place}; {right} of {of} cells"))
 }
 
-/// Returns the claim that 1000 files of 10 values take a block per value and 1024 users.
-fn space(rows: &[Row]) -> Claim {
+/// Returns the claim that 1000 files of 10 values take a block per value and 1024 users, by statistics.
+fn space(rows: &[Row], store: Store) -> Claim {
     let (files, values) = (1000, 10);
     let of = |row: &&Row| {
         let is = |key: &str, value: u64| row.params.get(key).is_some_and(|is| *is == value);
-        row.metric == "bytes_per_entry" && is("files", files) && is("values", values)
+        row.metric == "bytes_per_entry"
+            && is("files", files)
+            && is("values", values)
+            && row.params["store"] == store.name()
+            && !row.params.contains_key(COUNTED)
     };
     let mut figures = vec![];
     let mut is_held = None;
-    for row in rows.iter().filter(of).filter(|row| row.params["store"] == Store::Memory.name()) {
+    for row in rows.iter().filter(of) {
         let processes = row.params["processes"].as_u64().unwrap_or(1);
         let blocks = row.median * (processes * files) as f64 / BLOCK_BYTES as f64;
         if row.variant == "corewalk" {
-            // A value has a share of the users that varies; this is the share without variance.
-            let users = (processes * files).div_ceil(values);
-            let least = values * users.div_ceil(u64::from(USERS_MAX));
+            let least = blocks_of(processes * files, values);
             is_held = Some(is_held.unwrap_or(true) && blocks <= least as f64 + 0.5);
         }
         if ["corewalk", BASELINE].contains(&&row.variant[..]) {
             figures.push(format!("{} {blocks:.0} blocks with P={processes}", row.variant));
         }
     }
-    let words = format!("F={files} V={values} takes {values} blocks per {USERS_MAX} users of each");
+    let words = format!(
+        "F={files} V={values}, store={}, takes {values} blocks per {USERS_MAX} users of each",
+        store.name()
+    );
     Claim::of(words, is_held, figures.join(", "))
+}
+
+/// Returns the claim that this is so on the disk as well.
+fn on_disk(rows: &[Row]) -> Claim {
+    let mut figures = vec![];
+    let mut is_held = None;
+    let counted = |row: &&Row, how: &str| row.params.get(COUNTED).is_some_and(|is| is == how);
+    for row in rows.iter().filter(|row| counted(row, BY_STATISTICS)) {
+        let number = |key: &str| row.params[key].as_u64().unwrap_or(1);
+        let (files, values) = (number("files"), number("values"));
+        let is_of_cell = |other: &&Row| {
+            other.variant == row.variant
+                && ["files", "values"].iter().all(|&key| other.params[key] == row.params[key])
+        };
+        let mut on_disk = rows.iter().filter(|row| counted(row, ON_DISK));
+        let Some(on_disk) = on_disk.find(is_of_cell) else { continue };
+        let blocks = row.median * files as f64 / BLOCK_BYTES as f64;
+        let bytes = on_disk.median * files as f64;
+        if row.variant == "corewalk" {
+            let least = blocks_of(files, values);
+            let off = rows.iter().filter(|row| counted(row, ON_DISK) && row.variant == BASELINE);
+            let off = off.filter(|off| off.params == on_disk.params).map(|off| off.median);
+            let is_small = off.fold(true, |_, off| on_disk.median * DISK_SHARE <= off);
+            let is_right = (blocks - least as f64).abs() < 0.5 && is_small;
+            is_held = Some(is_held.unwrap_or(true) && is_right);
+        }
+        figures.push(format!(
+            "{} F={files} V={values}: {blocks:.0} blocks, {:.2} MB more on the disk",
+            row.variant,
+            bytes / 1e6
+        ));
+    }
+    let words = format!(
+        "a store has as many blocks as that by its statistics, and takes at most 1/{DISK_SHARE} of \
+         the bytes on the disk that it takes without sharing"
+    );
+    Claim::of(words, is_held, figures.join(", "))
+}
+
+/// Returns the fewest blocks for so many files, of which as many have each value.
+fn blocks_of(files: u64, values: u64) -> u64 {
+    // A value has a share of the users that varies; this is the share without variance.
+    values * files.div_ceil(values).div_ceil(u64::from(USERS_MAX))
 }
 
 #[cfg(test)]
@@ -122,10 +192,10 @@ mod tests {
     use crate::table::xattr::Cell;
 
     /// Returns rows in which corewalk has these rates, and blocks, with one process and with two.
-    fn rows(ours: [f64; 2], blocks: u64) -> Vec<Row> {
+    fn rows(store: Store, ours: [f64; 2], blocks: u64) -> Vec<Row> {
         let mut samples = Samples::default();
         for (processes, ours) in [1, 2].into_iter().zip(ours) {
-            let cell = Cell { store: Store::Memory, processes, files: 1000, values: 10 };
+            let cell = Cell { store, processes, files: 1000, values: 10 };
             let params = Params::from(cell.params());
             for (variant, rate) in VARIANTS.into_iter().zip([10.0, 60.0, 70.0, ours, 100.0]) {
                 samples.add(0, variant, &params, (Metric::OpsPerSecond, rate), BASELINE);
@@ -136,21 +206,60 @@ mod tests {
         samples.rows()
     }
 
-    fn words(ours: [f64; 2], blocks: u64) -> Vec<&'static str> {
-        of(&rows(ours, blocks)).iter().map(Claim::word).collect()
+    fn words(store: Store, ours: [f64; 2], blocks: u64) -> Vec<&'static str> {
+        let words: Vec<_> = of(&rows(store, ours, blocks)).iter().map(Claim::word).collect();
+        match store {
+            // Those of the disk, of a tmpfs, in memory, space in memory, on the disk by statistics, by
+            // bytes.
+            Store::Disk => [&words[..4], &words[9..10]].concat(),
+            _ => words[5..9].to_vec(),
+        }
     }
 
     #[test]
-    fn claims_hold_in_the_worst_cell_or_not_at_all() {
+    fn claims_in_memory_hold_in_the_worst_cell_or_not_at_all() {
+        let words = |ours, blocks| words(Store::Memory, ours, blocks);
         assert_eq!(words([90.0, 90.0], 10), ["held"; 4]);
         assert_eq!(words([90.0, 80.0], 10), ["not-held", "held", "held", "held"]);
         assert_eq!(words([65.0, 90.0], 11), ["not-held", "held", "not-held", "not-held"]);
         assert_eq!(words([90.0, 45.0], 10), ["not-held", "not-held", "not-held", "held"]);
         assert!(of(&[]).iter().all(|claim| claim.word() == "not-measured"));
-        let line = of(&rows([90.0, 80.0], 10))[0].to_string();
+        let line = of(&rows(Store::Memory, [90.0, 80.0], 10))[5].to_string();
         assert!(
             line.ends_with("not held (x1.25 at files=1000 processes=2 values=10; 1 of 2 cells)"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn claims_on_a_disk_are_stricter() {
+        let words = |ours, blocks| words(Store::Disk, ours, blocks);
+        assert_eq!(words([101.0, 101.0], 10), ["held"; 5]);
+        assert_eq!(words([101.0, 96.0], 10), ["held", "not-held", "held", "held", "held"]);
+        assert_eq!(words([101.0, 94.0], 10), ["not-held", "not-held", "held", "held", "held"]);
+        assert_eq!(words([69.0, 40.0], 11), ["not-held"; 5]);
+    }
+
+    #[test]
+    fn bytes_on_the_disk_are_held_against_those_without_sharing() {
+        let word = |blocks: u64, bytes: u64| {
+            let mut samples = Samples::default();
+            let cell = Cell { store: Store::Disk, processes: 1, files: 4000, values: 1 };
+            let all = [
+                ("corewalk", BY_STATISTICS, blocks * BLOCK_BYTES as u64),
+                ("corewalk", ON_DISK, bytes),
+                (BASELINE, BY_STATISTICS, 4000 * BLOCK_BYTES as u64),
+                (BASELINE, ON_DISK, 5000 * BLOCK_BYTES as u64),
+            ];
+            for (variant, counted, bytes) in all {
+                let mut params = Params::from(cell.params());
+                params.insert(COUNTED, counted.into());
+                samples.add(0, variant, &params, cell.bytes_per_file(bytes), BASELINE);
+            }
+            of(&samples.rows()).last().unwrap().word()
+        };
+        assert_eq!(word(4, 1 << 20), "held");
+        assert_eq!(word(5, 1 << 20), "not-held");
+        assert_eq!(word(4, 16 << 20), "not-held");
     }
 }

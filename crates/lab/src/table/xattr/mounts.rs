@@ -1,16 +1,23 @@
 //! The rows of real mounts of the table `xattr`: processes that call setxattr(2).
 //!
 //! Each process works in a directory of its own, in phases that all begin together (`setter`). The
-//! blocks of attributes are what a file system has fewer of afterwards than before the first was set;
-//! a corewalk tmpfs counts bytes, and has not shared yet what was changed in the last 100 ms.
+//! blocks of attributes are what a file system has fewer of afterwards than before the first was set.
+//!
+//! A corewalk tmpfs counts bytes, and shares a set that replaced another one when the file was left alone
+//! for 100 ms and attributes change somewhere. So the bytes are counted after that time, and after so many
+//! changes of a file beside the others that all are shared, and until more of them change nothing: see
+//! [`Session::settle`].
 //!
 //! A mount that is not to be had here is named and left out: ext4 needs root, a loop device and
 //! mkfs.ext4, our own the program.
 
+use std::fs::{File, remove_file};
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::Context as _;
-use rustix::fs::statvfs;
+use anyhow::{Context as _, bail};
+use corewalk_sync::primitives::thread;
+use rustix::fs::{XattrFlags, setxattr, statvfs};
 
 use super::{BASELINE, Cell, Store};
 use crate::client::{Client, Lap};
@@ -27,6 +34,12 @@ const FILES: (&[usize], &[usize]) = (&[10], &[10, 1000]);
 const VALUES: (&[usize], &[usize]) = (&[10], &[10, 1000]);
 /// Mounts there are: two of ext4, two of ours, of which one is for one process.
 const MOUNTS: usize = 4;
+/// How long a corewalk tmpfs leaves a file alone before it shares its attributes, and some more.
+const REST: Duration = Duration::from_millis(120);
+/// How many files one change shares the attributes of.
+const BATCH: usize = 8;
+/// How often is looked whether bytes still change, at most.
+const LOOKS_MAX: usize = 50;
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.25;
 
@@ -73,7 +86,8 @@ pub(super) fn run(
         if place.threads.is_some_and(|threads| (threads == Threads::One) != is_alone) {
             return Ok(());
         }
-        let session = Session { again, mounted: &place.mounted, cell: visit.cell, rounds };
+        let is_late = place.threads.is_some();
+        let session = Session { again, mounted: &place.mounted, cell: visit.cell, rounds, is_late };
         let outcome = session.run(grid.slice.as_millis() as u64);
         let outcome =
             outcome.with_context(|| format!("{} at {}", place.mounted.variant(), visit.cell))?;
@@ -112,6 +126,8 @@ struct Session<'a> {
     mounted: &'a Mounted,
     cell: &'a Cell,
     rounds: &'a Rounds<'a>,
+    /// True where attributes are shared some time after they were set.
+    is_late: bool,
 }
 
 /// What came out of it.
@@ -153,6 +169,9 @@ impl Session<'_> {
                 Phase::Work => {
                     outcome.laps = laps;
                     outcome.server_ns = self.mounted.cpu_ns().saturating_sub(server_ns);
+                    if self.is_late {
+                        self.settle().context("while attributes were to be shared")?;
+                    }
                     outcome.bytes = free_before.checked_sub(self.free_bytes()?);
                 }
                 Phase::Fill | Phase::Check | Phase::Remove => {}
@@ -160,6 +179,29 @@ impl Session<'_> {
         }
         clients.into_iter().try_for_each(Client::finish)?;
         Ok(outcome)
+    }
+
+    /// Returns when all attributes are shared that can be, as far as the bytes show that.
+    ///
+    /// # Errors
+    /// If a call fails, or the bytes never come to rest.
+    fn settle(&self) -> anyhow::Result<()> {
+        thread::sleep(REST);
+        let path = self.mounted.directory().join("settle");
+        drop(File::create(&path)?);
+        let change =
+            |nth: usize| setxattr(&path, "user.settle", &nth.to_le_bytes(), XattrFlags::empty());
+        let files = self.cell.processes * self.cell.files;
+        (0..files.div_ceil(BATCH)).try_for_each(change)?;
+        let mut before = self.free_bytes()?;
+        for _ in 0..LOOKS_MAX {
+            (0..2 * BATCH).try_for_each(change)?;
+            let now = self.free_bytes()?;
+            if std::mem::replace(&mut before, now) == now {
+                return Ok(remove_file(&path)?);
+            }
+        }
+        bail!("the bytes of attributes do not come to rest")
     }
 
     fn free_bytes(&self) -> anyhow::Result<u64> {

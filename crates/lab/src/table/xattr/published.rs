@@ -9,12 +9,17 @@
 
 use std::fmt::Write as _;
 
-use super::{Cell, RUNS, SETS, Store, VARIANTS, seconds};
-use crate::samples::Row;
+use super::{BASELINE, Cell, RUNS, SETS, Store, VARIANTS, seconds};
+use crate::samples::{Metric, Params, Row, Samples};
 use crate::table::shape;
 
 /// Processes, as the columns of the document have them.
 const PROCESSES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// Runs that each of its figures is the average of.
+const DOCUMENT_RUNS: usize = 5;
+/// The designs, as rows name them: the fourth is the document's own, not that of this project.
+const DESIGNS: [&str; 5] =
+    ["before-mbcache", "plain-lru", "lru-per-shard", "referenced-bit", BASELINE];
 /// Not measured.
 const NA: f64 = f64::NAN;
 
@@ -30,7 +35,8 @@ struct Line {
 pub(super) fn footer(rows: &[Row]) -> String {
     let mut out = format!(
         "Document 004, 24 processors, ext4 on a ramdisk: seconds for {SETS} sets by each process,\n\
-         averages of 5 runs; below it here, for as many sets: average (lowest .. highest) of the runs.\n\
+         averages of {DOCUMENT_RUNS} runs; below it here, for as many sets, in memory and in a store on a\n\
+         disk: average (lowest .. highest) of the runs.\n\
          In this order: {}\n",
         VARIANTS.join(", ")
     );
@@ -42,14 +48,37 @@ pub(super) fn footer(rows: &[Row]) -> String {
                 false => format!("{value:.3}"),
             });
             let _ = writeln!(out, "  P={processes:<2} document {}", published.join(", "));
-            let cell =
-                Cell { store: Store::Memory, processes, files: line.files, values: line.values };
-            if let Some(here) = here(rows, &cell) {
-                let _ = writeln!(out, "       here     {here}");
+            for store in [Store::Memory, Store::Disk] {
+                let cell = Cell { store, processes, files: line.files, values: line.values };
+                if let Some(here) = here(rows, &cell) {
+                    let _ = writeln!(out, "       {:<8} {here}", store.name());
+                }
             }
         }
     }
     out
+}
+
+/// Adds the document's table as rows, for those who read them: of a `store` of their own.
+pub(super) fn add_to(samples: &mut Samples) {
+    for line in &PUBLISHED {
+        for (processes, published) in PROCESSES.into_iter().zip(line.seconds) {
+            let cell =
+                Cell { store: Store::Document, processes, files: line.files, values: line.values };
+            let mut params = Params::from(cell.params());
+            params.insert(RUNS, DOCUMENT_RUNS.into());
+            for (variant, seconds) in DESIGNS.into_iter().zip(published) {
+                if !seconds.is_nan() {
+                    samples.add(0, variant, &params, (Metric::Seconds, seconds), BASELINE);
+                }
+            }
+        }
+    }
+}
+
+/// Returns true for a row of the document's table.
+pub(super) fn is_of_document(row: &Row) -> bool {
+    row.params.get("store").is_some_and(|store| store == Store::Document.name())
 }
 
 /// Returns what was measured in a cell.
@@ -224,6 +253,17 @@ mod tests {
         // The sum over all cells, from the document's text.
         let all = PUBLISHED.iter().flat_map(|line| line.seconds).flatten();
         let sum: f64 = all.filter(|value| !value.is_nan()).sum();
+        assert!((sum - SUM).abs() < 1e-6, "{sum}");
+    }
+
+    #[test]
+    fn document_is_in_rows_of_its_own() {
+        let mut samples = Samples::default();
+        add_to(&mut samples);
+        let rows = samples.rows();
+        assert_eq!(rows.len(), 15 * 7 * 5 - 4, "4 figures are N/A");
+        assert!(rows.iter().all(is_of_document));
+        let sum: f64 = rows.iter().map(|row| row.median).sum();
         assert!((sum - SUM).abs() < 1e-6, "{sum}");
     }
 

@@ -1,0 +1,200 @@
+//! The command: where it is, and whether the loader would load a preload library for it.
+//!
+//! A static program has no loader, one with set-user-ID or capabilities of its file is not given what
+//! the environment says, and one for another machine has another loader. Each of them would run
+//! with the kernel's objects and nobody would know; so each is refused. What starts with `#!` is
+//! judged by its interpreter. What a program starts later is not looked at.
+//!
+//! Source: ld.so(8) "Secure-execution mode"; elf(5); execve(2).
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+use rustix::process::{getegid, geteuid};
+
+/// Interpreters of interpreters at most, as execve(2) has it.
+const DEPTH_MAX: u32 = 4;
+
+/// Bytes of a `#!` line at most.
+const SCRIPT_BYTES: usize = 256;
+
+/// The longest path of a loader that is looked at.
+const LOADER_BYTES: usize = 4096;
+
+const SET_USER: u32 = 0o4000;
+const SET_GROUP: u32 = 0o2010;
+
+const PT_INTERP: u32 = 3;
+
+/// The number of this machine in an ELF header.
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+
+/// Why a command cannot be run: exit status 127 or 126.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// There is no such command.
+    NotFound,
+    /// It cannot be run, or not here.
+    NotRunnable(&'static str),
+}
+
+/// Returns the path of `command`, as execvp(3) finds it.
+pub(super) fn find(command: &OsStr, folders: &OsStr) -> Result<PathBuf, Refusal> {
+    if command.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(command);
+        return match path.exists() {
+            true => Ok(path),
+            false => Err(Refusal::NotFound),
+        };
+    }
+    let candidates = std::env::split_paths(folders).map(|folder| folder.join(command));
+    let mut is_forbidden = false;
+    for path in candidates.filter(|path| path.is_file()) {
+        if rustix::fs::access(&path, Access::EXEC_OK).is_ok() {
+            return Ok(path);
+        }
+        is_forbidden = true;
+    }
+    Err(if is_forbidden { Refusal::NotRunnable("Permission denied") } else { Refusal::NotFound })
+}
+
+/// Says why the program at `path` would not be given the library.
+pub(super) fn check(path: &Path) -> Result<(), Refusal> {
+    check_at(path, 0)
+}
+
+fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
+    // What cannot be read can perhaps be run; the kernel has the last word.
+    let (Ok(file), Ok(status)) = (File::open(path), fs::metadata(path)) else { return Ok(()) };
+    let is_other_user = status.mode() & SET_USER != 0 && status.uid() != geteuid().as_raw();
+    let is_other_group =
+        status.mode() & SET_GROUP == SET_GROUP && status.gid() != getegid().as_raw();
+    let has_capabilities = !geteuid().is_root()
+        && rustix::fs::getxattr(path, "security.capability", &mut [0_u8; 64][..]).is_ok();
+    if is_other_user || is_other_group || has_capabilities {
+        return Err(Refusal::NotRunnable(
+            "a program that gains privileges loads no library of ours",
+        ));
+    }
+    let mut start = [0; SCRIPT_BYTES];
+    let mut filled = 0;
+    while let Ok(more @ 1..) = (&file).read(&mut start[filled..]) {
+        filled += more;
+    }
+    match interpreter(&start[..filled]) {
+        Some(_) if depth == DEPTH_MAX => Ok(()),
+        Some(interpreter) => check_at(&interpreter, depth + 1),
+        None => check_elf(&file, &start[..filled]),
+    }
+}
+
+/// Returns the interpreter of a script.
+fn interpreter(start: &[u8]) -> Option<PathBuf> {
+    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
+    words.next().map(|word| PathBuf::from(OsStr::from_bytes(word)))
+}
+
+fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
+    // Anything else is a script for the shell, or nothing.
+    if !start.starts_with(b"\x7fELF") || start.len() < 64 {
+        return Ok(());
+    }
+    let half = |at: usize| u16::from_le_bytes([start[at], start[at + 1]]);
+    let is_64_bit_little = start[4] == 2 && start[5] == 1;
+    if !is_64_bit_little || half(18) != MACHINE {
+        return Err(Refusal::NotRunnable("a program for another machine loads no library of ours"));
+    }
+    let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
+    let (entry_bytes, entries) = (half(54), half(56));
+    for entry in 0..u64::from(entries) {
+        let mut header = [0; 56];
+        let at = table.saturating_add(entry * u64::from(entry_bytes));
+        if file.read_exact_at(&mut header, at).is_err() {
+            return Ok(());
+        }
+        let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("in it"));
+        if word(0) as u32 == PT_INTERP {
+            return check_loader(file, word(8), word(32));
+        }
+    }
+    match is_loader(file) {
+        true => Ok(()),
+        false => Err(Refusal::NotRunnable("a static program loads no library of ours")),
+    }
+}
+
+/// Returns true for the loader itself, which loads what it is told to.
+fn is_loader(file: &File) -> bool {
+    use std::os::fd::AsRawFd as _;
+    let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
+}
+
+fn check_loader(file: &File, at: u64, bytes: u64) -> Result<(), Refusal> {
+    let mut name = vec![0; usize::try_from(bytes).unwrap_or(0).min(LOADER_BYTES)];
+    let read = file.read_exact_at(&mut name, at);
+    if read.is_ok() && String::from_utf8_lossy(&name).contains("ld-musl") {
+        return Err(Refusal::NotRunnable("a program of musl cannot load our library for glibc"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_is_found_as_a_shell_finds_it() {
+        let folders = OsStr::new("/nowhere:/bin:/usr/bin");
+        assert!(find(OsStr::new("sh"), folders).is_ok_and(|path| path.ends_with("sh")));
+        assert!(find(OsStr::new("/bin/sh"), OsStr::new("")).is_ok());
+        assert_eq!(find(OsStr::new("no-such-command"), folders), Err(Refusal::NotFound));
+        assert_eq!(find(OsStr::new("./no-such-command"), folders), Err(Refusal::NotFound));
+    }
+
+    #[test]
+    fn interpreter_is_the_first_word() {
+        let path = |text: &[u8]| interpreter(text);
+        assert_eq!(path(b"#!/bin/sh\nx"), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(path(b"#! /usr/bin/env python3\n"), Some(PathBuf::from("/usr/bin/env")));
+        assert_eq!(path(b"#!\n"), None);
+        assert_eq!(path(b"echo"), None);
+    }
+
+    #[test]
+    fn programs_with_the_loader_of_this_system_pass() {
+        assert_eq!(check(Path::new("/bin/sh")), Ok(()));
+        assert_eq!(check(&std::env::current_exe().expect("this program")), Ok(()));
+    }
+
+    #[test]
+    fn static_program_and_one_of_another_machine_are_refused() {
+        let folder = std::env::temp_dir().join(format!("corewalk-elf-{}", std::process::id()));
+        fs::create_dir(&folder).expect("a folder");
+        let mut header = vec![0_u8; 64];
+        header[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        header[18..20].copy_from_slice(&MACHINE.to_le_bytes());
+        let path = folder.join("program");
+        let judged = |bytes: &[u8]| {
+            fs::write(&path, bytes).expect("a file");
+            check(&path)
+        };
+        let reason = |bytes: &[u8]| match judged(bytes) {
+            Err(Refusal::NotRunnable(reason)) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert!(reason(&header).contains("static"));
+        header[18] = 0;
+        assert!(reason(&header).contains("another machine"));
+        // Cut short, or no program at all: the kernel says what it is.
+        assert_eq!(judged(&header[..40]), Ok(()));
+        assert_eq!(judged(b"echo hello\n"), Ok(()));
+        fs::remove_dir_all(&folder).expect("it is ours");
+    }
+}

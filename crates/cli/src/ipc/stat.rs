@@ -1,0 +1,55 @@
+//! `corewalk ipc stat`: limits of a namespace, what is used, and who uses it.
+//!
+//! Source: ipcs(1) `--limits` and `--summary`.
+
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
+
+use serde_json::{Map, Value, json};
+
+use super::place::Place;
+use crate::failure::Failure;
+
+/// The command line.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// The namespace: its name, or with a slash in it the path of its file. Without this option it is the one
+    /// that this process runs in.
+    #[arg(long, value_name = "NAME|PATH")]
+    namespace: Option<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows them. What dead processes have left is put in order first, and counted.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let place = Place::existing(arguments.namespace.as_deref())?;
+    let failed = |error: &dyn std::fmt::Display| Failure::of(place.path.display(), error);
+    let recovered = place.namespace.recover().map_err(|error| failed(&error))?;
+    let tasks = place.namespace.pids().len();
+    let task = place.register()?;
+    let sems = task.sem_totals().map_err(|error| failed(&error))?;
+    let limits = place.namespace.limits();
+    let bytes = std::fs::metadata(&place.path).map_or(0, |status| status.blocks() * 512);
+    let numbers: [(&str, u64); 9] = [
+        ("semmsl", limits.semmsl.into()),
+        ("semmns", limits.semmns.into()),
+        ("semopm", limits.semopm.into()),
+        ("semmni", limits.semmni.into()),
+        ("sets", sems.sets.into()),
+        ("semaphores", sems.sems),
+        ("tasks", tasks as u64),
+        ("recovered", recovered as u64),
+        ("used_bytes", bytes),
+    ];
+    let text = if arguments.json {
+        let object: Map<String, Value> =
+            numbers.iter().map(|(name, number)| ((*name).to_owned(), json!(number))).collect();
+        format!("{}\n", Value::Object(object))
+    } else {
+        numbers.iter().map(|(name, number)| format!("{name:<12}{number:>12}\n")).collect()
+    };
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|error| Failure::of("standard output", error))
+}

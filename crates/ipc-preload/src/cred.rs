@@ -1,0 +1,84 @@
+//! Who the process acts as, and the calls that change it.
+//!
+//! To ask the kernel costs as much as a whole semop(2) of ours does, so the answer is kept, and
+//! asked for again after each call that may change it. What changes credentials by an instruction of its
+//! own goes unnoticed until the next such call.
+//!
+//! The answer comes from the kernel itself and not from the C library: fakeroot(1) answers
+//! geteuid(2) with what the process is meant to believe.
+//!
+//! Source: credentials(7), nptl(7).
+
+use corewalk_ipc::Cred;
+use libc::{c_int, gid_t, size_t, uid_t};
+
+use crate::next::Next;
+use crate::process;
+
+/// Asks the kernel who the process is.
+pub(crate) fn current() -> Cred {
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    Cred {
+        euid: rustix::process::geteuid().as_raw(),
+        egid: rustix::process::getegid().as_raw(),
+        groups: groups.into_iter().map(rustix::process::Gid::as_raw).collect(),
+        caps: rustix::thread::capabilities(None).map_or(0, |sets| sets.effective.bits()),
+    }
+}
+
+/// Defines functions that call the next of their name, and then ask anew who the process is.
+macro_rules! refreshing {
+    ($($table:ident, $name:ident($($argument:ident: $kind:ty),*);)*) => {
+        $(
+            static $table: Next = Next::new({
+                const NAME: &str = concat!(stringify!($name), "\0");
+                match std::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name ends with a zero"),
+                }
+            });
+
+            /// The call of that name, after which the credentials are asked for anew.
+            ///
+            /// # Safety
+            ///
+            /// That of the call.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+                type Function = unsafe extern "C" fn($($kind),*) -> c_int;
+                let address = $table.address();
+                if address.is_null() {
+                    crate::errno::set(rustix::io::Errno::NOSYS);
+                    return -1;
+                }
+                // SAFETY: what the C library defines under this name has this type.
+                let next = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
+                // SAFETY: the caller's promise.
+                let result = unsafe { next($($argument),*) };
+                process::refresh_cred();
+                result
+            }
+        )*
+
+        /// Looks up all of them.
+        pub(crate) fn resolve() {
+            $($table.address();)*
+        }
+    };
+}
+
+refreshing! {
+    SETUID, setuid(uid: uid_t);
+    SETGID, setgid(gid: gid_t);
+    SETEUID, seteuid(uid: uid_t);
+    SETEGID, setegid(gid: gid_t);
+    SETREUID, setreuid(ruid: uid_t, euid: uid_t);
+    SETREGID, setregid(rgid: gid_t, egid: gid_t);
+    SETRESUID, setresuid(ruid: uid_t, euid: uid_t, suid: uid_t);
+    SETRESGID, setresgid(rgid: gid_t, egid: gid_t, sgid: gid_t);
+    SETGROUPS, setgroups(size: size_t, list: *const gid_t);
+    INITGROUPS, initgroups(user: *const libc::c_char, group: gid_t);
+    CAPSET, capset(header: *mut libc::c_void, sets: *const libc::c_void);
+    UNSHARE, unshare(flags: c_int);
+    SETNS, setns(fd: c_int, kind: c_int);
+}

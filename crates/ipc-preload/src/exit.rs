@@ -1,0 +1,95 @@
+//! The end of the process: undo is applied before anybody can see that it has ended.
+//!
+//! | end | seen by |
+//! |---|---|
+//! | exit(3), return from `main` | the destructor of this library, which runs after those of the program |
+//! | `quick_exit` | its list of functions |
+//! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | the functions of these names here |
+//! | a signal, an exit(3) beside other threads, an exit inside of a call | the recovery of the namespace |
+//!
+//! While other threads of the process run, a call of theirs may be under way, and its lock or its
+//! undo record in use. The process then ends as one that is killed does.
+//!
+//! A child of vfork(2) has its parent's memory but another pid; its end is not the task's.
+//!
+//! Source: exit(3), `_exit`(2), vfork(2).
+
+use libc::{c_int, c_void};
+
+use crate::call;
+use crate::next::Next;
+use crate::process;
+
+static EXIT_NOW: Next = Next::new(c"_exit");
+
+/// Looks up what this module stands in front of, and asks to be told of a `quick_exit`.
+pub(crate) fn resolve() {
+    EXIT_NOW.address();
+    static AT_QUICK_EXIT: Next = Next::new(c"__cxa_at_quick_exit");
+    type Register = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+    extern "C" fn at_quick_exit(_: *mut c_void) {
+        end();
+    }
+    let address = AT_QUICK_EXIT.address();
+    if !address.is_null() {
+        // SAFETY: what glibc defines under this name has this type.
+        let register = unsafe { std::mem::transmute::<*mut c_void, Register>(address) };
+        // SAFETY: the function stays loaded: a preloaded library is never unloaded.
+        let _registered = unsafe { register(at_quick_exit, std::ptr::null_mut()) };
+    }
+}
+
+/// Ends the process's task if no call of another thread can be under way.
+pub(crate) fn end() {
+    let Some(task) = process::known_task() else { return };
+    let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
+    if task.pid() != pid || call::is_interrupted() || !is_alone() {
+        return;
+    }
+    // SAFETY: there is no other thread, and this one is in no call.
+    drop(unsafe { process::take_task() });
+}
+
+/// Returns true if this is the only thread of the process.
+fn is_alone() -> bool {
+    // A directory with one entry, beside itself and its parent.
+    rustix::fs::stat("/proc/self/task").is_ok_and(|stat| stat.st_nlink == 3)
+}
+
+/// Prints one line and ends the process with status 127, as a shell does for a command that cannot be run.
+///
+/// The other way would be to go on with the kernel's objects. But a program whose peers are in the
+/// namespace would then wait for them in vain, or find objects of strangers: an end is clearer.
+pub(crate) fn refuse(why: &str) -> ! {
+    let line = format!("corewalk ipc: pid {}: {why}\n", std::process::id());
+    // SAFETY: the buffer lives during the call and is as long as said.
+    let _written = unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    exit_now(127)
+}
+
+fn exit_now(status: c_int) -> ! {
+    let address = EXIT_NOW.address();
+    if !address.is_null() {
+        type Exit = unsafe extern "C" fn(c_int) -> !;
+        // SAFETY: what the C library defines under this name has this type.
+        let next = unsafe { std::mem::transmute::<*mut c_void, Exit>(address) };
+        // SAFETY: the call takes a number and does not return.
+        unsafe { next(status) }
+    }
+    std::process::abort()
+}
+
+/// `_exit`(2): ends the process, its undo applied.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn _exit(status: c_int) -> ! {
+    end();
+    exit_now(status)
+}
+
+/// `_Exit`(3): the same as [`_exit`].
+#[cfg_attr(test, expect(non_snake_case, reason = "the name in C"))]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn _Exit(status: c_int) -> ! {
+    end();
+    exit_now(status)
+}

@@ -1,0 +1,89 @@
+//! System V IPC for programs that were not made for it: a library for `LD_PRELOAD`.
+//!
+//! It defines the C library's functions, and answers them from a namespace of `corewalk-ipc` in a
+//! mapped file. `corewalk ipc exec` sets it up: the file is named by `COREWALK_IPC_NAMESPACE`.
+//!
+//! | module | what |
+//! |---|---|
+//! | `sem` | semget, semop, semtimedop, semctl |
+//! | `msg` | msgget, msgsnd, msgrcv, msgctl |
+//! | `syscall` | the same calls through syscall(2) |
+//! | `process` | the process as a task of the namespace; fork |
+//! | `exit` | the end of the process: undo |
+//! | `cred` | who the process acts as, and the calls that change it |
+//! | `call`, `next`, `errno`, `perm`, `open` | small parts of these |
+//!
+//! # Guarantees
+//!
+//! - P.1: no panic unwinds into C: a function that C calls aborts instead.
+//! - P.2: a program that makes none of these calls maps nothing and opens nothing.
+//! - P.3: a single semop(2) that need not wait allocates nothing and makes no system call.
+//! - P.4: undo of a process that ends by itself is applied before its parent can see the end, unless
+//!   other threads of it still run or the end came inside of a call.
+//!
+//! # What differs from the kernel
+//!
+//! - A bad address that is not null ends the process; the kernel returns `EFAULT`.
+//! - A handler that interrupts a call outside of its wait, and itself makes a call that needs the same
+//!   semaphore or lock, waits for its own thread: the namespace's bound for a lock that nobody gives back
+//!   ends that with an error. The kernel has no such case. A handler that interrupts a wait may call anything.
+//! - What changes credentials without the C library, by an instruction of its own, goes unnoticed.
+//! - A signal whose handler runs after a call was queued and before it sleeps, which is a microsecond on an idle
+//!   machine, does not end the wait with `EINTR`; the next one does.
+//! - Shared memory is the kernel's: shmget(2) and its like are not defined here.
+//! - Calls of the namespace are made by this library's own system calls, never through a function of libc that
+//!   another preloaded library may stand in front of: fakeroot(1) makes calls of the namespace inside of stat(2).
+//!
+//! # What it refuses
+//!
+//! - To go on without its namespace: the process ends with a line and status 127.
+//! - To be a boundary: checks bind programs that use the library. A process that may write to the file
+//!   may do anything to the objects in it.
+//! - Static programs, those with set-user-ID and file capabilities, and those that make system calls by
+//!   themselves, as Go's do: the loader does not ask us, and they meet the kernel's objects.
+//!
+//! Source: ld.so(8), `LD_PRELOAD`; svipc(7).
+
+#![expect(unsafe_code, reason = "functions that C calls, with the pointers that C gives")]
+
+mod call;
+mod cred;
+mod errno;
+mod exit;
+mod msg;
+mod next;
+mod open;
+mod perm;
+mod process;
+mod sem;
+mod syscall;
+
+pub use cred::{
+    capset, initgroups, setegid, seteuid, setgid, setgroups, setns, setregid, setresgid, setresuid,
+    setreuid, setuid, unshare,
+};
+pub use exit::{_Exit, _exit};
+pub use msg::{msgctl, msgget, msgrcv, msgsnd};
+pub use sem::{semctl, semget, semop, semtimedop};
+pub use syscall::syscall;
+
+/// What the loader runs. A test program is not loaded this way.
+mod load {
+    extern "C" fn load() {
+        super::exit::resolve();
+        super::cred::resolve();
+        super::syscall::resolve();
+    }
+
+    extern "C" fn unload() {
+        super::exit::end();
+    }
+
+    #[used]
+    #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+    static LOAD: extern "C" fn() = load;
+
+    #[used]
+    #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
+    static UNLOAD: extern "C" fn() = unload;
+}

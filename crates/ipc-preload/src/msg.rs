@@ -1,0 +1,202 @@
+//! msgget(2), msgsnd(2), msgrcv(2), msgctl(2).
+//!
+//! The text goes straight from the caller's buffer into the namespace and back. A buffer that another
+//! thread changes meanwhile gives a message that is mixed, as with the kernel.
+//!
+//! Source: msgop(2), msgctl(2), `<sys/msg.h>` of glibc.
+
+use corewalk_ipc::{
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, Task,
+};
+use libc::{c_int, c_long, c_void, key_t, size_t, ssize_t};
+use rustix::io::Errno;
+
+use crate::call::Call;
+use crate::errno;
+use crate::perm::ipc_perm;
+use crate::process;
+use crate::sem::{put, take};
+
+/// Where the text begins in a `struct msgbuf`.
+const TEXT: usize = size_of::<c_long>();
+
+/// The fixed part of what `IPC_INFO` tells: `MSGSSZ` and `MSGSEG`.
+const MSGSSZ: i32 = 16;
+const MSGSEG: u16 = 0xffff;
+
+/// `struct msginfo`.
+#[repr(C)]
+struct Msginfo {
+    msgpool: c_int,
+    msgmap: c_int,
+    msgmax: c_int,
+    msgmnb: c_int,
+    msgmni: c_int,
+    msgssz: c_int,
+    msgtql: c_int,
+    msgseg: u16,
+}
+
+/// msgget(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn msgget(key: key_t, msgflg: c_int) -> c_int {
+    let task = process::task();
+    let _call = Call::enter();
+    errno::number(task.msgget(key, msgflg))
+}
+
+/// msgsnd(2).
+///
+/// # Safety
+///
+/// `message` is null or points to a type and `size` bytes.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn msgsnd(
+    msqid: c_int,
+    message: *const c_void,
+    size: size_t,
+    msgflg: c_int,
+) -> c_int {
+    let task = process::task();
+    let _call = Call::enter();
+    if message.is_null() {
+        return errno::number(Err(Errno::FAULT));
+    }
+    if msqid < 0 || size > task.limits().msgmax as usize {
+        return errno::number(Err(Errno::INVAL));
+    }
+    // SAFETY: the type is there; the address may be odd.
+    let mtype = unsafe { message.cast::<c_long>().read_unaligned() };
+    let text = message.cast::<u8>().wrapping_add(TEXT);
+    // SAFETY: the text is there, and as long as said.
+    let text = unsafe { std::slice::from_raw_parts(text, size) };
+    errno::number(task.msgsnd(msqid, mtype, text, msgflg).map(|()| 0))
+}
+
+/// msgrcv(2).
+///
+/// # Safety
+///
+/// `message` is null or points to room for a type and `size` bytes.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn msgrcv(
+    msqid: c_int,
+    message: *mut c_void,
+    size: size_t,
+    msgtyp: c_long,
+    msgflg: c_int,
+) -> ssize_t {
+    let task = process::task();
+    let _call = Call::enter();
+    // SAFETY: the caller's promise.
+    let received = unsafe { receive(task, msqid, message, (size, msgtyp, msgflg)) };
+    received.unwrap_or_else(|errno| {
+        errno::set(errno);
+        -1
+    })
+}
+
+/// # Safety
+///
+/// That of [`msgrcv`].
+unsafe fn receive(
+    task: &Task,
+    msqid: c_int,
+    message: *mut c_void,
+    (size, msgtyp, msgflg): (size_t, c_long, c_int),
+) -> Result<ssize_t, Errno> {
+    if msqid < 0 || size > ssize_t::MAX as usize {
+        return Err(Errno::INVAL);
+    }
+    // The kernel finds out when the message is taken, which is then lost.
+    if message.is_null() {
+        return Err(Errno::FAULT);
+    }
+    let arrived = task.msgrcv_owned(msqid, size, msgtyp, msgflg)?;
+    // SAFETY: there is room for the type; the address may be odd.
+    unsafe { message.cast::<c_long>().write_unaligned(arrived.mtype()) };
+    let text = message.cast::<u8>().wrapping_add(TEXT);
+    let length = arrived.size_bytes().min(size);
+    // SAFETY: there is room for `size` bytes, and any bits are bytes.
+    let text = unsafe { std::slice::from_raw_parts_mut(text, length) };
+    Ok(arrived.read(text) as ssize_t)
+}
+
+/// msgctl(2).
+///
+/// # Safety
+///
+/// `buf` is null or points to what `cmd` reads or writes.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
+    let task = process::task();
+    let _call = Call::enter();
+    // SAFETY: the caller's promise.
+    errno::number(unsafe { control(task, msqid, cmd, buf.expose_provenance()) })
+}
+
+/// # Safety
+///
+/// That of [`msgctl`].
+unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<i32, Errno> {
+    if msqid < 0 || cmd < 0 {
+        return Err(Errno::INVAL);
+    }
+    let stat = match cmd {
+        IPC_STAT => task.msg_stat(msqid)?,
+        MSG_STAT => task.msg_stat_index(msqid)?,
+        MSG_STAT_ANY => task.msg_stat_any(msqid)?,
+        IPC_RMID => return task.msg_rmid(msqid).map(|()| 0),
+        IPC_SET => {
+            // SAFETY: the command reads one of these.
+            let ds = unsafe { take::<libc::msqid_ds>(buf) }?;
+            let perm = ds.msg_perm;
+            let set = task.msg_set(msqid, perm.uid, perm.gid, perm.mode as _, ds.msg_qbytes);
+            return set.map(|()| 0);
+        }
+        IPC_INFO | MSG_INFO => {
+            let (index_max, info) = info(task, cmd)?;
+            // SAFETY: the command writes one of these.
+            unsafe { put(buf, info) }?;
+            return Ok(index_max);
+        }
+        _ => return Err(Errno::INVAL),
+    };
+    // SAFETY: the command writes one of these.
+    unsafe { put(buf, msqid_ds(&stat)) }?;
+    Ok(if cmd == IPC_STAT { 0 } else { stat.id })
+}
+
+fn info(task: &Task, cmd: c_int) -> Result<(i32, Msginfo), Errno> {
+    let totals = task.msg_totals()?;
+    let limits = task.limits();
+    let saturated = |number: u64| i32::try_from(number).unwrap_or(i32::MAX);
+    let msgmnb = limits.msgmnb.cast_signed();
+    let (msgpool, msgmap, msgtql) = match cmd {
+        MSG_INFO => {
+            (totals.queues.cast_signed(), saturated(totals.messages), saturated(totals.bytes))
+        }
+        // What Linux computes from its defaults, whatever they were set to.
+        _ => (512_000, 16_384, 16_384),
+    };
+    let (msgmax, msgmni) = (limits.msgmax.cast_signed(), limits.msgmni.cast_signed());
+    let (msgssz, msgseg) = (MSGSSZ, MSGSEG);
+    let info = Msginfo { msgpool, msgmap, msgmax, msgmnb, msgmni, msgssz, msgtql, msgseg };
+    Ok((totals.index_max.cast_signed(), info))
+}
+
+/// Returns what `IPC_STAT` tells as C has it.
+fn msqid_ds(stat: &MsgStat) -> libc::msqid_ds {
+    // SAFETY: zeroes are a valid structure of numbers.
+    let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
+    ds.msg_perm = ipc_perm(&stat.perm);
+    ds.msg_stime = stat.stime_s.cast_signed();
+    ds.msg_rtime = stat.rtime_s.cast_signed();
+    ds.msg_ctime = stat.ctime_s.cast_signed();
+    ds.__msg_cbytes = stat.cbytes;
+    ds.msg_qnum = stat.qnum;
+    ds.msg_qbytes = stat.qbytes;
+    ds.msg_lspid = stat.lspid.cast_signed();
+    ds.msg_lrpid = stat.lrpid.cast_signed();
+    ds
+}

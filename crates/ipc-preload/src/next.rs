@@ -1,0 +1,35 @@
+//! The functions that this library stands in front of.
+//!
+//! They are looked up once, when the library is loaded: dlsym(3) is not safe in a signal handler,
+//! and setuid(2) is.
+//!
+//! Source: dlsym(3), `RTLD_NEXT`.
+
+use corewalk_sync::primitives::atomic::{AtomicPtr, Ordering};
+use std::ffi::{CStr, c_void};
+
+/// A function of the same name further on in the search order.
+pub(crate) struct Next {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Returns the address, or null if nobody else defines the function.
+    pub(crate) fn address(&self) -> *mut c_void {
+        // ORDERING: Relaxed. The same address whoever looks it up; nothing is published with it.
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is a string of C, and the handle is one that dlsym knows.
+        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        // ORDERING: Relaxed. As above.
+        self.address.store(address, Ordering::Relaxed);
+        address
+    }
+}

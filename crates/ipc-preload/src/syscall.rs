@@ -1,0 +1,218 @@
+//! syscall(2) with the numbers of these calls.
+//!
+//! The function is variadic in C; each of its arguments is in a register that a plain function with
+//! seven arguments has it in, the last one on the stack. Numbers that are not ours go on to the C
+//! library's function by a jump, with the stack as the caller left it, so that even a clone(2) by
+//! this way works as without us.
+//!
+//! Source: syscall(2); System V ABI, AMD64 supplement.
+
+use corewalk_sync::primitives::atomic::{AtomicPtr, Ordering};
+use libc::{c_int, c_long, c_void};
+use std::ptr;
+
+use crate::errno;
+use crate::exit;
+use crate::msg;
+use crate::next::Next;
+use crate::process;
+use crate::sem;
+
+static SYSCALL: Next = Next::new(c"syscall");
+
+/// Where numbers that are not ours go, once it is known.
+static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Calls of this library.
+const CALLS: [c_long; 9] = [
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_exit_group,
+];
+
+/// Calls after which the credentials are asked for anew.
+const REFRESHING: [c_long; 11] = [
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setgroups,
+    libc::SYS_capset,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_setfsuid,
+];
+
+/// A bit for each number below 512 that is looked at here.
+static OURS: [u64; 8] = {
+    let mut bits = [0; 8];
+    let mut at = 0;
+    while at < CALLS.len() {
+        bits[CALLS[at] as usize / 64] |= 1 << (CALLS[at] as usize % 64);
+        at += 1;
+    }
+    at = 0;
+    while at < REFRESHING.len() {
+        bits[REFRESHING[at] as usize / 64] |= 1 << (REFRESHING[at] as usize % 64);
+        at += 1;
+    }
+    bits
+};
+
+/// Looks up what this module stands in front of.
+pub(crate) fn resolve() {
+    // ORDERING: Relaxed. One thread so far, and later the same address.
+    NEXT.store(SYSCALL.address(), Ordering::Relaxed);
+}
+
+/// syscall(2): as the C library's, but for the calls of this library.
+///
+/// # Safety
+///
+/// That of the system call.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    std::arch::naked_asm!(
+        "cmp rdi, 511",
+        "ja 2f",
+        "lea rax, [rip + {ours}]",
+        "bt qword ptr [rax], rdi",
+        "jc {dispatch}",
+        "2:",
+        "mov rax, qword ptr [rip + {next}]",
+        "test rax, rax",
+        "jz {dispatch}",
+        "jmp rax",
+        ours = sym OURS,
+        next = sym NEXT,
+        dispatch = sym dispatch,
+    )
+}
+
+/// syscall(2): as the C library's, but for the calls of this library.
+///
+/// # Safety
+///
+/// That of the system call.
+#[cfg(not(target_arch = "x86_64"))]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: the caller's promise.
+    unsafe { dispatch(number, a, b, c, d, e, f) }
+}
+
+/// Carries out what is ours, and passes on the rest.
+///
+/// # Safety
+///
+/// That of the system call.
+unsafe extern "C" fn dispatch(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let is_known =
+        (0..512).contains(&number) && OURS[number as usize / 64] & 1 << (number as usize % 64) != 0;
+    let rest = [a, b, c, d, e, f];
+    if !is_known {
+        // SAFETY: the caller's promise.
+        return unsafe { pass_on(number, rest) };
+    }
+    if REFRESHING.contains(&number) {
+        // SAFETY: the caller's promise.
+        let result = unsafe { pass_on(number, rest) };
+        process::refresh_cred();
+        return result;
+    }
+    if number == libc::SYS_exit_group {
+        exit::end();
+        // SAFETY: the caller's promise.
+        return unsafe { pass_on(number, rest) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { carry_out(number, rest) }
+}
+
+/// Carries out a call of this library; arguments are cut to their types as the kernel does.
+///
+/// # Safety
+///
+/// That of the call.
+unsafe fn carry_out(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> c_long {
+    let int = |word: usize| word as c_int;
+    let result = match number {
+        libc::SYS_semget => sem::semget(int(a), int(b), int(c)),
+        libc::SYS_msgget => msg::msgget(int(a), int(b)),
+        // SAFETY: the caller's promise.
+        libc::SYS_msgsnd => unsafe { msg::msgsnd(int(a), pointer(b), c, int(d)) },
+        libc::SYS_msgrcv => {
+            // SAFETY: the caller's promise.
+            return unsafe { msg::msgrcv(int(a), pointer(b), c, d as c_long, int(e)) } as c_long;
+        }
+        // SAFETY: the caller's promise.
+        libc::SYS_msgctl => unsafe { msg::msgctl(int(a), int(b), pointer(c)) },
+        // SAFETY: the caller's promise.
+        libc::SYS_semop => unsafe { sem::semop(int(a), pointer(b), c) },
+        // SAFETY: the caller's promise.
+        libc::SYS_semtimedop => unsafe { sem::semtimedop(int(a), pointer(b), c, pointer(d)) },
+        // SAFETY: the caller's promise.
+        libc::SYS_semctl => unsafe { sem::semctl(int(a), int(b), int(c), d) },
+        _ => {
+            errno::set(rustix::io::Errno::NOSYS);
+            -1
+        }
+    };
+    c_long::from(result)
+}
+
+fn pointer<T>(address: usize) -> *mut T {
+    ptr::with_exposed_provenance_mut(address)
+}
+
+/// Makes the call as the C library does.
+///
+/// # Safety
+///
+/// That of the system call.
+unsafe fn pass_on(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_long {
+    type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+    let address = SYSCALL.address();
+    if address.is_null() {
+        errno::set(rustix::io::Errno::NOSYS);
+        return -1;
+    }
+    // SAFETY: what the C library defines under this name takes its arguments this way.
+    let next = unsafe { std::mem::transmute::<*mut c_void, Syscall>(address) };
+    // SAFETY: the caller's promise.
+    unsafe { next(number, a, b, c, d, e, f) }
+}

@@ -1,0 +1,325 @@
+//! What the processes do: plain calls, as a program that knows no other IPC makes them.
+//!
+//! A role runs in the one process that the test starts, and forks what else it needs. It must hold on
+//! the host kernel as well.
+
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::sysv::{self, Sop};
+use std::ptr;
+
+pub(crate) const ROLES: [(&str, fn()); 11] = [
+    ("exec", exec),
+    ("after_exec", after_exec),
+    ("killed", killed),
+    ("undo_at_the_end", undo_at_the_end),
+    ("vfork", vfork),
+    ("fork", fork),
+    ("waits", waits),
+    ("errors", errors),
+    ("by_number", by_number),
+    ("credentials", credentials),
+    ("threads", threads),
+];
+
+const UNDO: i16 = libc::SEM_UNDO as i16;
+const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
+
+/// Looks at most so often whether something has happened, a tenth of a millisecond apart.
+const LOOKS_MAX: u32 = 100_000;
+
+fn set(nsems: i32) -> i32 {
+    sysv::semget(libc::IPC_PRIVATE, nsems, 0o600).expect("a set")
+}
+
+fn semop(id: i32, sop: Sop) -> Result<i32, i32> {
+    let mut sops = sysv::sembufs([sop]);
+    sysv::semop_raw(id, &mut sops)
+}
+
+fn value(id: i32, num: i32) -> i32 {
+    sysv::semctl(id, num, libc::GETVAL, 0).expect("a value")
+}
+
+fn remove(id: i32) {
+    sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
+}
+
+/// Runs `work` in a child, which ends with what it returns; returns its number.
+fn child(work: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child has one thread, and ends without going back into the test.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "no child");
+    if pid == 0 {
+        let status = work();
+        // SAFETY: the call takes a number.
+        unsafe { libc::_exit(status) };
+    }
+    pid
+}
+
+fn wait(pid: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: the status is ours.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(waited, pid);
+    status
+}
+
+fn exited(status: i32) -> i32 {
+    assert!(libc::WIFEXITED(status), "status {status:x}");
+    libc::WEXITSTATUS(status)
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    for _ in 0..LOOKS_MAX {
+        if is() {
+            return;
+        }
+        thread::sleep(std::time::Duration::from_micros(100));
+    }
+    panic!("never: {what}");
+}
+
+unsafe extern "C" {
+    /// `quick_exit`(3).
+    fn quick_exit(status: libc::c_int) -> !;
+}
+
+fn undo_at_the_end() {
+    let id = set(1);
+    let ends: [(&str, fn()); 4] = [
+        // SAFETY: the call takes a number.
+        ("exit", || unsafe { libc::exit(0) }),
+        // SAFETY: as above.
+        ("_exit", || unsafe { libc::_exit(0) }),
+        // SAFETY: as above.
+        ("quick_exit", || unsafe { quick_exit(0) }),
+        ("exit_group", || {
+            // SAFETY: as above.
+            unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+        }),
+    ];
+    for (name, end) in ends {
+        let pid = child(|| {
+            let taken = semop(id, (0, 5, UNDO)) == Ok(0) && value(id, 0) == 5;
+            if taken {
+                end();
+            }
+            1
+        });
+        assert_eq!(exited(wait(pid)), 0, "{name}");
+        assert_eq!(value(id, 0), 0, "{name}");
+        assert_eq!(sysv::semctl(id, 0, libc::GETPID, 0), Ok(pid), "{name}");
+    }
+    remove(id);
+}
+
+fn vfork() {
+    let id = set(1);
+    let pid = child(|| {
+        let is_taken = semop(id, (0, 5, UNDO)) == Ok(0);
+        #[expect(deprecated, reason = "programs use it, and posix_spawn(3) does the same")]
+        // SAFETY: the child ends at once.
+        let inner = unsafe { libc::vfork() };
+        if inner == 0 {
+            // SAFETY: the call takes a number.
+            unsafe { libc::_exit(3) };
+        }
+        let is_well = is_taken && exited(wait(inner)) == 3 && value(id, 0) == 5;
+        i32::from(!is_well)
+    });
+    assert_eq!(exited(wait(pid)), 0);
+    assert_eq!(value(id, 0), 0);
+    remove(id);
+}
+
+fn fork() {
+    let id = set(2);
+    assert_eq!(semop(id, (0, 5, UNDO)), Ok(0));
+    let pid = child(|| i32::from(semop(id, (1, 2, UNDO)) != Ok(0)));
+    assert_eq!(exited(wait(pid)), 0);
+    // The child's own adjustment is applied, its parent's is not.
+    assert_eq!((value(id, 0), value(id, 1)), (5, 0));
+    assert_eq!(sysv::semctl(id, 1, libc::GETPID, 0), Ok(pid));
+    // SAFETY: the call takes nothing.
+    assert_eq!(sysv::semctl(id, 0, libc::GETPID, 0), Ok(unsafe { libc::getpid() }));
+    remove(id);
+}
+
+fn waits() {
+    let id = set(1);
+    let waiter = || {
+        let pid = child(|| semop(id, (0, -1, 0)).err().unwrap_or(0));
+        until("it waits", || sysv::semctl(id, 0, libc::GETNCNT, 0) == Ok(1));
+        pid
+    };
+    let pid = waiter();
+    assert_eq!(semop(id, (0, 1, 0)), Ok(0));
+    assert_eq!(exited(wait(pid)), 0, "woken");
+
+    sysv::catch_usr1().expect("a handler");
+    let pid = waiter();
+    // A handler that runs after the call was queued and before it sleeps does not end it: the next one does.
+    until("it is interrupted", || {
+        sysv::send_usr1(pid.cast_unsigned(), pid).expect("it is not waited for");
+        sysv::semctl(id, 0, libc::GETNCNT, 0) == Ok(0)
+    });
+    assert_eq!(exited(wait(pid)), libc::EINTR, "despite SA_RESTART");
+    assert_eq!(sysv::semctl(id, 0, libc::GETNCNT, 0), Ok(0));
+
+    let pid = waiter();
+    remove(id);
+    assert_eq!(exited(wait(pid)), libc::EIDRM, "removed");
+}
+
+fn errors() {
+    let id = set(2);
+    assert_eq!(semop(id, (0, -1, NOWAIT)), Err(libc::EAGAIN));
+    assert_eq!(semop(id, (2, 1, 0)), Err(libc::EFBIG));
+    assert_eq!(semop(id + 32768, (0, 1, 0)), Err(libc::EINVAL));
+    assert_eq!(sysv::semtimedop(id, &[(0, 1, 0); 501], None), Err(libc::E2BIG));
+    assert_eq!(sysv::semtimedop(id, &[], None), Err(libc::EINVAL));
+    assert_eq!(sysv::semtimedop(id, &[(0, -1, 0)], Some((0, 1_000_000))), Err(libc::EAGAIN));
+    assert_eq!(sysv::semget(9, 1, 0), Err(libc::ENOENT));
+    let errno = |result: i32| {
+        assert_eq!(result, -1);
+        std::io::Error::last_os_error().raw_os_error()
+    };
+    // SAFETY: null is an address that these calls refuse.
+    assert_eq!(errno(unsafe { libc::semop(id, ptr::null_mut(), 1) }), Some(libc::EFAULT));
+    for cmd in [libc::GETALL, libc::SETALL, libc::IPC_STAT, libc::IPC_SET, libc::IPC_INFO] {
+        let null = ptr::null_mut::<libc::c_void>();
+        // SAFETY: as above.
+        assert_eq!(errno(unsafe { libc::semctl(id, 0, cmd, null) }), Some(libc::EFAULT), "{cmd}");
+    }
+    assert_eq!(sysv::setall(id, &[3, 4]), Ok(0));
+    assert_eq!(sysv::getall(id, 2), Ok(vec![3, 4]));
+    let (_, stat) = sysv::stat(id, libc::IPC_STAT).expect("a set");
+    assert_eq!((stat.nsems, stat.mode), (2, 0o600));
+    remove(id);
+}
+
+/// syscall(2) with six arguments.
+fn call(number: libc::c_long, arguments: &[usize]) -> libc::c_long {
+    let at = |index: usize| arguments.get(index).copied().unwrap_or(0);
+    // SAFETY: callers give numbers, and addresses of what lives during the call.
+    unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) }
+}
+
+fn by_number() {
+    let last_errno = || std::io::Error::last_os_error().raw_os_error();
+    let id = call(libc::SYS_semget, &[libc::IPC_PRIVATE as usize, 1, 0o600]) as usize;
+    let mut sop = sysv::sembufs([(0, 3, 0)]);
+    let sops = sop.as_mut_ptr().expose_provenance();
+    assert_eq!(call(libc::SYS_semop, &[id, sops, 1]), 0);
+    assert_eq!(call(libc::SYS_semtimedop, &[id, sops, 1, 0]), 0);
+    assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::GETVAL as usize]), 6);
+    assert_eq!(value(id as i32, 0), 6, "the same objects");
+    assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::IPC_RMID as usize]), 0);
+    assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::GETVAL as usize]), -1);
+    assert_eq!(last_errno(), Some(libc::EINVAL));
+    // What is not ours goes on to the C library, with all of its arguments.
+    assert_eq!(call(libc::SYS_getpid, &[]), i64::from(std::process::id()));
+    assert_eq!(call(libc::SYS_close, &[usize::MAX]), -1);
+    assert_eq!(last_errno(), Some(libc::EBADF));
+    assert_eq!(call(libc::c_long::MAX, &[]), -1);
+    assert_eq!(last_errno(), Some(libc::ENOSYS));
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
+    let access = libc::PROT_READ as usize;
+    // The last argument is an offset, which has to be a multiple of the page size.
+    let mapped = |offset| call(libc::SYS_mmap, &[0, 4096, access, flags, usize::MAX, offset]);
+    assert_eq!((mapped(1), last_errno()), (-1, Some(libc::EINVAL)));
+    assert!(mapped(0) > 0);
+}
+
+fn credentials() {
+    // SAFETY: the call takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: not root");
+        return;
+    }
+    let id = set(1);
+    assert_eq!(semop(id, (0, 1, 0)), Ok(0));
+    let pid = child(|| {
+        let before = semop(id, (0, 1, 0));
+        let changed = sysv::act_as(1000, 1000);
+        let refused = semop(id, (0, 1, 0));
+        // Back, by number.
+        // SAFETY: the call takes numbers.
+        let back = unsafe { libc::syscall(libc::SYS_setresuid, 0, 0, 0) };
+        let again = semop(id, (0, 1, 0));
+        let is_well = before == Ok(0) && changed == Ok(0) && refused == Err(libc::EACCES);
+        i32::from(!is_well || back != 0 || again != Ok(0))
+    });
+    assert_eq!(exited(wait(pid)), 0);
+    assert_eq!(value(id, 0), 3);
+    remove(id);
+}
+
+fn threads() {
+    let id = set(4);
+    thread::scope(|scope| {
+        for num in 0..4 {
+            scope.spawn(move || {
+                for _ in 0..1000 {
+                    assert_eq!(semop(id, (num, 1, UNDO)), Ok(0));
+                    assert_eq!(semop(id, (num, -1, UNDO)), Ok(0));
+                }
+                assert_eq!(semop(id, (num, 1, UNDO)), Ok(0));
+            });
+        }
+    });
+    // The end of a thread undoes nothing.
+    assert_eq!(sysv::getall(id, 4), Ok(vec![1; 4]));
+    remove(id);
+}
+
+/// What `exec` tells the program that it becomes.
+const SET_ENV: &str = "COREWALK_PRELOAD_SET";
+
+fn exec() {
+    use std::os::unix::process::CommandExt as _;
+    let id = set(1);
+    let pid = child(|| {
+        if semop(id, (0, 5, UNDO)) != Ok(0) {
+            return 1;
+        }
+        let mut program = crate::process::command("after_exec");
+        let error = program.env(SET_ENV, id.to_string()).exec();
+        println!("{error}");
+        2
+    });
+    assert_eq!(exited(wait(pid)), 0);
+    // Of both programs.
+    assert_eq!(value(id, 0), 0);
+    remove(id);
+}
+
+/// The program that `exec` becomes; on its own it has nothing to do.
+fn after_exec() {
+    let Ok(id) = std::env::var(SET_ENV) else { return };
+    let id = id.parse().expect("a number");
+    assert_eq!(value(id, 0), 5, "undo survives exec");
+    assert_eq!(semop(id, (0, 2, UNDO)), Ok(0));
+    // The test runner has a thread more; the end of this one alone is what is asked for.
+    let pid = child(|| i32::from(value(id, 0) != 7));
+    assert_eq!(exited(wait(pid)), 0);
+}
+
+fn killed() {
+    let id = set(2);
+    let pid = child(|| {
+        let taken = [semop(id, (0, 5, UNDO)), semop(id, (1, 1, UNDO))];
+        // SAFETY: the call takes numbers.
+        unsafe { libc::raise(libc::SIGKILL) };
+        i32::from(taken != [Ok(0); 2])
+    });
+    let status = wait(pid);
+    assert!(libc::WIFSIGNALED(status), "status {status:x}");
+    assert_eq!(value(id, 0), 0, "seen by who asks");
+
+    // And by who waits: it wakes when the adjustment of the one that is killed is applied.
+    let waiter = child(|| semop(id, (1, 0, 0)).err().unwrap_or(0));
+    assert_eq!(exited(wait(waiter)), 0);
+    remove(id);
+}

@@ -1,0 +1,397 @@
+//! A task is stopped before every store of a call, and then before every store of putting that in order.
+//!
+//! Each case says what was there, what the victim does, and what others can see afterwards. Two runs without
+//! a stop say what has to be seen: a victim that dies before its call, and one that dies after it. Every
+//! stop has to look like one of the two, and leave a namespace in which nothing is left over.
+//!
+//! The controls leave out one step each: logs that nobody looks at, locks that are free after a death and
+//! nothing is put in order.
+//!
+//! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
+
+use corewalk_sync::primitives::crash::{self, Ended};
+use corewalk_sync::primitives::{Arc, thread};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use std::time::Duration;
+
+use crate::sem::audit::{audit, forget_locks, forget_logs};
+use crate::{
+    Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+};
+
+const KEY: i32 = 77;
+
+/// Stores of a call at most.
+const STORES_MAX: u64 = 3000;
+
+struct World {
+    namespace: Namespace,
+    /// Whose death is looked at.
+    victim: Option<Task>,
+    survivor: Task,
+    waiters: Vec<Waiter>,
+    id: i32,
+}
+
+struct Waiter {
+    task: Arc<Task>,
+    thread: thread::JoinHandle<Result<(), Errno>>,
+}
+
+/// What is there, and what happens to it.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    prepare: fn(&mut World),
+    act: fn(&Task, i32) -> Result<(), Errno>,
+}
+
+/// What others see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    values: Result<Vec<u16>, Errno>,
+    mode: Option<(u16, u32, u32)>,
+    waiting: Vec<usize>,
+    keyed: bool,
+    sets: u32,
+}
+
+impl World {
+    fn new(case: Case) -> Self {
+        let capacity =
+            Capacity { sets: 4, sems: 16, undos: 64, waits: 16, tasks: 8, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("crash", MemfdFlags::CLOEXEC).unwrap();
+        let namespace = Namespace::open_fd(&file, options).unwrap();
+        let task = |pid| namespace.register(Cred::root(), pid).unwrap();
+        let (survivor, victim) = (task(1), task(2));
+        let id = survivor.semget(IPC_PRIVATE, 3, 0o600).unwrap();
+        survivor.sem_setall(id, &[5, 5, 0]).unwrap();
+        let mut world = Self { namespace, victim: Some(victim), survivor, waiters: Vec::new(), id };
+        (case.prepare)(&mut world);
+        world
+    }
+
+    fn victim(&self) -> &Task {
+        self.victim.as_ref().unwrap()
+    }
+
+    /// Has another task wait for `sops`.
+    fn wait_for<const N: usize>(&mut self, sops: [SemBuf; N]) {
+        let task = self.namespace.register(Cred::root(), 10).unwrap();
+        let (task, id) = (Arc::new(task), self.id);
+        let thread = thread::spawn({
+            let task = Arc::clone(&task);
+            move || task.semop(id, &sops)
+        });
+        while task.waiting() == 0 {
+            thread::yield_now();
+        }
+        // It waits, but may still have the lock.
+        self.survivor.sem_getncnt(self.id, 0).unwrap();
+        self.waiters.push(Waiter { task, thread });
+    }
+
+    /// The victim's process is gone.
+    fn kill_victim(&mut self) {
+        kill(self.victim.take().unwrap());
+    }
+
+    fn seen(&self) -> Seen {
+        let stat = self.survivor.sem_stat(self.id).ok();
+        Seen {
+            values: self.survivor.sem_getall(self.id),
+            mode: stat.map(|stat| (stat.perm.mode, stat.perm.uid, stat.perm.gid)),
+            waiting: self.waiters.iter().map(|waiter| waiter.task.waiting()).collect(),
+            keyed: self.survivor.semget(KEY, 0, 0).is_ok(),
+            sets: self.survivor.sem_totals().unwrap().sets,
+        }
+    }
+
+    /// Puts everything in order as a survivor; returns what is seen, or what is wrong.
+    fn settle(&self) -> Result<Seen, String> {
+        self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
+        let seen = self.seen();
+        // Who was told is on its way out, and gives its node back.
+        let told = self.waiters.iter().filter(|waiter| waiter.task.waiting() == 0);
+        for waiter in told {
+            while !waiter.thread.is_finished() {
+                // Who told it may have been stopped before it woke it.
+                crate::task::wake_waiting(&waiter.task);
+                thread::yield_now();
+            }
+        }
+        audit(&self.survivor)?;
+        Ok(seen)
+    }
+
+    fn end(self) {
+        // The set may be gone already, with those who have waited for it.
+        let _gone = self.survivor.sem_rmid(self.id);
+        for waiter in self.waiters {
+            while !waiter.thread.is_finished() {
+                waiter.task.interrupt();
+                thread::yield_now();
+            }
+            waiter.thread.join().unwrap().ok();
+        }
+    }
+}
+
+/// Ends a task without a store other than one that says that it is gone.
+fn kill(task: Task) {
+    crate::task::forget_process(&task.shared, task.owner.index);
+    crash::run(0, || drop(task));
+}
+
+/// What is left out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Whole,
+    WithoutLogs,
+    WithoutLocks,
+}
+
+impl Protocol {
+    fn apply(self, world: &World) {
+        match self {
+            Self::Whole => {}
+            Self::WithoutLogs => forget_logs(&world.survivor),
+            Self::WithoutLocks => forget_locks(&world.survivor),
+        }
+    }
+}
+
+/// Returns what has to be seen: the victim dies before its call, and after it.
+fn expected(case: Case) -> [Seen; 2] {
+    [false, true].map(|acts| {
+        let mut world = World::new(case);
+        if acts {
+            (case.act)(world.victim(), world.id).ok();
+        }
+        world.kill_victim();
+        let seen = world.settle().unwrap();
+        world.end();
+        seen
+    })
+}
+
+/// Stops the victim before each store; returns how many stores there are, or what is wrong.
+fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
+    let expected = expected(case);
+    for stores in 0..STORES_MAX {
+        let mut world = World::new(case);
+        let ended = crash::run(stores, || (case.act)(world.victim(), world.id));
+        world.kill_victim();
+        protocol.apply(&world);
+        let seen = world.settle();
+        world.end();
+        let at = |what: String| format!("{}, stopped after {stores} stores: {what}", case.name);
+        let seen = seen.map_err(at)?;
+        if !expected.contains(&seen) {
+            return Err(at(format!("{seen:?} is neither of {expected:?}")));
+        }
+        if ended != Ended::Stopped {
+            return Ok(stores);
+        }
+    }
+    Err(format!("{} never ends", case.name))
+}
+
+/// Stops the victim before each store, and before each store of who puts that in order.
+fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
+    let expected = expected(case);
+    let mut count = 0;
+    for stores in 0..STORES_MAX {
+        let mut is_stopped = true;
+        for more in 0..STORES_MAX {
+            let mut world = World::new(case);
+            let ended = crash::run(stores, || (case.act)(world.victim(), world.id));
+            is_stopped = ended == Ended::Stopped;
+            world.kill_victim();
+            let second = world.namespace.register(Cred::root(), 3).unwrap();
+            let recovered = crash::run(more, || {
+                // As who uses the set next, and then as who cleans up.
+                second.sem_getall(world.id).ok();
+                crate::recover::reap_all(&second.shared, second.owner).ok();
+            });
+            kill(second);
+            let seen = world.settle();
+            world.end();
+            let at = |what| {
+                format!("{}, after {stores} stores, and {more} of recovery: {what}", case.name)
+            };
+            let seen = seen.map_err(at)?;
+            if !expected.contains(&seen) {
+                return Err(at(format!("{seen:?} is neither of {expected:?}")));
+            }
+            count += 1;
+            if recovered != Ended::Stopped {
+                break;
+            }
+        }
+        if !is_stopped {
+            return Ok(count);
+        }
+    }
+    Err(format!("{} never ends", case.name))
+}
+
+const CASES: [Case; 14] = [
+    Case {
+        name: "single, first with undo",
+        prepare: |_| {},
+        act: |task, id| task.semop(id, &[SemBuf::new(0, -2, SEM_UNDO)]),
+    },
+    Case {
+        name: "single, with undo",
+        prepare: |world| {
+            let one = [SemBuf::new(0, 1, SEM_UNDO)];
+            world.victim().semop(world.id, &one).unwrap();
+            // Between two freezes of one word, one by the lock.
+            world.victim().semop(world.id, &one).unwrap();
+            world.survivor.sem_getall(world.id).unwrap();
+        },
+        act: |task, id| task.semop(id, &[SemBuf::new(0, -3, SEM_UNDO)]),
+    },
+    Case {
+        name: "several",
+        prepare: |_| {},
+        act: |task, id| task.semop(id, &[SemBuf::new(0, -2, 0), SemBuf::new(1, 2, 0)]),
+    },
+    Case {
+        name: "several in another order",
+        prepare: |_| {},
+        act: |task, id| {
+            task.semop(id, &[SemBuf::new(2, 3, 0), SemBuf::new(0, -2, 0), SemBuf::new(1, 1, 0)])
+        },
+    },
+    Case {
+        name: "several that fail",
+        prepare: |_| {},
+        act: |task, id| {
+            let nowait = crate::IPC_NOWAIT;
+            task.semop(id, &[SemBuf::new(0, -2, nowait), SemBuf::new(2, -1, nowait)])
+        },
+    },
+    Case {
+        name: "several under the lock",
+        prepare: |_| {},
+        act: |task, id| {
+            task.semop(
+                id,
+                &[SemBuf::new(1, -2, 0), SemBuf::new(0, 2, SEM_UNDO), SemBuf::new(2, 1, 0)],
+            )
+        },
+    },
+    Case {
+        name: "a wait that times out",
+        prepare: |world| world.wait_for([SemBuf::new(2, -9, 0), SemBuf::new(0, 1, 0)]),
+        act: |task, id| {
+            task.semtimedop(id, &[SemBuf::new(2, -1, SEM_UNDO)], Some(Duration::ZERO)).ok();
+            task.semtimedop(
+                id,
+                &[SemBuf::new(2, -1, 0), SemBuf::new(0, 0, 0)],
+                Some(Duration::ZERO),
+            )
+        },
+    },
+    Case {
+        name: "an operation that several wait for",
+        prepare: |world| {
+            world.wait_for([SemBuf::new(2, -1, 0)]);
+            world.wait_for([SemBuf::new(2, -2, 0), SemBuf::new(1, 1, 0)]);
+            world.wait_for([SemBuf::new(2, -9, 0)]);
+        },
+        act: |task, id| task.semop(id, &[SemBuf::new(2, 4, 0)]),
+    },
+    Case {
+        name: "removal",
+        prepare: |world| {
+            world.survivor.semop(world.id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
+            world.victim().semop(world.id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
+            world.wait_for([SemBuf::new(2, -1, 0)]);
+            world.wait_for([SemBuf::new(2, -1, 0), SemBuf::new(1, 1, 0)]);
+        },
+        act: |task, id| task.sem_rmid(id),
+    },
+    Case {
+        name: "SETALL",
+        prepare: |world| {
+            world.survivor.semop(world.id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
+            world.wait_for([SemBuf::new(2, -3, 0)]);
+        },
+        act: |task, id| task.sem_setall(id, &[7, 8, 3]),
+    },
+    Case {
+        name: "a new set",
+        prepare: |_| {},
+        act: |task, _| task.semget(KEY, 2, IPC_CREAT | 0o600).map(|_| ()),
+    },
+    Case { name: "IPC_SET", prepare: |_| {}, act: |task, id| task.sem_set(id, 70, 71, 0o640) },
+    Case {
+        name: "adjustments of one who ends",
+        prepare: |world| {
+            let two = [SemBuf::new(2, 3, SEM_UNDO), SemBuf::new(0, -4, SEM_UNDO)];
+            world.victim().semop(world.id, &two).unwrap();
+            world.wait_for([SemBuf::new(0, -5, 0)]);
+        },
+        act: |task, _| crate::sem::exit_sem(task).map(drop),
+    },
+    Case {
+        name: "reaping one that was granted what it waited for",
+        prepare: |world| {
+            let granted = world.namespace.register(Cred::root(), 4).unwrap();
+            crate::sem::dead::wait_without_sleep(&granted, world.id, &[SemBuf::new(2, -1, 0)]);
+            world.survivor.semop(world.id, &[SemBuf::new(2, 1, 0)]).unwrap();
+            kill(granted);
+        },
+        act: |task, _| crate::recover::reap_all(&task.shared, task.owner).map(drop),
+    },
+];
+
+#[test]
+fn crash_before_every_store_leaves_all_of_a_call_or_nothing() {
+    for case in CASES {
+        let stores = stop_everywhere(case, Protocol::Whole).unwrap();
+        println!("{}: {stores} stores", case.name);
+    }
+}
+
+#[test]
+fn crash_of_recovery_before_every_store_leaves_it_to_the_next() {
+    for case in CASES {
+        let stops = stop_recovery_everywhere(case).unwrap();
+        println!("{}: {stops} pairs of stops", case.name);
+    }
+}
+
+fn failing(protocol: Protocol) -> Vec<&'static str> {
+    let fails = |case: &Case| stop_everywhere(*case, protocol).is_err();
+    CASES.into_iter().filter(fails).map(|case| case.name).collect()
+}
+
+#[test]
+fn crash_control_without_logs_is_caught() {
+    let failing = failing(Protocol::WithoutLogs);
+    println!("caught by {failing:?}");
+    for name in [
+        "single, with undo",
+        "several",
+        "several in another order",
+        "several under the lock",
+        "SETALL",
+    ] {
+        assert!(failing.contains(&name), "{name} notices nothing");
+    }
+}
+
+#[test]
+fn crash_control_without_locks_that_change_hands_is_caught() {
+    let failing = failing(Protocol::WithoutLocks);
+    println!("caught by {failing:?}");
+    for name in ["a wait that times out", "removal", "a new set"] {
+        assert!(failing.contains(&name), "{name} notices nothing");
+    }
+}

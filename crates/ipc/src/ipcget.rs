@@ -1,0 +1,66 @@
+//! What the `*get` calls and the commands of owners have in common.
+//!
+//! Source: Linux `ipc/util.c` (`ipcget_public`, `ipcctl_obtain_check`); svipc(7).
+
+use rustix::io::Errno;
+
+use crate::ids::{IPC_PRIVATE, IdsGuard, Object};
+use crate::perm::Perm;
+use crate::sem::{IPC_CREAT, IPC_EXCL};
+use crate::task::Task;
+
+/// Returns the id of the object with `key`, or of a new one.
+///
+/// `check` looks at an object that is there before permissions are; `make` makes a new one, whose
+/// owner and mode are given.
+///
+/// # Errors
+///
+/// `ENOENT` without `IPC_CREAT`, `EEXIST` with `IPC_EXCL`, `EACCES`, and those of `check`, `make` and
+/// the hook.
+pub(crate) fn ipcget(
+    task: &Task,
+    ids: &IdsGuard<'_>,
+    (key, flags): (i32, i32),
+    check: impl FnOnce(&Object) -> Result<(), Errno>,
+    make: impl FnOnce(&IdsGuard<'_>, Perm) -> Result<i32, Errno>,
+) -> Result<i32, Errno> {
+    let found = if key == IPC_PRIVATE { None } else { ids.find_key(key) };
+    let hook = &task.shared.hook;
+    let Some(object) = found else {
+        if key != IPC_PRIVATE && flags & IPC_CREAT == 0 {
+            return Err(Errno::NOENT);
+        }
+        let (uid, gid) = task.cred.ids();
+        let mode = (flags & 0o777) as u16;
+        return make(ids, Perm { key, uid, gid, cuid: uid, cgid: gid, mode, seq: 0 });
+    };
+    if flags & IPC_CREAT != 0 && flags & IPC_EXCL != 0 {
+        return Err(Errno::EXIST);
+    }
+    check(&object)?;
+    task.permission(&object, flags.cast_unsigned())?;
+    if let Some(hook) = hook {
+        hook.associate(&task.cred.whole(), &object.perm(), flags.cast_unsigned())?;
+    }
+    Ok(object.id())
+}
+
+/// Asks the hook whether an object may be made.
+pub(crate) fn may_alloc(task: &Task, perm: &Perm) -> Result<(), Errno> {
+    match &task.shared.hook {
+        None => Ok(()),
+        Some(hook) => hook.alloc(&task.cred.whole(), perm),
+    }
+}
+
+/// Returns the object of a command that only its owner may give.
+///
+/// # Errors
+///
+/// `EINVAL` if there is none, `EPERM` for others.
+#[doc(alias = "ipcctl_obtain_check")]
+pub(crate) fn obtain_own(task: &Task, ids: &IdsGuard<'_>, id: i32) -> Result<Object, Errno> {
+    let object = ids.obtain_object_check(id)?;
+    if task.cred.may_control(&object.perm()) { Ok(object) } else { Err(Errno::PERM) }
+}

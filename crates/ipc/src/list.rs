@@ -1,0 +1,115 @@
+//! Doubly linked lists of messages, waiting calls or attaches, by the numbers of their lines.
+//!
+//! The ends are a word of the object, the links a word of each member's first line, and 0 is none.
+//! The object's lock protects all of it. Numbers that are out of range lead to the scratch line, and walks
+//! are bounded, so a list that somebody has damaged is a wrong list and nothing worse.
+
+use corewalk_sync::Region;
+use corewalk_sync::primitives::atomic::AtomicU64;
+
+use crate::field::{get, high, low, pair, put};
+
+/// The word of the links, in all that are in such a list.
+pub(crate) const LINKS: usize = 1;
+
+/// Members that a walk passes at most, whatever the region says.
+const WALK_MAX: usize = 1 << 26;
+
+/// A list: its ends, and where its members lie.
+#[derive(Clone, Copy)]
+pub(crate) struct List<'s> {
+    pub(crate) region: &'s Region,
+    pub(crate) ends: &'s AtomicU64,
+}
+
+impl<'s> List<'s> {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        get(self.ends) == 0
+    }
+
+    #[inline]
+    pub(crate) fn push(&self, line: u32) {
+        let (first, last) = (low(get(self.ends)), high(get(self.ends)));
+        put(self.links(line), pair(last, 0));
+        if last == 0 {
+            put(self.ends, pair(line, line));
+        } else {
+            let before = self.links(last);
+            put(before, pair(low(get(before)), line));
+            put(self.ends, pair(first, line));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn unlink(&self, line: u32) {
+        let links = get(self.links(line));
+        let (before, after) = (low(links), high(links));
+        let (mut first, mut last) = (low(get(self.ends)), high(get(self.ends)));
+        if before == 0 {
+            first = after;
+        } else {
+            let links = self.links(before);
+            put(links, pair(low(get(links)), after));
+        }
+        if after == 0 {
+            last = before;
+        } else {
+            let links = self.links(after);
+            put(links, pair(before, high(get(links))));
+        }
+        put(self.ends, pair(first, last));
+    }
+
+    /// Makes the list that of `lines`, whatever it was.
+    pub(crate) fn set(&self, lines: impl IntoIterator<Item = u32>) {
+        put(self.ends, 0);
+        lines.into_iter().for_each(|line| self.push(line));
+    }
+
+    /// Returns the members. The present one may be unlinked during the walk.
+    #[inline]
+    pub(crate) fn iter(self) -> impl Iterator<Item = u32> + use<'s> {
+        let some = |line: u32| Some(line).filter(|line| *line != 0);
+        let mut next = some(low(get(self.ends)));
+        let walk = std::iter::from_fn(move || {
+            let line = next?;
+            next = some(high(get(self.links(line))));
+            Some(line)
+        });
+        walk.take(WALK_MAX)
+    }
+
+    #[inline]
+    fn links(&self, line: u32) -> &'s AtomicU64 {
+        &self.region.line(line)[LINKS]
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_leave_from_any_place() {
+        let region = Region::private(8).unwrap();
+        let list = List { region: &region, ends: &region.line(7)[0] };
+        assert!(list.is_empty());
+        list.set([1, 2, 3, 4]);
+        for (gone, left) in [(2, &[1, 3, 4][..]), (1, &[3, 4]), (4, &[3]), (3, &[])] {
+            list.unlink(gone);
+            assert!(list.iter().eq(left.iter().copied()), "{gone}");
+        }
+        assert!(list.is_empty());
+    }
+
+    #[test]
+    fn walk_goes_on_when_its_present_member_leaves() {
+        let region = Region::private(8).unwrap();
+        let list = List { region: &region, ends: &region.line(7)[0] };
+        list.set(1..=4);
+        let seen: Vec<u32> = list.iter().inspect(|line| list.unlink(*line)).collect();
+        assert_eq!(seen, [1, 2, 3, 4]);
+        assert!(list.is_empty());
+    }
+}

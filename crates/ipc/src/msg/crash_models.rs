@@ -1,0 +1,206 @@
+//! A task is stopped before every store of a call of a message queue, and others go on.
+//!
+//! After each stop the namespace is put in order, and nothing may be left over: every message is in its
+//! queue or gone, and no node is in use but of who waits.
+//!
+//! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
+
+use corewalk_sync::futex;
+use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_sync::primitives::crash::{self, Ended};
+use corewalk_sync::primitives::{Arc, thread};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::queue::Queue;
+use super::rebuild;
+use crate::sem::{INTERRUPTED, STATUS};
+use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+
+const NOWAIT: i32 = IPC_NOWAIT as i32;
+
+/// Stores of a call at most.
+const STORES_MAX: u64 = 1000;
+
+struct World {
+    namespace: Namespace,
+    survivor: Task,
+    victim: Arc<Task>,
+    id: i32,
+}
+
+impl World {
+    fn new() -> Self {
+        let capacity = Capacity { queues: 2, msgs: 64, waits: 16, tasks: 8, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("crash", MemfdFlags::CLOEXEC).unwrap();
+        let namespace = Namespace::open_fd(&file, options).unwrap();
+        let survivor = namespace.register(Cred::root(), 1).unwrap();
+        let victim = Arc::new(namespace.register(Cred::root(), 2).unwrap());
+        let id = survivor.msgget(IPC_PRIVATE, 0o600).unwrap();
+        Self { namespace, survivor, victim, id }
+    }
+
+    fn queue(&self) -> Queue<'_> {
+        let object = self.survivor.msg_ids().obtain_object_check(self.id).unwrap();
+        Queue::new(&self.survivor.shared, &object)
+    }
+
+    /// Stops the victim before the store numbered `stores` of `act`, while `others` run once it waits or
+    /// is dead; returns whether it was stopped.
+    fn stop(&self, stores: u64, act: fn(&Task, i32), others: fn(&Self)) -> bool {
+        let thread = thread::spawn({
+            let (victim, id) = (Arc::clone(&self.victim), self.id);
+            move || {
+                let is_stopped = matches!(crash::run(stores, || act(&victim, id)), Ended::Stopped);
+                if is_stopped {
+                    crate::task::forget_process(&victim.shared, victim.owner.index);
+                }
+                is_stopped
+            }
+        });
+        let is_waiting = || self.used()[1] != 0 && self.queue().is_free();
+        while !thread.is_finished() && !is_waiting() {
+            thread::yield_now();
+        }
+        others(self);
+        while !thread.is_finished() {
+            self.wake(0);
+            thread::yield_now();
+        }
+        thread.join().unwrap()
+    }
+
+    /// Wakes who waits, with `bits` more in its status. The list of the task may be locked for ever.
+    fn wake(&self, bits: u64) {
+        let shared = &self.survivor.shared;
+        for (line, _) in shared.layout.msg_waits.used(&shared.region) {
+            let status = &shared.region.line(line)[STATUS];
+            // ORDERING: Relaxed. As `Task::interrupt`.
+            status.fetch_or(bits, Ordering::Relaxed);
+            futex::wake(status, 1, shared.scope);
+        }
+    }
+
+    fn used(&self) -> [usize; 2] {
+        let layout = &self.survivor.shared.layout;
+        let region = &self.survivor.shared.region;
+        [&layout.msgs, &layout.msg_waits].map(|pool| pool.used(region).count())
+    }
+
+    fn qnum(&self) -> u64 {
+        self.survivor.msg_stat(self.id).unwrap().qnum
+    }
+
+    /// Ends the victim, which has to leave nothing.
+    fn end(self, at: &str) {
+        crate::task::forget_process(&self.victim.shared, self.victim.owner.index);
+        self.namespace.recover().unwrap();
+        assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: something is left over");
+        // Its line is nobody's any more.
+        crash::run(0, || drop(self.victim));
+    }
+}
+
+/// A receiver is handed its message, and is killed before it has taken it.
+#[test]
+fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
+    let mut sent = [0; 2];
+    for stores in 0..STORES_MAX {
+        let world = World::new();
+        let is_stopped = world.stop(stores, receive, |world| {
+            world.survivor.msgsnd(world.id, 1, b"text", NOWAIT).unwrap()
+        });
+        world.namespace.recover().unwrap();
+        sent[world.qnum() as usize] += 1;
+        // Neither this nor a rebuild hands it over again.
+        rebuild::recover(world.queue(), world.survivor.owner);
+        world.end(&format!("stopped after {stores} stores"));
+        if !is_stopped {
+            println!("{stores} stores; received or gone, still there: {sent:?}");
+            assert!(sent.iter().all(|count| *count > 0), "not reached: {sent:?}");
+            return;
+        }
+    }
+    panic!("never ends");
+}
+
+/// A waiter has left its list and let go of the queue, and has not freed its node: a rebuild by another
+/// does not link that again.
+fn leaves_before_a_rebuild(act: fn(&Task, i32), prepare: fn(&World), others: fn(&World)) {
+    for stores in 0..STORES_MAX {
+        let world = World::new();
+        prepare(&world);
+        let is_stopped = world.stop(stores, act, others);
+        {
+            // What it has left half done is put in order here.
+            let guard = world.queue().lock(world.survivor.owner).unwrap();
+            let linked = || [guard.receivers(), guard.senders()].map(|list| list.iter().collect());
+            let before: [Vec<u32>; 2] = linked();
+            rebuild::rebuild(&guard);
+            assert_eq!(linked(), before, "{stores}: a node that has left waits again");
+        }
+        world.end(&format!("stopped after {stores} stores"));
+        if !is_stopped {
+            println!("{stores} stores");
+            return;
+        }
+    }
+    panic!("never ends");
+}
+
+fn interrupt(world: &World) {
+    world.wake(INTERRUPTED);
+}
+
+fn receive(task: &Task, id: i32) {
+    task.msgrcv(id, &mut [0; 8], 0, 0).ok();
+}
+
+fn send(task: &Task, id: i32) {
+    task.msgsnd(id, 1, b"text", 0).ok();
+}
+
+fn set_qbytes(world: &World, qbytes: u64) {
+    world.survivor.msg_set(world.id, 0, 0, 0o600, qbytes).unwrap();
+}
+
+#[test]
+fn crash_of_a_receiver_that_gives_up_leaves_no_node() {
+    leaves_before_a_rebuild(receive, |_| {}, interrupt);
+}
+
+#[test]
+fn crash_of_a_sender_that_gives_up_leaves_no_node() {
+    leaves_before_a_rebuild(send, |world| set_qbytes(world, 0), interrupt);
+}
+
+#[test]
+fn crash_of_a_sender_that_gets_room_leaves_no_node() {
+    leaves_before_a_rebuild(send, |world| set_qbytes(world, 0), |world| set_qbytes(world, 100));
+}
+
+#[test]
+fn crash_of_a_change_of_a_queue_does_all_of_it_or_nothing() {
+    let mut seen = [0; 2];
+    for stores in 0..STORES_MAX {
+        let world = World::new();
+        let before = world.survivor.msg_stat(world.id).unwrap().qbytes;
+        let set = |task: &Task, id| {
+            task.msg_set(id, 0, 0, 0o640, 77).ok();
+        };
+        let is_stopped = world.stop(stores, set, |_| {});
+        world.namespace.recover().unwrap();
+        // As who uses it next: nobody else looks into the queue.
+        let stat = world.survivor.msg_stat(world.id).unwrap();
+        let is_set = (stat.perm.mode, stat.qbytes) == (0o640, 77);
+        assert!(is_set || (stat.perm.mode, stat.qbytes) == (0o600, before), "{stores}: {stat:?}");
+        seen[usize::from(is_set)] += 1;
+        world.end(&format!("stopped after {stores} stores"));
+        if !is_stopped {
+            println!("{stores} stores; before, after: {seen:?}");
+            assert!(seen.iter().all(|count| *count > 0));
+            return;
+        }
+    }
+    panic!("never ends");
+}

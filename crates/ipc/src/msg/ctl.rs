@@ -1,0 +1,190 @@
+//! msgctl(2), one method per command.
+//!
+//! Source: msgctl(2); Linux `ipc/msg.c` (`msgctl_down`, `msgctl_stat`, `msgctl_info`).
+
+use rustix::io::Errno;
+
+use super::READ;
+use super::node;
+use super::queue::Queue;
+use crate::ids::{Object, SLOTS_MAX};
+use crate::ipcget::obtain_own;
+use crate::namespace::now_s;
+use crate::perm::{CAP_SYS_RESOURCE, Perm};
+use crate::sem::{IPC_SET, IPC_STAT};
+use crate::task::Task;
+
+/// As `IPC_STAT`, by index.
+pub const MSG_STAT: i32 = 11;
+/// Tell what is used.
+pub const MSG_INFO: i32 = 12;
+/// As `MSG_STAT`, without a permission check.
+pub const MSG_STAT_ANY: i32 = 13;
+
+/// What `IPC_STAT` tells of a queue.
+#[doc(alias = "msqid_ds")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MsgStat {
+    /// The queue's id.
+    pub id: i32,
+    /// Its permissions.
+    pub perm: Perm,
+    /// The last msgsnd(2), in seconds since 1970, or 0.
+    pub stime_s: u64,
+    /// The last msgrcv(2), in seconds since 1970, or 0.
+    pub rtime_s: u64,
+    /// The last change, in seconds since 1970.
+    pub ctime_s: u64,
+    /// Bytes of the messages that are there.
+    pub cbytes: u64,
+    /// How many messages are there.
+    pub qnum: u64,
+    /// How many bytes there may be, and messages.
+    pub qbytes: u64,
+    /// Who sent last.
+    pub lspid: u32,
+    /// Who received last.
+    pub lrpid: u32,
+}
+
+/// What `MSG_INFO` tells beside the limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MsgTotals {
+    /// Queues that there are.
+    pub queues: u32,
+    /// Messages in all queues.
+    pub messages: u64,
+    /// Bytes of these messages.
+    pub bytes: u64,
+    /// The highest index in use, or 0.
+    pub index_max: u32,
+}
+
+impl Task {
+    /// Returns what there is to know about a queue: `IPC_STAT`.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES`: no read permission; `EIDRM`: the queue was removed meanwhile; `EINVAL`: there is no
+    /// such queue.
+    pub fn msg_stat(&self, msqid: i32) -> Result<MsgStat, Errno> {
+        let object = self.msg_ids().obtain_object_check(msqid)?;
+        self.permission(&object, READ)?;
+        self.msg_stat_of(&object, IPC_STAT)
+    }
+
+    /// As [`Task::msg_stat`] of the queue at an index, with its id: `MSG_STAT`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::msg_stat`].
+    pub fn msg_stat_index(&self, index: i32) -> Result<MsgStat, Errno> {
+        let object = self.queue_at(index)?;
+        self.permission(&object, READ)?;
+        self.msg_stat_of(&object, MSG_STAT)
+    }
+
+    /// As [`Task::msg_stat_index`] for everybody: `MSG_STAT_ANY`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no queue at this index; `EIDRM`: it was removed meanwhile.
+    pub fn msg_stat_any(&self, index: i32) -> Result<MsgStat, Errno> {
+        let object = self.queue_at(index)?;
+        self.msg_stat_of(&object, MSG_STAT_ANY)
+    }
+
+    /// Changes owner, group, the nine permission bits, and how many bytes the queue may hold: `IPC_SET`.
+    ///
+    /// Receivers that wait, and senders for whom there is room now, ask for permission again.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no such queue, or an id of `-1`; `EPERM`: the caller is neither its owner nor
+    /// its creator, and has no `CAP_SYS_ADMIN`; or `qbytes` is more than `MSGMNB`, and it has no
+    /// `CAP_SYS_RESOURCE`.
+    pub fn msg_set(
+        &self,
+        msqid: i32,
+        uid: u32,
+        gid: u32,
+        mode: u16,
+        qbytes: u64,
+    ) -> Result<(), Errno> {
+        let ids = self.msg_ids().lock()?;
+        let object = obtain_own(self, &ids, msqid)?;
+        self.may_msgctl(Some(&object.perm()), IPC_SET)?;
+        let may_raise = self.cred.is_capable(CAP_SYS_RESOURCE);
+        if qbytes > u64::from(self.shared.limits.msgmnb) && !may_raise {
+            return Err(Errno::PERM);
+        }
+        if uid == u32::MAX || gid == u32::MAX {
+            return Err(Errno::INVAL);
+        }
+        let guard = Queue::new(&self.shared, &object).lock(self.owner)?;
+        guard.begin_set(qbytes, self.msg_ids().changes(object.index));
+        ids.update_perm(&object, uid, gid, mode, now_s());
+        guard.set_qbytes(qbytes);
+        let mut wakes = guard.call_receivers();
+        wakes.extend(guard.call_senders());
+        guard.end_set();
+        drop(guard);
+        drop(ids);
+        node::wake(&self.shared, &wakes);
+        Ok(())
+    }
+
+    /// Returns what is used: `MSG_INFO`, and `IPC_INFO` for the highest index.
+    ///
+    /// Queues that change meanwhile are counted as they are when it comes to them.
+    ///
+    /// # Errors
+    ///
+    /// What the security hook returns.
+    pub fn msg_totals(&self) -> Result<MsgTotals, Errno> {
+        self.may_msgctl(None, MSG_INFO)?;
+        let shared = &*self.shared;
+        let (queues, index_max) = {
+            let ids = self.msg_ids().lock()?;
+            (ids.in_use(), ids.index_max())
+        };
+        let mut totals = MsgTotals { queues, index_max: index_max.unwrap_or(0), ..<_>::default() };
+        for index in 0..index_max.map_or(0, |max| max + 1) {
+            if let Ok(object) = self.msg_ids().obtain_object(index) {
+                let (qnum, cbytes) = Queue::new(shared, &object).glimpse();
+                totals.messages = totals.messages.saturating_add(qnum);
+                totals.bytes = totals.bytes.saturating_add(cbytes);
+            }
+        }
+        Ok(totals)
+    }
+
+    pub(super) fn may_msgctl(&self, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
+        match &self.shared.hook {
+            None => Ok(()),
+            Some(hook) => hook.msg_msgctl(&self.cred.whole(), perm, cmd),
+        }
+    }
+
+    fn queue_at(&self, index: i32) -> Result<Object, Errno> {
+        let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
+        self.msg_ids().obtain_object(index & (SLOTS_MAX - 1))
+    }
+
+    fn msg_stat_of(&self, object: &Object, cmd: i32) -> Result<MsgStat, Errno> {
+        self.may_msgctl(Some(&object.perm()), cmd)?;
+        let numbers = Queue::new(&self.shared, object).lock(self.owner)?.numbers();
+        Ok(MsgStat {
+            id: object.id(),
+            perm: object.perm(),
+            stime_s: numbers.stime_s,
+            rtime_s: numbers.rtime_s,
+            ctime_s: object.ctime,
+            cbytes: numbers.cbytes,
+            qnum: numbers.qnum,
+            qbytes: numbers.qbytes,
+            lspid: numbers.lspid,
+            lrpid: numbers.lrpid,
+        })
+    }
+}

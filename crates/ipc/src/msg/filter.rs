@@ -1,0 +1,157 @@
+//! Which messages a receiver takes.
+//!
+//! Source: msgrcv(2); Linux `ipc/msg.c` (`convert_mode`, `testmsg`, `find_msg`).
+
+use rustix::io::Errno;
+
+use crate::sem::IPC_NOWAIT;
+
+/// Truncate a message that is too long.
+pub const MSG_NOERROR: i32 = 0o10_000;
+
+/// With a positive type: take the first message of another type.
+pub const MSG_EXCEPT: i32 = 0o20_000;
+
+/// Copy the message with this index, and leave it in the queue.
+pub const MSG_COPY: i32 = 0o40_000;
+
+/// What a receiver asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filter {
+    /// Any message.
+    Any,
+    /// A message of this type.
+    Equal(i64),
+    /// A message of another type.
+    NotEqual(i64),
+    /// The lowest type, if it is at most this.
+    LessEqual(i64),
+    /// The message with this index; nobody waits for one.
+    Number(i64),
+}
+
+impl Filter {
+    /// Returns what the arguments of msgrcv(2) ask for.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for `MSG_COPY` with `MSG_EXCEPT` or without `IPC_NOWAIT`.
+    #[inline]
+    pub(super) fn new(msgtyp: i64, msgflg: i32) -> Result<Self, Errno> {
+        if msgflg & MSG_COPY != 0 {
+            let is_nowait = msgflg & i32::from(IPC_NOWAIT) != 0;
+            let is_good = is_nowait && msgflg & MSG_EXCEPT == 0;
+            return if is_good { Ok(Self::Number(msgtyp)) } else { Err(Errno::INVAL) };
+        }
+        Ok(match msgtyp {
+            0 => Self::Any,
+            // The least number has no counterpart: all types are below it.
+            ..0 => Self::LessEqual(msgtyp.checked_neg().unwrap_or(i64::MAX)),
+            _ if msgflg & MSG_EXCEPT != 0 => Self::NotEqual(msgtyp),
+            _ => Self::Equal(msgtyp),
+        })
+    }
+
+    /// Returns true if a message of this type is one of those asked for.
+    #[inline]
+    pub(super) fn takes(self, mtype: i64) -> bool {
+        match self {
+            Self::Any | Self::Number(_) => true,
+            Self::Equal(wanted) => mtype == wanted,
+            Self::NotEqual(other) => mtype != other,
+            Self::LessEqual(most) => mtype <= most,
+        }
+    }
+
+    /// Returns which of `messages`, given with their types, is taken.
+    #[inline]
+    pub(super) fn find<M>(self, messages: impl Iterator<Item = (i64, M)>) -> Option<M> {
+        let mut messages = messages.filter(|(mtype, _)| self.takes(*mtype));
+        match self {
+            Self::LessEqual(_) => {
+                let mut lowest: Option<(i64, M)> = None;
+                for (mtype, message) in messages {
+                    if lowest.as_ref().is_none_or(|(low, _)| mtype < *low) {
+                        lowest = Some((mtype, message));
+                    }
+                    // No type is lower.
+                    if mtype == 1 {
+                        break;
+                    }
+                }
+                lowest.map(|(_, message)| message)
+            }
+            Self::Number(index) => {
+                let index = usize::try_from(index).ok()?;
+                messages.nth(index).map(|(_, message)| message)
+            }
+            _ => messages.next().map(|(_, message)| message),
+        }
+    }
+
+    /// Returns the two words that stand for a filter in the region.
+    pub(super) fn to_words(self) -> [u64; 2] {
+        let (mode, mtype) = match self {
+            Self::Any => (0, 0),
+            Self::Equal(mtype) => (1, mtype),
+            Self::NotEqual(mtype) => (2, mtype),
+            Self::LessEqual(mtype) => (3, mtype),
+            Self::Number(mtype) => (4, mtype),
+        };
+        [mode, mtype.cast_unsigned()]
+    }
+
+    /// Returns the filter that two words stand for.
+    pub(super) fn from_words([mode, mtype]: [u64; 2]) -> Self {
+        let mtype = mtype.cast_signed();
+        match mode {
+            1 => Self::Equal(mtype),
+            2 => Self::NotEqual(mtype),
+            3 => Self::LessEqual(mtype),
+            4 => Self::Number(mtype),
+            _ => Self::Any,
+        }
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    const TYPES: [i64; 6] = [5, 3, 3, 1, 9, 1];
+
+    fn find(msgtyp: i64, msgflg: i32) -> Option<usize> {
+        let messages = TYPES.iter().enumerate().map(|(at, mtype)| (*mtype, at));
+        Filter::new(msgtyp, msgflg).unwrap().find(messages)
+    }
+
+    #[test]
+    fn each_kind_of_type_finds_its_message() {
+        let copy = MSG_COPY | i32::from(IPC_NOWAIT);
+        assert_eq!(find(0, 0), Some(0));
+        assert_eq!((find(3, 0), find(4, 0)), (Some(1), None));
+        assert_eq!((find(5, MSG_EXCEPT), find(-4, MSG_EXCEPT)), (Some(1), Some(3)));
+        assert_eq!((find(-4, 0), find(-1, 0), find(i64::MIN, 0)), (Some(3), Some(3), Some(3)));
+        assert_eq!((find(0, copy), find(5, copy), find(6, copy)), (Some(0), Some(5), None));
+        assert_eq!(find(-1, copy), None);
+    }
+
+    #[test]
+    fn lowest_type_is_the_first_of_its_kind() {
+        let messages = [(4, 'a'), (2, 'b'), (2, 'c'), (3, 'd')];
+        assert_eq!(Filter::LessEqual(3).find(messages.into_iter()), Some('b'));
+        assert_eq!(Filter::LessEqual(1).find(messages.into_iter()), None);
+    }
+
+    #[test]
+    fn filter_survives_its_words() {
+        let filters = [
+            Filter::Any,
+            Filter::Equal(7),
+            Filter::NotEqual(i64::MAX),
+            Filter::LessEqual(1),
+            Filter::Number(-3),
+        ];
+        assert!(filters.iter().all(|filter| Filter::from_words(filter.to_words()) == *filter));
+    }
+}

@@ -1,0 +1,76 @@
+//! msgget(2), and the removal of a queue.
+//!
+//! Source: msgget(2); Linux `ipc/msg.c` (`newque`, `freeque`).
+
+use rustix::io::Errno;
+
+use super::node;
+use super::queue::Queue;
+use crate::ipcget::{ipcget, may_alloc, obtain_own};
+use crate::namespace::now_s;
+use crate::sem::IPC_RMID;
+use crate::task::Task;
+
+impl Task {
+    /// Returns the id of the queue with this key, or of a new one.
+    ///
+    /// `IPC_PRIVATE` always makes a new queue. A queue may hold `MSGMNB` bytes at first.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES`: the queue is there, and its mode does not allow what `msgflg` asks for.
+    /// - `EEXIST`: the queue is there, and both `IPC_CREAT` and `IPC_EXCL` are given.
+    /// - `ENOENT`: there is no queue with this key, and no `IPC_CREAT`.
+    /// - `ENOSPC`: `MSGMNI` queues would be exceeded.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_CREAT, IPC_EXCL, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// assert_eq!(task.msgget(5, 0o600), Err(Errno::NOENT));
+    /// let id = task.msgget(5, IPC_CREAT | 0o600)?;
+    /// assert_eq!(task.msgget(5, IPC_CREAT | IPC_EXCL | 0o600), Err(Errno::EXIST));
+    /// assert_eq!(task.msgget(5, 0), Ok(id));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    pub fn msgget(&self, key: i32, msgflg: i32) -> Result<i32, Errno> {
+        let shared = &*self.shared;
+        let ids = self.msg_ids().lock()?;
+        ipcget(
+            self,
+            &ids,
+            (key, msgflg),
+            |_| Ok(()),
+            |ids, perm| {
+                may_alloc(self, &perm)?;
+                let qbytes = u64::from(shared.limits.msgmnb);
+                ids.publish(perm, now_s(), shared.limits.msgmni, |index| {
+                    Ok(Queue::make(shared, index, qbytes, self.owner)?.place.payload())
+                })
+            },
+        )
+    }
+
+    /// Removes a queue with its messages: `IPC_RMID`. Who waits gets `EIDRM`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no such queue; `EPERM`: the caller is neither its owner nor its creator, and
+    /// has no `CAP_SYS_ADMIN`.
+    pub fn msg_rmid(&self, msqid: i32) -> Result<(), Errno> {
+        let ids = self.msg_ids().lock()?;
+        let object = obtain_own(self, &ids, msqid)?;
+        self.may_msgctl(Some(&object.perm()), IPC_RMID)?;
+        let guard = Queue::new(&self.shared, &object).lock(self.owner)?;
+        ids.unpublish(&object);
+        let wakes = guard.end(self.owner);
+        drop(guard);
+        drop(ids);
+        node::wake(&self.shared, &wakes);
+        Ok(())
+    }
+}

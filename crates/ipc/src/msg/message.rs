@@ -1,0 +1,215 @@
+//! A message: a line that says whose it is, and its text in the lines behind.
+//!
+//! The *truth word* is the message's state, and its store the step that sends or receives it:
+//!
+//! | bits | field | meaning |
+//! |---|---|---|
+//! | 0-1 | state | private, queued, delivered |
+//! | 2-16 | index | the queue's slot |
+//! | 17-36 | tag | which queue of that slot |
+//! | 37-63 | node | delivered: the node of the receiver |
+//!
+//! States: private (being written by its sender) -> queued -> private (being read by its receiver), or
+//! private -> delivered -> private when it is handed to a receiver that waits. Whose a private message
+//! is says the pool's header, which is written before the message becomes private. Everything
+//! else (links, the queue's counts) follows from the truth words and the tickets.
+//!
+//! Type, size and ticket are written before the truth word and do not change while the message is
+//! queued. The text belongs to the sender before and to the receiver after, so it is copied without
+//! a lock; the queue's lock, or the status of a node, is what orders the two copies.
+
+use corewalk_sync::Line;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use rustix::io::Errno;
+
+use super::queue::Place;
+use crate::field::{get, put};
+use crate::lock::Owner;
+use crate::namespace::Shared;
+
+// Words of a message's first line; 6 and 7 are the pool's, and 1 the links of its list.
+const TRUTH: usize = 0;
+const TICKET: usize = 2;
+const TYPE: usize = 3;
+const SIZE: usize = 4;
+
+/// Bytes of a line.
+const LINE_BYTES: usize = 64;
+const WORD_BYTES: usize = 8;
+
+const NODE_SHIFT: u32 = 37;
+
+/// Whose a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Truth {
+    /// That of the task in the pool's header, or nobody's.
+    Private,
+    /// In this queue.
+    Queued(Place),
+    /// Handed to the receiver with this node, of this queue.
+    Delivered(Place, u32),
+}
+
+impl Truth {
+    fn to_word(self) -> u64 {
+        let word = |state: u64, place: Place, node: u32| {
+            state | place.to_bits() << 2 | u64::from(node) << NODE_SHIFT
+        };
+        match self {
+            Self::Private => 0,
+            Self::Queued(place) => word(1, place, 0),
+            Self::Delivered(place, node) => word(2, place, node),
+        }
+    }
+
+    fn from_word(word: u64) -> Self {
+        let place = Place::from_bits(word >> 2);
+        match word & 3 {
+            1 => Self::Queued(place),
+            2 => Self::Delivered(place, (word >> NODE_SHIFT) as u32),
+            _ => Self::Private,
+        }
+    }
+}
+
+/// A message.
+#[derive(Clone, Copy)]
+pub(super) struct Message<'s> {
+    pub(super) shared: &'s Shared,
+    pub(super) line: u32,
+}
+
+impl<'s> Message<'s> {
+    /// Returns a private message with a copy of `text`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is no room.
+    #[inline]
+    pub(super) fn alloc(
+        shared: &'s Shared,
+        mtype: i64,
+        text: &[u8],
+        owner: Owner,
+    ) -> Result<Self, Errno> {
+        let lines = 1 + text.len().div_ceil(LINE_BYTES) as u32;
+        let line = shared.layout.msgs.alloc(shared, lines, owner, owner.index)?;
+        let message = Self { shared, line };
+        let first = message.first();
+        put(&first[TYPE], mtype.cast_unsigned());
+        put(&first[SIZE], text.len() as u64);
+        message.write(text);
+        Ok(message)
+    }
+
+    /// Gives the lines of a private message back.
+    #[inline]
+    pub(super) fn free(self, owner: Owner) {
+        self.shared.layout.msgs.free(self.shared, self.line, owner);
+    }
+
+    /// Makes the message private to a task.
+    #[inline]
+    pub(super) fn make_private(&self, task: u32) {
+        // In this order: whoever finds it private finds whose it is.
+        self.shared.layout.msgs.set_whose(&self.shared.region, self.line, task);
+        self.set_truth(Truth::Private);
+    }
+
+    #[inline]
+    pub(super) fn mtype(&self) -> i64 {
+        get(&self.first()[TYPE]).cast_signed()
+    }
+
+    /// Returns the bytes of the text; no more than can be, whatever the region says.
+    #[inline]
+    pub(super) fn size(&self) -> usize {
+        get(&self.first()[SIZE]).min(u64::from(super::MSGMAX_MAX)) as usize
+    }
+
+    pub(super) fn ticket(&self) -> u64 {
+        get(&self.first()[TICKET])
+    }
+
+    #[inline]
+    pub(super) fn set_ticket(&self, ticket: u64) {
+        put(&self.first()[TICKET], ticket);
+    }
+
+    pub(super) fn truth(&self) -> Truth {
+        // ORDERING(ipc-truth): Acquire. Type, size, ticket and text were written before.
+        Truth::from_word(self.first()[TRUTH].load(Ordering::Acquire))
+    }
+
+    /// Says whose the message is from now on.
+    #[inline]
+    pub(super) fn set_truth(&self, truth: Truth) {
+        // ORDERING(ipc-truth): Release. See `truth`.
+        self.first()[TRUTH].store(truth.to_word(), Ordering::Release);
+    }
+
+    /// Copies the text to `out`, as much of it as there is room for; returns how much.
+    #[inline]
+    pub(super) fn read(&self, out: &mut [u8]) -> usize {
+        let size = self.size().min(out.len());
+        for (line, bytes) in self.text_lines().zip(out[..size].chunks_mut(LINE_BYTES)) {
+            if let Ok(bytes) = <&mut [u8; LINE_BYTES]>::try_from(&mut *bytes) {
+                for (word, bytes) in line.iter().zip(bytes.as_chunks_mut::<WORD_BYTES>().0) {
+                    *bytes = get(word).to_ne_bytes();
+                }
+                continue;
+            }
+            for (word, bytes) in line.iter().zip(bytes.chunks_mut(WORD_BYTES)) {
+                bytes.copy_from_slice(&get(word).to_ne_bytes()[..bytes.len()]);
+            }
+        }
+        size
+    }
+
+    /// Copies `text` into the lines behind the first.
+    #[inline]
+    fn write(&self, text: &[u8]) {
+        for (line, bytes) in self.text_lines().zip(text.chunks(LINE_BYTES)) {
+            if let Ok(bytes) = <&[u8; LINE_BYTES]>::try_from(bytes) {
+                for (word, bytes) in line.iter().zip(bytes.as_chunks::<WORD_BYTES>().0) {
+                    put(word, u64::from_ne_bytes(*bytes));
+                }
+                continue;
+            }
+            for (word, bytes) in line.iter().zip(bytes.chunks(WORD_BYTES)) {
+                let mut last = [0; WORD_BYTES];
+                last[..bytes.len()].copy_from_slice(bytes);
+                put(word, u64::from_ne_bytes(last));
+            }
+        }
+    }
+
+    #[inline]
+    fn text_lines(&self) -> impl Iterator<Item = &'s Line> + use<'s> {
+        let (region, first) = (&self.shared.region, self.line);
+        (1..).map(move |at: u32| region.line(first.wrapping_add(at)))
+    }
+
+    #[inline]
+    fn first(&self) -> &'s [AtomicU64; 8] {
+        self.shared.region.line(self.line)
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truth_survives_its_word() {
+        let place = Place { index: (1 << 15) - 1, tag: (1 << 20) - 1 };
+        let other = Place { index: 3, tag: 1 };
+        let truths = [
+            Truth::Private,
+            Truth::Queued(place),
+            Truth::Delivered(other, (1 << 27) - 1),
+            Truth::Delivered(place, 0),
+        ];
+        assert!(truths.iter().all(|truth| Truth::from_word(truth.to_word()) == *truth));
+    }
+}

@@ -1,0 +1,437 @@
+//! A queue: where it lies, and what its lock protects.
+//!
+//! A queue has two lines per slot of its kind. All of it is protected by the queue's lock: the words
+//! below, the links of its messages and nodes, and their truth words as long as they belong to it.
+//! `LIVE` says which queue is in the slot: what a lookup has found is compared with it once the lock is
+//! held (trap I3).
+
+use corewalk_sync::Line;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use rustix::io::Errno;
+use std::ops::Deref;
+
+use super::message::{Message, Truth};
+use super::node::{Node, Wakes};
+use super::rebuild;
+use crate::field::{get, high, low, pair, put};
+use crate::ids::{INDEX_BITS, Object, SLOTS_MAX};
+use crate::list::List;
+use crate::lock::{Held, Owner, lock};
+use crate::namespace::Shared;
+
+/// Lines of a queue.
+pub(crate) const QUEUE_LINES: u32 = 2;
+
+// Words of a queue's first line.
+const LOCK: usize = 0;
+/// The payload of the queue that is there, or 0.
+pub(super) const LIVE: usize = 1;
+const MESSAGES: usize = 2;
+const RECEIVERS: usize = 3;
+const SENDERS: usize = 4;
+const CBYTES: usize = 5;
+const QNUM: usize = 6;
+const QBYTES: usize = 7;
+
+// Words of its second line.
+/// The last ticket that was given to a message or node.
+const TICKET: usize = 0;
+/// `lspid` and `lrpid`.
+const PIDS: usize = 1;
+const STIME: usize = 2;
+const RTIME: usize = 3;
+/// The tag of the last queue of this slot.
+const TAG: usize = 4;
+
+/// What `IPC_SET` is about to set `QBYTES` to.
+const NEXT_QBYTES: usize = 5;
+/// `IPC_SET` is under way, and the changes of the slot when it began; or 0.
+const SETTING: usize = 6;
+
+/// Tells `SETTING` from 0.
+const IS_SETTING: u64 = 1 << 63;
+
+/// Tags: 20 bits.
+const TAG_MASK: u32 = (1 << 20) - 1;
+
+/// Tells a payload from 0.
+const PAYLOAD: u64 = 1 << 63;
+
+/// Which queue: the slot, and which of the queues that the slot has served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) index: u32,
+    pub(super) tag: u32,
+}
+
+impl Place {
+    /// Returns 35 bits.
+    #[inline]
+    pub(super) fn to_bits(self) -> u64 {
+        u64::from(self.index) | u64::from(self.tag) << INDEX_BITS
+    }
+
+    #[inline]
+    pub(super) fn from_bits(bits: u64) -> Self {
+        let index = bits as u32 & (SLOTS_MAX - 1);
+        Self { index, tag: (bits >> INDEX_BITS) as u32 & TAG_MASK }
+    }
+
+    #[inline]
+    pub(super) fn payload(self) -> u64 {
+        PAYLOAD | u64::from(self.tag)
+    }
+}
+
+/// A queue that a lookup has found. It may be gone.
+#[derive(Clone, Copy)]
+pub(super) struct Queue<'s> {
+    pub(super) shared: &'s Shared,
+    pub(super) place: Place,
+}
+
+/// A queue whose lock the caller holds.
+#[derive(Clone, Copy)]
+pub(super) struct Locked<'s> {
+    pub(super) queue: Queue<'s>,
+    pub(super) owner: Owner,
+}
+
+/// The lock of a queue, held; the queue is there.
+pub(super) struct QueueGuard<'s> {
+    locked: Locked<'s>,
+    _held: Held<'s>,
+}
+
+/// What is known of a queue beside its permissions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Numbers {
+    pub(super) cbytes: u64,
+    pub(super) qnum: u64,
+    pub(super) qbytes: u64,
+    pub(super) stime_s: u64,
+    pub(super) rtime_s: u64,
+    pub(super) lspid: u32,
+    pub(super) lrpid: u32,
+}
+
+impl<'s> Queue<'s> {
+    #[inline]
+    pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
+        let tag = object.payload as u32 & TAG_MASK;
+        Self { shared, place: Place { index: object.index, tag } }
+    }
+
+    /// Returns the queue that the slot of this one has served last.
+    pub(super) fn last_of_slot(self) -> Self {
+        let tag = get(&self.second()[TAG]) as u32 & TAG_MASK;
+        Self { shared: self.shared, place: Place { index: self.place.index, tag } }
+    }
+
+    /// Takes the queue's lock. If its holder has died, the queue is put in order first.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the queue is gone (trap I3: every path looks again once it has the lock); `EIO` if
+    /// the holder is there and does not let go.
+    #[inline]
+    pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
+        let held = self.hold(owner)?;
+        if self.live() != self.place.payload() {
+            return Err(Errno::IDRM);
+        }
+        Ok(QueueGuard { locked: Locked { queue: self, owner }, _held: held })
+    }
+
+    #[inline]
+    fn hold(self, owner: Owner) -> Result<Held<'s>, Errno> {
+        lock(self.shared, &self.line()[LOCK], owner, || {
+            rebuild::recover(self, owner);
+            Ok(())
+        })
+    }
+
+    /// Puts whatever is in the slot in order.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the lock cannot be had.
+    pub(super) fn recover(self, owner: Owner) -> Result<(), Errno> {
+        let _held = self.hold(owner)?;
+        rebuild::recover(self, owner);
+        Ok(())
+    }
+
+    /// As [`Queue::lock`], whichever queue is in the slot by now.
+    #[cfg(all(test, corewalk_loom))]
+    pub(super) fn hold_whatever(self, owner: Owner) -> Result<Held<'s>, Errno> {
+        self.hold(owner)
+    }
+
+    /// Returns true if nobody has the lock.
+    #[cfg(all(test, corewalk_crash))]
+    pub(super) fn is_free(self) -> bool {
+        get(&self.line()[LOCK]) == 0
+    }
+
+    /// Returns the payload of the queue that is in the slot, or 0. Of use under the lock.
+    #[inline]
+    pub(super) fn live(self) -> u64 {
+        get(&self.line()[LIVE])
+    }
+
+    /// Makes the next queue of slot `index`, empty; nobody can find it yet.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the lock cannot be had.
+    pub(super) fn make(
+        shared: &'s Shared,
+        index: u32,
+        qbytes: u64,
+        owner: Owner,
+    ) -> Result<Self, Errno> {
+        let none = Self { shared, place: Place { index, tag: 0 } };
+        let _held = none.hold(owner)?;
+        let last = none.last_of_slot().place.tag;
+        let queue = Self { shared, place: Place { index, tag: last.wrapping_add(1) & TAG_MASK } };
+        for word in [MESSAGES, RECEIVERS, SENDERS, CBYTES, QNUM] {
+            put(&queue.line()[word], 0);
+        }
+        for word in [TICKET, PIDS, STIME, RTIME, SETTING] {
+            put(&queue.second()[word], 0);
+        }
+        put(&queue.second()[TAG], u64::from(queue.place.tag));
+        Locked { queue, owner }.set_qbytes(qbytes);
+        put(&queue.line()[LIVE], queue.place.payload());
+        Ok(queue)
+    }
+
+    /// Returns how many messages and bytes there are, without the lock.
+    pub(super) fn glimpse(self) -> (u64, u64) {
+        (get(&self.line()[QNUM]), get(&self.line()[CBYTES]))
+    }
+
+    #[inline]
+    fn line(&self) -> &'s Line {
+        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.place.index)
+    }
+
+    #[inline]
+    fn second(&self) -> &'s Line {
+        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.place.index + 1)
+    }
+}
+
+impl<'s> Deref for QueueGuard<'s> {
+    type Target = Locked<'s>;
+
+    #[inline]
+    fn deref(&self) -> &Locked<'s> {
+        &self.locked
+    }
+}
+
+impl<'s> Locked<'s> {
+    #[inline]
+    pub(super) fn messages(&self) -> List<'s> {
+        self.list(MESSAGES)
+    }
+
+    #[inline]
+    pub(super) fn receivers(&self) -> List<'s> {
+        self.list(RECEIVERS)
+    }
+
+    #[inline]
+    pub(super) fn senders(&self) -> List<'s> {
+        self.list(SENDERS)
+    }
+
+    pub(super) fn message(&self, line: u32) -> Message<'s> {
+        Message { shared: self.queue.shared, line }
+    }
+
+    pub(super) fn node(&self, line: u32) -> Node<'s> {
+        Node { shared: self.queue.shared, line }
+    }
+
+    pub(super) fn numbers(&self) -> Numbers {
+        let (line, second) = (self.queue.line(), self.queue.second());
+        let pids = get(&second[PIDS]);
+        Numbers {
+            cbytes: get(&line[CBYTES]),
+            qnum: get(&line[QNUM]),
+            qbytes: get(&line[QBYTES]),
+            stime_s: get(&second[STIME]),
+            rtime_s: get(&second[RTIME]),
+            lspid: low(pids),
+            lrpid: high(pids),
+        }
+    }
+
+    /// Returns a number larger than all before.
+    #[inline]
+    pub(super) fn next_ticket(&self) -> u64 {
+        let ticket = &self.queue.second()[TICKET];
+        let next = get(ticket).wrapping_add(1);
+        put(ticket, next);
+        next
+    }
+
+    pub(super) fn set_last_ticket(&self, ticket: u64) {
+        put(&self.queue.second()[TICKET], ticket);
+    }
+
+    pub(super) fn set_qbytes(&self, qbytes: u64) {
+        put(&self.queue.line()[QBYTES], qbytes);
+    }
+
+    /// Takes note that owner and mode are about to change, and `qbytes` with them. `changes` are those of the
+    /// slot (`Ids::changes`): the step that begins the change of the slot is the one that does all of it.
+    pub(super) fn begin_set(&self, qbytes: u64, changes: u64) {
+        let second = self.queue.second();
+        put(&second[NEXT_QBYTES], qbytes);
+        // ORDERING(ipc-redo): Release. What is to be stored is there before any of it is stored.
+        second[SETTING].store(IS_SETTING | changes & !IS_SETTING, Ordering::Release);
+    }
+
+    /// Does what such a change has left to do; returns true if the slot was changed.
+    pub(super) fn redo_set(&self, changes: u64) -> bool {
+        let second = self.queue.second();
+        let setting = get(&second[SETTING]);
+        let is_changed = setting & IS_SETTING != 0 && setting != IS_SETTING | changes & !IS_SETTING;
+        if is_changed {
+            self.set_qbytes(get(&second[NEXT_QBYTES]));
+        }
+        is_changed
+    }
+
+    /// Takes note that all of the change is done.
+    pub(super) fn end_set(&self) {
+        // ORDERING(ipc-redo): Release. As above, the other way round.
+        self.queue.second()[SETTING].store(0, Ordering::Release);
+    }
+
+    /// Returns true if there is room for a message of `size` bytes.
+    #[doc(alias = "msg_fits_inqueue")]
+    #[inline]
+    pub(super) fn fits(&self, size: usize) -> bool {
+        let line = self.queue.line();
+        let qbytes = get(&line[QBYTES]);
+        get(&line[CBYTES]).saturating_add(size as u64) <= qbytes
+            && get(&line[QNUM]).saturating_add(1) <= qbytes
+    }
+
+    /// Notes who has sent last, and when.
+    #[inline]
+    pub(super) fn note_send(&self, pid: u32, now_s: u64) {
+        let second = self.queue.second();
+        put(&second[PIDS], pair(pid, high(get(&second[PIDS]))));
+        put(&second[STIME], now_s);
+    }
+
+    /// Notes who has received last, and when.
+    #[inline]
+    pub(super) fn note_receive(&self, pid: u32, now_s: u64) {
+        let second = self.queue.second();
+        put(&second[PIDS], pair(low(get(&second[PIDS])), pid));
+        put(&second[RTIME], now_s);
+    }
+
+    /// Appends a private message.
+    #[inline]
+    pub(super) fn append(&self, message: Message<'s>) {
+        message.set_ticket(self.next_ticket());
+        message.set_truth(Truth::Queued(self.queue.place));
+        self.messages().push(message.line);
+        let size = message.size() as u64;
+        self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
+    }
+
+    /// Takes a queued message out, for the task numbered `task`.
+    #[inline]
+    pub(super) fn take(&self, message: Message<'s>, task: u32) {
+        message.make_private(task);
+        self.messages().unlink(message.line);
+        let size = message.size() as u64;
+        self.set_counts(|cbytes, qnum| (cbytes.saturating_sub(size), qnum.saturating_sub(1)));
+    }
+
+    #[inline]
+    pub(super) fn set_counts(&self, next: impl FnOnce(u64, u64) -> (u64, u64)) {
+        let line = self.queue.line();
+        let (cbytes, qnum) = next(get(&line[CBYTES]), get(&line[QNUM]));
+        put(&line[CBYTES], cbytes);
+        put(&line[QNUM], qnum);
+    }
+
+    /// Asks waiting senders that have room now to look again; returns whom to wake.
+    #[doc(alias = "ss_wakeup")]
+    #[inline]
+    pub(super) fn call_senders(&self) -> Wakes {
+        if self.senders().is_empty() {
+            return Wakes::new();
+        }
+        let waiting = self.who_waits(self.senders());
+        let fitting = waiting.filter(|node| self.fits(node.size()));
+        fitting.filter(|node| node.call()).map(|node| node.line).collect()
+    }
+
+    /// Asks all waiting receivers to look again; returns whom to wake.
+    #[doc(alias = "expunge_all")]
+    pub(super) fn call_receivers(&self) -> Wakes {
+        let waiting = self.who_waits(self.receivers());
+        waiting.filter(|node| node.call()).map(|node| node.line).collect()
+    }
+
+    /// Returns who waits in a list; the nodes that were left there are freed.
+    fn who_waits(&self, list: List<'s>) -> impl Iterator<Item = Node<'s>> {
+        let locked = *self;
+        list.iter().map(move |line| locked.node(line)).filter(move |node| {
+            let is_left = node.is_left();
+            if is_left {
+                list.unlink(node.line);
+                node.free(locked.owner);
+            }
+            !is_left
+        })
+    }
+
+    /// Ends the queue: all messages are freed, and all waits end with `EIDRM`. Returns whom to wake.
+    #[doc(alias = "freeque")]
+    pub(super) fn end(&self, owner: Owner) -> Wakes {
+        put(&self.queue.line()[LIVE], 0);
+        let waiting = self.receivers().iter().chain(self.senders().iter());
+        let (told, left): (Wakes, Wakes) =
+            waiting.partition(|line| self.node(*line).tell(Err(Errno::IDRM)));
+        self.receivers().set([]);
+        self.senders().set([]);
+        left.iter().for_each(|line| self.node(*line).free(owner));
+        for message in self.messages().iter().map(|line| self.message(line)) {
+            message.make_private(owner.index);
+            message.free(owner);
+        }
+        self.messages().set([]);
+        self.set_counts(|_, _| (0, 0));
+        told
+    }
+
+    fn list(&self, ends: usize) -> List<'s> {
+        let ends: &'s AtomicU64 = &self.queue.line()[ends];
+        List { region: &self.queue.shared.region, ends }
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_survives_its_bits() {
+        for place in [Place { index: 32_767, tag: TAG_MASK }, Place { index: 0, tag: 1 }] {
+            assert_eq!(Place::from_bits(place.to_bits()), place);
+            assert!(place.to_bits() < 1 << 35 && place.payload() != 0);
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! msgrcv(2).
+//!
+//! A message that was taken, or handed to a node, belongs to its receiver: the text is copied without
+//! the queue's lock, and the lines are given back when [`Arrived`] is dropped.
+//!
+//! Source: msgop(2); Linux `ipc/msg.c` (`do_msgrcv`, "lockless receive").
+
+use corewalk_sync::futex::Ended;
+use rustix::io::Errno;
+use std::fmt;
+
+use super::READ;
+use super::filter::{Filter, MSG_COPY, MSG_NOERROR};
+use super::message::Message;
+use super::node::{self, Node, Role, Status};
+use super::queue::{Queue, QueueGuard};
+use crate::ids::Object;
+use crate::lock::Owner;
+use crate::namespace::now_s;
+use crate::sem::IPC_NOWAIT;
+use crate::task::Task;
+
+/// What msgrcv(2) returns beside the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The type of the message.
+    pub mtype: i64,
+    /// The bytes that were copied.
+    pub size_bytes: usize,
+}
+
+/// A message on its way to its receiver. It is gone when this is dropped.
+pub struct Arrived<'t> {
+    from: From<'t>,
+    mtype: i64,
+    size_max: usize,
+}
+
+enum From<'t> {
+    /// It is the receiver's own.
+    Message(Message<'t>, Owner),
+    /// A copy, of a message that stays.
+    Copy(Vec<u8>),
+}
+
+impl Arrived<'_> {
+    /// Returns the type of the message.
+    #[must_use]
+    pub fn mtype(&self) -> i64 {
+        self.mtype
+    }
+
+    /// Returns the bytes that there are for the receiver.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        let size = match &self.from {
+            From::Message(message, _) => message.size(),
+            From::Copy(text) => text.len(),
+        };
+        size.min(self.size_max)
+    }
+
+    /// Copies the text to `out`, as much as there is room for; returns how much.
+    #[inline]
+    pub fn read(&self, out: &mut [u8]) -> usize {
+        let size = self.size_max.min(out.len());
+        match &self.from {
+            From::Message(message, _) => message.read(&mut out[..size]),
+            From::Copy(text) => {
+                let size = size.min(text.len());
+                out[..size].copy_from_slice(&text[..size]);
+                size
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Arrived<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Arrived");
+        debug.field("mtype", &self.mtype).field("size_bytes", &self.size_bytes()).finish()
+    }
+}
+
+impl Drop for Arrived<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let From::Message(message, owner) = &self.from {
+            message.free(*owner);
+        }
+    }
+}
+
+impl Task {
+    /// Receives a message into `text`, and waits until there is one.
+    ///
+    /// `msgtyp` 0 takes the first message, a positive one the first of this type (with `MSG_EXCEPT`:
+    /// of another), a negative one the first of the lowest type up to its absolute value.
+    /// `MSG_COPY` copies the message with the index `msgtyp` and leaves it.
+    ///
+    /// # Errors
+    ///
+    /// - `E2BIG`: the message is longer than `text`, and there is no `MSG_NOERROR`. It stays.
+    /// - `EACCES`: no read permission, and no `CAP_IPC_OWNER`; also if it was taken during the wait.
+    /// - `EIDRM`: the queue was removed meanwhile.
+    /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
+    /// - `EIO`: the namespace is shared, and another process does not let go of the queue.
+    /// - `EINVAL`: there is no such queue; `MSG_COPY` without `IPC_NOWAIT`, with `MSG_EXCEPT`, or with
+    ///   `MSG_NOERROR` and too little room.
+    /// - `ENOMEM`: no room for the waiting call.
+    /// - `ENOMSG`: there is no such message, and `IPC_NOWAIT` was given.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, MSG_NOERROR, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// task.msgsnd(id, 5, b"five", 0)?;
+    /// task.msgsnd(id, 2, b"second", 0)?;
+    /// let mut text = [0; 4];
+    /// // The lowest type up to 9.
+    /// assert_eq!(task.msgrcv(id, &mut text, -9, 0), Err(Errno::TOOBIG));
+    /// let received = task.msgrcv(id, &mut text, -9, MSG_NOERROR)?;
+    /// assert_eq!((received.mtype, &text), (2, b"seco"));
+    /// assert_eq!(task.msgrcv(id, &mut text, 2, i32::from(IPC_NOWAIT)), Err(Errno::NOMSG));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[inline]
+    pub fn msgrcv(
+        &self,
+        msqid: i32,
+        text: &mut [u8],
+        msgtyp: i64,
+        msgflg: i32,
+    ) -> Result<Received, Errno> {
+        let arrived = self.msgrcv_owned(msqid, text.len(), msgtyp, msgflg)?;
+        Ok(Received { mtype: arrived.mtype(), size_bytes: arrived.read(text) })
+    }
+
+    /// As [`Task::msgrcv`] with room for `size_max` bytes: for callers whose buffer is elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Task::msgrcv`].
+    #[inline]
+    pub fn msgrcv_owned(
+        &self,
+        msqid: i32,
+        size_max: usize,
+        msgtyp: i64,
+        msgflg: i32,
+    ) -> Result<Arrived<'_>, Errno> {
+        let filter = Filter::new(msgtyp, msgflg)?;
+        let object = self.msg_ids().obtain_object_check(msqid)?;
+        self.may_receive(&object, msgtyp)?;
+        let queue = Queue::new(&self.shared, &object);
+        let guard = queue.lock(self.owner)?;
+        if let Some(message) = find(&guard, filter) {
+            if message.size() > size_max && msgflg & MSG_NOERROR == 0 {
+                return Err(Errno::TOOBIG);
+            }
+            if msgflg & MSG_COPY != 0 {
+                return copy(message, size_max);
+            }
+            return Ok(self.take(guard, message, size_max));
+        }
+        if msgflg & i32::from(IPC_NOWAIT) != 0 {
+            return Err(Errno::NOMSG);
+        }
+        let line = self.receive_waiting(guard, filter, size_max, (msgtyp, msgflg))?;
+        Ok(self.arrived(Message { shared: &self.shared, line }, size_max))
+    }
+
+    #[inline]
+    fn may_receive(&self, object: &Object, msgtyp: i64) -> Result<(), Errno> {
+        self.permission(object, READ)?;
+        match &self.shared.hook {
+            None => Ok(()),
+            Some(hook) => hook.msg_msgrcv(&self.cred.whole(), &object.perm(), msgtyp),
+        }
+    }
+
+    /// Takes a queued message, and lets senders go on that have room now.
+    #[inline]
+    fn take<'t>(
+        &'t self,
+        guard: QueueGuard<'t>,
+        message: Message<'t>,
+        size_max: usize,
+    ) -> Arrived<'t> {
+        guard.take(message, self.owner.index);
+        guard.note_receive(self.pid, now_s());
+        let wakes = guard.call_senders();
+        drop(guard);
+        node::wake(&self.shared, &wakes);
+        self.arrived(message, size_max)
+    }
+
+    #[inline]
+    fn arrived<'t>(&'t self, message: Message<'t>, size_max: usize) -> Arrived<'t> {
+        let mtype = message.mtype();
+        Arrived { from: From::Message(message, self.owner), mtype, size_max }
+    }
+
+    /// Waits for a message; returns its line. It is private then.
+    #[cold]
+    fn receive_waiting(
+        &self,
+        guard: QueueGuard<'_>,
+        filter: Filter,
+        size_max: usize,
+        (msgtyp, msgflg): (i64, i32),
+    ) -> Result<u32, Errno> {
+        let queue = guard.queue;
+        let size_max = if msgflg & MSG_NOERROR != 0 { usize::MAX } else { size_max };
+        // In this section it was found that there is no message (trap I5).
+        let who = (Role::Receiver, queue.place, guard.next_ticket());
+        let node = Node::alloc(self, who, size_max, filter)?;
+        guard.receivers().push(node.line);
+        self.begin_wait(node.line);
+        drop(guard);
+        let received = self.wait_for_message(queue, node, msgtyp);
+        self.end_wait(node.line);
+        let (received, is_ours) = node.leave(received);
+        if let Ok(line) = received {
+            // Before the node is free: a message that is delivered is found by its node.
+            Message { shared: &self.shared, line }.make_private(self.owner.index);
+        }
+        if is_ours {
+            node.free(self.owner);
+        }
+        received
+    }
+
+    fn wait_for_message(
+        &self,
+        queue: Queue<'_>,
+        node: Node<'_>,
+        msgtyp: i64,
+    ) -> Result<u32, Errno> {
+        loop {
+            match node.status() {
+                Status::Done(outcome) => return outcome,
+                Status::Interrupted => return self.give_up_receiving(queue, node, Errno::INTR),
+                Status::Called => {
+                    let may = |object: &Object| self.may_receive(object, msgtyp);
+                    if let Err(errno) = self.permitted_still(queue, may) {
+                        return self.give_up_receiving(queue, node, errno);
+                    }
+                    let guard = queue.lock(self.owner);
+                    // Nothing that it takes can have come: it would have been handed over.
+                    if guard.is_ok() && !matches!(node.status(), Status::Done(_)) {
+                        node.answer_call();
+                    }
+                }
+                Status::Waits => {
+                    if self.sleep(queue, node) == Ended::Interrupted {
+                        return self.give_up_receiving(queue, node, Errno::INTR);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the node out of its list with `errno`, unless the call was completed meanwhile.
+    fn give_up_receiving(
+        &self,
+        queue: Queue<'_>,
+        node: Node<'_>,
+        errno: Errno,
+    ) -> Result<u32, Errno> {
+        let guard = queue.lock(self.owner);
+        if let Status::Done(outcome) = node.status() {
+            return outcome;
+        }
+        let guard = guard?;
+        guard.receivers().unlink(node.line);
+        // Under the lock: a rebuild does not link it again.
+        node.forget();
+        Err(errno)
+    }
+}
+
+#[doc(alias = "find_msg")]
+#[inline]
+fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
+    let messages = guard.messages().iter().map(|line| guard.message(line));
+    filter.find(messages.map(|message| (message.mtype(), message)))
+}
+
+/// Copies a message that stays in its queue, whose lock is held.
+fn copy<'t>(message: Message<'_>, size_max: usize) -> Result<Arrived<'t>, Errno> {
+    if message.size() > size_max {
+        return Err(Errno::INVAL);
+    }
+    let mut text = vec![0; message.size()];
+    message.read(&mut text);
+    Ok(Arrived { from: From::Copy(text), mtype: message.mtype(), size_max })
+}

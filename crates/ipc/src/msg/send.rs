@@ -1,0 +1,257 @@
+//! msgsnd(2).
+//!
+//! Source: msgop(2); Linux `ipc/msg.c` (`do_msgsnd`, `pipelined_send`).
+
+use corewalk_sync::futex::{self, Deadline, Ended, Scope};
+use rustix::io::Errno;
+
+use super::WRITE;
+use super::filter::Filter;
+use super::message::{Message, Truth};
+use super::node::{self, Node, Role, Status, Wakes};
+use super::queue::{Queue, QueueGuard};
+use crate::ids::Object;
+use crate::namespace::now_s;
+use crate::recover::HEARTBEAT_NS;
+use crate::sem::IPC_NOWAIT;
+use crate::task::Task;
+
+impl Task {
+    /// Sends a message of type `mtype` with `text`, and waits until the queue has room for it.
+    ///
+    /// `msgflg` is 0 or `IPC_NOWAIT`.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES`: no write permission, and no `CAP_IPC_OWNER`; also if it was taken during the wait.
+    /// - `EAGAIN`: there is no room, and `IPC_NOWAIT` was given.
+    /// - `EIDRM`: the queue was removed meanwhile.
+    /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
+    /// - `EIO`: the namespace is shared, and another process does not let go of the queue.
+    /// - `EINVAL`: there is no such queue, `mtype` is below 1, or `text` is longer than `MSGMAX`.
+    /// - `ENOMEM`: no room for the message or for the waiting call.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// task.msgsnd(id, 7, b"text", 0)?;
+    /// assert_eq!(task.msgsnd(id, 0, b"text", 0), Err(Errno::INVAL));
+    /// let mut text = [0; 16];
+    /// let received = task.msgrcv(id, &mut text, 7, 0)?;
+    /// assert_eq!((received.mtype, &text[..received.size_bytes]), (7, &b"text"[..]));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[inline]
+    pub fn msgsnd(&self, msqid: i32, mtype: i64, text: &[u8], msgflg: i32) -> Result<(), Errno> {
+        if text.len() > self.shared.limits.msgmax as usize || mtype < 1 {
+            return Err(Errno::INVAL);
+        }
+        let object = self.msg_ids().obtain_object_check(msqid)?;
+        self.may_send(&object, msgflg)?;
+        let queue = Queue::new(&self.shared, &object);
+        let message = Message::alloc(&self.shared, mtype, text, self.owner)?;
+        let sent = self.send(queue, message, msgflg);
+        if sent.is_err() {
+            message.free(self.owner);
+        }
+        sent
+    }
+
+    #[inline]
+    fn may_send(&self, object: &Object, msgflg: i32) -> Result<(), Errno> {
+        self.permission(object, WRITE)?;
+        match &self.shared.hook {
+            None => Ok(()),
+            Some(hook) => hook.msg_msgsnd(&self.cred.whole(), &object.perm(), msgflg),
+        }
+    }
+
+    /// Sends a private message, which stays private if this fails.
+    #[inline]
+    fn send(&self, queue: Queue<'_>, message: Message<'_>, msgflg: i32) -> Result<(), Errno> {
+        let guard = queue.lock(self.owner)?;
+        if guard.fits(message.size()) {
+            self.hand_in(guard, message);
+            return Ok(());
+        }
+        if msgflg & i32::from(IPC_NOWAIT) != 0 {
+            return Err(Errno::AGAIN);
+        }
+        self.send_waiting(guard, message, msgflg)
+    }
+
+    /// Sends a message for which there is room.
+    #[inline]
+    fn hand_in(&self, guard: QueueGuard<'_>, message: Message<'_>) {
+        let shared = guard.queue.shared;
+        let now_s = now_s();
+        guard.note_send(self.pid, now_s);
+        let wakes = if guard.receivers().is_empty() {
+            guard.append(message);
+            Wakes::new()
+        } else {
+            pipelined_send(&guard, message, now_s)
+        };
+        drop(guard);
+        node::wake(shared, &wakes);
+    }
+
+    /// Waits for room, and sends then.
+    #[cold]
+    fn send_waiting(
+        &self,
+        guard: QueueGuard<'_>,
+        message: Message<'_>,
+        msgflg: i32,
+    ) -> Result<(), Errno> {
+        let queue = guard.queue;
+        // In this section it was found that there is no room (trap I5).
+        let who = (Role::Sender, queue.place, guard.next_ticket());
+        let node = Node::alloc(self, who, message.size(), Filter::Any)?;
+        guard.senders().push(node.line);
+        self.begin_wait(node.line);
+        drop(guard);
+        let sent = self.wait_for_room(queue, node, message, msgflg);
+        self.end_wait(node.line);
+        let (sent, is_ours) = node.leave(sent.map(|()| 0));
+        if is_ours {
+            node.free(self.owner);
+        }
+        sent.map(drop)
+    }
+
+    fn wait_for_room(
+        &self,
+        queue: Queue<'_>,
+        node: Node<'_>,
+        message: Message<'_>,
+        msgflg: i32,
+    ) -> Result<(), Errno> {
+        loop {
+            match node.status() {
+                Status::Done(outcome) => return outcome.map(drop),
+                Status::Interrupted => return self.give_up_sending(queue, node, Errno::INTR),
+                Status::Called => {
+                    let permitted =
+                        self.permitted_still(queue, |object| self.may_send(object, msgflg));
+                    if let Err(errno) = permitted {
+                        return self.give_up_sending(queue, node, errno);
+                    }
+                    let guard = queue.lock(self.owner);
+                    // A removal has told the node before the lock was free again.
+                    let guard = match guard {
+                        Err(Errno::IDRM) => continue,
+                        guard => guard?,
+                    };
+                    guard.senders().unlink(node.line);
+                    if guard.fits(message.size()) {
+                        node.forget();
+                        self.hand_in(guard, message);
+                        return Ok(());
+                    }
+                    // Another came first: it waits again, as the last.
+                    node.set_ticket(guard.next_ticket());
+                    guard.senders().push(node.line);
+                    node.answer_call();
+                }
+                Status::Waits => {
+                    if self.sleep(queue, node) == Ended::Interrupted {
+                        return self.give_up_sending(queue, node, Errno::INTR);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sleeps until the node's status changes or a heartbeat is over.
+    ///
+    /// Whoever was about to change it may have died. Who takes the queue's lock then puts it in order;
+    /// if nobody else does, it is this waiter, after a moment.
+    pub(super) fn sleep(&self, queue: Queue<'_>, node: Node<'_>) -> Ended {
+        let scope = self.shared.scope;
+        let deadline = match scope {
+            Scope::Private => Deadline::NEVER,
+            Scope::Shared => Deadline { monotonic_ns: futex::now().monotonic_ns + HEARTBEAT_NS },
+        };
+        let ended = futex::wait(node.word(), 0, deadline, scope);
+        if ended == Ended::TimedOut {
+            drop(queue.lock(self.owner));
+        }
+        ended
+    }
+
+    /// Takes the node out of its list with `errno`, unless the queue is gone.
+    fn give_up_sending(&self, queue: Queue<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
+        let guard = queue.lock(self.owner)?;
+        guard.senders().unlink(node.line);
+        // Under the lock: a rebuild does not link it again.
+        node.forget();
+        Err(errno)
+    }
+
+    /// Asks for permission again, for a call that has waited at `queue`.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the queue is gone, and those of `may`.
+    pub(super) fn permitted_still(
+        &self,
+        queue: Queue<'_>,
+        may: impl FnOnce(&Object) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let object = self.msg_ids().obtain_object(queue.place.index);
+        let object = object.map_err(|_| Errno::IDRM)?;
+        if object.payload != queue.place.payload() {
+            return Err(Errno::IDRM);
+        }
+        may(&object)
+    }
+}
+
+/// Hands a message to the first receiver that takes it, or appends it; returns whom to wake.
+///
+/// A receiver whose buffer is too small ends with `E2BIG`, and the message goes on.
+fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s: u64) -> Wakes {
+    let mut wakes = Wakes::new();
+    let (mtype, size) = (message.mtype(), message.size());
+    for line in guard.receivers().iter() {
+        let node = guard.node(line);
+        if node.is_left() {
+            guard.receivers().unlink(line);
+            node.free(guard.owner);
+            continue;
+        }
+        if !node.filter().takes(mtype) {
+            continue;
+        }
+        guard.receivers().unlink(line);
+        if guard.queue.shared.is_dead(node.task(), None) {
+            // What it waited for goes to the next; the node is freed with its task.
+            node.forget();
+            continue;
+        }
+        let is_long = node.size() < size;
+        if !is_long {
+            guard.note_receive(node.pid(), now_s);
+            message.set_truth(Truth::Delivered(guard.queue.place, line));
+        }
+        if !node.tell(if is_long { Err(Errno::TOOBIG) } else { Ok(message.line) }) {
+            // It was left just now.
+            message.set_truth(Truth::Private);
+            node.free(guard.owner);
+            continue;
+        }
+        wakes.push(line);
+        if !is_long {
+            return wakes;
+        }
+    }
+    guard.append(message);
+    wakes
+}

@@ -1,0 +1,404 @@
+//! Queues seen from inside of the crate: what is left behind, and what can be told from the messages and
+//! nodes alone.
+
+use corewalk_sync::primitives::{Arc, thread};
+use rustix::io::Errno;
+
+use super::message::{Message, Truth};
+use super::node::{Node, Role, Status};
+use super::queue::Queue;
+use super::rebuild::{self, rebuild};
+use crate::field::{get, put};
+use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+
+const NOWAIT: i32 = IPC_NOWAIT as i32;
+
+fn namespace() -> Namespace {
+    let capacity = Capacity { queues: 4, msgs: 4096, waits: 64, tasks: 8, ..Capacity::LEAST };
+    Namespace::new(NamespaceOptions { capacity, ..NamespaceOptions::default() }).unwrap()
+}
+
+fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
+    Arc::new(namespace.register(Cred::root(), pid).unwrap())
+}
+
+fn queue(task: &Task, id: i32) -> Queue<'_> {
+    Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id).unwrap())
+}
+
+/// Runs `call` on a thread of its own, and returns once it waits.
+fn waiting<T: Send + 'static>(
+    task: &Arc<Task>,
+    call: impl FnOnce(&Task) -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
+    let before = task.waiting();
+    let handle = thread::spawn({
+        let task = Arc::clone(task);
+        move || call(&task)
+    });
+    while task.waiting() == before {
+        thread::yield_now();
+    }
+    handle
+}
+
+/// Returns what a rebuild may not change.
+fn picture(task: &Task, id: i32) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
+    let guard = queue(task, id).lock(task.owner).unwrap();
+    let numbers = guard.numbers();
+    let lists = [guard.messages(), guard.receivers(), guard.senders()];
+    let [messages, receivers, senders] = lists.map(|list| list.iter().collect::<Vec<_>>());
+    (messages, receivers, senders, numbers.cbytes, numbers.qnum)
+}
+
+/// Writes nonsense into all that is derived.
+fn scramble(task: &Task, id: i32, seed: u64) {
+    let guard = queue(task, id).lock(task.owner).unwrap();
+    let lists = [guard.messages(), guard.receivers(), guard.senders()];
+    for (at, list) in lists.into_iter().enumerate() {
+        let members: Vec<u32> = list.iter().collect();
+        for line in members {
+            put(&list.region.line(line)[crate::list::LINKS], seed.wrapping_mul(77 + at as u64));
+        }
+        put(list.ends, seed.rotate_left(at as u32 * 9));
+    }
+    guard.set_counts(|cbytes, qnum| (cbytes ^ seed, qnum.wrapping_add(seed)));
+    guard.set_last_ticket(seed % 3);
+}
+
+#[test]
+fn queue_that_was_scrambled_is_rebuilt_from_its_messages_and_nodes() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    let ids = [(); 2].map(|()| one.msgget(IPC_PRIVATE, 0o600).unwrap());
+    for id in ids {
+        for (mtype, size) in [(1, 10), (2, 300), (1, 0), (3, 16_000 - 310)] {
+            one.msgsnd(id, mtype, &vec![7; size.min(8192)], 0).unwrap();
+        }
+        one.msgrcv(id, &mut [0; 8192], 2, 0).unwrap();
+        one.msgsnd(id, 4, &vec![7; 7000], 0).unwrap();
+    }
+    let [id, untouched] = ids;
+    let receivers = [7, 8].map(|mtype| {
+        waiting(&other, move |task| task.msgrcv(id, &mut [0; 100], mtype, 0).map(|r| r.mtype))
+    });
+    let senders =
+        [5000, 6000].map(|size| waiting(&other, move |task| task.msgsnd(id, 9, &vec![1; size], 0)));
+    let before = [picture(&one, id), picture(&one, untouched)];
+    assert_eq!((before[0].0.len(), before[0].1.len(), before[0].2.len()), (4, 2, 2));
+    for seed in [1, u64::MAX, 0x1234_5678_9abc_def0] {
+        scramble(&one, id, seed);
+        let wakes = rebuild(&queue(&one, id).lock(one.owner).unwrap());
+        assert!(wakes.is_empty(), "nobody has room");
+        assert_eq!([picture(&one, id), picture(&one, untouched)], before);
+    }
+    // The order is that of before, and everything goes on.
+    let sizes = [10, 0, 8192, 7000];
+    for size in sizes {
+        assert_eq!(one.msgrcv(id, &mut [0; 8192], 0, 0).unwrap().size_bytes, size);
+    }
+    senders.into_iter().for_each(|sender| sender.join().unwrap().unwrap());
+    for (mtype, receiver) in [7, 8].into_iter().zip(receivers) {
+        one.msgsnd(id, mtype, b"", 0).unwrap();
+        assert_eq!(receiver.join().unwrap(), Ok(mtype));
+    }
+}
+
+#[test]
+fn control_scrambled_queue_without_a_rebuild_is_wrong() {
+    let namespace = namespace();
+    let one = task(&namespace, 1);
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    one.msgsnd(id, 1, b"text", 0).unwrap();
+    let before = picture(&one, id);
+    scramble(&one, id, 0x1234_5678_9abc_def0);
+    assert_ne!(picture(&one, id), before);
+}
+
+/// A sender that died after it had handed its message over, and before it told the receiver.
+#[test]
+fn delivered_message_is_told_by_the_rebuild() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let receiver = waiting(&other, move |task| {
+        let mut text = [0; 8];
+        task.msgrcv(id, &mut text, 0, 0).map(|received| text[..received.size_bytes].to_vec())
+    });
+    {
+        let guard = queue(&one, id).lock(one.owner).unwrap();
+        let message = Message::alloc(&one.shared, 3, b"handed", one.owner).unwrap();
+        let node = guard.receivers().iter().next().unwrap();
+        message.set_truth(Truth::Delivered(guard.queue.place, node));
+        let wakes = rebuild(&guard);
+        assert_eq!(&wakes[..], [node]);
+        assert!(guard.receivers().is_empty());
+        drop(guard);
+        super::node::wake(&one.shared, &wakes);
+    }
+    assert_eq!(receiver.join().unwrap().unwrap(), b"handed");
+}
+
+/// A receiver that died after it had taken its message, and before it called those who wait for room.
+#[test]
+fn senders_that_have_room_are_called_by_the_rebuild() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    one.msgsnd(id, 1, &[0; 8192], 0).unwrap();
+    one.msgsnd(id, 1, &[0; 8192], 0).unwrap();
+    let sender = waiting(&other, move |task| task.msgsnd(id, 2, b"late", 0));
+    {
+        let guard = queue(&one, id).lock(one.owner).unwrap();
+        let first = guard.message(guard.messages().iter().next().unwrap());
+        first.make_private(one.owner.index);
+        let wakes = rebuild(&guard);
+        assert_eq!((guard.numbers().qnum, wakes.len()), (1, 1));
+        drop(guard);
+        super::node::wake(&one.shared, &wakes);
+        first.free(one.owner);
+    }
+    sender.join().unwrap().unwrap();
+    assert_eq!(one.msg_stat(id).unwrap().qnum, 2);
+}
+
+/// A task that died while it removed a queue: what is not published any more is ended.
+#[test]
+fn removal_that_stopped_is_finished_by_who_takes_the_lock() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    for is_begun in [false, true] {
+        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        one.msgsnd(id, 1, b"text", 0).unwrap();
+        let receiver =
+            waiting(&other, move |task| task.msgrcv(id, &mut [0; 8], 7, 0).map(|r| r.mtype));
+        let queue = queue(&one, id);
+        {
+            let ids = one.msg_ids().lock().unwrap();
+            ids.unpublish(&ids.obtain_object_check(id).unwrap());
+        }
+        if is_begun {
+            let line = one.shared.layout.queues + super::QUEUE_LINES * queue.place.index;
+            put(&one.shared.region.line(line)[super::queue::LIVE], 0);
+        }
+        rebuild::recover(queue, one.owner);
+        assert_eq!(receiver.join().unwrap(), Err(Errno::IDRM));
+        assert_eq!(queue.lock(one.owner).err(), Some(Errno::IDRM));
+        assert_eq!(used(&one), [0, 0]);
+    }
+}
+
+fn used(task: &Task) -> [usize; 2] {
+    let layout = &task.shared.layout;
+    [&layout.msgs, &layout.msg_waits].map(|pool| pool.used(&task.shared.region).count())
+}
+
+/// What a task that died has left of its own is freed, and nothing else.
+#[test]
+fn messages_and_nodes_of_a_dead_task_are_reaped() {
+    let namespace = namespace();
+    let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    // Sent by it, and so nobody's but the queue's.
+    dead.msgsnd(id, 5, b"sent", 0).unwrap();
+    let shared = &*dead.shared;
+    // Being written, and being read.
+    Message::alloc(shared, 1, b"written", dead.owner).unwrap();
+    one.msgsnd(id, 6, b"read", 0).unwrap();
+    std::mem::forget(dead.msgrcv_owned(id, 8, 6, 0).unwrap());
+    let guard = queue(&dead, id).lock(dead.owner).unwrap();
+    // Waiting, and handed a message that it did not get to see.
+    let nodes = [9, 10].map(|mtype| {
+        let who = (Role::Receiver, guard.queue.place, guard.next_ticket());
+        let node = Node::alloc(&dead, who, 8, super::filter::Filter::Equal(mtype)).unwrap();
+        guard.receivers().push(node.line);
+        node
+    });
+    drop(guard);
+    one.msgsnd(id, 10, b"handed", 0).unwrap();
+    assert!(matches!(nodes[1].status(), Status::Done(Ok(_))));
+    assert_eq!(used(&one), [4, 2]);
+    rebuild::reap(shared, one.owner, dead.owner.index).unwrap();
+    assert_eq!(used(&one), [1, 0]);
+    let guard = queue(&one, id).lock(one.owner).unwrap();
+    assert!(guard.receivers().is_empty());
+    drop(guard);
+    assert_eq!(one.msgrcv(id, &mut [0; 8], 0, 0).unwrap().mtype, 5);
+}
+
+/// A message of a dead task is taken between two looks of who reaps the task: it is the receiver's.
+#[test]
+fn message_taken_beside_the_reaper_of_its_sender_stays_its_receivers() {
+    let namespace = namespace();
+    let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    dead.msgsnd(id, 5, b"sent", 0).unwrap();
+    let shared = &*dead.shared;
+    // Being written by it: this one goes.
+    Message::alloc(shared, 1, b"written", dead.owner).unwrap();
+    let seen: Vec<_> = shared.layout.msgs.used(&shared.region).collect();
+    assert!(seen.iter().all(|(_, whose)| *whose == dead.owner.index));
+    let arrived = one.msgrcv_owned(id, 8, 5, 0).unwrap();
+    rebuild::free_private(shared, one.owner, dead.owner.index, seen);
+    assert_eq!(used(&one), [1, 0]);
+    // The next message finds other lines.
+    one.msgsnd(id, 6, b"next", 0).unwrap();
+    let mut text = [0; 8];
+    assert_eq!((arrived.read(&mut text), &text[..4]), (4, &b"sent"[..]));
+    drop(arrived);
+    assert_eq!(used(&one), [1, 0]);
+}
+
+fn linked(task: &Task, id: i32, role: Role) -> Node<'_> {
+    let guard = queue(task, id).lock(task.owner).unwrap();
+    let node = Node::alloc(
+        task,
+        (role, guard.queue.place, guard.next_ticket()),
+        8,
+        super::filter::Filter::Any,
+    );
+    let list = if role == Role::Receiver { guard.receivers() } else { guard.senders() };
+    list.push(node.unwrap().line);
+    node.unwrap()
+}
+
+fn left(task: &Task, id: i32, role: Role) -> Node<'_> {
+    let node = linked(task, id, role);
+    assert_eq!(node.leave(Err(Errno::IO)), (Err(Errno::IO), false), "it is in its list");
+    node
+}
+
+/// Who could not have the queue's lock leaves its node where it is: no message goes to it, and whoever meets
+/// it frees it.
+#[test]
+fn node_that_was_left_in_its_list_gets_nothing_and_is_freed_by_who_meets_it() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    left(&other, id, Role::Receiver);
+    let receiver = waiting(&other, move |task| task.msgrcv(id, &mut [0; 8], 0, 0).map(|r| r.mtype));
+    one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
+    assert_eq!((receiver.join().unwrap(), used(&one)), (Ok(3), [0, 0]));
+    left(&other, id, Role::Receiver);
+    one.msgsnd(id, 4, b"text", NOWAIT).unwrap();
+    assert_eq!((one.msg_stat(id).unwrap().qnum, used(&one)), (1, [1, 0]));
+    left(&other, id, Role::Sender);
+    one.msgrcv(id, &mut [0; 8], 4, NOWAIT).unwrap();
+    assert_eq!(used(&one), [0, 0]);
+    left(&other, id, Role::Receiver);
+    left(&other, id, Role::Sender);
+    one.msg_set(id, 0, 0, 0o600, 10).unwrap();
+    assert_eq!(used(&one), [0, 0]);
+    left(&other, id, Role::Receiver);
+    left(&other, id, Role::Sender);
+    one.msg_rmid(id).unwrap();
+    assert_eq!(used(&one), [0, 0]);
+}
+
+/// The two meet: one of them finds out.
+#[test]
+fn node_is_told_or_left_and_never_both() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let node = linked(&other, id, Role::Receiver);
+    one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
+    let (told, is_ours) = node.leave(Err(Errno::IO));
+    assert!(told.is_ok() && is_ours, "it has a message");
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let node = left(&other, id, Role::Receiver);
+    assert!(!node.tell(Ok(1)) && node.is_left());
+    // A sender that died after it had handed its message to such a node, and before it told it.
+    let guard = queue(&one, id).lock(one.owner).unwrap();
+    let message = Message::alloc(&one.shared, 3, b"text", one.owner).unwrap();
+    message.set_truth(Truth::Delivered(guard.queue.place, node.line));
+    assert!(rebuild(&guard).is_empty());
+    assert_eq!(message.truth(), Truth::Private);
+}
+
+/// A task that died in the middle of `IPC_SET`: all of it is done once the slot is changed, and nothing before.
+#[test]
+fn change_of_a_queue_that_stopped_is_whole_or_nothing() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    for is_changed in [false, true] {
+        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let node = linked(&other, id, Role::Receiver);
+        let before = one.msg_stat(id).unwrap().qbytes;
+        let queue = queue(&one, id);
+        {
+            let ids = one.msg_ids().lock().unwrap();
+            let guard = queue.lock(one.owner).unwrap();
+            guard.begin_set(77, one.msg_ids().changes(queue.place.index));
+            if is_changed {
+                ids.update_perm(&ids.obtain_object_check(id).unwrap(), 0, 0, 0o640, 0);
+            }
+        }
+        for _ in 0..2 {
+            rebuild::recover(queue, one.owner);
+            let qbytes = one.msg_stat(id).unwrap().qbytes;
+            assert_eq!(qbytes, if is_changed { 77 } else { before });
+            assert_eq!(node.status(), if is_changed { Status::Called } else { Status::Waits });
+        }
+        one.msg_set(id, 0, 0, 0o600, 99).unwrap();
+        rebuild::recover(queue, one.owner);
+        assert_eq!(one.msg_stat(id).unwrap().qbytes, 99, "it is over");
+    }
+}
+
+#[test]
+fn region_after_queues_come_and_go_has_nothing_in_use() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    for _ in 0..50 {
+        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        one.msgsnd(id, 1, &[0; 5000], 0).unwrap();
+        one.msgsnd(id, 2, &[0; 8192], 0).unwrap();
+        assert_eq!(one.msgsnd(id, 2, &[0; 8192], NOWAIT), Err(Errno::AGAIN));
+        assert_eq!(one.msgrcv(id, &mut [0; 10], 0, NOWAIT), Err(Errno::TOOBIG));
+        assert_eq!(one.msgrcv(id, &mut [0; 10], 3, NOWAIT), Err(Errno::NOMSG));
+        let sender = waiting(&other, move |task| task.msgsnd(id, 1, &[0; 8192], 0));
+        let receiver = waiting(&one, move |task| task.msgrcv(id, &mut [0; 8], 7, 0).map(drop));
+        one.msgrcv(id, &mut [0; 10], 0, NOWAIT | super::MSG_NOERROR).unwrap();
+        assert_eq!(sender.join().unwrap(), Ok(()));
+        one.msg_rmid(id).unwrap();
+        assert_eq!(receiver.join().unwrap(), Err(Errno::IDRM));
+    }
+    assert_eq!(used(&one), [0, 0]);
+    let totals = one.msg_totals().unwrap();
+    assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
+}
+
+#[test]
+fn text_of_any_length_arrives_as_it_was_sent() {
+    let namespace = namespace();
+    let one = task(&namespace, 1);
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let sent: Vec<u8> = (0..8192u32).map(|at| (at * 31 + at / 256) as u8).collect();
+    for size in (0..200).chain([1000, 4095, 4096, 4097, 8185, 8192]) {
+        one.msgsnd(id, 1, &sent[..size], 0).unwrap();
+        let mut text = vec![0xee; size + 3];
+        assert_eq!(one.msgrcv(id, &mut text, 0, 0).unwrap().size_bytes, size);
+        assert_eq!((&text[..size], &text[size..]), (&sent[..size], &[0xee; 3][..]), "{size}");
+        one.msgsnd(id, 1, &sent[..size], 0).unwrap();
+        let mut text = vec![0; size / 2];
+        let received = one.msgrcv(id, &mut text, 0, super::MSG_NOERROR).unwrap();
+        assert_eq!((received.size_bytes, &text[..]), (size / 2, &sent[..size / 2]), "{size}");
+    }
+}
+
+/// A region that somebody else has written to leads to wrong messages, and to nothing worse.
+#[test]
+fn message_with_a_size_beyond_everything_is_cut() {
+    let namespace = namespace();
+    let one = task(&namespace, 1);
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    one.msgsnd(id, 1, b"text", 0).unwrap();
+    let line = picture(&one, id).0[0];
+    let size = &one.shared.region.line(line)[4];
+    assert_eq!(get(size), 4);
+    put(size, u64::MAX);
+    assert_eq!(one.msgrcv(id, &mut [0; 8], 0, 0), Err(Errno::TOOBIG));
+    let received = one.msgrcv(id, &mut [0; 8192], 0, super::MSG_NOERROR).unwrap();
+    assert_eq!(received.size_bytes, 8192);
+}

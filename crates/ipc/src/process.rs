@@ -1,0 +1,186 @@
+//! Which process a task belongs to, and whether that process is gone.
+//!
+//! A pid is used again, so a process is known by its pid and its start time (field 22 of
+//! `/proc/PID/stat`, in clock ticks since boot), in one word. Both are of the pid namespace of the
+//! reader, so a namespace is shared within one pid namespace only (`file`).
+//!
+//! | bits | field |
+//! |---|---|
+//! | 0-21 | pid, below 2^22 as with Linux |
+//! | 22-61 | start time, 0 if it is not known |
+//! | 62 | reserved, 0 |
+//! | 63 | 1 |
+//!
+//! A process that has died and is not yet waited for has no memory any more: it counts as gone. One
+//! whose first thread has ended while others run is not: it has other threads.
+//!
+//! Where `/proc` shows nothing of a process that kill(2) says is there, it counts as there: that is what
+//! `hidepid` does.
+//!
+//! Source: proc(5) `/proc/pid/stat`; kill(2); Linux `fs/proc/array.c` (`do_task_stat`).
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, read};
+use rustix::process::{Pid, test_kill_process};
+
+/// Bytes of a small file that are read.
+const SMALL_BYTES: usize = 4096;
+
+const PID_BITS: u32 = 22;
+const START_MASK: u64 = (1 << 40) - 1;
+const IS_SET: u64 = 1 << 63;
+
+/// A process, or rather one life of a pid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity(pub(crate) u64);
+
+/// How closely to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// One system call; a process that nobody has waited for, and a pid that is used again, look alive.
+    Quick,
+    /// What `/proc` says as well.
+    Close,
+}
+
+impl Identity {
+    /// The identity of tasks of a namespace that one process has: nobody asks whether they are gone.
+    pub(crate) const PRIVATE: Self = Self(IS_SET);
+
+    /// Returns that of the calling process.
+    pub(crate) fn own() -> Self {
+        let pid = std::process::id();
+        Self::new(pid, stat(pid).map_or(0, |stat| stat.start))
+    }
+
+    /// Returns that of process `pid`, which was started at `start` ticks.
+    pub(crate) fn new(pid: u32, start: u64) -> Self {
+        let pid = u64::from(pid) & ((1 << PID_BITS) - 1);
+        Self(IS_SET | (start & START_MASK) << PID_BITS | pid)
+    }
+
+    fn pid(self) -> u32 {
+        (self.0 & ((1 << PID_BITS) - 1)) as u32
+    }
+
+    fn start(self) -> u64 {
+        self.0 >> PID_BITS & START_MASK
+    }
+
+    /// Returns true if the process has ended. What is no identity is of nobody, and so gone.
+    pub(crate) fn is_gone(self, look: Look) -> bool {
+        if self == Self::PRIVATE {
+            return false;
+        }
+        if self.0 & IS_SET == 0 || !is_there(self.pid()) {
+            return true;
+        }
+        if look == Look::Quick || self.start() == 0 {
+            return false;
+        }
+        match stat(self.pid()) {
+            Some(stat) => stat.is_dead || stat.start & START_MASK != self.start(),
+            None => !is_there(self.pid()),
+        }
+    }
+}
+
+fn is_there(pid: u32) -> bool {
+    let pid = Pid::from_raw(pid.cast_signed());
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+struct Stat {
+    start: u64,
+    is_dead: bool,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    parse(&read_small(&format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Returns the text of a small file of `/proc`.
+///
+/// By system calls of our own: the C library's functions may be those of a program that stands in front of
+/// them, fakeroot(1) for one, and that itself makes calls of the namespace.
+///
+/// # Errors
+///
+/// Those of open(2) and read(2).
+pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
+    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut bytes = [0; SMALL_BYTES];
+    let mut filled = 0;
+    loop {
+        match read(&file, &mut bytes[filled..]) {
+            Ok(0) => return Ok(String::from_utf8_lossy(&bytes[..filled]).into_owned()),
+            Ok(more) => filled += more,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Reads a line of `/proc/PID/stat`. The name in it may hold any character, so fields are counted from
+/// its end.
+fn parse(line: &str) -> Option<Stat> {
+    let (_, fields) = line.rsplit_once(')')?;
+    let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
+    let state = fields.first()?;
+    let threads: u64 = fields.get(17)?.parse().ok()?;
+    let start = fields.get(19)?.parse().ok()?;
+    Some(Stat { start, is_dead: matches!(*state, "Z" | "X" | "x") && threads <= 1 })
+}
+
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn own_process_is_there() {
+        let own = Identity::own();
+        assert_ne!(own.start(), 0);
+        assert!(!own.is_gone(Look::Quick) && !own.is_gone(Look::Close));
+    }
+
+    #[test]
+    fn pid_that_was_used_again_is_gone() {
+        let own = Identity::own();
+        let earlier = Identity::new(own.pid(), own.start() - 1);
+        assert!(earlier.is_gone(Look::Close));
+        // Why the start time is there: without it the life before looks alive.
+        assert!(!Identity::new(own.pid(), 0).is_gone(Look::Close));
+    }
+
+    #[test]
+    fn process_that_ended_is_gone_before_and_after_it_is_waited_for() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let start = stat(child.id()).unwrap().start;
+        let identity = Identity::new(child.id(), start);
+        assert!(!identity.is_gone(Look::Close));
+        child.kill().unwrap();
+        while stat(child.id()).is_some_and(|stat| !stat.is_dead) {
+            corewalk_sync::primitives::thread::yield_now();
+        }
+        assert!(identity.is_gone(Look::Close) && !identity.is_gone(Look::Quick));
+        child.wait().unwrap();
+        assert!(identity.is_gone(Look::Quick));
+    }
+
+    #[test]
+    fn nobody_is_gone() {
+        assert!(Identity(0).is_gone(Look::Quick) && Identity(7).is_gone(Look::Quick));
+        assert!(!Identity::PRIVATE.is_gone(Look::Close));
+    }
+
+    #[test]
+    fn name_with_spaces_and_parentheses_is_passed_over() {
+        let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 0 4242 5";
+        let stat = parse(&format!("7 (a) b ) Z) {tail}")).unwrap();
+        assert_eq!((stat.start, stat.is_dead), (4242, false));
+        assert!(parse("7 (a").is_none() && parse("7 (a) Z").is_none());
+        let leader = tail.replacen('S', "Z", 1).replacen(" 1 0 4242", " 3 0 4242", 1);
+        assert!(!parse(&format!("7 (a) {leader}")).unwrap().is_dead, "it has other threads");
+    }
+}

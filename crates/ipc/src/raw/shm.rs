@@ -1,0 +1,112 @@
+//! Shared memory. shmat(2) and shmdt(2) are [`Task::shmat`] and [`Task::shmdt`]: the host maps.
+//!
+//! Source: `include/uapi/linux/shm.h`; shmctl(2).
+
+use rustix::io::Errno;
+
+use crate::sem::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
+use crate::shm::{SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmStat};
+use crate::task::Task;
+
+/// The limits as `IPC_INFO` tells them. Laid out like `struct shminfo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of shmctl(2)")]
+pub struct Shminfo {
+    pub shmmax: u64,
+    pub shmmin: u64,
+    pub shmmni: u64,
+    pub shmseg: u64,
+    pub shmall: u64,
+    /// Nothing, as much as the structure has room for.
+    pub unused: [u64; 4],
+}
+
+/// What `SHM_INFO` tells. Laid out like `struct shm_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of shmctl(2)")]
+pub struct ShmUsage {
+    /// Segments that there are.
+    pub used_ids: i32,
+    /// Pages of all segments.
+    pub shm_tot: u64,
+    pub shm_rss: u64,
+    pub shm_swp: u64,
+    pub swap_attempts: u64,
+    pub swap_successes: u64,
+}
+
+/// The last argument of shmctl(2).
+#[derive(Debug)]
+pub enum ShmArg<'a> {
+    /// Nothing.
+    None,
+    /// What `IPC_SET` reads, and `IPC_STAT` and its like write.
+    Buf(&'a mut ShmStat),
+    /// What `IPC_INFO` writes.
+    Shminfo(&'a mut Shminfo),
+    /// What `SHM_INFO` writes.
+    ShmUsage(&'a mut ShmUsage),
+}
+
+/// shmget(2).
+///
+/// # Errors
+///
+/// Those of [`Task::shmget`].
+pub fn shmget(task: &Task, key: i32, size: u64, shmflg: i32) -> Result<i32, Errno> {
+    task.shmget(key, size, shmflg)
+}
+
+/// shmctl(2).
+///
+/// # Errors
+///
+/// Those of the command's own method of [`Task`]; `EINVAL` for an unknown command or a negative
+/// `shmid`; `EFAULT` if `arg` is not what the command needs.
+pub fn shmctl(task: &Task, shmid: i32, cmd: i32, arg: ShmArg<'_>) -> Result<i32, Errno> {
+    if shmid < 0 {
+        return Err(Errno::INVAL);
+    }
+    match cmd {
+        IPC_RMID => task.shm_rmid(shmid).map(|()| 0),
+        SHM_LOCK => task.shm_lock(shmid).map(|()| 0),
+        SHM_UNLOCK => task.shm_unlock(shmid).map(|()| 0),
+        IPC_SET => {
+            let ShmArg::Buf(ShmStat { perm, .. }) = arg else { return Err(Errno::FAULT) };
+            task.shm_set(shmid, perm.uid, perm.gid, perm.mode).map(|()| 0)
+        }
+        IPC_STAT | SHM_STAT | SHM_STAT_ANY => {
+            let stat = match cmd {
+                IPC_STAT => task.shm_stat(shmid)?,
+                SHM_STAT => task.shm_stat_index(shmid)?,
+                _ => task.shm_stat_any(shmid)?,
+            };
+            let ShmArg::Buf(buf) = arg else { return Err(Errno::FAULT) };
+            *buf = stat;
+            Ok(if cmd == IPC_STAT { 0 } else { stat.id })
+        }
+        IPC_INFO | SHM_INFO => info(task, cmd, arg),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn info(task: &Task, cmd: i32, arg: ShmArg<'_>) -> Result<i32, Errno> {
+    let totals = task.shm_totals()?;
+    let limits = task.limits();
+    match (cmd, arg) {
+        (IPC_INFO, ShmArg::Shminfo(shminfo)) => {
+            let shmmni = u64::from(limits.shmmni);
+            let (shmmax, shmall) = (limits.shmmax, limits.shmall);
+            *shminfo =
+                Shminfo { shmmax, shmmin: 1, shmmni, shmseg: shmmni, shmall, unused: [0; 4] };
+        }
+        (SHM_INFO, ShmArg::ShmUsage(shm_info)) => {
+            let used_ids = totals.segments.cast_signed();
+            *shm_info = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
+        }
+        _ => return Err(Errno::FAULT),
+    }
+    Ok(totals.index_max.cast_signed())
+}

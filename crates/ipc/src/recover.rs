@@ -1,0 +1,181 @@
+//! Cleaning up after tasks that were killed.
+//!
+//! What a process was in the middle of when it was killed is put in order by whoever meets it: a lock by
+//! the next holder (`lock`), a frozen semaphore by who needs it (`sem::recover`). What it had finished and
+//! would have taken back at its end is *reaped*: adjustments are applied, waiting calls leave their queues, and
+//! the line of the task is free again.
+//!
+//! # When
+//!
+//! No daemon is needed. A dead task is reaped
+//!
+//! - by a waiting call, which looks every [`HEARTBEAT_NS`] at who holds adjustments of its set or waits for it;
+//! - by a call that would return `EAGAIN`, and by `GETVAL` and its like, where somebody holds adjustments;
+//! - by who wakes it in vain; by who registers and finds it beside its own line, or no line at all (`spare`);
+//! - by [`crate::Namespace::recover`].
+//!
+//! So after a kill the adjustments show at once to those who ask or try, and within a tenth of a second
+//! to those who wait.
+//!
+//! # Locks
+//!
+//! The lock `REAPER` of the task's line comes before all others. Nobody who holds a lock reaps.
+//!
+//! Source: Linux `ipc/sem.c` (`exit_sem`); research/ipc 5.2.
+
+use corewalk_sync::primitives::atomic::Ordering;
+use rustix::io::Errno;
+
+use crate::ids::{Ids, Kind};
+use crate::lock::{Owner, lock};
+use crate::msg;
+use crate::namespace::Shared;
+use crate::process::Look;
+use crate::sem::{self, Absent, Gone};
+use crate::shm;
+use crate::task::{REAPER, STATE, identity, task_line};
+
+/// How long a waiting call sleeps before it looks whether anybody has died.
+pub(crate) const HEARTBEAT_NS: u64 = 100_000_000;
+
+/// Ends everything of the task numbered `index` if its process has ended, and of those that have died and
+/// were let go on by that. The caller holds no lock.
+///
+/// # Errors
+///
+/// `EIO` if somebody does not let go of a lock that is needed for it.
+#[cold]
+pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
+    let (is_reaped, absent) = reap_one(shared, owner, index)?;
+    reap_absent(shared, owner, absent);
+    Ok(is_reaped)
+}
+
+/// As [`reap`]; returns also who was let go on and may have died.
+fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
+    if index >= shared.layout.tasks_max || index == owner.index {
+        return Ok((false, Absent::new()));
+    }
+    let line = task_line(shared, index);
+    let _reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
+    // Another may have been here before, and the line be of a task that lives.
+    let state = identity(line);
+    if state.0 == 0 || !state.is_gone(Look::Close) {
+        return Ok((false, Absent::new()));
+    }
+    reap_line(shared, owner, index)
+}
+
+/// Reaps those who were woken in vain, if they have died, and whoever is let go on by that. The caller holds
+/// no lock.
+pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
+    // Whoever is reaped is there no more, so there are no more than tasks, whatever the region says.
+    for _ in 0..shared.layout.tasks_max {
+        let Some(index) = absent.pop() else { return };
+        if index != owner.index && shared.is_dead(index, None) {
+            // What cannot be done now is left to the next one.
+            let reaped = reap_one(shared, owner, index);
+            absent.extend(reaped.map(|(_, more)| more).unwrap_or_default());
+        }
+    }
+}
+
+/// Ends everything of a task of the program that the process of `owner` was before execve(2).
+///
+/// # Errors
+///
+/// Those of [`reap`].
+#[cold]
+pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
+    let line = task_line(shared, index);
+    let reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
+    let state = identity(line);
+    // Adjustments of ours are applied by our end only, so nobody has been here before.
+    if index == owner.index || state != identity(task_line(shared, owner.index)) {
+        return Ok(false);
+    }
+    let (is_reaped, absent) = reap_line(shared, owner, index)?;
+    drop(reaper);
+    reap_absent(shared, owner, absent);
+    Ok(is_reaped)
+}
+
+/// Ends calls, freezes and attaches of a task of such a program; its adjustments stay.
+///
+/// # Errors
+///
+/// Those of [`reap`].
+#[cold]
+pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
+    let reaper = lock(shared, &task_line(shared, index)[REAPER], owner, || Ok(()))?;
+    drop(Ids { shared, kind: Kind::Sem, owner }.lock()?);
+    drop(Ids { shared, kind: Kind::Msg, owner }.lock()?);
+    recover_pools(shared, owner)?;
+    let pid = shared.pid_of(index);
+    // execve(2) detaches everything.
+    shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
+    msg::reap(shared, owner, index)?;
+    let absent = sem::settle(shared, owner, Gone { task: index, pid })?;
+    drop(reaper);
+    reap_absent(shared, owner, absent);
+    Ok(())
+}
+
+/// Puts in order what dead holders of the pools' locks have left.
+fn recover_pools(shared: &Shared, owner: Owner) -> Result<(), Errno> {
+    let layout = &shared.layout;
+    let sems = [layout.sems, layout.undos, layout.waits];
+    let mut pools = sems.into_iter().chain([layout.msgs, layout.msg_waits, layout.attaches]);
+    pools.try_for_each(|pool| pool.recover(shared, owner))
+}
+
+/// Ends everything of a task; its `REAPER` is held.
+fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
+    let line = task_line(shared, index);
+    let state = identity(line);
+    let absent = end_all(shared, owner, index)?;
+    // ORDERING(ipc-task): Release. See `identity`.
+    let freed = line[STATE].compare_exchange(state.0, 0, Ordering::Release, Ordering::Relaxed);
+    Ok((freed.is_ok(), absent))
+}
+
+/// Ends what an earlier holder of the spare line has left, which `owner` has by now.
+///
+/// # Errors
+///
+/// Those of [`reap`].
+pub(crate) fn end_spare(shared: &Shared, owner: Owner) -> Result<(), Errno> {
+    // Who reaps the earlier holder has this lock.
+    let reaper = lock(shared, &task_line(shared, owner.index)[REAPER], owner, || Ok(()))?;
+    let absent = end_all(shared, owner, owner.index)?;
+    drop(reaper);
+    reap_absent(shared, owner, absent);
+    Ok(())
+}
+
+/// Ends everything of a task but its line.
+fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<Absent, Errno> {
+    // A set that is being removed by somebody who has died is removed first, with what is frozen in it.
+    drop(Ids { shared, kind: Kind::Sem, owner }.lock()?);
+    drop(Ids { shared, kind: Kind::Msg, owner }.lock()?);
+    recover_pools(shared, owner)?;
+    let pid = shared.pid_of(index);
+    shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
+    msg::reap(shared, owner, index)?;
+    sem::reap(shared, owner, Gone { task: index, pid })
+}
+
+/// Reaps all tasks that have died; returns how many those were.
+///
+/// # Errors
+///
+/// Those of [`reap`].
+pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
+    let mut count = 0;
+    for index in 0..shared.layout.tasks_max {
+        if identity(task_line(shared, index)).0 != 0 && shared.is_dead(index, None) {
+            count += usize::from(reap(shared, owner, index)?);
+        }
+    }
+    Ok(count)
+}

@@ -1,0 +1,82 @@
+//! Whether a namespace is in order when nobody uses it.
+
+use super::queue;
+use super::set::{COMMIT, LIVE, Set};
+use super::undo;
+use crate::field::get;
+use crate::task::Task;
+
+/// Returns what is wrong.
+pub(crate) fn audit(task: &Task) -> Result<(), String> {
+    let shared = &*task.shared;
+    let layout = &shared.layout;
+    [layout.sems, layout.undos, layout.waits]
+        .iter()
+        .try_for_each(|pool| pool.audit(&shared.region))?;
+    let (objects, used) = task.sem_ids().audit()?;
+    let (mut sems, mut listed) = (0, Vec::new());
+    for object in &objects {
+        let set = Set::new(shared, object);
+        if get(&set.line()[LIVE]) != set.place.payload() || get(&set.line()[COMMIT]) != 0 {
+            return Err("the line of a set does not fit its slot, or is being committed".to_owned());
+        }
+        let guard = set.lock(task.owner).map_err(|errno| errno.to_string())?;
+        for num in 0..set.place.nsems as u16 {
+            let word = set.word(num).map_err(|errno| errno.to_string())?;
+            if word.is_frozen() {
+                return Err(format!("semaphore {num} is frozen"));
+            }
+        }
+        listed.extend(undo::records(&guard).take(100));
+        drop(guard);
+        queue::audit::audit(set)?;
+        sems += u64::from(set.place.nsems);
+    }
+    if sems != used {
+        return Err(format!("{used} semaphores are counted, {sems} are there"));
+    }
+    let mut bases: Vec<u32> =
+        objects.iter().map(|object| Set::new(shared, object).place.base).collect();
+    let mut ranges: Vec<u32> = layout.sems.used(&shared.region).map(|(line, _)| line).collect();
+    let mut records: Vec<u32> = layout.undos.used(&shared.region).map(|(line, _)| line).collect();
+    [&mut bases, &mut ranges, &mut records, &mut listed]
+        .into_iter()
+        .for_each(|it| it.sort_unstable());
+    if bases != ranges {
+        return Err(format!("semaphores at {ranges:?}, sets at {bases:?}"));
+    }
+    if records != listed {
+        return Err(format!("undo records {records:?}, in lists {listed:?}"));
+    }
+    let live = (0..layout.sem_ids.slots).filter(|index| Set::at(shared, *index).is_some());
+    if live.count() != objects.len() {
+        return Err("there is a set that cannot be found".to_owned());
+    }
+    Ok(())
+}
+
+/// Leaves out one step of the protocol: what was logged is not looked at.
+pub(crate) fn forget_logs(task: &Task) {
+    for set in sets(task) {
+        crate::field::put(&set.line()[COMMIT], 0);
+        for num in 0..set.place.nsems as u16 {
+            crate::field::put(&set.sem(num)[super::set::LOG], 0);
+        }
+    }
+}
+
+/// Leaves out one step of the protocol: the locks of the dead are free, and nothing is put in order.
+pub(crate) fn forget_locks(task: &Task) {
+    let shared = &*task.shared;
+    let layout = &shared.layout;
+    for pool in [layout.sems, layout.undos, layout.waits] {
+        crate::field::put(&shared.region.line(pool.head)[0], 0);
+    }
+    crate::field::put(&shared.region.line(layout.sem_ids.head)[0], 0);
+    (0..layout.sem_ids.slots)
+        .for_each(|index| crate::field::put(&shared.region.line(layout.sets + index)[0], 0));
+}
+
+fn sets(task: &Task) -> impl Iterator<Item = Set<'_>> {
+    (0..task.shared.layout.sem_ids.slots).filter_map(|index| Set::at(&task.shared, index))
+}

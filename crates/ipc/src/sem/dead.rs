@@ -1,0 +1,203 @@
+//! Tasks that are killed while they wait, for tests: what such a task leaves, without a process of its own.
+
+use super::SemBuf;
+use super::queue::{self, Completed, Node};
+use super::set::Set;
+use super::txn::{Call, Txn, Verdict};
+use crate::task::{Task, forget_process};
+
+/// Has `task` wait, as a call does until it sleeps. Nobody sleeps. Returns the line of the node.
+pub(crate) fn wait_without_sleep(task: &Task, id: i32, sops: &[SemBuf]) -> u32 {
+    let object = task.sem_ids().obtain_object_check(id).unwrap();
+    let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
+    let call = Call { sops, undo: 0, pid: task.pid };
+    let mut txn = Txn::new(&guard);
+    let Verdict::Blocks(at) = txn.perform(call) else { panic!("it need not wait") };
+    let node = Node::alloc(&task.shared, call, at, task.owner).unwrap();
+    queue::enqueue(&mut txn, node, sops).unwrap();
+    txn.commit(Completed::default());
+    node.line
+}
+
+/// Ends the process of a task, and nothing else of it.
+pub(crate) fn kill(task: Task) {
+    forget_process(&task.shared, task.owner.index);
+    // The handle is that of a process that is gone.
+    std::mem::forget(task);
+}
+
+#[cfg(not(corewalk_crash))]
+mod tests {
+    use corewalk_sync::primitives::thread;
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use rustix::io::Errno;
+    use std::time::Duration;
+
+    use super::super::recover::thaw_dead;
+    use super::super::set::WORD;
+    use super::*;
+    use crate::field::{get, put};
+    use crate::process::Identity;
+    use crate::sem::STATUS;
+    use crate::task::{identity, task_line};
+    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO};
+
+    fn namespace(sets: u32) -> Namespace {
+        let capacity =
+            Capacity { sets, sems: 16, undos: 32, waits: 16, tasks: 4, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("dead", MemfdFlags::CLOEXEC).unwrap();
+        Namespace::open_fd(&file, options).unwrap()
+    }
+
+    fn task(namespace: &Namespace, pid: u32) -> Task {
+        namespace.register(Cred::root(), pid).unwrap()
+    }
+
+    /// Tags are counted by line, so two sets in a row in one slot may have the same.
+    #[test]
+    fn undo_record_of_the_set_before_is_not_taken_for_that_of_the_next() {
+        let namespace = namespace(1);
+        let (task, other) = (task(&namespace, 1), task(&namespace, 2));
+        let up = |id, num| task.semop(id, &[SemBuf::new(num, 1, SEM_UNDO)]).unwrap();
+        let first = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        up(first, 0);
+        task.sem_rmid(first).unwrap();
+        // Other lines, and the same slot and tag.
+        let second = task.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        up(second, 0);
+        up(second, 1);
+        assert_eq!(other.sem_getall(second).unwrap(), [1, 1]);
+        task.exit();
+        assert_eq!(other.sem_getall(second).unwrap(), [0, 0]);
+    }
+
+    #[test]
+    fn what_the_dead_was_granted_by_a_set_that_is_gone_is_not_taken_from_the_next() {
+        let namespace = namespace(1);
+        let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
+        let first = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        wait_without_sleep(&victim, first, &[SemBuf::new(0, -1, 0)]);
+        other.semop(first, &[SemBuf::new(0, 1, 0)]).unwrap();
+        other.sem_rmid(first).unwrap();
+        let second = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        kill(victim);
+        namespace.recover().unwrap();
+        assert_eq!(other.sem_getall(second).unwrap(), [0, 0]);
+    }
+
+    #[test]
+    fn what_a_reaper_took_back_before_it_died_is_reaped_again() {
+        for status in [0xffff_u64, 4096, 35_000] {
+            let namespace = namespace(1);
+            let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
+            let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+            let node = wait_without_sleep(&victim, id, &[SemBuf::new(0, -1, 0)]);
+            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            let word = &other.shared.region.line(node)[STATUS];
+            assert_eq!(get(word), 1, "it was granted");
+            put(word, 1 | status << 8);
+            kill(victim);
+            namespace.recover().unwrap();
+            let line = other.shared.layout.waits.whose(&other.shared.region, node);
+            assert_eq!(line, None, "the node is free");
+        }
+    }
+
+    #[test]
+    fn permit_granted_to_one_dead_after_another_comes_back_to_who_tries() {
+        let namespace = namespace(1);
+        let (first, second, other) =
+            (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        for waiter in [&first, &second] {
+            wait_without_sleep(waiter, id, &[SemBuf::new(0, -1, 0)]);
+        }
+        kill(first);
+        kill(second);
+        other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        assert_eq!(other.semop(id, &[SemBuf::new(0, -1, crate::IPC_NOWAIT)]), Ok(()));
+    }
+
+    #[test]
+    fn permit_that_an_exit_grants_to_the_dead_comes_back_to_who_tries() {
+        let namespace = namespace(1);
+        let (ends, dead, other) = (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        other.sem_setval(id, 0, 1).unwrap();
+        ends.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
+        wait_without_sleep(&dead, id, &[SemBuf::new(0, -1, 0)]);
+        kill(dead);
+        ends.exit();
+        assert_eq!(other.semop(id, &[SemBuf::new(0, -1, crate::IPC_NOWAIT)]), Ok(()));
+    }
+
+    #[test]
+    fn waits_of_processes_that_are_gone_are_not_counted() {
+        let namespace = namespace(1);
+        let (dead, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        wait_without_sleep(&dead, id, &[SemBuf::new(0, -1, 0)]);
+        assert_eq!(other.sem_getncnt(id, 0), Ok(1));
+        kill(dead);
+        assert_eq!(other.sem_getncnt(id, 0), Ok(0));
+    }
+
+    #[test]
+    fn call_that_cannot_leave_its_queue_keeps_its_node_until_it_can() {
+        const TIMEOUT: Option<Duration> = Some(Duration::from_millis(300));
+        let namespace = namespace(1);
+        let (holder, caller) = (task(&namespace, 1), task(&namespace, 2));
+        let id = holder.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let down = |flag| [SemBuf::new(0, -1, flag)];
+        let object = holder.sem_ids().obtain_object_check(id).unwrap();
+        let set = Set::new(&holder.shared, &object);
+        thread::scope(|scope| {
+            let call = scope.spawn(|| caller.semtimedop(id, &down(0), TIMEOUT));
+            while holder.sem_getncnt(id, 0) != Ok(1) {
+                thread::yield_now();
+            }
+            let stuck = set.lock(holder.owner).unwrap();
+            assert_eq!(call.join().unwrap(), Err(Errno::IO));
+            drop(stuck);
+        });
+        assert_eq!(holder.sem_getncnt(id, 0), Ok(1), "it is still in its queue");
+        holder.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        assert_eq!(holder.sem_getval(id, 0), Ok(0), "it was granted");
+        assert_eq!(caller.semtimedop(id, &down(0), TIMEOUT), Ok(()), "and taken back");
+        let waits = holder.shared.layout.waits;
+        assert_eq!(waits.used(&holder.shared.region).count(), 0, "its node is free");
+    }
+
+    /// A task froze a word and died, was reaped, and the next one with its number has frozen the word.
+    #[test]
+    fn freeze_by_the_next_task_with_a_dead_ones_number_stays() {
+        let namespace = namespace(1);
+        let (next, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let object = other.sem_ids().obtain_object_check(id).unwrap();
+        let set = Set::new(&other.shared, &object);
+        let frozen = set.word(0).unwrap().freeze(next.owner.index);
+        put(&set.sem(0)[WORD], frozen.0);
+        let guard = set.lock(other.owner).unwrap();
+        thaw_dead(&guard, 0, frozen, Identity(1));
+        assert_eq!(set.word(0), Ok(frozen));
+        // The control: the line says what it said of the dead one.
+        let living = identity(task_line(&other.shared, next.owner.index));
+        thaw_dead(&guard, 0, frozen, living);
+        assert!(!set.word(0).unwrap().is_frozen());
+    }
+
+    #[test]
+    fn control_what_the_dead_was_granted_is_taken_back() {
+        let namespace = namespace(1);
+        let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        wait_without_sleep(&victim, id, &[SemBuf::new(0, -1, 0)]);
+        other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        assert_eq!(other.sem_getval(id, 0), Ok(0));
+        kill(victim);
+        namespace.recover().unwrap();
+        assert_eq!(other.sem_getval(id, 0), Ok(1));
+    }
+}

@@ -1,0 +1,44 @@
+//! Whether the queues of a set are in order when nobody uses it.
+
+use super::{
+    ALTER_LIST, COMPLEX_COUNT, CONST_LIST, Node, Queue, SEM_ALTER_LIST, SEM_CONST_LIST, Set,
+    bit_of, get, nodes_of,
+};
+
+/// Returns what is wrong with the queues of a set.
+pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
+    let waits = |node: &Node<'_>| node.outcome().is_none();
+    let mut waiting: Vec<Node<'_>> = nodes_of(set).map(|(node, _)| node).filter(waits).collect();
+    waiting.sort_by_key(|node| node.turn(get(&set.line()[super::TICKET])));
+    let expect = |name: &str, queue: Queue<'_>, is_in: &dyn Fn(&Node<'_>) -> bool| {
+        let wanted: Vec<u32> =
+            waiting.iter().filter(|node| is_in(node)).map(|node| node.line).collect();
+        let there: Vec<u32> = queue.nodes().take(100).collect();
+        let last = (get(queue.ends) >> 32) as u32;
+        let is_good = wanted == there && wanted.last().copied().unwrap_or(0) == last;
+        if is_good { Ok(()) } else { Err(format!("{name}: {there:?} instead of {wanted:?}")) }
+    };
+    expect("alter", Queue::of_set(set, ALTER_LIST), &|node| node.is_alter())?;
+    expect("const", Queue::of_set(set, CONST_LIST), &|node| !node.is_alter() && node.is_complex())?;
+    for num in 0..set.place.nsems as u16 {
+        let is_of = |node: &Node<'_>| !node.is_complex() && node.sop(0).sem_num == num;
+        let alter = Queue::of_sem(set, num, SEM_ALTER_LIST);
+        expect("alter of a semaphore", alter, &|node| is_of(node) && node.is_alter())?;
+        let zero = Queue::of_sem(set, num, SEM_CONST_LIST);
+        expect("zero of a semaphore", zero, &|node| is_of(node) && !node.is_alter())?;
+    }
+    let complex = waiting.iter().filter(|node| node.is_complex()).count() as u64;
+    if get(&set.line()[COMPLEX_COUNT]) != complex {
+        return Err(format!("there are {complex} waiting calls of several operations"));
+    }
+    for node in &waiting {
+        let sops = node.sops(set.place.nsems);
+        for sop in &sops {
+            let word = set.word(sop.sem_num).map_err(|errno| errno.to_string())?;
+            if word.waiters() & bit_of(&sops, *sop) == 0 {
+                return Err(format!("semaphore {} does not know who waits", sop.sem_num));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! What a task that has died still has: words that it froze, waiting calls, undo records.
+//!
+//! # A call that was granted to the dead
+//!
+//! Who changes a semaphore carries out waiting calls, also one whose task was killed a moment ago. That
+//! task has never returned from its call: if everything that the call did can be taken back, it is, as if
+//! the task had been killed before; otherwise it stays, as if the task had been killed after. What it did
+//! with `SEM_UNDO` is taken back by its adjustments anyway.
+//!
+//! Source: Linux `ipc/sem.c` (`exit_sem`, and `semtimedop`, which a signal ends before it looks).
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+
+use super::SemBuf;
+use super::op::Tasks;
+use super::queue::{self, Absent, Changed, Completed, Node, Wakes, update};
+use super::recover::thaw_dead;
+use super::set::{Set, SetGuard};
+use super::txn::Txn;
+use super::undo::{self, Gone};
+use crate::lock::Owner;
+use crate::namespace::{SEMVMX, Shared};
+use crate::task::{Task, identity, task_line};
+
+/// Ends everything of `gone` that has to do with semaphore sets. Its `REAPER` is held by `owner`. Returns who
+/// was let go on by that and may have died: what those were granted is taken back by reaping them.
+///
+/// # Errors
+///
+/// `EIO` if somebody does not let go of a lock: the task has to be reaped again.
+pub(crate) fn reap(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, Errno> {
+    let mut absent = settle(shared, owner, gone)?;
+    let records = shared.layout.undos.used(&shared.region);
+    for line in records.filter(|(_, task)| *task == gone.task).map(|(line, _)| line) {
+        absent.extend(undo::reap(shared, owner, gone, line)?);
+    }
+    Ok(absent)
+}
+
+/// Ends freezes and waiting calls of `gone`, as [`reap`] does, and leaves its adjustments.
+///
+/// # Errors
+///
+/// Those of [`reap`].
+pub(crate) fn settle(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, Errno> {
+    let mut absent = Absent::new();
+    for index in 0..shared.layout.sem_ids.slots {
+        thaw_set(shared, owner, gone, index)?;
+    }
+    let waits = shared.layout.waits.used(&shared.region);
+    for line in waits.filter(|(_, task)| *task == gone.task).map(|(line, _)| line) {
+        let node = Node::at(shared, line);
+        absent.extend(end_node(shared, owner, gone, node)?);
+        node.free(owner);
+    }
+    Ok(absent)
+}
+
+/// Ends waiting calls of a living task, or those of one set, that could not be ended when they failed with
+/// `EIO`. What they were granted since is taken back. Returns who was let go on by that and may have died.
+///
+/// # Errors
+///
+/// `EIO` if somebody still does not let go of a set.
+#[cold]
+pub(super) fn end_abandoned(task: &Task, set: Option<Set<'_>>) -> Result<Absent, Errno> {
+    let (shared, owner) = (&*task.shared, task.owner);
+    let is_meant = |line: &mut u32| {
+        let awaited = Node::at(shared, *line).awaited();
+        let is_set = |set: Set<'_>| awaited.is_some_and(|it| it.index == set.index);
+        set.is_none_or(is_set)
+    };
+    let mut lines: Vec<u32> = task.abandoned.lock().extract_if(.., is_meant).collect();
+    let mut absent = Absent::new();
+    let gone = Gone { task: owner.index, pid: task.pid };
+    while let Some(line) = lines.pop() {
+        let node = Node::at(shared, line);
+        match end_node(shared, owner, gone, node) {
+            Ok(more) => absent.extend(more),
+            Err(errno) => {
+                lines.push(line);
+                task.abandoned.lock().append(&mut lines);
+                return Err(errno);
+            }
+        }
+        node.free(owner);
+    }
+    Ok(absent)
+}
+
+/// Ends the freezes of `gone` in the set in a slot, if there is one.
+fn thaw_set(shared: &Shared, owner: Owner, gone: Gone, index: u32) -> Result<(), Errno> {
+    let Some(set) = Set::at(shared, index) else { return Ok(()) };
+    let is_left = |num: &u16| {
+        let word = set.word(*num);
+        word.is_ok_and(|word| word.is_frozen() && word.frozen_by() == gone.task)
+    };
+    let mut nums = 0..set.place.nsems as u16;
+    let is_any = set.is_locked_by(gone.task) || nums.any(|num| is_left(&num));
+    if !is_any {
+        return Ok(());
+    }
+    let Some(guard) = there(set.lock(owner))? else { return Ok(()) };
+    // Nobody but the reaper, who is at this, ends the line of a dead task.
+    let dead = identity(task_line(shared, gone.task));
+    for num in (0..set.place.nsems as u16).filter(is_left) {
+        if let Ok(word) = set.word(num) {
+            thaw_dead(&guard, num, word, dead);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the lock of a set, or none if the set is gone.
+pub(super) fn there<T>(lock: Result<T, Errno>) -> Result<Option<T>, Errno> {
+    match lock {
+        Ok(guard) => Ok(Some(guard)),
+        Err(Errno::IDRM) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Takes the waiting call of a node back, if its set is still there.
+fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result<Absent, Errno> {
+    let Some(set) = node.awaited() else { return Ok(Absent::new()) };
+    let Some(guard) = there(set.lock(owner))? else { return Ok(Absent::new()) };
+    let wakes = match node.outcome() {
+        None => {
+            queue::withdraw(&guard, node);
+            Wakes::new()
+        }
+        Some(Ok(())) => take_back(&guard, gone, node)?,
+        Some(Err(_)) => Wakes::new(),
+    };
+    drop(guard);
+    Ok(queue::wake(shared, &wakes))
+}
+
+/// Takes back what was granted to a task that had died, whole or not at all.
+fn take_back(guard: &SetGuard<'_>, gone: Gone, node: Node<'_>) -> Result<Wakes, Errno> {
+    let sops = node.sops(guard.set.place.nsems);
+    let plain: SmallVec<[SemBuf; 4]> =
+        sops.into_iter().filter(|sop| sop.sem_op != 0 && !sop.is_undo()).collect();
+    let mut txn = Txn::new(guard);
+    for sop in &plain {
+        let value = txn.value(sop.sem_num)? - i32::from(sop.sem_op);
+        if !(0..=SEMVMX).contains(&value) {
+            return Ok(Wakes::new());
+        }
+        txn.set_value(sop.sem_num, value, gone.pid)?;
+    }
+    let nums: SmallVec<[u16; 4]> = plain.iter().map(|sop| sop.sem_num).collect();
+    let mut completed: Completed = update(&mut txn, Changed::Nums(&nums))?;
+    completed.push_taken_back(node);
+    Ok(txn.commit(completed))
+}
+
+/// Returns the tasks that hold adjustments of a set, or wait for it.
+pub(super) fn tasks_of(guard: &SetGuard<'_>, owner: Owner) -> Tasks {
+    let holders = undo::records(guard).map(|record| undo::task_of(guard.set.shared, record));
+    let waiting = queue::nodes_of(guard.set).map(|(_, task)| task);
+    let mut tasks: Tasks = holders.chain(waiting).filter(|task| *task != owner.index).collect();
+    tasks.sort_unstable();
+    tasks.dedup();
+    tasks
+}

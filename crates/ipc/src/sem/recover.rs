@@ -1,0 +1,198 @@
+//! Putting a set in order that a task has left in the middle of something.
+//!
+//! Three things can be left: the lock of the set ([`recover`]), words that are frozen without it
+//! ([`thaw_dead`]), and a set that is not found any more but still there ([`recover_slot`]). What counts
+//! is in the words of the semaphores, in `COMMIT` with what it makes valid, and in the nodes and undo
+//! records themselves; queues and lists are made anew.
+//!
+//! Each step leaves something from which the same step, done again, comes to the same result: who dies
+//! here leaves no more than was found.
+//!
+//! Source: the essays of `txn`, `several` and `log`; `ARCHITECTURE.md`.
+
+use corewalk_sync::primitives::atomic::Ordering;
+use rustix::io::Errno;
+
+use super::log::Log;
+use super::queue::{self, Completed, Node, nodes_of, wake};
+use super::set::{COMMIT, LIVE, Place, REDO, Set, SetGuard, TICKET, WORD};
+use super::undo;
+use super::word::Word;
+use crate::field::get;
+use crate::ids::{Ids, Object};
+use crate::process::Identity;
+use crate::task::{identity, task_line};
+
+/// Puts a set in order whose lock was held by a task that has died; it is ours now.
+///
+/// # Errors
+///
+/// `EIO` if somebody else does not let go of a semaphore: the next one has to try again.
+#[cold]
+pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
+    let set = guard.set;
+    if get(guard.field(LIVE)) == 0 {
+        return Ok(());
+    }
+    let is_committed = get(guard.field(COMMIT)) != 0;
+    undo::rebuild(guard);
+    for num in 0..set.place.nsems as u16 {
+        if let Ok(word) = set.word(num)
+            && word.is_frozen_locked()
+        {
+            undo::records(guard)
+                .for_each(|record| undo::settle_adj(set.shared, record, num, is_committed));
+            settle(set, num, word, is_committed);
+        }
+    }
+    let wakes = settle_nodes(set, is_committed).tell(set.shared);
+    // ORDERING(ipc-commit): Release. As in `Txn::commit`.
+    guard.field(COMMIT).store(0, Ordering::Release);
+    rebuild_queues(guard);
+    restore_bits(guard)?;
+    wake(set.shared, &wakes);
+    Ok(())
+}
+
+/// Ends a freeze of a task that has died, with the word that it has logged or with the value that was there.
+fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
+    let redo = Word(get(&set.sem(num)[REDO]));
+    if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
+        // ORDERING(ipc-word): Release. As `Set::thaw`.
+        set.sem(num)[WORD].store(redo.0, Ordering::Release);
+        return;
+    }
+    // The log may be of an earlier freeze, if this one came not so far.
+    Log::Void.write(&set, num, seen);
+    let pid = set.shared.pid_of(seen.frozen_by());
+    set.thaw(num, seen.with(seen.value(), pid));
+}
+
+/// Returns the waiting calls that a commit was about to tell, or makes void what would have been told.
+fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
+    let mut completed = Completed::default();
+    for (node, _) in nodes_of(set) {
+        let Some(errno) = node.pending() else { continue };
+        // Who was told may have gone on; only what is taken back from the dead is told twice.
+        let is_to_be_told = node.outcome().is_none() || node.is_taken_back();
+        match (is_committed, is_to_be_told) {
+            (true, true) => completed.push(node, errno),
+            (false, true) => node.set_pending(None),
+            (_, false) => {}
+        }
+    }
+    completed
+}
+
+/// Makes the queues of a set anew from the nodes that wait for it.
+pub(super) fn rebuild_queues(guard: &SetGuard<'_>) {
+    queue::clear(guard);
+    let next = get(guard.field(TICKET));
+    let mut waiting: Vec<(u64, u32)> =
+        waiting(guard.set).map(|node| (node.turn(next), node.line)).collect();
+    waiting.sort_unstable();
+    for (_, line) in waiting {
+        queue::link(guard, Node::at(guard.set.shared, line));
+    }
+}
+
+/// Says in the words of the semaphores who waits for them.
+fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
+    let nsems = guard.set.place.nsems;
+    for node in waiting(guard.set) {
+        let sops = node.sops(nsems);
+        for sop in &sops {
+            match guard.add_waiters(sop.sem_num, queue::bit_of(&sops, *sop)) {
+                Ok(_) | Err(Errno::IDRM) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn waiting<'s>(set: Set<'s>) -> impl Iterator<Item = Node<'s>> {
+    let nsems = set.place.nsems;
+    let nodes = nodes_of(set).map(|(node, _)| node);
+    nodes.filter(move |node| node.outcome().is_none() && node.is_within(nsems))
+}
+
+/// Ends what the task that froze semaphore `num`, and has died, was about to do. The set's lock is held.
+///
+/// All semaphores that it has frozen are looked at: those of a call of several are ended as one, and the
+/// one that says what is to become of them comes last.
+///
+/// `dead` is what the line of the task says. Once it says something else, another task may have the line, and
+/// nothing that is frozen by its number is taken for what the dead one left.
+#[cold]
+pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identity) {
+    let set = guard.set;
+    if seen.is_frozen_locked() {
+        settle(set, num, seen, false);
+        return;
+    }
+    let task = seen.frozen_by();
+    let frozen = |num| {
+        let word = set.word(num).ok()?;
+        let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
+        // The line is looked at last: who froze the word as the next task with this number took it before.
+        (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
+    };
+    for is_turn_of_first in [false, true] {
+        for num in 0..set.place.nsems as u16 {
+            let Some(word) = frozen(num) else { continue };
+            let log = Log::read(&set, num, word);
+            let is_first = matches!(log, Log::Several { first, .. } if first == num);
+            if is_first != is_turn_of_first {
+                continue;
+            }
+            let is_committed = match log {
+                Log::Void => false,
+                Log::Single { record, adj } => {
+                    if undo::is_record_of(set.shared, record, task) == Some(set.index) {
+                        undo::store_adj(set.shared, record, num, adj);
+                    }
+                    false
+                }
+                Log::Several { first, .. } => frozen(first).is_some_and(|word| {
+                    let log = Log::read(&set, first, word);
+                    log == Log::Several { first, is_committed: true }
+                }),
+            };
+            settle(set, num, word, is_committed);
+        }
+    }
+}
+
+/// Looks at a slot of the kind, whose lock has been taken from a task that has died. Returns how many
+/// semaphores are in use there.
+///
+/// # Errors
+///
+/// `EIO` if somebody does not let go of a set that is to be ended.
+pub(crate) fn recover_slot(ids: Ids<'_>, index: u32, live: Option<Object>) -> Result<u64, Errno> {
+    let shared = ids.shared;
+    if let Some(object) = live {
+        return Ok(u64::from(Set::new(shared, &object).place.nsems));
+    }
+    let Some(set) = Set::at(shared, index) else { return Ok(0) };
+    match set.remove(ids.owner) {
+        Ok(wakes) => wake(shared, &wakes),
+        Err(Errno::IDRM) => return Ok(0),
+        Err(errno) => return Err(errno),
+    };
+    Ok(0)
+}
+
+/// Gives back semaphores that belong to no set. The lock of the kind is held.
+pub(crate) fn recover_sems(ids: Ids<'_>) {
+    let shared = ids.shared;
+    let pool = shared.layout.sems;
+    let is_lost = |(line, index): &(u32, u32)| {
+        let set = shared.region.line(shared.layout.sets.wrapping_add(*index));
+        let place = Place::from_payload(get(&set[LIVE]));
+        *index >= ids.slots() || place.base != *line
+    };
+    let lost: Vec<(u32, u32)> = pool.used(&shared.region).filter(is_lost).collect();
+    lost.into_iter().for_each(|(line, _)| pool.free(shared, line, ids.owner));
+}

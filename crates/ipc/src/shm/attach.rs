@@ -1,0 +1,295 @@
+//! shmat(2), shmdt(2), and what fork(2) and the end of a task do.
+//!
+//! Addresses belong to a process, so the table of what is attached where is the task's own and not in the
+//! region; there, only counts are. A task that dies leaves its counts, under its number.
+//!
+//! Source: shmop(2); Linux `ipc/shm.c` (`do_shmat`, `shm_open`, `shm_close`, `ksys_shmdt`, `exit_shm`).
+
+use corewalk_sync::primitives::Arc as TaskArc;
+use rustix::io::Errno;
+use rustix::param::page_size;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::READ;
+use super::backing::SegmentName;
+use super::segment::{Gone, Segment, name_of};
+use crate::ids::IdsGuard;
+use crate::task::Task;
+
+/// Attach for reading only.
+pub const SHM_RDONLY: i32 = 0o10_000;
+
+/// Round the address down to a multiple of `SHMLBA`, which is a page.
+pub const SHM_RND: i32 = 0o20_000;
+
+/// Replace what is mapped there.
+pub const SHM_REMAP: i32 = 0o40_000;
+
+/// Attach for executing too.
+pub const SHM_EXEC: i32 = 0o100_000;
+
+/// What a task has made and attached.
+#[derive(Default)]
+pub(crate) struct Own {
+    /// Slots of segments that it has made.
+    pub(super) made: Vec<u32>,
+    /// What is attached where.
+    attached: BTreeMap<usize, Attached>,
+}
+
+#[derive(Clone, Copy)]
+struct Attached {
+    name: SegmentName,
+    size_bytes: u64,
+}
+
+/// A segment that is about to be mapped: it is counted as attached, and no more if this is dropped.
+#[must_use = "the segment is detached again when this is dropped"]
+pub struct Mapping<'t> {
+    task: &'t Task,
+    name: SegmentName,
+    size_bytes: u64,
+    memory: Arc<OwnedFd>,
+    address: Option<usize>,
+    shmflg: i32,
+    is_kept: bool,
+}
+
+impl Mapping<'_> {
+    /// Returns how many bytes to map, from the start of the descriptor. Pages are mapped whole.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Returns where to map, a multiple of the page size; or none if that is left to the host.
+    #[must_use]
+    pub fn address(&self) -> Option<usize> {
+        self.address
+    }
+
+    /// Returns true if what is mapped at the address is to be replaced; otherwise nothing may be there.
+    #[must_use]
+    pub fn is_remap(&self) -> bool {
+        self.shmflg & SHM_REMAP != 0
+    }
+
+    /// Returns true if the mapping is to be writable.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.shmflg & SHM_RDONLY == 0
+    }
+
+    /// Returns true if the mapping is to be executable.
+    #[must_use]
+    pub fn is_executable(&self) -> bool {
+        self.shmflg & SHM_EXEC != 0
+    }
+
+    /// Takes note that the segment was mapped at `address`, in place of what was attached there.
+    pub fn attached_at(mut self, address: usize) {
+        let task = self.task;
+        let shared = &*task.shared;
+        let mut gone = Gone::default();
+        let ids = task.shm_ids().lock();
+        let attached = Attached { name: self.name, size_bytes: self.size_bytes };
+        let before = task.shm.lock().attached.insert(address, attached);
+        self.is_kept = true;
+        // Without the lock it is counted all the same; only who and when is not noted.
+        let Ok(ids) = ids else { return };
+        if let Some(segment) = Segment::named(shared, &ids, self.name) {
+            segment.note_attach(task.pid);
+        }
+        if let Some(before) = before {
+            detach(task, &ids, before.name, &mut gone);
+        }
+        drop(ids);
+        gone.give_back(shared);
+    }
+}
+
+impl AsFd for Mapping<'_> {
+    /// Returns the memory of the segment, for mmap(2).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+impl fmt::Debug for Mapping<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Mapping");
+        debug.field("name", &self.name).field("size_bytes", &self.size_bytes);
+        debug.field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Mapping<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // As if it had never been: no time, no pid.
+            self.task.uncount(self.name);
+        }
+    }
+}
+
+impl Task {
+    /// Attaches a segment: checks and counts, and returns what the host is to map.
+    ///
+    /// `address` 0 leaves the place to the host. `shmflg` is made of `SHM_RDONLY`, `SHM_EXEC`, `SHM_RND` and
+    /// `SHM_REMAP`.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES`: the mode does not allow what is asked for, and there is no `CAP_IPC_OWNER`.
+    /// - `EIDRM`: the segment was removed meanwhile.
+    /// - `EINVAL`: there is no such segment; `address` is not a multiple of the page size, and there is no
+    ///   `SHM_RND`; `SHM_REMAP` with an address of 0.
+    /// - `ENOMEM`: no room for the attach, or no memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use std::os::fd::AsFd;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
+    /// let mapping = task.shmat(id, 0, 0)?;
+    /// // The host maps `size_bytes` of it, and says where.
+    /// let (_memory, _size_bytes) = (mapping.as_fd(), mapping.size_bytes());
+    /// mapping.attached_at(0x1000_0000);
+    /// task.shm_rmid(id)?;
+    /// assert_eq!(task.shm_stat(id)?.nattch, 1);
+    /// assert_eq!(task.shmdt(0x1000_0000), Ok(4096));
+    /// assert!(task.shm_stat(id).is_err());
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    pub fn shmat(&self, shmid: i32, address: usize, shmflg: i32) -> Result<Mapping<'_>, Errno> {
+        let address = rounded(address, shmflg)?;
+        let shared = &*self.shared;
+        let found = self.shm_ids().obtain_object_check(shmid)?;
+        let write = if shmflg & SHM_RDONLY == 0 { 0o222 } else { 0 };
+        let execute = if shmflg & SHM_EXEC == 0 { 0 } else { 0o111 };
+        self.permission(&found, READ | write | execute)?;
+        if let Some(hook) = &shared.hook {
+            hook.shm_shmat(&self.cred.whole(), &found.perm(), shmflg)?;
+        }
+        let size_bytes = {
+            let ids = self.shm_ids().lock()?;
+            // Trap I2: only what is looked up again under the lock is counted.
+            let segment = Segment::again(shared, &ids, &found)?;
+            segment.attach(self.owner.index, 1, self.owner)?;
+            segment.size_bytes()
+        };
+        let name = name_of(&found);
+        let memory = shared.backing.open(name).inspect_err(|_| self.uncount(name))?;
+        Ok(Mapping { task: self, name, size_bytes, memory, address, shmflg, is_kept: false })
+    }
+
+    /// Detaches what is attached at `address`; returns how many bytes the host has to unmap there.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: nothing is attached at this address.
+    pub fn shmdt(&self, address: usize) -> Result<u64, Errno> {
+        let shared = &*self.shared;
+        let mut gone = Gone::default();
+        let ids = self.shm_ids().lock()?;
+        let attached = self.shm.lock().attached.remove(&address).ok_or(Errno::INVAL)?;
+        detach(self, &ids, attached.name, &mut gone);
+        drop(ids);
+        gone.give_back(shared);
+        Ok(attached.size_bytes)
+    }
+
+    /// Returns a new task with what fork(2) hands on: credentials and attached segments, but no undo.
+    ///
+    /// Where processes share the namespace it is the child that calls this, on its copy of the parent's task,
+    /// which it must then forget: a task is known by the process that makes it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`crate::Namespace::register`]; `ENOMEM` also if there is no room for its attaches.
+    pub fn fork(&self, pid: u32) -> Result<Self, Errno> {
+        let child = Self::register(TaskArc::clone(&self.shared), self.cred.whole(), pid)?;
+        let shared = &*self.shared;
+        let ids = child.shm_ids().lock()?;
+        let attached = self.shm.lock().attached.clone();
+        let copied = attached.iter().try_for_each(|(address, attached)| {
+            if let Some(segment) = Segment::named(shared, &ids, attached.name) {
+                segment.attach(child.owner.index, 1, child.owner)?;
+                segment.note_attach(self.pid);
+            }
+            child.shm.lock().attached.insert(*address, *attached);
+            Ok(())
+        });
+        drop(ids);
+        copied.map(|()| child)
+    }
+
+    /// Takes back what [`Task::shmat`] has counted.
+    fn uncount(&self, name: SegmentName) {
+        let shared = &*self.shared;
+        let mut gone = Gone::default();
+        let Ok(ids) = self.shm_ids().lock() else { return };
+        if let Some(segment) = Segment::named(shared, &ids, name) {
+            segment.detach(self.owner.index, 1, self.owner);
+            segment.destroy_if_due(&mut gone);
+        }
+        drop(ids);
+        gone.give_back(shared);
+    }
+}
+
+/// Detaches all that a task has attached, and then orphans what it has made.
+///
+/// # Errors
+///
+/// `EIO` if the lock cannot be had: the line of the task has to stay its own, so that it is reaped.
+pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
+    let Own { made, attached } = std::mem::take(&mut *task.shm.lock());
+    if made.is_empty() && attached.is_empty() {
+        return Ok(());
+    }
+    let shared = &*task.shared;
+    let mut gone = Gone::default();
+    // What cannot be detached now is found to be that of a task that has gone.
+    let ids = task.shm_ids().lock()?;
+    for attached in attached.values() {
+        detach(task, &ids, attached.name, &mut gone);
+    }
+    for index in made {
+        if let Some(segment) = Segment::at(shared, &ids, index) {
+            segment.orphan(task.owner.index, &mut gone);
+        }
+    }
+    drop(ids);
+    gone.give_back(shared);
+    Ok(())
+}
+
+fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
+    if let Some(segment) = Segment::named(&task.shared, ids, name) {
+        segment.detach(task.owner.index, 1, task.owner);
+        segment.note_detach(task.pid);
+        segment.destroy_if_due(gone);
+    }
+}
+
+/// Returns where to attach, or none if that is left to the host.
+fn rounded(address: usize, shmflg: i32) -> Result<Option<usize>, Errno> {
+    let is_remap = shmflg & SHM_REMAP != 0;
+    let start = address - address % page_size();
+    if address != start && shmflg & SHM_RND == 0 {
+        return Err(Errno::INVAL);
+    }
+    if start == 0 && is_remap {
+        return Err(Errno::INVAL);
+    }
+    // An address that is rounded to 0 is one: the host will find that nothing can be mapped there.
+    Ok((address != 0).then_some(start))
+}

@@ -1,0 +1,100 @@
+//! shmget(2).
+//!
+//! Source: shmget(2); Linux `ipc/shm.c` (`newseg`).
+
+use rustix::io::Errno;
+use rustix::param::page_size;
+
+use super::segment::{self, Segment};
+use crate::ids::IdsGuard;
+use crate::ipcget::{ipcget, may_alloc};
+use crate::namespace::now_s;
+use crate::perm::Perm;
+use crate::task::Task;
+
+/// Use huge pages. There are none.
+pub const SHM_HUGETLB: i32 = 0o4000;
+
+impl Task {
+    /// Returns the id of the segment with this key, or of a new one of `size_bytes` zeroes.
+    ///
+    /// `IPC_PRIVATE` always makes a new segment. `SHM_NORESERVE` is what always happens.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES`: the segment is there, and its mode does not allow what `shmflg` asks for.
+    /// - `EEXIST`: the segment is there, and both `IPC_CREAT` and `IPC_EXCL` are given.
+    /// - `EINVAL`: `size_bytes` is 0 or more than `SHMMAX` for a new segment, or more than the
+    ///   segment has; `SHM_HUGETLB`, or a size that no file can have, for a new segment.
+    /// - `ENOENT`: there is no segment with this key, and no `IPC_CREAT`.
+    /// - `ENOMEM`: no memory.
+    /// - `ENOSPC`: `SHMMNI` segments or `SHMALL` pages would be exceeded.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(5, 56, IPC_CREAT | 0o600)?;
+    /// assert_eq!(task.shmget(5, 57, 0), Err(Errno::INVAL));
+    /// assert_eq!(task.shm_stat(id)?.size_bytes, 56);
+    /// # Ok::<(), Errno>(())
+    /// ```
+    pub fn shmget(&self, key: i32, size_bytes: u64, shmflg: i32) -> Result<i32, Errno> {
+        let shared = &*self.shared;
+        let ids = self.shm_ids().lock()?;
+        ipcget(
+            self,
+            &ids,
+            (key, shmflg),
+            |object| {
+                let segment = Segment::again(shared, &ids, object)?;
+                if segment.size_bytes() < size_bytes { Err(Errno::INVAL) } else { Ok(()) }
+            },
+            |ids, perm| self.new_segment(ids, perm, size_bytes, shmflg),
+        )
+    }
+
+    #[doc(alias = "newseg")]
+    fn new_segment(
+        &self,
+        ids: &IdsGuard<'_>,
+        perm: Perm,
+        size_bytes: u64,
+        shmflg: i32,
+    ) -> Result<i32, Errno> {
+        let shared = &*self.shared;
+        let limits = &shared.limits;
+        if !(1..=limits.shmmax).contains(&size_bytes) {
+            return Err(Errno::INVAL);
+        }
+        let used = pages(size_bytes).and_then(|pages| ids.used().checked_add(pages));
+        let used = used.filter(|used| *used <= limits.shmall).ok_or(Errno::NOSPC)?;
+        let is_file_size = i64::try_from(size_bytes).is_ok();
+        if shmflg & SHM_HUGETLB != 0 || !is_file_size {
+            return Err(Errno::INVAL);
+        }
+        may_alloc(self, &perm)?;
+        let mut made = 0;
+        let id = ids.publish(perm, now_s(), limits.shmmni, |index| {
+            let whose = (self.owner.index, self.pid);
+            let (payload, name) = segment::make(shared, index, size_bytes, whose);
+            shared.backing.create(name, size_bytes)?;
+            made = index;
+            Ok(payload)
+        })?;
+        ids.set_used(used);
+        self.shm.lock().made.push(made);
+        Ok(id)
+    }
+}
+
+/// Returns how many pages a size takes, or none if that is more than there are.
+pub(super) fn pages(size_bytes: u64) -> Option<u64> {
+    let page = page_size() as u64;
+    let pages = size_bytes.div_ceil(page);
+    pages.checked_mul(page).map(|_| pages)
+}

@@ -1,0 +1,305 @@
+//! Segments seen from inside of the crate: what is left behind, and what can be told from the records alone.
+
+use corewalk_sync::primitives::Arc;
+use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc as FileArc;
+
+use super::backing::{Backing, Memfds, SegmentName};
+use super::segment;
+use crate::field::put;
+use crate::{Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Task};
+
+/// Counts segments whose memory is there; the test keeps a handle.
+#[derive(Clone, Default)]
+struct Counted(Arc<Memfds>);
+
+impl Backing for Counted {
+    fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
+        self.0.create(name, size_bytes)
+    }
+
+    fn open(&self, name: SegmentName) -> Result<FileArc<OwnedFd>, Errno> {
+        self.0.open(name)
+    }
+
+    fn remove(&self, name: SegmentName) {
+        self.0.remove(name);
+    }
+}
+
+fn namespace(is_shm_rmid_forced: bool) -> (Namespace, Counted) {
+    let capacity = Capacity { segments: 4, attaches: 16, tasks: 8, ..Capacity::LEAST };
+    let limits = Limits { is_shm_rmid_forced, ..Limits::default() };
+    let memory = Counted::default();
+    let backing: Option<Box<dyn Backing>> = Some(Box::new(memory.clone()));
+    let options = NamespaceOptions { capacity, limits, backing, hook: None };
+    (Namespace::new(options).unwrap(), memory)
+}
+
+fn task(namespace: &Namespace, pid: u32) -> Task {
+    namespace.register(Cred::root(), pid).unwrap()
+}
+
+fn segment(task: &Task) -> i32 {
+    task.shmget(IPC_PRIVATE, 4096, 0o600).unwrap()
+}
+
+fn attach(task: &Task, id: i32, address: usize) {
+    task.shmat(id, address, 0).unwrap().attached_at(address);
+}
+
+fn nattch(task: &Task, id: i32) -> u64 {
+    task.shm_stat(id).unwrap().nattch
+}
+
+#[test]
+fn mapping_that_is_dropped_leaves_no_trace() {
+    let (namespace, memory) = namespace(false);
+    let one = task(&namespace, 1);
+    let id = segment(&one);
+    let mapping = one.shmat(id, 0, 0).unwrap();
+    assert_eq!(nattch(&one, id), 1, "it is counted while it is being mapped");
+    one.shm_rmid(id).unwrap();
+    drop(mapping);
+    assert_eq!(one.shm_stat(id), Err(Errno::INVAL));
+    assert_eq!(memory.0.count(), 0);
+    let id = segment(&one);
+    drop(one.shmat(id, 0, 0).unwrap());
+    let stat = one.shm_stat(id).unwrap();
+    assert_eq!((stat.nattch, stat.atime_s, stat.dtime_s, stat.lpid), (0, 0, 0, 0));
+}
+
+#[test]
+fn memory_of_a_segment_is_what_others_see_of_it() {
+    let (namespace, _memory) = namespace(false);
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = one.shmget(IPC_PRIVATE, 5000, 0o600).unwrap();
+    let write = one.shmat(id, 0, 0).unwrap();
+    rustix::io::pwrite(write.as_fd(), b"seen", 4096).unwrap();
+    let read = other.shmat(id, 0, crate::SHM_RDONLY).unwrap();
+    let mut text = [0; 4];
+    rustix::io::pread(read.as_fd(), &mut text, 4096).unwrap();
+    assert_eq!((&text, read.size_bytes()), (b"seen", 5000));
+    assert!(write.is_writable() && !read.is_writable() && !read.is_executable());
+}
+
+#[test]
+fn attach_in_place_of_another_detaches_that() {
+    let (namespace, _memory) = namespace(false);
+    let one = task(&namespace, 1);
+    let (first, second) = (segment(&one), segment(&one));
+    attach(&one, first, 0x10000);
+    let mapping = one.shmat(second, 0x10000, crate::SHM_REMAP).unwrap();
+    assert!(mapping.is_remap() && mapping.address() == Some(0x10000));
+    mapping.attached_at(0x10000);
+    assert_eq!((nattch(&one, first), nattch(&one, second)), (0, 1));
+    assert_eq!(one.shmdt(0x10000), Ok(4096));
+    assert_eq!(one.shmdt(0x10000), Err(Errno::INVAL));
+}
+
+#[test]
+fn forced_removal_takes_what_nobody_attaches_and_nobody_made() {
+    let (namespace, memory) = namespace(true);
+    let (maker, other) = (task(&namespace, 1), task(&namespace, 2));
+    let detached = segment(&maker);
+    attach(&other, detached, 0x10000);
+    other.shmdt(0x10000).unwrap();
+    assert_eq!(other.shm_stat(detached), Err(Errno::INVAL), "the last detach");
+    let (unused, used) = (segment(&maker), segment(&maker));
+    attach(&other, used, 0x10000);
+    maker.exit();
+    assert_eq!(other.shm_stat(unused), Err(Errno::INVAL), "its maker has gone");
+    assert_eq!((nattch(&other, used), memory.0.count()), (1, 1));
+    drop(other);
+    assert_eq!(memory.0.count(), 0);
+}
+
+/// Trap I14: what a process has made in several namespaces goes in each of them, and only there.
+#[test]
+fn maker_in_two_namespaces_takes_its_segments_of_both() {
+    let (forced, forced_memory) = namespace(true);
+    let (plain, plain_memory) = namespace(false);
+    let (in_forced, in_plain) = (task(&forced, 1), task(&plain, 1));
+    let (gone, stays) = (segment(&in_forced), segment(&in_plain));
+    // The first task of both has the same number, and another has made something in between.
+    let other = task(&forced, 2);
+    let theirs = segment(&other);
+    drop(in_plain);
+    assert_eq!((forced_memory.0.count(), plain_memory.0.count()), (2, 1));
+    drop(in_forced);
+    assert_eq!(other.shm_stat(gone), Err(Errno::INVAL));
+    assert_eq!(other.shm_stat(theirs).map(|stat| stat.id), Ok(theirs));
+    assert_eq!((forced_memory.0.count(), plain_memory.0.count()), (1, 1));
+    assert_eq!(task(&plain, 3).shm_stat(stays).map(|stat| stat.id), Ok(stays));
+}
+
+/// A slot serves another segment, made by a task with the same number: that one is not an orphan.
+#[test]
+fn maker_of_a_slot_before_takes_nothing_of_the_next() {
+    let (namespace, memory) = namespace(true);
+    let maker = task(&namespace, 1);
+    let first = segment(&maker);
+    maker.shm_rmid(first).unwrap();
+    let other = task(&namespace, 2);
+    let mut ids: Vec<i32> = (0..4).map(|_| segment(&other)).collect();
+    maker.exit();
+    assert_eq!(memory.0.count(), 4);
+    ids.retain(|id| other.shm_stat(*id).is_ok());
+    assert_eq!(ids.len(), 4);
+}
+
+/// Traps I2, I10: what is attached beside a removal is the segment that was asked for, or none.
+#[test]
+fn attach_beside_removal_gets_the_memory_it_asked_for_or_none() {
+    const ROUNDS: u64 = 400;
+    let (namespace, memory) = namespace(false);
+    let (maker, other) = (task(&namespace, 1), task(&namespace, 2));
+    let current = AtomicU64::new(0);
+    let outcomes = thread::scope(|scope| {
+        let attacher = scope.spawn(|| {
+            let mut outcomes = [0u64; 3];
+            let (mut last, mut times) = (0, 0);
+            loop {
+                // ORDERING: Acquire. The number of pages goes with the id.
+                let seen = current.load(Ordering::Acquire);
+                if seen == u64::MAX {
+                    return outcomes;
+                }
+                times = if seen == last { times + 1 } else { 0 };
+                last = seen;
+                if times > 20 {
+                    // So that the other gets the lock.
+                    thread::yield_now();
+                    continue;
+                }
+                let (id, pages) = ((seen & 0xffff_ffff) as i32, seen >> 32);
+                match other.shmat(id, 0, 0) {
+                    Ok(mapping) => {
+                        // Sizes go round with all that there can be: a stale id shows.
+                        let size = rustix::fs::fstat(mapping.as_fd()).unwrap().st_size;
+                        let sizes = (mapping.size_bytes(), size as u64);
+                        assert_eq!(sizes, (pages * 4096, pages * 4096), "I2: another segment");
+                        mapping.attached_at(0x10000);
+                        other.shmdt(0x10000).unwrap();
+                        outcomes[0] += 1;
+                    }
+                    Err(Errno::INVAL) => outcomes[1] += 1,
+                    Err(Errno::IDRM) => outcomes[2] += 1,
+                    Err(errno) => panic!("{errno}"),
+                }
+            }
+        });
+        for round in 0..ROUNDS {
+            let pages = 1 + round % 251;
+            let id = maker.shmget(IPC_PRIVATE, pages * 4096, 0o600).unwrap();
+            // ORDERING: Release. See above.
+            current.store(id as u64 | pages << 32, Ordering::Release);
+            for _ in 0..round % 4 {
+                thread::yield_now();
+            }
+            maker.shm_rmid(id).unwrap();
+        }
+        // ORDERING: Release. As above.
+        current.store(u64::MAX, Ordering::Release);
+        attacher.join().unwrap()
+    });
+    println!("attached, EINVAL, EIDRM: {outcomes:?}");
+    assert!(outcomes[0] > 0, "not reached: {outcomes:?}");
+    assert_eq!((memory.0.count(), maker.shm_totals().unwrap().pages), (0, 0));
+}
+
+/// Trap I18: the end of a maker beside an attach: the attach counts, or there is no segment.
+#[test]
+fn orphan_beside_an_attach_stays_or_is_gone_as_a_whole() {
+    let (namespace, memory) = namespace(true);
+    let other = task(&namespace, 2);
+    let mut attached = 0;
+    for round in 0..300 {
+        let maker = task(&namespace, 1);
+        let id = segment(&maker);
+        let got = thread::scope(|scope| {
+            let ends = scope.spawn(move || {
+                for _ in 0..round % 3 {
+                    thread::yield_now();
+                }
+                drop(maker);
+            });
+            for _ in 0..round / 3 % 4 {
+                thread::yield_now();
+            }
+            let got = other.shmat(id, 0, 0).map(|mapping| mapping.attached_at(0x10000));
+            ends.join().unwrap();
+            got
+        });
+        match got {
+            Ok(()) => {
+                attached += 1;
+                assert_eq!((nattch(&other, id), memory.0.count()), (1, 1));
+                other.shmdt(0x10000).unwrap();
+            }
+            Err(Errno::INVAL | Errno::IDRM) => {}
+            Err(errno) => panic!("{errno}"),
+        }
+        assert_eq!((other.shm_stat(id), memory.0.count()), (Err(Errno::INVAL), 0));
+    }
+    println!("{attached} of 300 were attached");
+}
+
+#[test]
+fn capacity_for_attaches_that_is_used_up_is_enomem_and_recovers() {
+    let capacity = Capacity { segments: 4, attaches: 2, tasks: 4, ..Capacity::LEAST };
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let namespace = Namespace::new(options).unwrap();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    let ids = [segment(&one), segment(&one), segment(&one)];
+    attach(&one, ids[0], 0x10000);
+    attach(&one, ids[1], 0x20000);
+    // As often as one likes: it is the same record.
+    attach(&one, ids[0], 0x30000);
+    assert_eq!(one.shmat(ids[2], 0, 0).unwrap_err(), Errno::NOMEM);
+    assert_eq!(one.fork(3).unwrap_err(), Errno::NOMEM);
+    assert_eq!((nattch(&other, ids[0]), nattch(&other, ids[1])), (2, 1), "a fork is whole or not");
+    one.shmdt(0x20000).unwrap();
+    attach(&one, ids[2], 0x20000);
+    drop(one);
+    ids.iter().for_each(|id| assert_eq!(nattch(&other, *id), 0));
+}
+
+#[test]
+fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
+    let (namespace, memory) = namespace(false);
+    let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
+    let key = one.shmget(7, 4096, IPC_CREAT | 0o600).unwrap();
+    let (shared, marked) = (segment(&one), segment(&dead));
+    for (task, id, address) in [
+        (&one, shared, 0x10000),
+        (&dead, shared, 0x10000),
+        (&dead, shared, 0x20000),
+        (&dead, marked, 0x30000),
+        (&one, key, 0x30000),
+    ] {
+        attach(task, id, address);
+    }
+    one.shm_rmid(marked).unwrap();
+    // The lists are lost, and made anew from the records.
+    for index in 0..one.shared.layout.shm_ids.slots {
+        put(&one.shared.region.line(one.shared.layout.segments + index)[1], 0);
+    }
+    {
+        let ids = one.shm_ids().lock().unwrap();
+        let segments = (0..4).filter_map(|index| ids.at(index));
+        let pages = segments.map(|object| segment::recover_slot(one.shm_ids(), &object));
+        assert_eq!(pages.sum::<u64>(), ids.used());
+    }
+    assert_eq!((nattch(&one, shared), nattch(&one, marked), nattch(&one, key)), (3, 1, 1));
+    segment::reap(one.shm_ids(), (dead.owner.index, dead.pid)).unwrap();
+    assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
+    assert_eq!(one.shm_stat(shared).unwrap().lpid, 2);
+    assert_eq!((one.shm_stat(marked), memory.0.count()), (Err(Errno::INVAL), 2));
+    // Its own end then finds nothing to do.
+    drop(dead);
+    assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
+}

@@ -1,0 +1,134 @@
+//! The spare line for tasks: who finds all other lines taken cleans up with it.
+//!
+//! A reaper needs a line of its own, since locks and frozen words name their owner by it. Where all lines
+//! belong to tasks that have died nobody could register, and so nobody reap. The last line is therefore
+//! never a task's: who would get `ENOMEM` takes it, reaps the dead, looks again, and lets go of it.
+//!
+//! # A holder that has died
+//!
+//! The spare line has no waiting calls, attaches or adjustments, and freezes words under the lock of a set only;
+//! what its holder may leave is found by its generation (locks), or belongs to the line (records that were
+//! being freed). The next one takes the line over, waits until nobody else reaps it, and ends that first.
+//!
+//! A program that is replaced by execve(2) while one of its threads is here keeps the spare line until the
+//! process ends.
+//!
+//! Source: none; the argument is above.
+
+use corewalk_sync::futex::Scope;
+use corewalk_sync::primitives::atomic::Ordering;
+use rustix::io::Errno;
+
+use crate::field::{low, put};
+use crate::lock::{Owner, Patience};
+use crate::namespace::Shared;
+use crate::process::{Identity, Look};
+use crate::recover;
+use crate::task::{GENERATION, STATE, identity, next_generation, task_line};
+
+/// Returns how many lines there are for tasks, without the spare one.
+pub(crate) fn own_lines(shared: &Shared) -> u32 {
+    shared.layout.tasks_max - 1
+}
+
+/// Reaps all tasks that have died, for who has no line.
+///
+/// # Errors
+///
+/// `EIO` if somebody who lives does not let go of the spare line or of a lock that is needed; `ENOMEM` where
+/// nobody dies alone.
+#[cold]
+pub(crate) fn reap_without_line(shared: &Shared) -> Result<(), Errno> {
+    if shared.scope == Scope::Private {
+        return Err(Errno::NOMEM);
+    }
+    let owner = claim(shared)?;
+    let reaped =
+        recover::end_spare(shared, owner).and_then(|()| recover::reap_all(shared, owner).map(drop));
+    // ORDERING(ipc-task): Release. See `identity`.
+    task_line(shared, owner.index)[STATE].store(0, Ordering::Release);
+    reaped
+}
+
+/// Takes the spare line, also from one who has died.
+fn claim(shared: &Shared) -> Result<Owner, Errno> {
+    let index = own_lines(shared);
+    let line = task_line(shared, index);
+    let own = Identity::own();
+    let mut wait = Patience::new(shared);
+    loop {
+        let seen = identity(line);
+        if seen.0 != 0 && !seen.is_gone(Look::Close) {
+            wait.sleep(&line[STATE], low(seen.0))?;
+            continue;
+        }
+        // ORDERING(ipc-task): Acquire. See `identity`.
+        let taken =
+            line[STATE].compare_exchange(seen.0, own.0, Ordering::Acquire, Ordering::Relaxed);
+        if taken.is_ok() {
+            let generation = next_generation(shared);
+            put(&line[GENERATION], u64::from(generation));
+            return Ok(Owner { index, generation });
+        }
+    }
+}
+
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+    use crate::sem::dead::kill;
+    use crate::task::forget_process;
+    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+
+    fn namespace() -> Namespace {
+        let capacity =
+            Capacity { sets: 1, sems: 4, undos: 8, waits: 4, tasks: 2, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("spare", MemfdFlags::CLOEXEC).unwrap();
+        Namespace::open_fd(&file, options).unwrap()
+    }
+
+    fn two(namespace: &Namespace) -> [Task; 2] {
+        [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap())
+    }
+
+    #[test]
+    fn namespace_whose_tasks_have_all_died_takes_new_ones() {
+        let namespace = namespace();
+        let [first, second] = two(&namespace);
+        let id = first.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        for task in [&first, &second] {
+            task.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+        }
+        kill(first);
+        kill(second);
+        let [third, _fourth] = two(&namespace);
+        assert_eq!(third.sem_getval(id, 0), Ok(0));
+    }
+
+    #[test]
+    fn control_namespace_whose_tasks_all_live_takes_no_more() {
+        let namespace = namespace();
+        let _both = two(&namespace);
+        assert!(matches!(namespace.register(Cred::root(), 3), Err(Errno::NOMEM)));
+        let spare = own_lines(namespace.shared());
+        assert_eq!(identity(task_line(namespace.shared(), spare)).0, 0, "it was let go");
+    }
+
+    #[test]
+    fn spare_line_of_a_holder_that_died_is_taken_with_what_it_left() {
+        let namespace = namespace();
+        let shared = namespace.shared();
+        let [first, _second] = two(&namespace);
+        let spare = Owner { index: own_lines(shared), generation: next_generation(shared) };
+        // It was about to free a record.
+        let record = shared.layout.undos.alloc(shared, 2, spare, spare.index).unwrap();
+        forget_process(shared, spare.index);
+        kill(first);
+        let _third = namespace.register(Cred::root(), 3).unwrap();
+        assert_eq!(shared.layout.undos.whose(&shared.region, record), None);
+        assert_eq!(identity(task_line(shared, spare.index)).0, 0, "it was let go");
+    }
+}

@@ -1,0 +1,322 @@
+//! Shared memory: operations, random ones, and how both sides carry them out.
+//!
+//! What is attached has a number on both sides: addresses differ. Our side plays the host, which maps
+//! nothing but keeps account of what would be where.
+
+use std::collections::BTreeMap;
+
+use corewalk_ipc::{SHM_RND, ShmStat, Task, raw};
+use corewalk_testkit::rng::Rng;
+use corewalk_testkit::sysv::shm as sysv;
+use rustix::io::Errno;
+
+use crate::op::{Answer, answer, chance, pick};
+use crate::ours::Mutation;
+
+const SHM_STAT: i32 = 13;
+const SHM_INFO: i32 = 14;
+const SHM_STAT_ANY: i32 = 15;
+
+/// An address at which nothing is mapped, a multiple of many pages.
+const FIXED: usize = 0x3000_0000_0000;
+
+/// Pids of our children, which the kernel's side does not know.
+pub(crate) const CHILD_PIDS: u32 = 1 << 20;
+
+/// A call about shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ShmOp {
+    Get {
+        key: i32,
+        size: u64,
+        flags: i32,
+    },
+    /// At `FIXED` plus an offset, or anywhere.
+    At {
+        id: i32,
+        offset: Option<i32>,
+        flags: i32,
+    },
+    /// What was attached as the `nth`.
+    Dt {
+        nth: i32,
+    },
+    /// A command that takes nothing.
+    Ctl {
+        id: i32,
+        cmd: i32,
+    },
+    Stat {
+        id: i32,
+        cmd: i32,
+    },
+    Set {
+        id: i32,
+        uid: u32,
+        gid: u32,
+        mode: u32,
+    },
+    Totals {
+        cmd: i32,
+    },
+    /// The task forks; its child does nothing.
+    Fork,
+    /// All children end.
+    EndChildren,
+}
+
+impl ShmOp {
+    pub(crate) fn encode(&self) -> Vec<i64> {
+        let int = i64::from;
+        match *self {
+            Self::Get { key, size, flags } => vec![0, int(key), size.cast_signed(), int(flags)],
+            Self::At { id, offset, flags } => {
+                vec![1, int(id), int(offset.unwrap_or(-1)), int(flags)]
+            }
+            Self::Dt { nth } => vec![2, int(nth)],
+            Self::Ctl { id, cmd } => vec![3, int(id), int(cmd)],
+            Self::Stat { id, cmd } => vec![4, int(id), int(cmd)],
+            Self::Set { id, uid, gid, mode } => {
+                vec![5, int(id), i64::from(uid), i64::from(gid), i64::from(mode)]
+            }
+            Self::Totals { cmd } => vec![6, int(cmd)],
+            Self::Fork => vec![7],
+            Self::EndChildren => vec![8],
+        }
+    }
+
+    pub(crate) fn decode(words: &[i64]) -> Self {
+        let int = |at: usize| words[at] as i32;
+        match words[0] {
+            0 => Self::Get { key: int(1), size: words[2].cast_unsigned(), flags: int(3) },
+            1 => {
+                let offset = Some(int(2)).filter(|offset| *offset >= 0);
+                Self::At { id: int(1), offset, flags: int(3) }
+            }
+            2 => Self::Dt { nth: int(1) },
+            3 => Self::Ctl { id: int(1), cmd: int(2) },
+            4 => Self::Stat { id: int(1), cmd: int(2) },
+            5 => {
+                let [uid, gid, mode] = [2, 3, 4].map(|at| words[at] as u32);
+                Self::Set { id: int(1), uid, gid, mode }
+            }
+            6 => Self::Totals { cmd: int(1) },
+            7 => Self::Fork,
+            _ => Self::EndChildren,
+        }
+    }
+
+    /// Replaces the pids in an answer of the kernel, or of ours.
+    pub(crate) fn map_pids(&self, answer: &mut [i64], map: impl Fn(i64) -> i64) {
+        if let (Self::Stat { .. }, [0, .., cpid, lpid, _, _]) = (self, answer) {
+            (*cpid, *lpid) = (map(*cpid), map(*lpid));
+        }
+    }
+}
+
+/// Returns a random call.
+pub(crate) fn call(rng: &mut Rng, ids: &[i32]) -> ShmOp {
+    if ids.is_empty() {
+        return get(rng);
+    }
+    let id = match rng.next_u64() % 60 {
+        0 => pick(rng, &[-1, 0, 7, 32768, i32::MAX, i32::MIN]),
+        _ => ids[ids.len() - 1 - (rng.next_u64() % 3) as usize % ids.len()],
+    };
+    match rng.next_u64() % 100 {
+        0..8 => get(rng),
+        8..34 => at(rng, id),
+        34..56 => ShmOp::Dt { nth: rng.below(6) as i32 },
+        56..74 => ShmOp::Stat { id, cmd: pick(rng, &[libc::IPC_STAT, SHM_STAT, SHM_STAT_ANY]) },
+        74..80 => {
+            let mode = pick(rng, &[0, 0o600, 0o644, 0o666, 0o420, 0o1777]);
+            let uid = pick(rng, &[0, 1000, 1001, u32::MAX]);
+            ShmOp::Set { id, uid, gid: pick(rng, &[0, 1000, 1001]), mode }
+        }
+        80..88 => ShmOp::Ctl { id, cmd: libc::IPC_RMID },
+        88..94 => ShmOp::Ctl { id, cmd: pick(rng, &[11, 12, 99, -1]) },
+        _ => ShmOp::Totals { cmd: pick(rng, &[libc::IPC_INFO, SHM_INFO]) },
+    }
+}
+
+fn get(rng: &mut Rng) -> ShmOp {
+    let key = pick(rng, &[0, 0, 1, 2, -3]);
+    let size = pick(rng, &[1, 56, 4096, 4097, 10_000, 0, u64::MAX, u64::MAX - (1 << 24) + 1]);
+    let mode = pick(rng, &[0o600, 0o666, 0o644, 0o777, 0o062, 0o004, 0]);
+    let flags = pick(rng, &[0, 0o1000, 0o1000, 0o1000, 0o1000, 0o3000, 0o2000]);
+    ShmOp::Get { key, size, flags: flags | mode }
+}
+
+fn at(rng: &mut Rng, id: i32) -> ShmOp {
+    let offset = if chance(rng, 3) {
+        Some(pick(rng, &[0, 1, 4096, 4097, 65536, 1 << 20, (1 << 20) + 5]))
+    } else {
+        None
+    };
+    let mut flags = 0;
+    for flag in [libc::SHM_RDONLY, libc::SHM_RND, libc::SHM_EXEC] {
+        flags |= if chance(rng, 3) { flag } else { 0 };
+    }
+    // Without an address it is refused before anything is looked at.
+    flags |= if offset.is_none() && chance(rng, 20) { libc::SHM_REMAP } else { 0 };
+    ShmOp::At { id, offset, flags }
+}
+
+/// What a worker has attached, and its children.
+#[derive(Default)]
+pub(crate) struct State {
+    attached: Vec<usize>,
+    /// Our side: what is mapped where, and the next free address.
+    mapped: BTreeMap<usize, usize>,
+    next: usize,
+    tasks: Vec<Task>,
+    processes: Vec<i32>,
+}
+
+impl State {
+    /// Returns the address of what was attached as the `nth`, or one at which nothing is.
+    fn forget(&mut self, nth: i32) -> usize {
+        let nth = nth as usize;
+        if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
+    }
+}
+
+fn number(value: i32) -> Vec<i64> {
+    vec![i64::from(value)]
+}
+
+fn place(address: usize, offset: Option<i32>) -> Vec<i64> {
+    vec![if offset.is_some() { address.wrapping_sub(FIXED) as i64 } else { -1 }]
+}
+
+/// Carries a call out on the host kernel.
+pub(crate) fn on_linux(op: &ShmOp, state: &mut State) -> Answer {
+    match *op {
+        ShmOp::Get { key, size, flags } => answer(sysv::shmget(key, size, flags), number),
+        ShmOp::At { id, offset, flags } => {
+            let address = offset.map_or(0, |offset| FIXED + offset as usize);
+            let attached = sysv::shmat(id, address, flags);
+            state.attached.extend(attached.ok());
+            answer(attached, |address| place(address, offset))
+        }
+        ShmOp::Dt { nth } => answer(sysv::shmdt(state.forget(nth)), number),
+        ShmOp::Ctl { id, cmd } => answer(sysv::shmctl(id, cmd), number),
+        ShmOp::Stat { id, cmd } => answer(sysv::stat(id, cmd), |(result, stat)| {
+            let mut numbers = vec![i64::from(result)];
+            numbers.extend(stat.ids);
+            numbers.push(i64::from(stat.mode));
+            numbers.extend(stat.numbers.map(u64::cast_signed));
+            numbers.extend(stat.pids.map(i64::from));
+            numbers.extend(stat.has_times.map(i64::from));
+            numbers
+        }),
+        ShmOp::Set { id, uid, gid, mode } => answer(sysv::set(id, uid, gid, mode), number),
+        ShmOp::Totals { cmd } => answer(sysv::totals(cmd), |(result, numbers)| {
+            [i64::from(result)].into_iter().chain(numbers.map(u64::cast_signed)).collect()
+        }),
+        ShmOp::Fork => answer(corewalk_testkit::sysv::fork_idle(), |child| {
+            state.processes.push(child);
+            Vec::new()
+        }),
+        ShmOp::EndChildren => {
+            for child in state.processes.drain(..) {
+                corewalk_testkit::sysv::end_child(child).expect("it is ours");
+            }
+            vec![0]
+        }
+    }
+}
+
+/// Carries a call out with the library.
+pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut State) -> Answer {
+    let errno = |error: Errno| error.raw_os_error();
+    match *op {
+        ShmOp::Get { key, size, flags } => {
+            answer(raw::shmget(task, key, size, flags).map_err(errno), number)
+        }
+        ShmOp::At { id, offset, flags } => {
+            let attached = attach(task, state, id, offset, flags);
+            state.attached.extend(attached.ok());
+            answer(attached.map_err(errno), |address| place(address, offset))
+        }
+        ShmOp::Dt { nth } => {
+            let address = state.forget(nth);
+            state.mapped.remove(&address);
+            answer(task.shmdt(address).map(|_| 0).map_err(errno), number)
+        }
+        ShmOp::Ctl { id, cmd } => {
+            answer(raw::shmctl(task, id, cmd, raw::ShmArg::None).map_err(errno), number)
+        }
+        ShmOp::Stat { id, cmd } => {
+            let mut stat = ShmStat::default();
+            let arg = raw::ShmArg::Buf(&mut stat);
+            answer(raw::shmctl(task, id, cmd, arg).map_err(errno), |result| {
+                let perm = stat.perm;
+                let mut numbers = vec![i64::from(result), i64::from(perm.key)];
+                numbers.extend([perm.uid, perm.gid, perm.cuid, perm.cgid].map(i64::from));
+                let hidden = if mutation == Mutation::NoDest { 0o1000 } else { 0 };
+                numbers.push(i64::from(perm.mode & !hidden));
+                numbers.extend([stat.size_bytes, stat.nattch].map(u64::cast_signed));
+                numbers.extend([stat.cpid, stat.lpid].map(i64::from));
+                numbers.extend([stat.atime_s != 0, stat.dtime_s != 0].map(i64::from));
+                numbers
+            })
+        }
+        ShmOp::Set { id, uid, gid, mode } => {
+            let mut stat = ShmStat::default();
+            (stat.perm.uid, stat.perm.gid, stat.perm.mode) = (uid, gid, mode as u16);
+            let arg = raw::ShmArg::Buf(&mut stat);
+            answer(raw::shmctl(task, id, libc::IPC_SET, arg).map_err(errno), number)
+        }
+        ShmOp::Totals { cmd } => answer(totals(task, cmd).map_err(errno), |numbers| numbers),
+        ShmOp::Fork => {
+            let pid = CHILD_PIDS + state.tasks.len() as u32;
+            answer(task.fork(pid).map_err(errno), |child| {
+                state.tasks.push(child);
+                Vec::new()
+            })
+        }
+        ShmOp::EndChildren => {
+            state.tasks.clear();
+            vec![0]
+        }
+    }
+}
+
+/// Attaches as a host does that maps nothing.
+fn attach(
+    task: &Task,
+    state: &mut State,
+    id: i32,
+    offset: Option<i32>,
+    flags: i32,
+) -> Result<usize, Errno> {
+    let address = offset.map_or(0, |offset| FIXED + offset as usize);
+    let mapping = task.shmat(id, address, flags)?;
+    let size = mapping.size_bytes().next_multiple_of(4096) as usize;
+    let start = mapping.address().unwrap_or_else(|| {
+        state.next += 1 << 32;
+        state.next
+    });
+    let is_apart =
+        |(other, length): (&usize, &usize)| other + length <= start || *other >= start + size;
+    if !state.mapped.iter().all(is_apart) {
+        return Err(Errno::INVAL);
+    }
+    assert!(flags & SHM_RND != 0 || mapping.address().is_none_or(|at| at == address));
+    mapping.attached_at(start);
+    state.mapped.insert(start, size);
+    Ok(start)
+}
+
+fn totals(task: &Task, cmd: i32) -> Result<Vec<i64>, Errno> {
+    if cmd == libc::IPC_INFO {
+        let mut info = raw::Shminfo::default();
+        let result = raw::shmctl(task, 0, cmd, raw::ShmArg::Shminfo(&mut info))?;
+        let numbers = [info.shmmax, info.shmmin, info.shmmni, info.shmseg, info.shmall];
+        return Ok([i64::from(result)].into_iter().chain(numbers.map(u64::cast_signed)).collect());
+    }
+    let mut info = raw::ShmUsage::default();
+    let result = raw::shmctl(task, 0, cmd, raw::ShmArg::ShmUsage(&mut info))?;
+    Ok(vec![i64::from(result), i64::from(info.used_ids), info.shm_tot.cast_signed(), 0, 0, 0])
+}

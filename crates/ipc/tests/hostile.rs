@@ -1,0 +1,150 @@
+//! A namespace whose words somebody else has overwritten: calls return something, and return.
+//!
+//! Words of the file are replaced by other words, single bits are turned, and lines are zeroed, a batch at a
+//! time, while a task goes on calling. What the calls return is not looked at: it is wrong. They must not
+//! crash, and each must come back within the bound of the crate's essay.
+//!
+//! `COREWALK_IPC_MUTATIONS=1000000` makes as many changes; the default is 50,000.
+
+use corewalk_ipc::{
+    Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO,
+    SemBuf, Task,
+};
+use corewalk_sync::Region;
+use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use std::time::{Duration, Instant};
+
+/// Changes at a time, and batches before a new namespace is made.
+const BATCH: u64 = 64;
+const BATCHES: u64 = 16;
+
+/// What a call may take: two locks that a living task seems to hold, and some.
+const CALL_MAX: Duration = Duration::from_secs(45);
+
+/// Above all numbers of tasks, so that a pid is never taken for the number of a task that lives.
+const PID: u32 = 3_000_000;
+
+struct Victim {
+    task: Task,
+    others: [Task; 2],
+    region: Region,
+    ids: Vec<i32>,
+}
+
+impl Victim {
+    fn new() -> Self {
+        let capacity =
+            Capacity { sets: 8, sems: 64, undos: 128, waits: 64, tasks: 16, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap();
+        let namespace = Namespace::open_fd(&file, options).unwrap();
+        let lines = u32::try_from(fstat(&file).unwrap().st_size / 64).unwrap();
+        let region = Region::shared(&file, lines).unwrap();
+        let register = || namespace.register(Cred::root(), PID).unwrap();
+        drop(register());
+        let (task, others) = (register(), [register(), register()]);
+        let ids =
+            (0..3).map(|key| task.semget(key, 4, IPC_CREAT | 0o600).unwrap()).collect::<Vec<_>>();
+        for id in &ids {
+            task.sem_setall(*id, &[9; 4]).unwrap();
+            for task in [&task, &others[0], &others[1]] {
+                task.semop(*id, &[SemBuf::new(1, 1, SEM_UNDO), SemBuf::new(0, -1, SEM_UNDO)])
+                    .unwrap();
+            }
+        }
+        Self { task, others, region, ids }
+    }
+
+    /// Changes one place of the file, but not its header: that is read only to join.
+    fn mutate(&self, rng: &mut Rng) {
+        let line = rng.range(5..u64::from(self.region.lines())) as u32;
+        let word = &self.region.line(line)[rng.index(8)];
+        // ORDERING: Relaxed. Whoever writes here keeps no order.
+        let seen = word.load(Ordering::Relaxed);
+        let next = match rng.below(8) {
+            0 => rng.next_u64(),
+            1 => rng.below(u64::from(self.region.lines())),
+            2 => rng.below(64) << 32 | rng.below(u64::from(self.region.lines())),
+            3 => u64::MAX,
+            4 => 0,
+            // A word of somewhere else.
+            5 => {
+                let from = rng.below(u64::from(self.region.lines())) as u32;
+                // ORDERING: Relaxed. As above.
+                self.region.line(from)[rng.index(8)].load(Ordering::Relaxed)
+            }
+            _ => seen ^ 1 << rng.below(64),
+        };
+        // ORDERING: Relaxed. As above.
+        word.store(next, Ordering::Relaxed);
+        if rng.chance(1, 50) {
+            // ORDERING: Relaxed. As above.
+            self.region.line(line).iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+    }
+
+    /// Makes a call of any kind; what it returns is anybody's guess.
+    fn call(&self, rng: &mut Rng) {
+        let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
+        let id = *rng.pick(&self.ids);
+        let flags = *rng.pick(&[0, SEM_UNDO, IPC_NOWAIT, SEM_UNDO | IPC_NOWAIT]);
+        let sop = |rng: &mut Rng| SemBuf::new(rng.below(4) as u16, rng.below(5) as i16 - 2, flags);
+        let timeout = Some(Duration::from_micros(rng.below(100)));
+        let num = rng.below(4) as i32;
+        match rng.below(13) {
+            0..3 => drop(task.semtimedop(id, &[sop(rng)], timeout)),
+            3..6 => drop(task.semtimedop(id, &[sop(rng), sop(rng), sop(rng)], timeout)),
+            6 => drop(task.sem_getall(id)),
+            7 => drop(task.sem_setall(id, &[3; 4])),
+            8 => drop((task.sem_getval(id, num), task.sem_getncnt(id, num), task.sem_stat(id))),
+            9 => drop((task.sem_set(id, 1, 1, 0o666), task.sem_totals(), task.sem_stat_index(num))),
+            10 => drop(task.semget(num, 2, IPC_CREAT | 0o600)),
+            11 => drop(task.semget(IPC_PRIVATE, 3, 0o600).map(|id| task.sem_rmid(id))),
+            _ => drop(task.sem_setval(id, num, 2)),
+        }
+    }
+}
+
+#[test]
+fn calls_on_a_region_that_others_overwrite_return() {
+    let wanted = std::env::var("COREWALK_IPC_MUTATIONS").ok().and_then(|text| text.parse().ok());
+    let wanted: u64 = wanted.unwrap_or(50_000);
+    let seed = Seed::choose();
+    let _report = ReportSeed::new(seed);
+    let mut rng = Rng::new(seed);
+    let (mut mutations, mut slowest) = (0, Duration::ZERO);
+    let mut slow = 0;
+    while mutations < wanted {
+        let victim = Victim::new();
+        let mut is_slow = false;
+        for _ in 0..BATCHES {
+            (0..BATCH).for_each(|_| victim.mutate(&mut rng));
+            mutations += BATCH;
+            for _ in 0..8 {
+                let _watchdog = Watchdog::start("a call on a hostile region", 2 * CALL_MAX);
+                let start = Instant::now();
+                victim.call(&mut rng);
+                slowest = slowest.max(start.elapsed());
+                is_slow |= start.elapsed() > Duration::from_secs(1);
+            }
+            if is_slow {
+                // Something looks like a lock that a living task holds: every further call would wait for it.
+                break;
+            }
+        }
+        slow += u32::from(is_slow);
+        if is_slow {
+            // Its end would wait too, once for each undo record.
+            std::mem::forget(victim);
+        } else {
+            let _watchdog = Watchdog::start("the end of a task in a hostile region", 4 * CALL_MAX);
+            drop(victim);
+        }
+    }
+    println!("{slow} regions had a lock that a living task seemed to hold");
+    println!("{mutations} changes, slowest call {slowest:?}");
+    assert!(slowest < CALL_MAX, "a call took {slowest:?}");
+}

@@ -1,0 +1,307 @@
+//! Semaphore sets as document 002 found them, and as it left them.
+//!
+//! | variant | lookup and checks | the operations |
+//! |---|---|---|
+//! | `before-ipc-lock` | under the lock of the set, which the lookup takes (Linux 3.9-rc1) | under the same lock |
+//! | `before-ipc-rcu` | in the read section (document 002) | under the lock of the set |
+//!
+//! Both look a set up by its number in a read section, which lasts until the call ends, as in the kernel.
+//! What is checked is the same: the number of the set, the numbers of the semaphores, and the nine
+//! permission bits against owner, creator and their groups. A lock covers a whole set; a lock per
+//! semaphore came three months after the document.
+//!
+//! # Undo
+//! A user has a list of the sets on which it has undo records, with a lock (`sem_undo_list`); it is asked
+//! before the lock of the set is taken. The adjustments are under the lock of the set.
+//!
+//! # How fair they are
+//! They are as fast as their protocol allows: no audit and no security module, which the document's
+//! profiles show and which cost most where they are under the lock. Locks are those of
+//! `corewalk_sync`, which sleep when they wait long; the kernels' spin. The guard of a read section costs
+//! some ten nanoseconds here and next to nothing in a kernel; both have it.
+//!
+//! # What they refuse
+//! To wait: a call that would have to fails. Nor do they wake, remove sets or end users.
+//!
+//! # Locks and their order
+//! 1. The list of undo records of a user, for a lookup.
+//! 2. The lock of a set.
+//!
+//! Source: document 002 (Bueso, March 2013, `PATCH v2 0/4`); Linux 3.9-rc1 `ipc/sem.c` and `ipc/util.c`.
+
+use std::marker::PhantomData;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use corewalk_ipc::{Perm, SEM_UNDO, SEMAEM, SEMVMX, SemBuf};
+use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_sync::{CachePadded, Mutex, MutexGuard, RcuCell, rcu};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::sems::Sems;
+
+/// Sets there can be.
+const SETS_MAX: usize = 1024;
+/// The bits of the mode that altering and reading ask for.
+const WRITE: u16 = 0o222;
+const READ: u16 = 0o444;
+/// The user that everybody is.
+const UID: u32 = 1000;
+
+/// What is done under the lock of a set.
+pub(crate) trait Protocol: Send + Sync + 'static {
+    const VARIANT: &'static str;
+    /// Whether the lookup takes the lock.
+    const CHECKS_UNDER_LOCK: bool;
+}
+
+/// Lookup, checks and operations under the lock of the set.
+pub(crate) struct IpcLock;
+
+/// Lookup and checks in the read section, operations under the lock of the set.
+pub(crate) struct IpcRcu;
+
+/// All sets.
+pub(crate) struct SemArrays<P> {
+    slots: Box<[RcuCell<Option<SemArray>>]>,
+    made: usize,
+    users: Vec<CachePadded<User>>,
+    protocol: PhantomData<P>,
+}
+
+/// A set. Analogous to Linux's `struct sem_array`.
+struct SemArray {
+    perm: Perm,
+    count: u16,
+    locked: CachePadded<Mutex<Locked>>,
+}
+
+/// What the lock of a set protects.
+struct Locked {
+    /// Value and last pid of each semaphore.
+    sems: Vec<(i32, usize)>,
+    /// Undo records: the adjustments of one user each.
+    undos: Vec<Vec<i16>>,
+    otime: i64,
+    is_deleted: bool,
+}
+
+/// A process.
+#[derive(Default)]
+struct User {
+    /// Undo records: the set, and the number of the record in it.
+    undo_list: Mutex<Vec<(usize, usize)>>,
+    /// Nanoseconds in which it waited for the lock of a set, and how often.
+    waited_ns: AtomicU64,
+    waits: AtomicU64,
+}
+
+impl Protocol for IpcLock {
+    const VARIANT: &'static str = "before-ipc-lock";
+    const CHECKS_UNDER_LOCK: bool = true;
+}
+
+impl Protocol for IpcRcu {
+    const VARIANT: &'static str = "before-ipc-rcu";
+    const CHECKS_UNDER_LOCK: bool = false;
+}
+
+impl<P: Protocol> SemArrays<P> {
+    /// Returns no sets, for so many users.
+    pub(crate) fn new(users: usize) -> SemArrays<P> {
+        SemArrays {
+            slots: (0..SETS_MAX).map(|_| RcuCell::new(None)).collect(),
+            made: 0,
+            users: (0..users).map(|_| CachePadded::default()).collect(),
+            protocol: PhantomData,
+        }
+    }
+
+    /// Returns for how many nanoseconds all users together have waited for locks of sets, and how often.
+    pub(crate) fn waited(&self) -> (u64, u64) {
+        // ORDERING: Relaxed. Statistics, read when nobody works.
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        self.users
+            .iter()
+            .fold((0, 0), |(ns, waits), user| (ns + get(&user.waited_ns), waits + get(&user.waits)))
+    }
+
+    /// Looks the set up, checks the numbers and what the caller may, and carries out `act` under the
+    /// lock of the set.
+    #[inline]
+    fn call<R>(
+        &self,
+        (user, set): (usize, usize),
+        num_max: u16,
+        bits: u16,
+        act: impl FnOnce(&mut Locked) -> Option<R>,
+    ) -> Option<R> {
+        let section = rcu::read_lock();
+        let array = self.slots.get(set)?.read(&section).as_ref()?;
+        let mut locked = if P::CHECKS_UNDER_LOCK {
+            let locked = self.lock(user, array);
+            array.check(num_max, bits).then_some(locked)?
+        } else if array.check(num_max, bits) {
+            self.lock(user, array)
+        } else {
+            return None;
+        };
+        // Every path looks again once it has the lock.
+        if locked.is_deleted { None } else { act(&mut locked) }
+    }
+
+    /// Takes the lock of a set. The clock is read only if it is not free.
+    #[inline]
+    fn lock<'s>(&self, user: usize, array: &'s SemArray) -> MutexGuard<'s, Locked> {
+        array.locked.try_lock().unwrap_or_else(|| self.lock_slow(user, array))
+    }
+
+    #[cold]
+    fn lock_slow<'s>(&self, user: usize, array: &'s SemArray) -> MutexGuard<'s, Locked> {
+        let start = Instant::now();
+        let locked = array.locked.lock();
+        let user = &self.users[user];
+        // ORDERING: Relaxed. Statistics.
+        user.waited_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        user.waits.fetch_add(1, Ordering::Relaxed);
+        locked
+    }
+
+    /// Returns the number of the user's undo record in a set, which is made if there is none.
+    #[doc(alias = "find_alloc_undo")]
+    fn find_undo(&self, user: usize, set: usize) -> Option<usize> {
+        let mut list = self.users[user].undo_list.lock();
+        if let Some((_, record)) = list.iter().find(|(other, _)| *other == set) {
+            return Some(*record);
+        }
+        let section = rcu::read_lock();
+        let array = self.slots.get(set)?.read(&section).as_ref()?;
+        let mut locked = self.lock(user, array);
+        let cells = vec![0; usize::from(array.count)];
+        locked.undos.push(cells);
+        list.push((set, locked.undos.len() - 1));
+        Some(locked.undos.len() - 1)
+    }
+}
+
+impl SemArray {
+    /// Returns true if the numbers are below the count and the caller may do what asks for `bits`.
+    #[inline]
+    fn check(&self, num_max: u16, bits: u16) -> bool {
+        num_max < self.count && self.may(bits)
+    }
+
+    /// Returns true if the mode grants the bits. Analogous to Linux's `ipcperms`.
+    #[inline]
+    fn may(&self, bits: u16) -> bool {
+        let perm = &self.perm;
+        let granted = if UID == perm.cuid || UID == perm.uid {
+            perm.mode >> 6
+        } else if UID == perm.cgid || UID == perm.gid {
+            perm.mode >> 3
+        } else {
+            perm.mode
+        };
+        let requested = (bits >> 6) | (bits >> 3) | bits;
+        requested & !granted & 0o7 == 0
+    }
+}
+
+impl Locked {
+    /// Carries out all operations or none; returns none if one is not possible.
+    #[doc(alias = "try_atomic_semop")]
+    #[inline]
+    fn act(&mut self, user: usize, sops: &[SemBuf], undo: Option<usize>) -> Option<()> {
+        for (done, sop) in sops.iter().enumerate() {
+            if self.step(*sop, undo).is_none() {
+                for sop in sops[..done].iter().rev() {
+                    self.add(*sop, -1, undo);
+                }
+                return None;
+            }
+        }
+        for sop in sops {
+            self.sems[usize::from(sop.sem_num)].1 = user;
+        }
+        self.otime = clock_gettime(ClockId::RealtimeCoarse).tv_sec;
+        Some(())
+    }
+
+    /// Carries out one operation, if that is possible.
+    #[inline]
+    fn step(&mut self, sop: SemBuf, undo: Option<usize>) -> Option<()> {
+        let value = self.sems[usize::from(sop.sem_num)].0;
+        let result = value + i32::from(sop.sem_op);
+        if !(0..=SEMVMX).contains(&result) || (sop.sem_op == 0 && value != 0) {
+            return None;
+        }
+        if let (true, Some(undo)) = (sop.sem_flg & SEM_UNDO != 0, undo) {
+            let adj = i32::from(self.undos[undo][usize::from(sop.sem_num)]) - i32::from(sop.sem_op);
+            if !(-SEMAEM - 1..=SEMAEM).contains(&adj) {
+                return None;
+            }
+        }
+        self.add(sop, 1, undo);
+        Some(())
+    }
+
+    /// Adds an operation to value and adjustment, or takes it back.
+    #[inline]
+    fn add(&mut self, sop: SemBuf, sign: i16, undo: Option<usize>) {
+        let num = usize::from(sop.sem_num);
+        self.sems[num].0 += i32::from(sign * sop.sem_op);
+        if let (true, Some(undo)) = (sop.sem_flg & SEM_UNDO != 0, undo) {
+            self.undos[undo][num] -= sign * sop.sem_op;
+        }
+    }
+}
+
+impl<P: Protocol> Sems for SemArrays<P> {
+    fn variant(&self) -> &'static str {
+        P::VARIANT
+    }
+
+    fn make(&mut self, count: u16) -> anyhow::Result<()> {
+        let perm =
+            Perm { uid: UID, gid: UID, cuid: UID, cgid: UID, mode: 0o600, ..Perm::default() };
+        let sems = vec![(0, 0); usize::from(count)];
+        let locked = Locked { sems, undos: vec![], otime: 0, is_deleted: false };
+        let array = SemArray { perm, count, locked: CachePadded::new(Mutex::new(locked)) };
+        self.slots.get(self.made).context("no slot is free")?.replace(Some(array));
+        self.made += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool {
+        let num_max = sops.iter().map(|sop| sop.sem_num).max().unwrap_or(0);
+        let is_alter = sops.iter().any(|sop| sop.sem_op != 0);
+        let has_undo = sops.iter().any(|sop| sop.sem_flg & SEM_UNDO != 0);
+        let undo = if has_undo { self.find_undo(user, set) } else { None };
+        let bits = if is_alter { WRITE } else { READ };
+        self.call((user, set), num_max, bits, |locked| locked.act(user, &sops, undo)).is_some()
+    }
+
+    fn set_value(&self, user: usize, set: usize, num: u16, value: u16) -> bool {
+        let done = self.call((user, set), num, WRITE, |locked| {
+            locked.undos.iter_mut().for_each(|undo| undo[usize::from(num)] = 0);
+            locked.sems[usize::from(num)] = (i32::from(value), user);
+            Some(())
+        });
+        done.is_some()
+    }
+
+    fn value(&self, user: usize, set: usize, num: u16) -> Option<u16> {
+        let value =
+            self.call((user, set), num, READ, |locked| Some(locked.sems[usize::from(num)].0));
+        value.and_then(|value| u16::try_from(value).ok())
+    }
+
+    fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
+        let all = |locked: &mut Locked| {
+            locked.sems.iter().map(|(value, _)| u16::try_from(*value).ok()).collect()
+        };
+        self.call((0, set), 0, READ, all).context("GETALL")
+    }
+}

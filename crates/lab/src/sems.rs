@@ -1,0 +1,301 @@
+//! Semaphore sets, as the host kernel, corewalk and the designs before offer them.
+//!
+//! The tables `semop-multi`, `ipc-users` and `wakeup` ask all of them the same. What is called is
+//! known at compile time, and the operations of a call are an array: between the loop that measures and
+//! the call is nothing but the copy of six bytes per operation.
+//!
+//! | variant | what |
+//! |---|---|
+//! | `linux` | semop(2) of the host kernel, through libc |
+//! | `corewalk` | `corewalk-ipc`, in this process or in a file that several map (`process`) |
+//! | `getppid` | the bare system call: what no semop(2) can be faster than |
+//!
+//! Those of document 002 are in `before::sems`.
+//!
+//! # Users
+//! A caller says which user it is. To corewalk and to the designs before each is a process of its own, with
+//! its own undo records; to the kernel all threads of this process are one. Threads of one
+//! program are one user.
+//!
+//! Source: semop(2); getppid(2).
+
+mod load;
+pub(crate) mod process;
+
+pub(crate) use load::{Load, Pattern};
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX, SemBuf, Task};
+use corewalk_sync::primitives::thread;
+use corewalk_sync::sysv::{self, SemSet, Sop};
+
+/// Offers semaphore sets, numbered from 0 in the order in which they are made.
+pub(crate) trait Sems: Sync {
+    /// Returns the name in the rows.
+    fn variant(&self) -> &'static str;
+
+    /// Returns how many users there are.
+    fn users(&self) -> usize {
+        1
+    }
+
+    /// Returns the numbers that another process needs, for [`Linux::join`] or [`Ours::join`].
+    fn ids(&self) -> Vec<i32> {
+        vec![]
+    }
+
+    /// Makes a set of `count` semaphores, all zero.
+    ///
+    /// # Errors
+    /// If there is no room for it.
+    fn make(&mut self, count: u16) -> anyhow::Result<()>;
+
+    /// Carries out all operations of a call; returns false if that failed.
+    fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool;
+
+    /// Sets one semaphore, as `SETVAL` does; returns false if that failed.
+    fn set_value(&self, user: usize, set: usize, num: u16, value: u16) -> bool;
+
+    /// Returns the value of one semaphore, as `GETVAL` does.
+    fn value(&self, user: usize, set: usize, num: u16) -> Option<u16>;
+
+    /// Returns the values of a set.
+    ///
+    /// # Errors
+    /// If the set is not there.
+    fn values(&self, set: usize) -> anyhow::Result<Vec<u16>>;
+}
+
+/// The host kernel's.
+#[derive(Default)]
+pub(crate) struct Linux {
+    sets: Vec<(SemSet, u16)>,
+}
+
+/// corewalk's, in this process.
+pub(crate) struct Ours {
+    users: Vec<Task>,
+    ids: Vec<i32>,
+    /// The last, so that it goes last.
+    _namespace: Namespace,
+}
+
+/// No semaphores: a system call and nothing else.
+pub(crate) struct Bare;
+
+/// Runs `work` on a thread that has an IPC namespace of the kernel of its own, if that is to be had:
+/// whatever ends the process, no set stays behind.
+///
+/// # Panics
+/// If `work` does.
+pub(crate) fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            // Without the privilege sets are made among those of others, and removed at the end.
+            let _ = sysv::unshare_ipc();
+            work()
+        });
+        inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Checks that a set is what `right` says, semaphore by semaphore.
+///
+/// # Errors
+/// If not.
+pub(crate) fn check<S: Sems>(
+    sems: &S,
+    set: usize,
+    right: impl Fn(u16) -> u16,
+) -> anyhow::Result<()> {
+    let values = sems.values(set)?;
+    for (num, &value) in values.iter().enumerate() {
+        let right = right(num as u16);
+        ensure!(
+            value == right,
+            "{}: semaphore {num} of set {set} is {value} and not {right}",
+            sems.variant()
+        );
+    }
+    Ok(())
+}
+
+impl Linux {
+    /// Returns sets that another process has made: number and count of each.
+    pub(crate) fn join(sets: &[(i32, u16)]) -> Linux {
+        Linux { sets: sets.iter().map(|(id, count)| (SemSet::attach(*id), *count)).collect() }
+    }
+}
+
+impl Sems for Linux {
+    fn variant(&self) -> &'static str {
+        "linux"
+    }
+
+    fn ids(&self) -> Vec<i32> {
+        self.sets.iter().map(|(set, _)| set.id()).collect()
+    }
+
+    fn make(&mut self, count: u16) -> anyhow::Result<()> {
+        let set = SemSet::private(count).context("semget(2)")?;
+        self.sets.push((set, count));
+        Ok(())
+    }
+
+    #[inline]
+    fn op<const N: usize>(&self, _user: usize, set: usize, sops: [SemBuf; N]) -> bool {
+        let sops = sops.map(|sop| Sop { num: sop.sem_num, op: sop.sem_op, flags: sop.sem_flg });
+        self.sets[set].0.op(&sops).is_ok()
+    }
+
+    fn set_value(&self, _user: usize, set: usize, num: u16, value: u16) -> bool {
+        self.sets[set].0.set_value(num, value).is_ok()
+    }
+
+    fn value(&self, _user: usize, set: usize, num: u16) -> Option<u16> {
+        self.sets[set].0.value(num).ok()
+    }
+
+    fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
+        let (set, count) = &self.sets[set];
+        set.values(*count).context("semctl(2)")
+    }
+}
+
+impl Ours {
+    /// Returns an empty namespace with so many users.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(crate) fn new(users: usize) -> anyhow::Result<Ours> {
+        let namespace = Namespace::new(NamespaceOptions::default()).context("a namespace")?;
+        let register = |pid| namespace.register(Cred::user(1000, 1000), pid);
+        let users = (1..=users as u32).map(register).collect::<Result<_, _>>()?;
+        Ok(Ours { users, ids: vec![], _namespace: namespace })
+    }
+
+    /// Returns the namespace in a file, with this process as its user. The file is made if it is not there.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn open(file: &Path) -> anyhow::Result<Ours> {
+        let namespace = Namespace::open(file, NamespaceOptions::default())
+            .with_context(|| format!("a namespace in {}", file.display()))?;
+        let user = namespace.register(Cred::user(1000, 1000), std::process::id())?;
+        Ok(Ours { users: vec![user], ids: vec![], _namespace: namespace })
+    }
+
+    /// Returns the namespace in a file with the sets that another process has made: number and count
+    /// of each.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn join(file: &Path, sets: &[(i32, u16)]) -> anyhow::Result<Ours> {
+        let ids = sets.iter().map(|(id, _)| *id).collect();
+        Ok(Ours { ids, ..Ours::open(file)? })
+    }
+}
+
+impl Sems for Ours {
+    fn variant(&self) -> &'static str {
+        "corewalk"
+    }
+
+    fn users(&self) -> usize {
+        self.users.len()
+    }
+
+    fn ids(&self) -> Vec<i32> {
+        self.ids.clone()
+    }
+
+    fn make(&mut self, count: u16) -> anyhow::Result<()> {
+        let id = self.users[0].semget(IPC_PRIVATE, i32::from(count), 0o600);
+        self.ids.push(id.context("semget")?);
+        Ok(())
+    }
+
+    #[inline]
+    fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool {
+        self.users[user].semop(self.ids[set], &sops).is_ok()
+    }
+
+    fn set_value(&self, user: usize, set: usize, num: u16, value: u16) -> bool {
+        self.users[user].sem_setval(self.ids[set], num.into(), value.into()).is_ok()
+    }
+
+    fn value(&self, user: usize, set: usize, num: u16) -> Option<u16> {
+        let value = self.users[user].sem_getval(self.ids[set], num.into()).ok()?;
+        u16::try_from(value).ok().filter(|value| i32::from(*value) <= SEMVMX)
+    }
+
+    fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
+        self.users[0].sem_getall(self.ids[set]).context("GETALL")
+    }
+}
+
+impl Sems for Bare {
+    fn variant(&self) -> &'static str {
+        "getppid"
+    }
+
+    fn make(&mut self, _count: u16) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    #[inline]
+    fn op<const N: usize>(&self, _user: usize, _set: usize, _sops: [SemBuf; N]) -> bool {
+        sysv::bare_call() > 0
+    }
+
+    fn set_value(&self, _user: usize, _set: usize, _num: u16, _value: u16) -> bool {
+        sysv::bare_call() > 0
+    }
+
+    fn value(&self, _user: usize, _set: usize, _num: u16) -> Option<u16> {
+        (sysv::bare_call() > 0).then_some(0)
+    }
+
+    fn values(&self, _set: usize) -> anyhow::Result<Vec<u16>> {
+        Ok(vec![])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
+    use corewalk_ipc::{IPC_NOWAIT, SEM_UNDO};
+
+    /// What every variant must answer.
+    fn agree(mut sems: impl Sems) {
+        let variant = sems.variant();
+        for count in [2, 3] {
+            sems.make(count).unwrap();
+        }
+        let sop = |num, op, flags| SemBuf::new(num, op, flags | IPC_NOWAIT);
+        assert!(sems.op(0, 1, [sop(2, 4, 0), sop(0, 1, SEM_UNDO)]), "{variant}");
+        assert!(!sems.op(0, 1, [sop(2, 1, 0), sop(1, -1, 0)]), "{variant}: all or nothing");
+        assert!(!sems.op(0, 1, [sop(0, -1, SEM_UNDO), sop(1, -1, SEM_UNDO)]), "{variant}");
+        assert!(sems.op(0, 1, [sop(2, -3, 0)]) && !sems.op(0, 1, [sop(2, 0, 0)]), "{variant}");
+        assert!(!sems.op(0, 1, [sop(3, 1, 0)]), "{variant}: there are three");
+        assert!(sems.op(0, 1, [sop(1, 0, 0), sop(1, 2, 0), sop(1, -1, 0)]), "{variant}");
+        assert_eq!(sems.values(1).unwrap(), [1, 1, 1], "{variant}");
+        assert!(sems.set_value(0, 0, 1, 7) && !sems.set_value(0, 0, 2, 7), "{variant}");
+        assert_eq!((sems.value(0, 0, 1), sems.value(0, 0, 0)), (Some(7), Some(0)), "{variant}");
+        assert!(!sems.op(0, 0, [sop(1, SEMVMX as i16, 0)]), "{variant}: too much");
+        assert!(check(&sems, 0, |num| 7 * num).is_ok(), "{variant}");
+        let error = check(&sems, 0, |_| 7).unwrap_err().to_string();
+        assert!(error.contains("semaphore 0 of set 0 is 0 and not 7"), "{error}");
+    }
+
+    #[test]
+    fn all_variants_agree() {
+        apart(|| agree(Linux::default()));
+        agree(Ours::new(1).unwrap());
+        agree(SemArrays::<IpcLock>::new(1));
+        agree(SemArrays::<IpcRcu>::new(1));
+    }
+}

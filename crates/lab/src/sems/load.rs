@@ -1,0 +1,193 @@
+//! What a worker of semop-multi does: it adds to a semaphore and takes that back, in two calls.
+//!
+//! The same loop runs in the threads of this process and in processes of their own (`process`).
+//!
+//! # Checks
+//! Every call must succeed. At its end a worker adds one to its own semaphore, without undo; a set must
+//! then hold just that, so that an addition that was lost is seen, whichever semaphore it was for.
+
+use std::fmt::{self, Display};
+use std::time::Duration;
+
+use corewalk_ipc::{SEM_UNDO, SemBuf};
+
+use super::{Sems, check};
+use crate::crew::{self, Laps, Slice, Turn};
+use crate::lane::Rng;
+use crate::samples::Params;
+
+/// Which semaphores a worker takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// Its own, as far as there are enough.
+    Own,
+    /// Another one each time.
+    Random,
+    /// The first, as everybody.
+    Same,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) threads: usize,
+    /// Semaphores of the set.
+    pub(crate) sems: u16,
+    pub(crate) pattern: Pattern,
+    pub(crate) has_undo: bool,
+    /// Operations of a call, 1 or 2.
+    pub(crate) ops: usize,
+}
+
+impl Pattern {
+    pub(crate) const ALL: [Pattern; 3] = [Pattern::Own, Pattern::Random, Pattern::Same];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Pattern::Own => "own",
+            Pattern::Random => "random",
+            Pattern::Same => "same",
+        }
+    }
+}
+
+impl Load {
+    /// Returns the parameters; `workers` is what the workers are.
+    pub(crate) fn params(&self, workers: &str) -> Params {
+        Params::from([
+            ("threads", self.threads.into()),
+            ("sems", self.sems.into()),
+            ("pattern", self.pattern.name().into()),
+            ("undo", if self.has_undo { "on" } else { "off" }.into()),
+            ("ops", self.ops.into()),
+            ("workers", workers.into()),
+        ])
+    }
+
+    /// Runs one slice with threads of this process, which are one user.
+    ///
+    /// # Errors
+    /// If a value is wrong at the end.
+    pub(crate) fn run<S: Sems>(
+        &self,
+        sems: &S,
+        set: usize,
+        time: Duration,
+    ) -> anyhow::Result<Slice> {
+        let slice =
+            crew::run(self.threads, time, |worker, turn| self.work(sems, set, worker, turn));
+        self.end(sems, set)?;
+        Ok(slice)
+    }
+
+    /// Works as worker number `worker`.
+    pub(crate) fn work<S: Sems>(&self, sems: &S, set: usize, worker: usize, turn: Turn) -> Laps {
+        let flags = if self.has_undo { SEM_UNDO } else { 0 };
+        let (own, count) = (self.own(worker), self.sems);
+        let mut rng = Rng(worker as u64 + 1);
+        let mut nums = [own, (own + 1) % count];
+        let (is_random, is_double) = (self.pattern == Pattern::Random, self.ops == 2);
+        let laps = turn.run(|number| {
+            let is_first = number.is_multiple_of(2);
+            if is_first && is_random {
+                nums[0] = rng.below(count.into()) as u16;
+                if is_double {
+                    // Any other.
+                    let step = 1 + rng.below(u64::from(count) - 1) as u16;
+                    nums[1] = (nums[0] + step) % count;
+                }
+            }
+            let op = if is_first { 1 } else { -1 };
+            let one = SemBuf::new(nums[0], op, flags);
+            if is_double {
+                sems.op(0, set, [one, SemBuf::new(nums[1], op, flags)])
+            } else {
+                sems.op(0, set, [one])
+            }
+        });
+        let is_marked = sems.op(0, set, [SemBuf::new(own, 1, 0)]);
+        assert!(is_marked, "{}: a mark is refused", sems.variant());
+        laps
+    }
+
+    /// Checks the marks that the workers have left, and takes them away.
+    ///
+    /// # Errors
+    /// If a value is something else.
+    pub(crate) fn end<S: Sems>(&self, sems: &S, set: usize) -> anyhow::Result<()> {
+        let marks = |num| (0..self.threads).filter(|worker| self.own(*worker) == num).count();
+        check(sems, set, |num| marks(num) as u16)?;
+        let mut marked = (0..self.sems).filter(|num| marks(*num) > 0);
+        anyhow::ensure!(marked.all(|num| sems.set_value(0, set, num, 0)), "SETVAL failed");
+        Ok(())
+    }
+
+    fn own(&self, worker: usize) -> u16 {
+        match self.pattern {
+            Pattern::Same => 0,
+            _ => (worker * self.ops % usize::from(self.sems)) as u16,
+        }
+    }
+}
+
+impl Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Load { threads, sems, pattern, has_undo, ops } = self;
+        let undo = if *has_undo { " undo" } else { "" };
+        write!(f, "threads={threads} sems={sems} {} ops={ops}{undo}", pattern.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::before::sems::{IpcRcu, SemArrays};
+    use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+
+    /// Semaphores that lose one operation in five.
+    struct Lossy {
+        whole: SemArrays<IpcRcu>,
+        calls: AtomicU64,
+    }
+
+    impl Sems for Lossy {
+        fn variant(&self) -> &'static str {
+            "lossy"
+        }
+        fn make(&mut self, count: u16) -> anyhow::Result<()> {
+            self.whole.make(count)
+        }
+        fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool {
+            // ORDERING: Relaxed. A count.
+            let calls = self.calls.fetch_add(1, Ordering::Relaxed);
+            calls % 5 == 4 || self.whole.op(user, set, sops)
+        }
+        fn set_value(&self, user: usize, set: usize, num: u16, value: u16) -> bool {
+            self.whole.set_value(user, set, num, value)
+        }
+        fn value(&self, user: usize, set: usize, num: u16) -> Option<u16> {
+            self.whole.value(user, set, num)
+        }
+        fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
+            self.whole.values(set)
+        }
+    }
+
+    #[test]
+    fn operation_that_is_lost_is_found_out() {
+        let mut whole = SemArrays::<IpcRcu>::new(1);
+        whole.make(8).unwrap();
+        for pattern in Pattern::ALL {
+            for (has_undo, ops) in [(false, 1), (true, 1), (true, 2)] {
+                let load = Load { threads: 2, sems: 8, pattern, has_undo, ops };
+                let slice = load.run(&whole, 0, Duration::from_millis(2)).unwrap();
+                assert!(slice.check("whole").is_ok(), "{load}");
+                assert_eq!(whole.values(0).unwrap(), [0; 8], "{load}");
+            }
+        }
+        let lossy = Lossy { whole, calls: AtomicU64::new(0) };
+        let load = Load { threads: 1, sems: 8, pattern: Pattern::Own, has_undo: false, ops: 1 };
+        let slice = load.run(&lossy, 0, Duration::from_millis(5));
+        assert!(slice.is_err() || slice.is_ok_and(|slice| slice.check("lossy").is_err()));
+    }
+}

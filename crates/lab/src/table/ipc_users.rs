@@ -1,0 +1,269 @@
+//! Table `ipc-users`: many users of many semaphore sets, and what they wait for each other.
+//!
+//! Source: document 002 (Bueso, March 2013), its second measurement. Units: calls per second of wall time,
+//! all users together; nanoseconds of processor time per call; calls that find a lock taken, per million
+//! (`of=locks-found-taken`); and seconds for which a user waits for locks in one second of its time
+//! (`of=waiting`).
+//!
+//! # What the document measured
+//! The share of system time that went into the ipc lock under Oracle's swingbench with 100, 400 and 800
+//! users on eight sockets ([`PUBLISHED`]).
+//!
+//! # What is kept, and what is not
+//! Users and their numbers are kept: each is a thread here, and to corewalk and the designs before a
+//! process of its own. The database is not: a user does nothing but calls, of which three quarters are
+//! semop and the rest semctl, on semaphores drawn at random from 400 sets. Two processors never have
+//! more than two users inside a call at once, so a lock is found taken mostly when who holds it has lost its
+//! processor; what eight sockets make of a shared lock is not to be had here.
+//!
+//! corewalk has no lock on the way of these calls but the set's for `SETVAL` and for those who were
+//! disturbed, and does not count: it has rates only, as the host kernel.
+//!
+//! # Checks
+//! Every call succeeds, what is read is in range, and no addition is lost: each user leaves a mark.
+
+use std::fmt::{self, Display, Write as _};
+use std::time::Duration;
+
+use corewalk_ipc::SemBuf;
+
+use super::grid::Rounds;
+use super::{Claim, Grid, Settings, Table, shape, sized};
+use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
+use crate::crew::{self, Laps, Slice, Turn};
+use crate::lane::Rng;
+use crate::samples::{Metric, Params, Row, Samples};
+use crate::sems::{Linux, Ours, Sems, apart, check};
+
+/// The variant that all are compared with.
+const BASELINE: &str = "linux";
+const OURS: &str = "corewalk";
+const VARIANTS: usize = 4;
+/// Numbers of users.
+const USERS: (&[usize], &[usize]) = (&[8, 32], &[100, 400, 800]);
+/// Sets, and the semaphores of each.
+const SETS: (usize, usize) = (40, 400);
+const SEMS: u16 = 16;
+/// The semaphore that is set and not added to, and to what.
+const STEADY: (u16, u16) = (SEMS - 1, 7);
+/// What document 002 printed: users, and percent of the system time in the ipc lock, before and after.
+const PUBLISHED: [(u32, f64, f64); 3] =
+    [(100, 8.74, 8.11), (400, 21.86, 19.93), (800, 84.35, 77.69)];
+/// The share of the time per row.
+const SHARE_OF_TIME: f64 = 0.7;
+/// Threads take their time to start and to end.
+const SETUP: Duration = Duration::from_secs(3);
+
+/// The table.
+pub(super) struct IpcUsers;
+
+/// A number of users.
+struct Users(usize);
+
+/// What a slice gave: besides its speed, nanoseconds of waiting for locks and how often, if they are
+/// counted.
+struct Outcome {
+    slice: Slice,
+    waited: Option<(u64, u64)>,
+}
+
+type Measure<'a> = Box<dyn Fn(usize, Duration) -> anyhow::Result<Outcome> + 'a>;
+
+impl Table for IpcUsers {
+    fn name(&self) -> &'static str {
+        "ipc-users"
+    }
+
+    fn source(&self) -> &'static str {
+        "the swingbench runs of document 002 (Bueso, March 2013), in shape"
+    }
+
+    fn about(&self) -> &'static str {
+        "100, 400 and 800 users of 400 semaphore sets, and what they wait for each other's locks"
+    }
+
+    fn claim(&self) -> &'static str {
+        "Many users of many sets are served at least twice as fast as by the host kernel."
+    }
+
+    fn footer(&self, rows: &[Row]) -> String {
+        let mut out = String::from(
+            "document 002, swingbench on 8 sockets: percent of the system time in the ipc lock, before and \
+             after;\nhere, percent of the users' time, before-ipc-lock and before-ipc-rcu:\n",
+        );
+        for (users, before, after) in PUBLISHED {
+            let _ = write!(out, "  {users:>3} users: {before:.2} and {after:.2}");
+            let here = [IpcLock::VARIANT, IpcRcu::VARIANT].map(|variant| {
+                let params = [("users", users.into()), ("of", "waiting".into())];
+                shape::median(rows, variant, "seconds", &params).map(|share| 100.0 * share)
+            });
+            if let [Some(before), Some(after)] = here {
+                let _ = write!(out, "; here {before:.2} and {after:.2}");
+            }
+            out.push('\n');
+        }
+        out
+    }
+
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let rates = |row: &&Row| row.variant == OURS && row.metric == "ops_per_s";
+        let ratios = rows.iter().filter(rates).filter_map(|row| row.ratio);
+        let worst = ratios.min_by(f64::total_cmp);
+        vec![Claim::at_least("calls of any number of users, corewalk over linux", worst, 2.0)]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        let cells = sized(settings.size, USERS).len();
+        vec![Grid::new(settings, cells, VARIANTS, SHARE_OF_TIME)]
+    }
+
+    fn setup(&self, _settings: &Settings) -> Duration {
+        SETUP
+    }
+
+    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        apart(|| run(self, settings))
+    }
+}
+
+fn run(table: &IpcUsers, settings: &Settings) -> anyhow::Result<Samples> {
+    let rounds = Rounds::begin(table.name(), settings)?;
+    let (grid, sets) = (table.grids(settings)[0], sized(settings.size, SETS));
+    let users: Vec<Users> = sized(settings.size, USERS).iter().copied().map(Users).collect();
+    let most = users.iter().map(|users| users.0).max().unwrap_or(1);
+    let (linux, ours) = (made(Linux::default(), sets)?, made(Ours::new(most)?, sets)?);
+    let lock = made(SemArrays::<IpcLock>::new(most), sets)?;
+    let rcu = made(SemArrays::<IpcRcu>::new(most), sets)?;
+    let variants: [(&str, Measure<'_>); VARIANTS] = [
+        (linux.variant(), plain(&linux, sets)),
+        (ours.variant(), plain(&ours, sets)),
+        (lock.variant(), counted(&lock, sets)),
+        (rcu.variant(), counted(&rcu, sets)),
+    ];
+    let mut samples = Samples::default();
+    rounds.each(&grid, (&users, VARIANTS), |visit| {
+        let (name, measure) = &variants[visit.at];
+        let Outcome { slice, waited } = measure(visit.cell.0, grid.slice)?;
+        let params = visit.cell.params();
+        slice.add_to(&mut samples, visit.round, name, &params, BASELINE)?;
+        let Some((ns, waits)) = waited else { return Ok(()) };
+        let users_s = visit.cell.0 as f64 * slice.span.as_secs_f64();
+        let found_taken = waits as f64 * 1e6 / slice.ops as f64;
+        let rows = [
+            ("waiting", Metric::Seconds, ns as f64 * 1e-9 / users_s.max(1e-9)),
+            ("locks-found-taken", Metric::RetriesPerMillion, found_taken),
+        ];
+        for (of, metric, value) in rows {
+            let mut params = params.clone();
+            params.insert("of", of.into());
+            samples.add(visit.round, name, &params, (metric, value), IpcLock::VARIANT);
+        }
+        Ok(())
+    })?;
+    Ok(samples)
+}
+
+fn made<S: Sems>(mut sems: S, sets: usize) -> anyhow::Result<S> {
+    (0..sets).try_for_each(|_| sems.make(SEMS))?;
+    Ok(sems)
+}
+
+fn plain<S: Sems>(sems: &S, sets: usize) -> Measure<'_> {
+    Box::new(move |users, time| {
+        Ok(Outcome { slice: slice(sems, (users, sets), time)?, waited: None })
+    })
+}
+
+fn counted<P: Protocol>(sems: &SemArrays<P>, sets: usize) -> Measure<'_> {
+    Box::new(move |users, time| {
+        let before = sems.waited();
+        let slice = slice(sems, (users, sets), time)?;
+        let after = sems.waited();
+        Ok(Outcome { slice, waited: Some((after.0 - before.0, after.1 - before.1)) })
+    })
+}
+
+/// Runs one slice, and checks what all users leave.
+fn slice<S: Sems>(
+    sems: &S,
+    (users, sets): (usize, usize),
+    time: Duration,
+) -> anyhow::Result<Slice> {
+    let slice = crew::run(users, time, |user, turn| work(sems, (user, sets), turn));
+    for set in 0..sets {
+        let marks = |num| (0..users).filter(|user| mark(*user, sets) == (set, num)).count();
+        sems.set_value(0, set, STEADY.0, 0);
+        check(sems, set, |num| marks(num) as u16)?;
+        for num in (0..SEMS).filter(|num| marks(*num) > 0) {
+            sems.set_value(0, set, num, 0);
+        }
+    }
+    Ok(slice.over_span())
+}
+
+/// Returns where a user leaves its mark.
+fn mark(user: usize, sets: usize) -> (usize, u16) {
+    (user % sets, (user / sets) as u16 % STEADY.0)
+}
+
+/// Works as a user.
+fn work<S: Sems>(sems: &S, (user, sets): (usize, usize), turn: Turn) -> Laps {
+    let mut rng = Rng(user as u64 + 1);
+    let (mut set, mut num) = (0, 0);
+    let laps = turn.run(|number| {
+        let op = if number.is_multiple_of(2) { 1 } else { -1 };
+        if op == 1 {
+            set = rng.below(sets as u64) as usize;
+            num = rng.below(u64::from(STEADY.0) - 1) as u16;
+        }
+        match number % 8 {
+            6 => sems.value(user, set, num).is_some_and(|value| value <= 2 * 1024),
+            7 => sems.set_value(user, set, STEADY.0, STEADY.1),
+            2 | 3 => sems.op(user, set, [0, 1].map(|next| SemBuf::new(num + next, op, 0))),
+            _ => sems.op(user, set, [SemBuf::new(num, op, 0)]),
+        }
+    });
+    let (set, num) = mark(user, sets);
+    assert!(sems.op(user, set, [SemBuf::new(num, 1, 0)]), "{}: a mark is refused", sems.variant());
+    laps
+}
+
+impl Users {
+    fn params(&self) -> Params {
+        Params::from([("users", self.0.into())])
+    }
+}
+
+impl Display for Users {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "users={}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::quick;
+
+    #[test]
+    fn quick_run_has_rates_of_all_and_waits_of_those_that_count() {
+        let cells: Vec<_> = USERS.0.iter().map(|users| vec![("users", (*users).into())]).collect();
+        let variants = ["linux", "corewalk", "before-ipc-lock", "before-ipc-rcu"];
+        let rows = quick::check(&IpcUsers, &variants, &cells);
+        let waits = rows.iter().filter(|row| row.metric == "retries_per_million");
+        assert_eq!(waits.count(), 2 * cells.len());
+        assert!(IpcUsers.claims(&rows)[0].to_string().contains("held (x"));
+        assert!(IpcUsers.footer(&rows).contains("800 users: 84.35 and 77.69\n"));
+    }
+
+    #[test]
+    fn wait_for_a_lock_is_counted() {
+        let sems = made(SemArrays::<IpcRcu>::new(2), 1).unwrap();
+        // Two who never stop meet at the lock of the only set, sooner or later.
+        let is_counted = (0..50).any(|_| {
+            slice(&sems, (2, 1), Duration::from_millis(5)).unwrap();
+            sems.waited().1 > 0
+        });
+        assert!(is_counted && sems.waited().0 > 0);
+    }
+}

@@ -1,0 +1,80 @@
+//! What others have published about semop, beside what was measured here.
+//!
+//! None of these figures is a measurement of ours. Document 002's are of a machine with 4 processors, whose
+//! kernel audited each call and had a security module. gVisor's are of its engine alone, without
+//! the trap that a system call under gVisor costs besides.
+//!
+//! Source: document 002 (Bueso, March 2013); research notes of this project, "System V IPC", section 2
+//! (gVisor's Go module of September 2026, `FindByID` and `ExecuteOps`, on a machine like this one).
+
+use std::fmt::Write as _;
+
+use super::{OURS, is, is_plain};
+use crate::samples::Row;
+use crate::table::Claim;
+
+/// Operations per second of document 002, before and after.
+const PUBLISHED: [f64; 2] = [5_048_409.0, 9_105_213.0];
+/// Nanoseconds of a call with 128 semaphores in gVisor's engine: half of the cheapest pair, 1,376 ns.
+const GVISOR_NS: f64 = 688.0;
+/// How far ahead of that we want to be.
+const OVER_GVISOR_MIN: f64 = 15.0;
+
+/// Returns the document's figures, with those of the most threads that were measured here.
+pub(super) fn footer(rows: &[Row]) -> String {
+    let mut out = format!(
+        "document 002, 256 threads, 128 semaphores, 4 cpus, operations per second:\n  before {}, after {} \
+         (x{:.2})\n",
+        PUBLISHED[0],
+        PUBLISHED[1],
+        PUBLISHED[1] / PUBLISHED[0]
+    );
+    let Some(threads) = most_threads(rows) else { return out };
+    let rate = |variant| row(rows, variant, "ops_per_s", threads).map(|row| row.median);
+    let designs = [rate("before-ipc-lock"), rate("before-ipc-rcu"), rate(OURS), rate("linux")];
+    if let [Some(before), Some(after), Some(ours), Some(linux)] = designs {
+        let _ = writeln!(
+            out,
+            "here, {threads} threads, 128 semaphores, own, operations per second:\n  before-ipc-lock \
+             {before:.0}, before-ipc-rcu {after:.0} (x{:.2}), corewalk {ours:.0} (x{:.2}); linux {linux:.0}",
+            after / before,
+            ours / before
+        );
+    }
+    let _ = writeln!(
+        out,
+        "gVisor's engine alone, 128 semaphores, one thread (cited, not measured here): {GVISOR_NS} ns per call"
+    );
+    out
+}
+
+/// Returns the claim about gVisor's engine, for one thread on its own semaphore of 128.
+pub(super) fn over_gvisor(rows: &[Row]) -> Claim {
+    let ns = row(rows, OURS, "ns_per_op", 1).map(|row| row.median);
+    let words = "one thread in this process, over the figure that is cited for gVisor's engine";
+    Claim::at_least(words, ns.map(|ns| GVISOR_NS / ns), OVER_GVISOR_MIN)
+}
+
+fn most_threads(rows: &[Row]) -> Option<u64> {
+    let ours = rows.iter().filter(|row| row.variant == OURS && is_of_document(row));
+    ours.filter_map(|row| row.params.get("threads")?.as_u64()).max()
+}
+
+/// Returns true for own semaphores of 128.
+fn is_of_document(row: &Row) -> bool {
+    let params = &row.params;
+    is_plain(params)
+        && is(params, "sems", 128)
+        && is(params, "pattern", "own")
+        && is(params, "workers", "threads")
+        && row.baseline == super::BASELINE
+}
+
+fn row<'a>(rows: &'a [Row], variant: &str, metric: &str, threads: u64) -> Option<&'a Row> {
+    rows.iter().find(|row| {
+        row.variant == variant
+            && row.metric == metric
+            && is_of_document(row)
+            && is(&row.params, "threads", threads)
+    })
+}

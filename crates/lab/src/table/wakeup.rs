@@ -1,0 +1,255 @@
+//! Table `wakeup`: round trips between two that wait for each other at semaphores.
+//!
+//! Source: the waits that semop-multi of document 002 leaves out; lmbench's `lat_sem` for the shape. Units:
+//! round trips per second of wall time, and nanoseconds of processor time per round trip of the one who
+//! asks. A round trip is two operations and two waits on either side.
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `cpus` | both on one processor, or on two |
+//! | `workers` | `threads` of one process, or `processes` |
+//!
+//! # Claim
+//! Who has to be woken is woken by the kernel in any case: a wait that is really waited is to take at
+//! most 1.05 of the time that it takes with the host kernel's semaphores.
+//!
+//! # Checks
+//! Every call succeeds, and both semaphores are zero at the end.
+
+use std::fmt::{self, Display};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use corewalk_ipc::SemBuf;
+use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::grid::Rounds;
+use super::{Claim, Grid, Settings, Table, shape};
+use crate::crew::{self, Slice};
+use crate::peer::{Scratch, all_cpus};
+use crate::samples::{Params, Row, Samples};
+use crate::sems::{Linux, Ours, Sems, apart, check, process};
+
+/// The variant that all are compared with.
+const BASELINE: &str = "linux";
+const OURS: &str = "corewalk";
+/// The share of the time per row.
+const SHARE_OF_TIME: f64 = 0.8;
+const SETUP: Duration = Duration::from_secs(1);
+/// What a round trip may take of the host kernel's time.
+const MOST: f64 = 1.05;
+
+/// The table.
+pub(super) struct Wakeup;
+
+/// Where the two are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cell {
+    cpus: usize,
+    is_in_processes: bool,
+}
+
+impl Table for Wakeup {
+    fn name(&self) -> &'static str {
+        "wakeup"
+    }
+
+    fn source(&self) -> &'static str {
+        "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem"
+    }
+
+    fn about(&self) -> &'static str {
+        "round trips of two that wait for each other at semaphores, on one processor and on two"
+    }
+
+    fn claim(&self) -> &'static str {
+        "A wait that is really waited takes no longer than with the host kernel's semaphores."
+    }
+
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let all = [Cell::in_threads as fn(usize) -> Cell, Cell::in_processes];
+        let claim = |cell: Cell| {
+            let params: Vec<_> = cell.params().into_iter().collect();
+            let ratio = shape::ratio(rows, OURS, "ops_per_s", &params);
+            let words = format!("the time of a round trip over linux, {cell}");
+            Claim::at_most(&words, ratio.map(|ratio| 1.0 / ratio), MOST)
+        };
+        all.into_iter().flat_map(|of| [1, 2].map(of)).map(claim).collect()
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        vec![Grid::new(settings, cells(settings).len(), 2, SHARE_OF_TIME)]
+    }
+
+    fn setup(&self, _settings: &Settings) -> Duration {
+        SETUP
+    }
+
+    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        apart(|| run(self, settings))
+    }
+}
+
+fn run(table: &Wakeup, settings: &Settings) -> anyhow::Result<Samples> {
+    let rounds = Rounds::begin(table.name(), settings)?;
+    let grid = table.grids(settings)[0];
+    let mut samples = Samples::default();
+    let cpus = cpu_of_each()?;
+    let folder = process::folder("wakeup")?;
+    rounds.each(&grid, (&cells(settings), 2), |visit| {
+        let Some(two) = visit.cell.cpus.checked_sub(1).and_then(|other| cpus.get(other)) else {
+            return Ok(());
+        };
+        let place = Place { cpus: [cpus[0], *two], again: settings.again.as_deref() };
+        let slice = match (visit.at, visit.cell.is_in_processes) {
+            (0, _) => place.measure(Linux::default(), visit.cell, grid.slice, None)?,
+            (_, false) => place.measure(Ours::new(2)?, visit.cell, grid.slice, None)?,
+            (_, true) => {
+                let file = folder.path().join(format!("namespace-{}-{}", visit.round, two));
+                place.measure(Ours::open(&file)?, visit.cell, grid.slice, Some(&file))?
+            }
+        };
+        let name = [BASELINE, OURS][visit.at];
+        slice.add_to(&mut samples, visit.round, name, &visit.cell.params(), BASELINE)
+    })?;
+    drop::<Scratch>(folder);
+    Ok(samples)
+}
+
+/// Where a slice runs.
+struct Place<'a> {
+    cpus: [usize; 2],
+    again: Option<&'a [String]>,
+}
+
+impl Place<'_> {
+    /// Asks for `time`, with somebody else who answers.
+    fn measure<S: Sems>(
+        &self,
+        mut sems: S,
+        cell: &Cell,
+        time: Duration,
+        file: Option<&std::path::Path>,
+    ) -> anyhow::Result<Slice> {
+        sems.make(2)?;
+        let slice = if cell.is_in_processes {
+            let again = self.again.context("nothing starts this program again")?;
+            let answerer = process::answerer(again, file, sems.ids()[0], self.cpus[1])?;
+            let slice = self.ask(&sems, time);
+            drop(answerer);
+            slice
+        } else {
+            self.in_threads(&sems, time)
+        };
+        check(&sems, 0, |_| 0)?;
+        Ok(slice)
+    }
+
+    fn in_threads<S: Sems>(&self, sems: &S, time: Duration) -> Slice {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let answers = scope.spawn(|| {
+                pin(self.cpus[1]);
+                let user = sems.users() - 1;
+                answer(sems, user, || {
+                    // ORDERING: Relaxed. The semaphore that was just taken orders it.
+                    is_over.load(Ordering::Relaxed)
+                })
+            });
+            let slice = self.ask(sems, time);
+            // ORDERING: Relaxed. See above.
+            is_over.store(true, Ordering::Relaxed);
+            assert!(sems.op(0, 0, [SemBuf::new(0, 1, 0)]), "the last word");
+            assert!(answers.join().expect("who answers does not panic"), "an answer failed");
+            slice
+        })
+    }
+
+    fn ask<S: Sems>(&self, sems: &S, time: Duration) -> Slice {
+        crew::run(1, time, |_, turn| {
+            pin(self.cpus[0]);
+            turn.run(|_| {
+                sems.op(0, 0, [SemBuf::new(0, 1, 0)]) && sems.op(0, 0, [SemBuf::new(1, -1, 0)])
+            })
+        })
+    }
+}
+
+/// Answers each question until `is_over` after one; returns false if a call fails.
+pub(crate) fn answer<S: Sems>(sems: &S, user: usize, is_over: impl Fn() -> bool) -> bool {
+    loop {
+        if !sems.op(user, 0, [SemBuf::new(0, -1, 0)]) {
+            return false;
+        }
+        if is_over() {
+            return true;
+        }
+        if !sems.op(user, 0, [SemBuf::new(1, 1, 0)]) {
+            return false;
+        }
+    }
+}
+
+impl Cell {
+    fn in_threads(cpus: usize) -> Cell {
+        Cell { cpus, is_in_processes: false }
+    }
+
+    fn in_processes(cpus: usize) -> Cell {
+        Cell { cpus, is_in_processes: true }
+    }
+
+    fn params(&self) -> Params {
+        let workers = if self.is_in_processes { "processes" } else { "threads" };
+        Params::from([("cpus", self.cpus.into()), ("workers", workers.into())])
+    }
+}
+
+impl Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let workers = if self.is_in_processes { "processes" } else { "threads" };
+        write!(f, "two {workers}, cpus={}", self.cpus)
+    }
+}
+
+fn cells(settings: &Settings) -> Vec<Cell> {
+    let mut cells: Vec<Cell> = [1, 2].map(Cell::in_threads).into();
+    if settings.again.is_some() {
+        cells.extend([1, 2].map(Cell::in_processes));
+    }
+    cells
+}
+
+fn cpu_of_each() -> anyhow::Result<Vec<usize>> {
+    let all = all_cpus()?;
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect();
+    ensure!(!cpus.is_empty(), "no processor is known");
+    Ok(cpus)
+}
+
+fn pin(cpu: usize) {
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    // A processor that has gone meanwhile is the scheduler's matter.
+    let _ = sched_setaffinity(None, &one);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::quick;
+
+    #[test]
+    fn quick_run_has_round_trips_on_one_processor_and_on_two() {
+        let cpus = cpu_of_each().unwrap().len().min(2);
+        let cells: Vec<Vec<_>> =
+            (1..=cpus).map(|n| Cell::in_threads(n).params().into_iter().collect()).collect();
+        let rows = quick::check(&Wakeup, &[BASELINE, OURS], &cells);
+        let claims = Wakeup.claims(&rows);
+        assert_eq!(claims.len(), 4);
+        assert!(claims[0].to_string().contains("held (x"), "{}", claims[0]);
+        assert!(claims[3].to_string().ends_with("not measured"), "{}", claims[3]);
+    }
+}

@@ -1,0 +1,174 @@
+//! Operations on keys of different buckets write no common line (guarantee G.7): recorded, not argued.
+//!
+//! Each operation is done on keys of its own, and its loads and stores are noted by the line. Then each is
+//! compared with each, those of one thread with those of another. The table is printed.
+#![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+
+use corewalk_mbcache::{Entry, Mbcache, MbcacheOptions, Reusable};
+use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_testkit::lines::{Lines, Watched};
+use corewalk_testkit::seal::Seal;
+use std::collections::BTreeSet;
+use std::hint::black_box;
+use std::sync::mpsc;
+
+#[global_allocator]
+static SEAL: Seal = Seal::new();
+
+/// Keys; more than are used, since some share a bucket.
+const KEYS: u64 = 300;
+/// Keys that each operation is done on, by each thread.
+const SAMPLES: u64 = 8;
+
+type Op = (&'static str, fn(&System, u64));
+
+/// What is done with a key that has the values 0 and 1, of which 0 was used, and 1 is held.
+const OPS: [Op; 8] = [
+    ("get", |system, key| assert!(system.cache.get(key, 0).is_some())),
+    ("first get", |system, key| assert!(system.cache.get(key, 1).is_some())),
+    ("find", |system, key| assert_eq!(system.cache.find_first(key).unwrap().value(), 1)),
+    ("find both", |system, key| {
+        let first = system.cache.find_first(key).unwrap();
+        assert_eq!(system.cache.find_next(&first).unwrap().value(), 0);
+    }),
+    ("note users", |system, key| assert!(system.cache.note_users(key, 0, u32::MAX))),
+    ("delete, create", |system, key| {
+        assert!(system.cache.delete_or_get(key, 0).is_none());
+        system.cache.create(key, 2, Reusable::Yes).unwrap();
+    }),
+    ("delete what is held", |system, key| {
+        assert!(system.cache.delete_or_get(key, 1).is_some());
+    }),
+    ("create what is there", |system, key| {
+        assert!(system.cache.create(key, 1, Reusable::Yes).is_err());
+    }),
+];
+
+/// A cache, and a counter that all operations of a bad design would share. Leaked: it outlives the phase.
+struct System {
+    cache: Mbcache,
+    /// Writes of the control, on a line that it has for itself.
+    operations: Box<Alone>,
+}
+
+#[repr(align(64))]
+struct Alone(AtomicU64);
+
+fn build() -> (&'static System, Vec<Entry<'static>>) {
+    let options =
+        MbcacheOptions { budget_bytes: 4 << 20, hash_seed: Some(1), ..MbcacheOptions::default() };
+    let system: &'static System = Box::leak(Box::new(System {
+        cache: Mbcache::new(options).unwrap(),
+        operations: Box::new(Alone(AtomicU64::new(0))),
+    }));
+    let mut held = Vec::new();
+    for key in 0..KEYS {
+        for value in 0..2 {
+            system.cache.create(key, value, Reusable::Yes).unwrap();
+        }
+        system.cache.get(key, 0).unwrap();
+        held.push(system.cache.find_first(key).unwrap());
+    }
+    (system, held)
+}
+
+/// Returns keys whose buckets have one line each and are nobody else's: those for which a look at a pair
+/// that is not there touches lines that no other key's look does, but the cache's own.
+fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
+    let look = |key| watched.record(|| assert!(black_box(system.cache.get(key, 9)).is_none())).read;
+    let common: BTreeSet<usize> = look(0).intersection(&look(1)).copied().collect();
+    let mut seen = BTreeSet::new();
+    (0..KEYS)
+        .filter(|&key| {
+            let lines = look(key);
+            let own: Vec<_> = lines.difference(&common).copied().collect();
+            own.iter().all(|&line| seen.insert(line)) && own.len() == 1
+        })
+        .collect()
+}
+
+/// What each operation touched, key by key.
+type Recorded = Vec<(&'static str, Vec<Lines>)>;
+
+/// Prints how many pairs of each two operations are without a conflict; returns how many are not.
+fn compare(one: &Recorded, other: &Recorded) -> usize {
+    let mut conflicts = 0;
+    for (name, lines) in one {
+        let row: Vec<String> = other
+            .iter()
+            .map(|(_, others)| {
+                let pairs = lines.iter().flat_map(|a| others.iter().map(move |b| (a, b)));
+                let free = pairs.filter(|(a, b)| a.conflicts(b).is_empty()).count();
+                conflicts += lines.len() * others.len() - free;
+                format!("{:4}", 100 * free / (lines.len() * others.len()))
+            })
+            .collect();
+        println!("{name:22}{}", row.concat());
+    }
+    conflicts
+}
+
+/// Guarantee G.7, and its controls: operations of one key, and a counter that all share.
+#[test]
+fn operations_on_different_buckets_write_no_common_line() {
+    let phase = SEAL.begin();
+    let (system, held) = build();
+    let watched = phase.watch();
+    let mut keys = keys_apart(&watched, system).into_iter();
+    let (give, jobs) = mpsc::channel::<(fn(&System, u64), u64)>();
+    let (answer, answers) = mpsc::channel();
+    thread::scope(|scope| {
+        let watched = &watched;
+        scope.spawn(move || {
+            for (run, key) in jobs {
+                answer.send(watched.record(|| run(system, key))).unwrap();
+            }
+        });
+        let here = |run: fn(&System, u64), key| watched.record(|| run(system, key));
+        let there = |run: fn(&System, u64), key| {
+            give.send((run, key)).unwrap();
+            answers.recv().unwrap()
+        };
+        let mut next = || keys.next().expect("there are enough keys");
+        let key = next();
+        let mut both = |run: fn(&System, u64)| -> (Vec<_>, Vec<_>) {
+            (0..SAMPLES).map(|_| (here(run, next()), there(run, next()))).unzip()
+        };
+        let (one, other): (Recorded, Recorded) = OPS
+            .iter()
+            .map(|&(name, run)| {
+                let (a, b) = both(run);
+                ((name, a), (name, b))
+            })
+            .unzip();
+        println!("pairs without a common line that one of them writes, in %");
+        assert_eq!(compare(&one, &other), 0, "G.7");
+        assert!(
+            one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
+            "nothing seen"
+        );
+        // What writes is seen to write, and a get of what was used is not (G.6).
+        for (name, lines) in &one {
+            assert!(lines.iter().all(|l| l.written.is_empty() == (*name == "get")), "{name}");
+        }
+
+        // Control: on one key all that write meet, with each other and with who only reads.
+        let (a, b) = (here(OPS[2].1, key), there(OPS[0].1, key));
+        assert_eq!((a.conflicts(&b).len(), b.conflicts(&a).len()), (1, 1), "control: one key");
+        let twice = (here(OPS[0].1, key), there(OPS[0].1, key));
+        assert!(twice.0.conflicts(&twice.1).is_empty(), "to read twice is no conflict");
+
+        // Control: a counter that all operations share.
+        let counted: fn(&System, u64) = |system, key| {
+            OPS[0].1(system, key);
+            // ORDERING: Relaxed. Nothing is published through it.
+            system.operations.0.fetch_add(1, Ordering::Relaxed);
+        };
+        let (a, b) = both(counted);
+        let pairs = a.iter().zip(&b);
+        assert!(pairs.into_iter().all(|(a, b)| a.conflicts(b).len() == 1), "control: a counter");
+        drop(give);
+    });
+    drop(held);
+}

@@ -1,0 +1,87 @@
+//! Which bytes of the data device a transaction has written, as long as those are few.
+//!
+//! A small transaction has the bytes of its files in the log (`log`), so it must know where they are.
+//! Beyond [`LOGGED_BYTES_MAX`] it is cheaper to sync the device than to write bytes twice; then only
+//! that is known.
+//!
+//! # Locks
+//! Its own, a leaf.
+
+use corewalk_sync::Mutex;
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+
+/// The most bytes of files that one entry of the log has.
+const LOGGED_BYTES_MAX: u64 = 64 << 10;
+/// The most ranges.
+const RANGES_MAX: usize = 64;
+
+/// What was written since [`Dirty::take`]. See the module's text.
+#[derive(Default)]
+pub(crate) struct Dirty {
+    written: Mutex<Written>,
+    is_large: AtomicBool,
+}
+
+#[derive(Default)]
+struct Written {
+    /// Offset and bytes.
+    ranges: Vec<(u64, u32)>,
+    bytes: u64,
+}
+
+impl Dirty {
+    /// Notes bytes that are about to be written. The caller has a pass of the gate.
+    pub(crate) fn note(&self, offset: u64, len: usize) {
+        if self.is_large() {
+            return;
+        }
+        let mut written = self.written.lock();
+        written.bytes += len as u64;
+        if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
+            written.ranges = Vec::new();
+            // ORDERING: Relaxed. Whoever takes has closed the gate; for `is_large` it is a hint.
+            self.is_large.store(true, Ordering::Relaxed);
+        } else if written.ranges.last() != Some(&(offset, len as u32)) {
+            written.ranges.push((offset, len as u32));
+        }
+    }
+
+    /// Returns true if more was written than the log takes.
+    pub(crate) fn is_large(&self) -> bool {
+        // ORDERING: Relaxed. See `note`.
+        self.is_large.load(Ordering::Relaxed)
+    }
+
+    /// Returns what was written, None if it is too much, and begins anew. The gate is closed.
+    pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
+        let written = std::mem::take(&mut *self.written.lock());
+        // ORDERING: Relaxed. See `note`.
+        let is_large = self.is_large.swap(false, Ordering::Relaxed);
+        (!is_large).then_some(written.ranges)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_known_while_they_are_few() {
+        let dirty = Dirty::default();
+        dirty.note(0, 100);
+        dirty.note(0, 100);
+        dirty.note(4096, 1);
+        assert_eq!(dirty.take(), Some(vec![(0, 100), (4096, 1)]));
+        assert_eq!(dirty.take(), Some(vec![]));
+        dirty.note(8192, 65_000);
+        assert!(!dirty.is_large());
+        dirty.note(0, 1000);
+        assert!(dirty.is_large());
+        assert_eq!(dirty.take(), None);
+        for at in 0..=RANGES_MAX as u64 {
+            dirty.note(at, 1);
+        }
+        assert_eq!(dirty.take(), None);
+        assert_eq!(dirty.take(), Some(vec![]));
+    }
+}

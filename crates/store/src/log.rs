@@ -1,0 +1,286 @@
+//! The log: what makes a small transaction durable with one write and one sync.
+//!
+//! A commit of the database writes pages here and there, and the blocks of files lie elsewhere still. So
+//! a small transaction is appended to the log as one *entry* instead: its records, and the bytes that it
+//! wrote to files. What the log holds is in memory as well ([`crate::journal`]), until a later commit
+//! writes all of it to the database. That commit also says the log's next *generation*, which makes what
+//! the log holds void. A log is only read when a store is mounted, or checked, after a crash.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | hash of all that follows, of every byte (`hash_whole`), with the secret of the store |
+//! | 8 | generation |
+//! | 8 | number of the entry within it, from 0 |
+//! | 8 | bytes of records and data |
+//! | | records: 1, key, bytes of the value, value; or 2, key: it is gone |
+//! | | data: 3, where on the data device, bytes, the bytes |
+//! | | zeros up to the next 4096 |
+//!
+//! # Guarantees
+//! - I.1: an entry counts if all before it count, and generation, number and hash are right. So what was
+//!   synced counts, and what was cut off does not, nor what an earlier generation left.
+//! - I.2: no write touches a block of an entry that counts: each begins on a block of its own.
+//! - I.3: to read a log twice is as to read it once: [`replay`] ends with one transaction of the
+//!   database, which has the next generation.
+//! - I.4: data of a file that is written again while the log has older data is in the log too, or in
+//!   the database's next transaction; see `journal`, J.6. So a replay never puts old bytes over those
+//!   that were confirmed.
+//!
+//! The hash has a secret, so bytes of a file that lie in the log do not pass for an entry.
+//!
+//! # What it refuses
+//! Its room is taken once, with zeros written to it: a sync of blocks that a file has already is one
+//! write for the host. Whatever does not fit is for the database.
+//!
+//! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, and its revoke records for I.4.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use crate::database::Database;
+use crate::device::Device;
+use crate::hash::Secret;
+use crate::journal::Devices;
+use crate::layer::Record;
+use crate::record::{Fields, KEY_BYTES, Key, SuperRecord};
+
+/// Where entries begin is a multiple of this, in bytes.
+const BLOCK_BYTES: usize = 4096;
+/// Bytes of the hash, and of all that comes before records.
+const HASH_BYTES: usize = 8;
+const HEADER_BYTES: usize = 32;
+/// What begins a record, one that is gone, and data.
+const VALUE: u8 = 1;
+const GONE: u8 = 2;
+const DATA: u8 = 3;
+
+/// The log of a mounted store. See the module's text.
+pub(crate) struct Log {
+    device: Arc<dyn Device>,
+    secret: Secret,
+    superblock: SuperRecord,
+    /// Bytes that there are; 0 for a log that takes nothing.
+    capacity: u64,
+    /// Where the next entry goes, and its number.
+    end: u64,
+    number: u64,
+    buffer: Vec<u8>,
+}
+
+impl Log {
+    /// Returns the empty log of a store, of `capacity` bytes; of none where the host has no room.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        superblock: SuperRecord,
+        capacity: u64,
+    ) -> io::Result<Log> {
+        let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
+        if device.len()? < capacity {
+            if device.set_len(capacity).is_err() {
+                device.set_len(0)?;
+                capacity = 0;
+            }
+            device.sync()?;
+        }
+        let secret = Secret::new(superblock.seed);
+        Ok(Log { device, secret, superblock, capacity, end: 0, number: 0, buffer: Vec::new() })
+    }
+
+    /// Begins an entry, in place of one that was begun and not appended.
+    pub(crate) fn begin(&mut self) -> Entry<'_> {
+        self.buffer.clear();
+        self.buffer.resize(HEADER_BYTES, 0);
+        Entry { log: self }
+    }
+
+    /// Returns the superblock with which the log becomes void; the same as now if it is empty.
+    pub(crate) fn next_superblock(&self) -> SuperRecord {
+        let generation = self.superblock.generation + u64::from(self.end > 0);
+        SuperRecord { generation, ..self.superblock }
+    }
+
+    /// Says that the database has the superblock `next_superblock`.
+    pub(crate) fn restart(&mut self) {
+        self.superblock = self.next_superblock();
+        (self.end, self.number) = (0, 0);
+    }
+
+    /// Returns the bytes of it that are taken.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.end
+    }
+}
+
+/// An entry of a log that is put together.
+pub(crate) struct Entry<'a> {
+    log: &'a mut Log,
+}
+
+impl Entry<'_> {
+    /// Adds a record.
+    pub(crate) fn put(&mut self, key: &Key, record: &Record) {
+        let buffer = &mut self.log.buffer;
+        buffer.push(if record.is_some() { VALUE } else { GONE });
+        buffer.extend_from_slice(&key.to_bytes());
+        if let Some(value) = record {
+            // No record has 4 GiB.
+            buffer.extend_from_slice(&(value.len() as u32).to_le_bytes());
+            buffer.extend_from_slice(value);
+        }
+    }
+
+    /// Adds bytes of the data device, which `read` gets.
+    ///
+    /// # Errors
+    /// That of `read`.
+    pub(crate) fn put_data<E>(
+        &mut self,
+        (offset, len): (u64, u32),
+        read: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let buffer = &mut self.log.buffer;
+        buffer.push(DATA);
+        buffer.extend_from_slice(&offset.to_le_bytes());
+        buffer.extend_from_slice(&len.to_le_bytes());
+        let at = buffer.len();
+        buffer.resize(at + len as usize, 0);
+        read(&mut buffer[at..])
+    }
+
+    /// Makes the entry durable; returns its bytes, or None if the log has no room for it.
+    ///
+    /// # Errors
+    /// What the device says. The log takes nothing then until it is begun anew, since what is at its
+    /// end is not known.
+    pub(crate) fn append(self) -> io::Result<Option<u64>> {
+        let log = self.log;
+        let payload = (log.buffer.len() - HEADER_BYTES) as u64;
+        log.buffer.resize(log.buffer.len().next_multiple_of(BLOCK_BYTES), 0);
+        let bytes = log.buffer.len() as u64;
+        if log.end + bytes > log.capacity {
+            return Ok(None);
+        }
+        let header = [log.superblock.generation, log.number, payload];
+        for (at, word) in header.iter().enumerate() {
+            let at = HASH_BYTES * (at + 1);
+            log.buffer[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let hash = log.secret.hash_whole(&log.buffer[HASH_BYTES..HEADER_BYTES + payload as usize]);
+        log.buffer[..HASH_BYTES].copy_from_slice(&hash.to_le_bytes());
+        let at = std::mem::replace(&mut log.end, log.capacity);
+        log.device.write_at(at, &log.buffer)?;
+        log.device.sync()?;
+        log.end = at + bytes;
+        log.number += 1;
+        Ok(Some(bytes))
+    }
+}
+
+/// Puts what the log of `superblock` holds into data device and database, and returns the superblock
+/// that the database has then.
+///
+/// # Errors
+/// What the devices say; `InvalidData` for an entry that counts and makes no sense.
+pub(crate) fn replay(
+    devices: &Devices,
+    database: &Database,
+    superblock: SuperRecord,
+) -> io::Result<SuperRecord> {
+    let mut log = vec![0; devices.log.len()? as usize];
+    devices.log.read_at(0, &mut log)?;
+    let entries = Entries::new(&log, superblock);
+    let (mut records, mut has_any) = (BTreeMap::new(), false);
+    for entry in entries {
+        if !std::mem::replace(&mut has_any, true) {
+            // Whatever this needs of the host is not more than that; it is taken again later.
+            devices.reserve.set_len(0)?;
+        }
+        each(entry, |item| match item {
+            Item::Record(key, record) => {
+                records.insert(key, record);
+                Ok(())
+            }
+            Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
+        })?;
+    }
+    if !has_any {
+        return Ok(superblock);
+    }
+    devices.data.sync()?;
+    let next = SuperRecord { generation: superblock.generation + 1, ..superblock };
+    records.insert(Key::SUPER, Some(next.encode().into()));
+    database.write(&records.into_iter().collect::<Vec<_>>())?;
+    Ok(next)
+}
+
+/// The entries of a log that count: records and data of each.
+struct Entries<'a> {
+    rest: &'a [u8],
+    secret: Secret,
+    generation: u64,
+    number: u64,
+}
+
+impl<'a> Entries<'a> {
+    fn new(log: &'a [u8], SuperRecord { seed, generation, .. }: SuperRecord) -> Entries<'a> {
+        Entries { rest: log, secret: Secret::new(seed), generation, number: 0 }
+    }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let mut fields = Fields(self.rest);
+        let [hash, generation, number, payload] = [(); 4].map(|()| fields.u64().ok());
+        let len = usize::try_from(payload?).ok()?.checked_add(HEADER_BYTES)?;
+        let entry = self.rest.get(..len)?;
+        let is_next = generation? == self.generation && number? == self.number;
+        if !is_next || hash? != self.secret.hash_whole(&entry[HASH_BYTES..]) {
+            return None;
+        }
+        self.number += 1;
+        self.rest = self.rest.get(len.next_multiple_of(BLOCK_BYTES)..).unwrap_or_default();
+        Some(&entry[HEADER_BYTES..])
+    }
+}
+
+/// What an entry is made of.
+enum Item<'a> {
+    Record(Key, Record),
+    Data(u64, &'a [u8]),
+}
+
+/// Calls `visit` with what is in an entry.
+fn each(mut entry: &[u8], mut visit: impl FnMut(Item<'_>) -> io::Result<()>) -> io::Result<()> {
+    while !entry.is_empty() {
+        let (item, rest) = parse(entry).ok_or(io::ErrorKind::InvalidData)?;
+        visit(item)?;
+        entry = rest;
+    }
+    Ok(())
+}
+
+fn parse(bytes: &[u8]) -> Option<(Item<'_>, &[u8])> {
+    let mut fields = Fields(bytes);
+    let [what] = fields.take().ok()?;
+    if what == DATA {
+        let (offset, len) = (fields.u64().ok()?, fields.u32().ok()?);
+        let (bytes, rest) = fields.0.split_at_checked(len as usize)?;
+        return Some((Item::Data(offset, bytes), rest));
+    }
+    let key = Key::from_bytes(&fields.take::<KEY_BYTES>().ok()?)?;
+    match what {
+        GONE => Some((Item::Record(key, None), fields.0)),
+        VALUE => {
+            let len = fields.u32().ok()?;
+            let (value, rest) = fields.0.split_at_checked(len as usize)?;
+            Some((Item::Record(key, Some(value.into())), rest))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,168 @@
+//! Cuts under a load of several threads, which share commits.
+//!
+//! Each thread changes a directory of its own and syncs files in it; what the directory was after each
+//! of its operations is kept. After a cut the directory must be what it was at the thread's last fsync
+//! that had returned, or after a later operation: a thread's operations are durable in their order. The
+//! sync of a device takes a moment, so that others come meanwhile and share the next commit.
+
+use std::time::Duration;
+
+use corewalk::{FileKind, FileSystem, Make, Name, Node, SetAttr};
+use corewalk_store::{Store, fsck_devices};
+use corewalk_sync::primitives::{Arc, thread};
+use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::rng::{Rng, Seed};
+
+use crate::cuts::{crash, is_like};
+use crate::differential::{Tree, tree_of};
+use crate::memory::{Disks, Step, quiet};
+
+const THREADS: u64 = 4;
+const STEPS: usize = 60;
+const CUTS: usize = 300;
+
+/// What a directory was after an operation, and how long the log of the devices was when it had been
+/// confirmed, if it was.
+struct State {
+    tree: Tree,
+    confirmed_at: Option<usize>,
+}
+
+/// Changes one file of `dir`, and returns it.
+fn change(store: &Store, dir: Node<'_>, rng: &mut Rng) -> Node<'static> {
+    let name = format!("f{}", rng.below(5));
+    let name = Name::new(name.as_bytes()).unwrap();
+    let Ok(attr) = store.lookup(dir, name) else {
+        let made = store.make(dir, name, &Make::new(0o644, 0, 0)).unwrap();
+        return Node::detached(made.ino, FileKind::Regular);
+    };
+    let file = Node::detached(attr.ino, FileKind::Regular);
+    match rng.below(8) {
+        0 => {
+            store.remove(dir, name, file).unwrap();
+            store.forget(attr.ino);
+            Node::detached(dir.ino(), FileKind::Directory)
+        }
+        1 => {
+            let size = Some(rng.below(20_000));
+            store.setattr(file, &SetAttr { size, ..SetAttr::default() }).unwrap();
+            file
+        }
+        _ => {
+            let len = if rng.chance(1, 10) { 70_000 } else { 1 + rng.index(6_000) };
+            let tag = (attr.ino % 251) as u8 + 1;
+            store.write(file, 0, rng.below(12_000), &vec![tag; len]).unwrap();
+            file
+        }
+    }
+}
+
+/// Runs the load; returns what the devices were asked, from where on all directories are there, and what
+/// each was when.
+fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
+    let disks = Disks::new();
+    disks.shared.lock().log = Some(Vec::new());
+    disks.shared.lock().sync_takes = Duration::from_micros(200);
+    let store = Arc::new(disks.open(&quiet()));
+    let root = Node::detached(1, FileKind::Directory);
+    let shared = disks.shared.clone();
+    let log_len = move || shared.lock().log.as_ref().unwrap().len();
+    let dirs: Vec<_> = (0..THREADS)
+        .map(|number| {
+            let name = format!("d{number}");
+            let what = Make::new(0o040_755, 0, 0);
+            let made = store.make(root, Name::new(name.as_bytes()).unwrap(), &what).unwrap();
+            Node::detached(made.ino, FileKind::Directory)
+        })
+        .collect();
+    store.sync().unwrap();
+    let begin = log_len();
+    let threads: Vec<_> = dirs
+        .into_iter()
+        .enumerate()
+        .map(|(number, dir)| {
+            let (store, log_len) = (store.clone(), log_len.clone());
+            let mut rng = Rng::new(seed).fork(number as u64);
+            thread::spawn(move || {
+                let tree = tree_of(&*store, dir);
+                let mut states = vec![State { tree, confirmed_at: Some(begin) }];
+                for _ in 0..STEPS {
+                    let changed = change(&store, dir, &mut rng);
+                    let tree = tree_of(&*store, dir);
+                    let confirmed_at = rng.chance(1, 2).then(|| {
+                        store.fsync(changed, 0, false).unwrap();
+                        log_len()
+                    });
+                    states.push(State { tree, confirmed_at });
+                }
+                states
+            })
+        })
+        .collect();
+    let states = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let stats = store.stats();
+    assert!(stats.shared_commits > 5, "nobody shared a commit: {stats:?}");
+    println!("{stats:?}");
+    let log = disks.shared.lock().log.take().unwrap();
+    (log, begin, states)
+}
+
+/// Tries a cut, and returns what is wrong with what is left, if anything is.
+fn try_cut(
+    (log, cut): (&[Step], usize),
+    states: &[Vec<State>],
+    rng: &mut Rng,
+) -> Result<(), String> {
+    let disks = crash(&log[..cut], rng);
+    let report = fsck_devices(&disks.devices()).map_err(|error| format!("fsck: {error}"))?;
+    if !report.findings.is_empty() {
+        return Err(format!("fsck: {:?}", report.findings));
+    }
+    let store =
+        Store::open_devices(disks.devices(), &quiet()).map_err(|error| error.to_string())?;
+    let root = Node::detached(1, FileKind::Directory);
+    for (number, states) in states.iter().enumerate() {
+        let name = format!("d{number}");
+        let dir = store.lookup(root, Name::new(name.as_bytes()).unwrap());
+        let dir = dir.map_err(|errno| format!("{name}: {errno}"))?;
+        let got = tree_of(&store, Node::detached(dir.ino, FileKind::Directory));
+        let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= cut);
+        let last = states.iter().rposition(is_confirmed).unwrap_or(0);
+        if !states[last..].iter().any(|state| is_like(&got, &state.tree)) {
+            return Err(format!("{name} is not as at its operation {last}, or a later one"));
+        }
+    }
+    Ok(())
+}
+
+fn try_cuts(log: &[Step], begin: usize, states: &[Vec<State>], seed: u64) -> Option<String> {
+    for number in 0..CUTS {
+        let cut = begin + number * 7919 % (log.len() + 1 - begin);
+        let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
+        if let Err(wrong) = try_cut((log, cut), states, &mut rng) {
+            return Some(format!("seed {seed}, number {number}, cut {cut}: {wrong}"));
+        }
+    }
+    None
+}
+
+#[test]
+fn cut_amid_shared_commits_leaves_what_each_thread_was_told() {
+    let _watchdog = Watchdog::start("cuts amid shared commits", Duration::from_secs(120));
+    for seed in [1, 2] {
+        let (log, begin, states) = load(Seed(seed));
+        assert_eq!(try_cuts(&log, begin, &states, seed), None);
+    }
+}
+
+/// Without the syncs of the log, a thread is told of what is not there.
+#[test]
+fn control_threads_are_told_too_early_is_caught() {
+    let (mut log, begin, states) = load(Seed(1));
+    for step in &mut log[begin..] {
+        if matches!(step, Step::Sync { device: 3 }) {
+            *step = Step::Sync { device: 9 };
+        }
+    }
+    println!("{}", try_cuts(&log, begin, &states, 1).expect("it is caught"));
+}

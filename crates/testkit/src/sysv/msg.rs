@@ -1,0 +1,155 @@
+//! The host kernel's message queues.
+//!
+//! Source: msgget(2), msgop(2), msgctl(2).
+#![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
+
+use super::check;
+
+/// A message as the system calls have it: the type, and room for a text.
+#[repr(C)]
+#[derive(Clone, Debug)]
+pub struct Buffer<const N: usize> {
+    /// The type.
+    pub mtype: i64,
+    /// The text.
+    pub text: [u8; N],
+}
+
+/// What `IPC_STAT` tells, times aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Key, uid, gid, cuid, cgid.
+    pub ids: [i64; 5],
+    /// The mode.
+    pub mode: u32,
+    /// Bytes, messages, and the most of both.
+    pub numbers: [u64; 3],
+    /// Who sent and received last.
+    pub pids: [i32; 2],
+    /// Whether there is a time of the last msgsnd(2) and msgrcv(2).
+    pub has_times: [bool; 2],
+}
+
+/// msgget(2).
+///
+/// # Errors
+///
+/// Its errno.
+pub fn msgget(key: i32, flags: i32) -> Result<i32, i32> {
+    // SAFETY: the call takes numbers.
+    check(unsafe { libc::msgget(key, flags) })
+}
+
+/// msgsnd(2) of the first `size` bytes of a buffer.
+///
+/// # Errors
+///
+/// Its errno.
+///
+/// # Panics
+///
+/// Panics if the buffer has fewer bytes.
+#[inline]
+pub fn msgsnd<const N: usize>(
+    id: i32,
+    buffer: &Buffer<N>,
+    size: usize,
+    flags: i32,
+) -> Result<i32, i32> {
+    assert!(size <= N, "the text lies in the buffer");
+    // SAFETY: the type and `size` bytes of text can be read.
+    check(unsafe { libc::msgsnd(id, std::ptr::from_ref(buffer).cast(), size, flags) })
+}
+
+/// msgrcv(2) of at most `size` bytes into a buffer; returns how many there were.
+///
+/// # Errors
+///
+/// Its errno.
+///
+/// # Panics
+///
+/// Panics if the buffer has fewer bytes.
+#[inline]
+pub fn msgrcv<const N: usize>(
+    id: i32,
+    buffer: &mut Buffer<N>,
+    size: usize,
+    msgtyp: i64,
+    flags: i32,
+) -> Result<usize, i32> {
+    assert!(size <= N, "the text fits into the buffer");
+    let buffer = std::ptr::from_mut(buffer).cast();
+    // SAFETY: the type and `size` bytes of text can be written.
+    let received = unsafe { libc::msgrcv(id, buffer, size, msgtyp, flags) };
+    usize::try_from(received).map_err(|_| super::errno())
+}
+
+/// msgctl(2) with a command that takes nothing.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn msgctl(id: i32, cmd: i32) -> Result<i32, i32> {
+    // SAFETY: zeroes are a valid structure of numbers.
+    let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is more than the command needs.
+    check(unsafe { libc::msgctl(id, cmd, &mut ds) })
+}
+
+/// `IPC_STAT`, `MSG_STAT` or `MSG_STAT_ANY`: what the call returned, and what it told.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
+    // SAFETY: zeroes are a valid structure of numbers.
+    let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is what these commands write.
+    let result = check(unsafe { libc::msgctl(id, cmd, &mut ds) })?;
+    let perm = ds.msg_perm;
+    let ids = [
+        i64::from(perm.__key),
+        i64::from(perm.uid),
+        i64::from(perm.gid),
+        i64::from(perm.cuid),
+        i64::from(perm.cgid),
+    ];
+    let stat = Stat {
+        ids,
+        mode: u32::from(perm.mode),
+        numbers: [ds.__msg_cbytes, ds.msg_qnum, ds.msg_qbytes],
+        pids: [ds.msg_lspid, ds.msg_lrpid],
+        has_times: [ds.msg_stime != 0, ds.msg_rtime != 0],
+    };
+    Ok((result, stat))
+}
+
+/// `IPC_SET`.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn set(id: i32, uid: u32, gid: u32, mode: u32, qbytes: u64) -> Result<i32, i32> {
+    // SAFETY: zeroes are a valid structure of numbers.
+    let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
+    (ds.msg_perm.uid, ds.msg_perm.gid) = (uid, gid);
+    ds.msg_perm.mode = mode as _;
+    ds.msg_qbytes = qbytes;
+    // SAFETY: the structure is what the command reads.
+    check(unsafe { libc::msgctl(id, libc::IPC_SET, &mut ds) })
+}
+
+/// `IPC_INFO` or `MSG_INFO`: what the call returned, and its seven integers and the short one.
+///
+/// # Errors
+///
+/// Its errno.
+pub fn totals(cmd: i32) -> Result<(i32, [i32; 8]), i32> {
+    let mut numbers = [0i32; 8];
+    let buffer: *mut [i32; 8] = &mut numbers;
+    // SAFETY: `struct msginfo` is seven integers and a short one, which is what these commands write.
+    let result = check(unsafe { libc::msgctl(0, cmd, buffer.cast()) })?;
+    numbers[7] &= 0xffff;
+    Ok((result, numbers))
+}
