@@ -22,6 +22,8 @@ pub(crate) fn open(path: &Path) -> Result<Namespace, String> {
     if !user.is_root() && owner != user.as_raw() {
         return Err("the file of the IPC namespace belongs to another user".to_owned());
     }
-    let opened = Namespace::open_fd(&file, NamespaceOptions::default());
+    // A signal that comes while a call looks and does not sleep yet would not end it with `EINTR`.
+    let options = NamespaceOptions { spin_ns_max: 0, ..NamespaceOptions::default() };
+    let opened = Namespace::open_fd(&file, options);
     opened.map_err(|error| error.to_string())
 }

@@ -139,6 +139,7 @@ mod recover;
 mod sem;
 mod shm;
 mod spare;
+mod spin;
 mod task;
 
 pub use file::OpenError;
@@ -148,7 +149,7 @@ pub use msg::{
     Arrived, MSG_COPY, MSG_EXCEPT, MSG_INFO, MSG_NOERROR, MSG_STAT, MSG_STAT_ANY, MsgStat,
     MsgTotals, Received,
 };
-pub use namespace::{Limits, Namespace, NamespaceOptions, SEMAEM, SEMVMX};
+pub use namespace::{Limits, Namespace, NamespaceOptions, SEMAEM, SEMVMX, SPIN_NS_MAX};
 pub use perm::{
     CAP_IPC_LOCK, CAP_IPC_OWNER, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Cred, Perm, SecurityHook,
 };

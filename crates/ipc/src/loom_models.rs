@@ -10,7 +10,9 @@ use corewalk_sync::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
 use crate::namespace::{Namespace, NamespaceOptions};
-use crate::sem::models::{blind_add, blind_undo};
+use crate::sem::models::{
+    blind_add, blind_undo, completes, completes_in_two_steps, sleeps, watched_node,
+};
 use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, SEM_UNDO, SemBuf, Task};
 
 const UP: SemBuf = SemBuf::new(0, 1, 0);
@@ -24,6 +26,36 @@ fn namespace() -> Namespace {
 
 fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
     Arc::new(namespace.register(Cred::root(), pid).unwrap())
+}
+
+/// A task that looks at its node goes to sleep beside `complete`; returns how often that was (woken from
+/// sleep, not asleep and not woken, not asleep and woken).
+fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
+    Tally::of(move |tally| {
+        let namespace = namespace();
+        let (waiter, waker) = (task(&namespace, 1), task(&namespace, 2));
+        let node = watched_node(&waiter);
+        let sleeper = thread::spawn(move || sleeps(&waiter, node));
+        let wakes = complete(&waker, node);
+        tally.hit(match (sleeper.join().unwrap(), wakes) {
+            (true, true) => 0,
+            (true, false) => panic!("asleep, and nobody wakes it"),
+            (false, false) => 1,
+            (false, true) => 2,
+        });
+    })
+}
+
+/// Who is completed while it looks needs no wake, and who sleeps gets one.
+#[test]
+fn task_that_goes_to_sleep_beside_its_completion_is_woken() {
+    assert_all_reached(&sleep_against(completes));
+}
+
+#[test]
+#[should_panic(expected = "asleep, and nobody wakes it")]
+fn control_completion_in_two_steps_is_caught() {
+    sleep_against(completes_in_two_steps);
 }
 
 /// A set is removed and another made beside an operation `add` on the first; returns how often that was

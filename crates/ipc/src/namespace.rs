@@ -17,7 +17,7 @@
 
 use corewalk_sync::Region;
 use corewalk_sync::futex::Scope;
-use corewalk_sync::primitives::Arc;
+use corewalk_sync::primitives::{Arc, IS_MODEL};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
@@ -133,7 +133,6 @@ fn halves(number: u64) -> [u32; 2] {
 
 /// How a namespace is made. Who joins one that is there takes its limits and its capacity, and brings
 /// its own hook and backing.
-#[derive(Default)]
 pub struct NamespaceOptions {
     /// What it may hold.
     pub limits: Limits,
@@ -144,13 +143,30 @@ pub struct NamespaceOptions {
     /// Where the memory of segments comes from. Without it from memfd_create(2), which serves one process:
     /// processes that share a namespace need files that all of them can open.
     pub backing: Option<Box<dyn Backing>>,
+    /// For how long a semop(2) of this process that has to wait looks for its turn before it sleeps, in
+    /// nanoseconds; 0 to sleep at once. The default is [`SPIN_NS_MAX`], and more counts as that.
+    ///
+    /// A signal that comes meanwhile does not end the wait with `EINTR`; [`Task::interrupt`] does.
+    pub spin_ns_max: u64,
+}
+
+/// The longest that a call looks before it sleeps: about what a sleep and a wake cost where the processor has
+/// to come out of idleness for it (16 to 27 us between two processors, table `wakeup`).
+pub const SPIN_NS_MAX: u64 = 20_000;
+
+impl Default for NamespaceOptions {
+    fn default() -> Self {
+        let spin_ns_max = if IS_MODEL || cfg!(corewalk_crash) { 0 } else { SPIN_NS_MAX };
+        let (limits, capacity) = (Limits::default(), Capacity::default());
+        Self { limits, capacity, hook: None, backing: None, spin_ns_max }
+    }
 }
 
 impl fmt::Debug for NamespaceOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (limits, capacity) = (&self.limits, &self.capacity);
         let mut debug = f.debug_struct("NamespaceOptions");
-        debug.field("limits", limits).field("capacity", capacity);
+        debug.field("limits", &self.limits).field("capacity", &self.capacity);
+        debug.field("spin_ns_max", &self.spin_ns_max);
         debug.field("has_hook", &self.hook.is_some());
         debug.field("has_backing", &self.backing.is_some()).finish()
     }
@@ -182,14 +198,16 @@ impl Namespace {
     /// `EINVAL` for a capacity or limit out of range, `ENOMEM` if there are no addresses left.
     pub fn new(options: NamespaceOptions) -> Result<Self, Errno> {
         let layout = Layout::new(&options.capacity)?;
-        let NamespaceOptions { limits, hook, backing, .. } = options;
+        let NamespaceOptions { limits, hook, backing, spin_ns_max, .. } = options;
         if !limits.are_possible() {
             return Err(Errno::INVAL);
         }
         let region = Region::private(layout.lines)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
-        let shared = Shared { region, layout, limits, hook, backing, scope: Scope::Private };
+        let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
+        let shared =
+            Shared { region, layout, limits, hook, backing, scope: Scope::Private, spin_ns };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -231,14 +249,16 @@ impl Namespace {
     ///
     /// Those of [`Namespace::open`].
     pub fn open_fd(file: impl AsFd, options: NamespaceOptions) -> Result<Self, OpenError> {
-        let NamespaceOptions { limits, capacity, hook, backing } = options;
+        let NamespaceOptions { limits, capacity, hook, backing, spin_ns_max } = options;
         if !limits.are_possible() {
             return Err(Errno::INVAL.into());
         }
         let (region, shape) = file::map(file.as_fd(), Shape { capacity, limits })?;
         let (layout, limits) = (Layout::new(&shape.capacity)?, shape.limits);
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
-        let shared = Shared { region, layout, limits, hook, backing, scope: Scope::Shared };
+        let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
+        let shared =
+            Shared { region, layout, limits, hook, backing, scope: Scope::Shared, spin_ns };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -319,6 +339,8 @@ pub(crate) struct Shared {
     pub(crate) hook: Option<Box<dyn SecurityHook>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) scope: Scope,
+    /// For how long to look before a sleep, or 0.
+    pub(crate) spin_ns: u64,
 }
 
 impl fmt::Debug for Shared {

@@ -37,6 +37,7 @@ use crate::process::{Identity, Look};
 use crate::recover;
 use crate::sem::{INTERRUPTED, STATUS, is_waiting};
 use crate::spare;
+use crate::spin::Spin;
 
 /// Pids at most: they are a field of a semaphore's word.
 const PID_END: u32 = 1 << 22;
@@ -91,6 +92,8 @@ pub struct Task {
     pub(crate) abandoned: Mutex<Vec<u32>>,
     /// Tasks of programs that this process was before, see [`Task::adopt`].
     former: Vec<u32>,
+    /// Whether waits of this task look before they sleep.
+    pub(crate) spin: Spin,
     /// Segments that it has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
 }
@@ -113,7 +116,19 @@ impl Task {
         let cred = CredCell::new(cred);
         let [undos, waiting, abandoned] = [(); 3].map(|()| Mutex::new(Vec::new()));
         let (shm, former) = (Mutex::default(), Vec::new());
-        Ok(Self { shared, owner, pid, cred, undos, undo_cache, waiting, abandoned, shm, former })
+        Ok(Self {
+            shared,
+            owner,
+            pid,
+            cred,
+            undos,
+            undo_cache,
+            waiting,
+            abandoned,
+            shm,
+            former,
+            spin: Spin::default(),
+        })
     }
 
     /// Takes over what the program that this process was before execve(2) has left.
@@ -267,6 +282,11 @@ impl Shared {
     /// Returns true if the process of the task numbered `index` has ended, as far as one quick look tells.
     pub(crate) fn is_surely_dead(&self, index: u32) -> bool {
         self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(Look::Quick)
+    }
+
+    /// Returns true if the tasks numbered `one` and `other` belong to one process.
+    pub(crate) fn is_same_process(&self, one: u32, other: u32) -> bool {
+        identity(task_line(self, one)) == identity(task_line(self, other))
     }
 
     /// Returns the number that `GETPID` tells of the task numbered `index`.

@@ -170,7 +170,19 @@ impl Ours {
     /// # Errors
     /// If there is no memory for it.
     pub(crate) fn new(users: usize) -> anyhow::Result<Ours> {
-        let namespace = Namespace::new(NamespaceOptions::default()).context("a namespace")?;
+        Ours::with(users, NamespaceOptions::default())
+    }
+
+    /// As [`Ours::new`]; calls that have to wait sleep at once.
+    ///
+    /// # Errors
+    /// Those of [`Ours::new`].
+    pub(crate) fn sleeping(users: usize) -> anyhow::Result<Ours> {
+        Ours::with(users, NamespaceOptions { spin_ns_max: 0, ..NamespaceOptions::default() })
+    }
+
+    fn with(users: usize, options: NamespaceOptions) -> anyhow::Result<Ours> {
+        let namespace = Namespace::new(options).context("a namespace")?;
         let register = |pid| namespace.register(Cred::user(1000, 1000), pid);
         let users = (1..=users as u32).map(register).collect::<Result<_, _>>()?;
         Ok(Ours { users, ids: vec![], _namespace: namespace })

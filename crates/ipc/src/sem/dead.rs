@@ -8,12 +8,17 @@ use crate::task::{Task, forget_process};
 
 /// Has `task` wait, as a call does until it sleeps. Nobody sleeps. Returns the line of the node.
 pub(crate) fn wait_without_sleep(task: &Task, id: i32, sops: &[SemBuf]) -> u32 {
+    wait_looking(task, id, sops, false)
+}
+
+/// As [`wait_without_sleep`]; `is_watched` says that the task looks at its node.
+fn wait_looking(task: &Task, id: i32, sops: &[SemBuf], is_watched: bool) -> u32 {
     let object = task.sem_ids().obtain_object_check(id).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
     let call = Call { sops, undo: 0, pid: task.pid };
     let mut txn = Txn::new(&guard);
     let Verdict::Blocks(at) = txn.perform(call) else { panic!("it need not wait") };
-    let node = Node::alloc(&task.shared, call, at, task.owner).unwrap();
+    let node = Node::alloc(&task.shared, call, at, (task.owner, is_watched)).unwrap();
     queue::enqueue(&mut txn, node, sops).unwrap();
     txn.commit(Completed::default());
     node.line
@@ -106,17 +111,19 @@ mod tests {
 
     #[test]
     fn permit_granted_to_one_dead_after_another_comes_back_to_who_tries() {
-        let namespace = namespace(1);
-        let (first, second, other) =
-            (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-        for waiter in [&first, &second] {
-            wait_without_sleep(waiter, id, &[SemBuf::new(0, -1, 0)]);
+        for is_watched in [false, true] {
+            let namespace = namespace(1);
+            let [first, second, other] = [1, 2, 3].map(|pid| task(&namespace, pid));
+            let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+            for waiter in [&first, &second] {
+                wait_looking(waiter, id, &[SemBuf::new(0, -1, 0)], is_watched);
+            }
+            kill(first);
+            kill(second);
+            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            let try_down = other.semop(id, &[SemBuf::new(0, -1, crate::IPC_NOWAIT)]);
+            assert_eq!(try_down, Ok(()), "it looked: {is_watched}");
         }
-        kill(first);
-        kill(second);
-        other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
-        assert_eq!(other.semop(id, &[SemBuf::new(0, -1, crate::IPC_NOWAIT)]), Ok(()));
     }
 
     #[test]

@@ -3,9 +3,13 @@
 use corewalk_sync::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
+use super::SemBuf;
+use super::queue::{Completed, Node};
 use super::set::{Set, WORD};
+use super::txn::Call;
 use super::undo;
 use super::word::Word;
+use crate::field::{get, put};
 use crate::task::Task;
 
 /// Adds one to the first semaphore of a set, whoever waits, and whatever the word's tag says.
@@ -38,4 +42,33 @@ pub(crate) fn blind_undo(task: &Task, id: i32) -> Result<(), Errno> {
     let adj = undo::load_adj(&task.shared, record, 0);
     undo::store_adj(&task.shared, record, 0, adj - 1);
     Ok(())
+}
+
+/// Returns the line of a node whose task looks at it.
+pub(crate) fn watched_node(task: &Task) -> u32 {
+    let call = Call { sops: &[SemBuf::new(0, -1, 0)], undo: 0, pid: task.pid };
+    Node::alloc(&task.shared, call, 0, (task.owner, true)).unwrap().line
+}
+
+/// Goes to sleep at a node; returns whether it sleeps.
+pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
+    let node = Node::at(&task.shared, line);
+    node.stop_watching();
+    // What futex(2) compares.
+    node.outcome().is_none()
+}
+
+/// Completes the call of a node; returns whether its task is woken.
+pub(crate) fn completes(task: &Task, line: u32) -> bool {
+    let mut completed = Completed::default();
+    completed.push(Node::at(&task.shared, line), 0);
+    completed.tell(&task.shared)[0].is_asleep()
+}
+
+/// As [`completes`], in two steps.
+pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
+    let status = Node::at(&task.shared, line).status();
+    let before = get(status);
+    put(status, 1);
+    before == 0
 }

@@ -224,7 +224,8 @@ impl Task {
                 Ok(())
             }
             Verdict::Blocks(at) => {
-                let node = Node::alloc(&self.shared, call, at, self.owner)?;
+                let is_watched = self.shared.spin_ns != 0 && self.spin.is_worth_it();
+                let node = Node::alloc(&self.shared, call, at, (self.owner, is_watched))?;
                 if let Err(errno) = queue::enqueue(&mut txn, node, sops) {
                     node.free(self.owner);
                     return Err(errno);
@@ -232,7 +233,7 @@ impl Task {
                 self.begin_wait(node.line);
                 txn.commit(Completed::default());
                 drop(guard);
-                let result = self.wait(semid, set, node, deadline);
+                let result = self.wait(semid, set, node, (deadline, is_watched));
                 self.end_wait(node.line);
                 if result == Err(Errno::IO) {
                     // It is still in its queues, where others would meet whoever has the node next.
@@ -251,8 +252,11 @@ impl Task {
         semid: i32,
         set: Set<'_>,
         node: Node<'_>,
-        deadline: Deadline,
+        (deadline, is_watched): (Deadline, bool),
     ) -> Result<(), Errno> {
+        if is_watched {
+            self.spin.tell(node.watch(self.shared.spin_ns));
+        }
         loop {
             if let Some(outcome) = node.outcome() {
                 return outcome;
@@ -317,7 +321,7 @@ impl Task {
 
     /// Wakes tasks whose calls were completed; no lock is held. What a dead one was granted is taken back.
     pub(super) fn wake(&self, wakes: Wakes) {
-        let absent = queue::wake(&self.shared, &wakes);
+        let absent = queue::wake(&self.shared, self.owner, &wakes);
         if !absent.is_empty() {
             recover::reap_absent(&self.shared, self.owner, absent);
         }

@@ -14,6 +14,13 @@
 //! - Calls that only wait for zero are looked at first, those of one semaphore before those of several.
 //! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it when it was looked at last.
 //!
+//! # Before it sleeps
+//!
+//! A task may look at its status for a moment before it sleeps ([`Node::watch`]). `AWAKE` in the status says so:
+//! completing the call is one exchange of the status, so either the waker finds the bit and the task the outcome,
+//! or the task has cleared it before and is woken. Who looks cannot be found dead by a wake that meets
+//! nobody: its process is asked for instead, and the time since when it looks is in the status.
+//!
 //! # Memory
 //!
 //! A node belongs to its task. It keeps its type when it is freed, and the waker takes
@@ -23,6 +30,7 @@
 //! Source: Linux `ipc/sem.c` (`do_smart_update`, `update_queue`, `wake_const_ops`, `count_semcnt`).
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::{IS_MODEL, thread};
 use corewalk_sync::{Line, Region, futex};
 use rustix::io::Errno;
 use smallvec::SmallVec;
@@ -56,8 +64,14 @@ const PLACE: usize = 5;
 
 const DONE: u64 = 1;
 const ERRNO_SHIFT: u32 = 8;
+/// [`DONE`] and an errno.
+const DONE_BITS: u64 = DONE | 0xffff << ERRNO_SHIFT;
 /// Asks a waiting task to give up with `EINTR`.
 pub(crate) const INTERRUPTED: u64 = 1 << 31;
+/// The task does not sleep yet; the high half says since when. See [`Node::watch`].
+const AWAKE: u64 = 1 << 30;
+/// For how long a task looks at its node before it sleeps, at most; what is longer is taken for a death.
+pub(crate) const SPIN_MS_MAX: u32 = 2;
 
 const ALTERS: u64 = 1 << 32;
 
@@ -79,15 +93,24 @@ const SOPS_MAX: usize = 1 << 15;
 /// The operations of a node, copied.
 pub(super) type Sops = SmallVec<[SemBuf; 4]>;
 
-/// Nodes whose tasks are to be woken once the lock is free, and those tasks.
-pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
+/// Whom to wake once the lock is free.
+pub(crate) type Wakes = SmallVec<[Wake; 4]>;
+
+/// A completed call, and whose it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Wake {
+    node: u32,
+    task: u32,
+    /// Since when its task was looking and not asleep, if it was ([`Node::watch`]).
+    awake_since_ms: Option<u32>,
+}
 
 /// Tasks that did not sleep when they were woken: they may have died.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
 /// Returns true if the call of a node is neither completed nor asked to give up.
 pub(crate) fn is_waiting(status: &AtomicU64) -> bool {
-    status_of(status) == 0
+    status_of(status) & (DONE | INTERRUPTED) == 0
 }
 
 fn status_of(status: &AtomicU64) -> u64 {
@@ -112,7 +135,7 @@ impl<'s> Node<'s> {
         shared: &'s Shared,
         call: Call<'_>,
         blocking: usize,
-        owner: Owner,
+        (owner, is_watched): (Owner, bool),
     ) -> Result<Self, Errno> {
         let count = u32::try_from(call.sops.len()).map_err(|_| Errno::TOOBIG)?;
         let lines = 1 + (1 + count).div_ceil(8);
@@ -127,7 +150,7 @@ impl<'s> Node<'s> {
         let alters = if call.sops.iter().any(|sop| sop.sem_op != 0) { ALTERS } else { 0 };
         put(&first[SHAPE], u64::from(count) | (blocking as u64) << 16 | alters);
         put(&first[PLACE], 0);
-        put(&first[STATUS], 0);
+        put(&first[STATUS], if is_watched { AWAKE | u64::from(now_ms()) << 32 } else { 0 });
         Ok(node)
     }
 
@@ -135,6 +158,31 @@ impl<'s> Node<'s> {
         // ORDERING(ipc-place): Release. It waits for nothing before it is free.
         self.first()[PLACE].store(0, Ordering::Release);
         self.shared.layout.waits.free(self.shared, self.line, owner);
+    }
+
+    /// Looks for at most `spin_ns` whether the call is completed, before its task sleeps; returns whether
+    /// that was of use.
+    ///
+    /// Each look gives the processor to whoever else wants it, as the one who completes the call may. Where
+    /// that is a third one it comes back late, and looking was of no use whatever the outcome.
+    pub(super) fn watch(&self, spin_ns: u64) -> bool {
+        let end = futex::now().monotonic_ns + spin_ns;
+        // ORDERING: Relaxed. A guess; `outcome` looks again.
+        while self.status().load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0 {
+            if IS_MODEL || futex::now().monotonic_ns >= end {
+                self.stop_watching();
+                return false;
+            }
+            thread::yield_now();
+        }
+        futex::now().monotonic_ns < end
+    }
+
+    /// Says that the task is about to sleep.
+    pub(super) fn stop_watching(&self) {
+        // ORDERING(ipc-status): Relaxed. Who completes the call after this sees that it has to wake, and who
+        // did so before is seen by the sleep, which compares the word.
+        self.status().fetch_and(DONE_BITS | INTERRUPTED, Ordering::Relaxed);
     }
 
     /// Returns the word that the task sleeps on.
@@ -480,22 +528,47 @@ impl Completed {
             let status = DONE | u64::from(errno.cast_unsigned()) << ERRNO_SHIFT;
             // ORDERING(ipc-status): Release. What was done for the call happens before its task
             // goes on. The node is not looked at after this (trap I13).
-            shared.region.line(node)[STATUS].store(status, Ordering::Release);
-            (node, task)
+            let before = shared.region.line(node)[STATUS].swap(status, Ordering::Release);
+            let awake_since_ms = (before & AWAKE != 0).then(|| high(before));
+            Wake { node, task, awake_since_ms }
         };
         self.nodes.into_iter().map(tell).collect()
     }
 }
 
 /// Wakes the tasks of completed calls; no lock is held. Returns the tasks that may have died: nobody slept.
-pub(crate) fn wake(shared: &Shared, wakes: &[(u32, u32)]) -> Absent {
+///
+/// Who was looking at its status sees it without being woken, unless it has died. Nobody looks for
+/// longer than [`SPIN_MS_MAX`], so who has not been there for longer is asked about with one system call,
+/// and a task of this process with none.
+pub(crate) fn wake(shared: &Shared, owner: Owner, wakes: &[Wake]) -> Absent {
     let mut absent = Absent::new();
-    for (node, task) in wakes {
-        if futex::wake(&shared.region.line(*node)[STATUS], 1, shared.scope) == 0 {
-            absent.push(*task);
+    for wake in wakes {
+        let is_there = match wake.awake_since_ms {
+            None => futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) != 0,
+            Some(since) if now_ms().wrapping_sub(since) > SPIN_MS_MAX => false,
+            Some(_) => {
+                shared.is_same_process(owner.index, wake.task) || !shared.is_surely_dead(wake.task)
+            }
+        };
+        if !is_there {
+            absent.push(wake.task);
         }
     }
     absent
+}
+
+/// Returns the time in milliseconds since some moment, in 32 bits.
+fn now_ms() -> u32 {
+    (futex::now().monotonic_ns / 1_000_000) as u32
+}
+
+#[cfg(all(test, corewalk_loom))]
+impl Wake {
+    /// Returns true if its task has to be woken.
+    pub(super) fn is_asleep(self) -> bool {
+        self.awake_since_ms.is_none()
+    }
 }
 
 /// Carries out the waiting calls that `txn` has made possible.

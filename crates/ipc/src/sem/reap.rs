@@ -134,7 +134,7 @@ fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result
         Some(Err(_)) => Wakes::new(),
     };
     drop(guard);
-    Ok(queue::wake(shared, &wakes))
+    Ok(queue::wake(shared, owner, &wakes))
 }
 
 /// Takes back what was granted to a task that had died, whole or not at all.

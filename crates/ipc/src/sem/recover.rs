@@ -50,7 +50,7 @@ pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(0, Ordering::Release);
     rebuild_queues(guard);
     restore_bits(guard)?;
-    wake(set.shared, &wakes);
+    wake(set.shared, guard.owner, &wakes);
     Ok(())
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn recover_slot(ids: Ids<'_>, index: u32, live: Option<Object>) -> Re
     }
     let Some(set) = Set::at(shared, index) else { return Ok(0) };
     match set.remove(ids.owner) {
-        Ok(wakes) => wake(shared, &wakes),
+        Ok(wakes) => wake(shared, ids.owner, &wakes),
         Err(Errno::IDRM) => return Ok(0),
         Err(errno) => return Err(errno),
     };

@@ -1,11 +1,16 @@
-//! Which lines of the region an operation changes.
+//! Which lines of the region an operation changes; waits that look before they sleep.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 
 use crate::field::get;
-use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+use crate::{
+    Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SPIN_NS_MAX, SemBuf, Task,
+};
 
 fn task() -> Task {
     let capacity = Capacity { sets: 8, sems: 16, undos: 32, waits: 8, tasks: 4, ..Capacity::LEAST };
@@ -91,4 +96,31 @@ fn region_after_a_set_is_removed_has_nothing_in_use() {
     (0..100).for_each(|_| round());
     let totals = task.sem_totals().unwrap();
     assert_eq!((totals.sets, totals.sems), (0, 0));
+}
+
+/// Two tasks that answer each other, with waits that look first, sleep at once, or do either by turns.
+#[test]
+fn waits_that_look_first_lose_no_wake() {
+    const ROUNDS: u32 = 20_000;
+    let _watchdog = Watchdog::start("waits that look first", Duration::from_secs(300));
+    for spin_ns_max in [0, 1, SPIN_NS_MAX] {
+        let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
+        let namespace = Namespace::new(options).unwrap();
+        let [ask, answer] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+        let id = ask.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        let go = |task: &Task, num, op| task.semop(id, &[SemBuf::new(num, op, 0)]).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    go(&answer, 0, -1);
+                    go(&answer, 1, 1);
+                }
+            });
+            for _ in 0..ROUNDS {
+                go(&ask, 0, 1);
+                go(&ask, 1, -1);
+            }
+        });
+        assert_eq!(ask.sem_getall(id).unwrap(), [0, 0]);
+    }
 }

@@ -289,7 +289,7 @@ fn exit_set(
     set.touch_otime(0, now_s());
     free(&guard, record);
     drop(guard);
-    Ok(wake(shared, &wakes))
+    Ok(wake(shared, owner, &wakes))
 }
 
 /// Makes the list of a set's records anew.

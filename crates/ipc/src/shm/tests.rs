@@ -35,7 +35,7 @@ fn namespace(is_shm_rmid_forced: bool) -> (Namespace, Counted) {
     let limits = Limits { is_shm_rmid_forced, ..Limits::default() };
     let memory = Counted::default();
     let backing: Option<Box<dyn Backing>> = Some(Box::new(memory.clone()));
-    let options = NamespaceOptions { capacity, limits, backing, hook: None };
+    let options = NamespaceOptions { capacity, limits, backing, ..<_>::default() };
     (Namespace::new(options).unwrap(), memory)
 }
 

@@ -9,6 +9,9 @@
 //! | `cpus` | both on one processor, or on two |
 //! | `workers` | `threads` of one process, or `processes` |
 //!
+//! `corewalk` looks for its turn for at most 20 us before it sleeps, as is the default of
+//! `NamespaceOptions::spin_ns_max`; `corewalk-sleeps` sleeps at once, as programs under `corewalk ipc exec` do.
+//!
 //! # Claim
 //! Who has to be woken is woken by the kernel in any case: a wait that is really waited is to take at
 //! most 1.05 of the time that it takes with the host kernel's semaphores.
@@ -35,6 +38,9 @@ use crate::sems::{Linux, Ours, Sems, apart, check, process};
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
 const OURS: &str = "corewalk";
+/// The same where a call that has to wait sleeps at once. In threads only.
+const SLEEPS: &str = "corewalk-sleeps";
+const VARIANTS: usize = 3;
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.8;
 const SETUP: Duration = Duration::from_secs(1);
@@ -80,7 +86,7 @@ impl Table for Wakeup {
     }
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![Grid::new(settings, cells(settings).len(), 2, SHARE_OF_TIME)]
+        vec![Grid::new(settings, cells(settings).len(), VARIANTS, SHARE_OF_TIME)]
     }
 
     fn setup(&self, _settings: &Settings) -> Duration {
@@ -98,20 +104,22 @@ fn run(table: &Wakeup, settings: &Settings) -> anyhow::Result<Samples> {
     let mut samples = Samples::default();
     let cpus = cpu_of_each()?;
     let folder = process::folder("wakeup")?;
-    rounds.each(&grid, (&cells(settings), 2), |visit| {
+    rounds.each(&grid, (&cells(settings), VARIANTS), |visit| {
         let Some(two) = visit.cell.cpus.checked_sub(1).and_then(|other| cpus.get(other)) else {
             return Ok(());
         };
         let place = Place { cpus: [cpus[0], *two], again: settings.again.as_deref() };
         let slice = match (visit.at, visit.cell.is_in_processes) {
             (0, _) => place.measure(Linux::default(), visit.cell, grid.slice, None)?,
-            (_, false) => place.measure(Ours::new(2)?, visit.cell, grid.slice, None)?,
+            (1, false) => place.measure(Ours::new(2)?, visit.cell, grid.slice, None)?,
+            (_, false) => place.measure(Ours::sleeping(2)?, visit.cell, grid.slice, None)?,
+            (2, true) => return Ok(()),
             (_, true) => {
                 let file = folder.path().join(format!("namespace-{}-{}", visit.round, two));
                 place.measure(Ours::open(&file)?, visit.cell, grid.slice, Some(&file))?
             }
         };
-        let name = [BASELINE, OURS][visit.at];
+        let name = [BASELINE, OURS, SLEEPS][visit.at];
         slice.add_to(&mut samples, visit.round, name, &visit.cell.params(), BASELINE)
     })?;
     drop::<Scratch>(folder);
@@ -246,7 +254,7 @@ mod tests {
         let cpus = cpu_of_each().unwrap().len().min(2);
         let cells: Vec<Vec<_>> =
             (1..=cpus).map(|n| Cell::in_threads(n).params().into_iter().collect()).collect();
-        let rows = quick::check(&Wakeup, &[BASELINE, OURS], &cells);
+        let rows = quick::check(&Wakeup, &[BASELINE, OURS, SLEEPS], &cells);
         let claims = Wakeup.claims(&rows);
         assert_eq!(claims.len(), 4);
         assert!(claims[0].to_string().contains("held (x"), "{}", claims[0]);
