@@ -52,6 +52,7 @@ mod rebuild;
 mod receive;
 mod send;
 
+pub(crate) use message::exit_msg;
 pub(crate) use node::is_interruptible;
 pub(crate) use queue::QUEUE_LINES;
 pub(crate) use rebuild::{reap, recover_slot};

@@ -21,7 +21,7 @@
 
 use corewalk_sync::futex;
 use corewalk_sync::primitives::Arc;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 use corewalk_sync::{Line, Mutex};
 use rustix::io::Errno;
 use std::fmt;
@@ -92,6 +92,8 @@ pub struct Task {
     pub(crate) abandoned: Mutex<Vec<u32>>,
     /// Tasks of programs that this process was before, see [`Task::adopt`].
     former: Vec<u32>,
+    /// The lines of a message that it has done with and keeps for its next one, or 0.
+    pub(crate) kept_message: AtomicU32,
     /// Whether waits of this task look before they sleep.
     pub(crate) spin: Spin,
     /// Segments that it has made and attached.
@@ -116,6 +118,7 @@ impl Task {
         let cred = CredCell::new(cred);
         let [undos, waiting, abandoned] = [(); 3].map(|()| Mutex::new(Vec::new()));
         let (shm, former) = (Mutex::default(), Vec::new());
+        let (spin, kept_message) = (Spin::default(), AtomicU32::new(0));
         Ok(Self {
             shared,
             owner,
@@ -127,7 +130,8 @@ impl Task {
             abandoned,
             shm,
             former,
-            spin: Spin::default(),
+            spin,
+            kept_message,
         })
     }
 
@@ -371,6 +375,7 @@ impl Drop for Task {
             // What cannot be done now is left to who meets it when the process has ended.
             let _reaped = recover::reap_former(&self.shared, self.owner, *index);
         }
+        crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
         // Without both the line stays: it is reaped once the process has ended.
         let Ok(absent) = crate::sem::exit_sem(self) else { return };

@@ -33,7 +33,7 @@ fn send(task: &Task, id: i32) -> Result<(), Errno> {
 
 /// Sends without a look at who waits.
 fn blind_send(task: &Task, id: i32) -> Result<(), Errno> {
-    let message = Message::alloc(&task.shared, 1, b"", task.owner)?;
+    let message = Message::alloc(task, 1, b"")?;
     queue(task, id).lock(task.owner)?.append(message);
     Ok(())
 }
@@ -42,7 +42,7 @@ fn blind_send(task: &Task, id: i32) -> Result<(), Errno> {
 fn stale_send(task: &Task, id: i32) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id)?;
     let queue = Queue::new(&task.shared, &object);
-    let message = Message::alloc(&task.shared, 1, b"", task.owner)?;
+    let message = Message::alloc(task, 1, b"")?;
     let _held = queue.hold_whatever(task.owner)?;
     Locked { queue, owner: task.owner }.append(message);
     Ok(())
@@ -50,7 +50,7 @@ fn stale_send(task: &Task, id: i32) -> Result<(), Errno> {
 
 /// Tells the receiver before the message is its own.
 fn hasty_send(task: &Task, id: i32) -> Result<(), Errno> {
-    let message = Message::alloc(&task.shared, 1, b"", task.owner)?;
+    let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;
     let Some(line) = guard.receivers().iter().next() else {
         guard.append(message);

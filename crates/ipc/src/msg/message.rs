@@ -17,6 +17,10 @@
 //! Type, size and ticket are written before the truth word and do not change while the message is
 //! queued. The text belongs to the sender before and to the receiver after, so it is copied without
 //! a lock; the queue's lock, or the status of a node, is what orders the two copies.
+//!
+//! Who is done with a message keeps its lines for its next one, those of one message at most. They stay a
+//! private message of the task. So who receives and sends by turns does not take the lock of the pool, which
+//! all queues share; where lines are short, each task may keep some from the others.
 
 use corewalk_sync::Line;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
@@ -26,6 +30,7 @@ use super::queue::Place;
 use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::namespace::Shared;
+use crate::task::Task;
 
 // Words of a message's first line; 6 and 7 are the pool's, and 1 the links of its list.
 const TRUTH: usize = 0;
@@ -38,6 +43,9 @@ const LINE_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
 
 const NODE_SHIFT: u32 = 37;
+
+/// Lines of a message that its task may keep at most: those of the longest that a namespace takes by default.
+const KEPT_LINES: u32 = 256;
 
 /// Whose a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,20 +88,19 @@ pub(super) struct Message<'s> {
 }
 
 impl<'s> Message<'s> {
-    /// Returns a private message with a copy of `text`.
+    /// Returns a private message of `task` with a copy of `text`.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if there is no room.
     #[inline]
-    pub(super) fn alloc(
-        shared: &'s Shared,
-        mtype: i64,
-        text: &[u8],
-        owner: Owner,
-    ) -> Result<Self, Errno> {
+    pub(super) fn alloc(task: &'s Task, mtype: i64, text: &[u8]) -> Result<Self, Errno> {
+        let shared = &*task.shared;
         let lines = 1 + text.len().div_ceil(LINE_BYTES) as u32;
-        let line = shared.layout.msgs.alloc(shared, lines, owner, owner.index)?;
+        let line = match take_kept(task, lines) {
+            Some(line) => line,
+            None => shared.layout.msgs.alloc(shared, lines, task.owner, task.owner.index)?,
+        };
         let message = Self { shared, line };
         let first = message.first();
         put(&first[TYPE], mtype.cast_unsigned());
@@ -106,6 +113,23 @@ impl<'s> Message<'s> {
     #[inline]
     pub(super) fn free(self, owner: Owner) {
         self.shared.layout.msgs.free(self.shared, self.line, owner);
+    }
+
+    /// Lets go of a private message of `task`, which keeps its lines if it keeps none yet.
+    ///
+    /// What is kept is a private message still, to whoever reaps the task.
+    #[inline]
+    pub(super) fn let_go(self, task: &Task) {
+        let is_small = self.shared.layout.msgs.len(&self.shared.region, self.line) <= KEPT_LINES;
+        // ORDERING(ipc-kept): Release. What was read of it was read before another thread writes it.
+        let kept = is_small
+            && task
+                .kept_message
+                .compare_exchange(0, self.line, Ordering::Release, Ordering::Relaxed)
+                .is_ok();
+        if !kept {
+            self.free(task.owner);
+        }
     }
 
     /// Makes the message private to a task.
@@ -193,6 +217,36 @@ impl<'s> Message<'s> {
     #[inline]
     fn first(&self) -> &'s [AtomicU64; 8] {
         self.shared.region.line(self.line)
+    }
+}
+
+/// Returns the lines that `task` has kept, if they are as many as a message of `lines` lines takes.
+#[inline]
+fn take_kept(task: &Task, lines: u32) -> Option<u32> {
+    // ORDERING: Relaxed. A guess.
+    if task.kept_message.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
+    let line = Some(task.kept_message.swap(0, Ordering::Acquire)).filter(|line| *line != 0)?;
+    let (pool, region) = (&task.shared.layout.msgs, &task.shared.region);
+    let is_own = pool.whose(region, line) == Some(task.owner.index);
+    if is_own && pool.len(region, line) == lines.next_power_of_two() {
+        return Some(line);
+    }
+    if is_own {
+        pool.free(&task.shared, line, task.owner);
+    }
+    None
+}
+
+/// Gives back the lines that a task has kept, at its end.
+pub(crate) fn exit_msg(task: &Task) {
+    // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
+    let line = task.kept_message.swap(0, Ordering::Acquire);
+    let pool = &task.shared.layout.msgs;
+    if line != 0 && pool.whose(&task.shared.region, line) == Some(task.owner.index) {
+        pool.free(&task.shared, line, task.owner);
     }
 }
 

@@ -15,7 +15,6 @@ use super::message::Message;
 use super::node::{self, Node, Role, Status};
 use super::queue::{Queue, QueueGuard};
 use crate::ids::Object;
-use crate::lock::Owner;
 use crate::namespace::now_s;
 use crate::sem::IPC_NOWAIT;
 use crate::task::Task;
@@ -38,7 +37,7 @@ pub struct Arrived<'t> {
 
 enum From<'t> {
     /// It is the receiver's own.
-    Message(Message<'t>, Owner),
+    Message(Message<'t>, &'t Task),
     /// A copy, of a message that stays.
     Copy(Vec<u8>),
 }
@@ -85,8 +84,8 @@ impl fmt::Debug for Arrived<'_> {
 impl Drop for Arrived<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let From::Message(message, owner) = &self.from {
-            message.free(*owner);
+        if let From::Message(message, task) = &self.from {
+            message.let_go(task);
         }
     }
 }
@@ -203,7 +202,7 @@ impl Task {
     #[inline]
     fn arrived<'t>(&'t self, message: Message<'t>, size_max: usize) -> Arrived<'t> {
         let mtype = message.mtype();
-        Arrived { from: From::Message(message, self.owner), mtype, size_max }
+        Arrived { from: From::Message(message, self), mtype, size_max }
     }
 
     /// Waits for a message; returns its line. It is private then.

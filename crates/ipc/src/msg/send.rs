@@ -55,10 +55,10 @@ impl Task {
         let object = self.msg_ids().obtain_object_check(msqid)?;
         self.may_send(&object, msgflg)?;
         let queue = Queue::new(&self.shared, &object);
-        let message = Message::alloc(&self.shared, mtype, text, self.owner)?;
+        let message = Message::alloc(self, mtype, text)?;
         let sent = self.send(queue, message, msgflg);
         if sent.is_err() {
-            message.free(self.owner);
+            message.let_go(self);
         }
         sent
     }

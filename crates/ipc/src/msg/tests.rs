@@ -127,7 +127,7 @@ fn delivered_message_is_told_by_the_rebuild() {
     });
     {
         let guard = queue(&one, id).lock(one.owner).unwrap();
-        let message = Message::alloc(&one.shared, 3, b"handed", one.owner).unwrap();
+        let message = Message::alloc(&one, 3, b"handed").unwrap();
         let node = guard.receivers().iter().next().unwrap();
         message.set_truth(Truth::Delivered(guard.queue.place, node));
         let wakes = rebuild(&guard);
@@ -189,6 +189,8 @@ fn removal_that_stopped_is_finished_by_who_takes_the_lock() {
 }
 
 fn used(task: &Task) -> [usize; 2] {
+    super::exit_msg(task);
+    super::exit_msg(task);
     let layout = &task.shared.layout;
     [&layout.msgs, &layout.msg_waits].map(|pool| pool.used(&task.shared.region).count())
 }
@@ -203,7 +205,7 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     dead.msgsnd(id, 5, b"sent", 0).unwrap();
     let shared = &*dead.shared;
     // Being written, and being read.
-    Message::alloc(shared, 1, b"written", dead.owner).unwrap();
+    Message::alloc(&dead, 1, b"written").unwrap();
     one.msgsnd(id, 6, b"read", 0).unwrap();
     std::mem::forget(dead.msgrcv_owned(id, 8, 6, 0).unwrap());
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
@@ -235,7 +237,7 @@ fn message_taken_beside_the_reaper_of_its_sender_stays_its_receivers() {
     dead.msgsnd(id, 5, b"sent", 0).unwrap();
     let shared = &*dead.shared;
     // Being written by it: this one goes.
-    Message::alloc(shared, 1, b"written", dead.owner).unwrap();
+    Message::alloc(&dead, 1, b"written").unwrap();
     let seen: Vec<_> = shared.layout.msgs.used(&shared.region).collect();
     assert!(seen.iter().all(|(_, whose)| *whose == dead.owner.index));
     let arrived = one.msgrcv_owned(id, 8, 5, 0).unwrap();
@@ -278,7 +280,9 @@ fn node_that_was_left_in_its_list_gets_nothing_and_is_freed_by_who_meets_it() {
     left(&other, id, Role::Receiver);
     let receiver = waiting(&other, move |task| task.msgrcv(id, &mut [0; 8], 0, 0).map(|r| r.mtype));
     one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
-    assert_eq!((receiver.join().unwrap(), used(&one)), (Ok(3), [0, 0]));
+    assert_eq!(receiver.join().unwrap(), Ok(3));
+    super::exit_msg(&other);
+    assert_eq!(used(&one), [0, 0]);
     left(&other, id, Role::Receiver);
     one.msgsnd(id, 4, b"text", NOWAIT).unwrap();
     assert_eq!((one.msg_stat(id).unwrap().qnum, used(&one)), (1, [1, 0]));
@@ -310,7 +314,7 @@ fn node_is_told_or_left_and_never_both() {
     assert!(!node.tell(Ok(1)) && node.is_left());
     // A sender that died after it had handed its message to such a node, and before it told it.
     let guard = queue(&one, id).lock(one.owner).unwrap();
-    let message = Message::alloc(&one.shared, 3, b"text", one.owner).unwrap();
+    let message = Message::alloc(&one, 3, b"text").unwrap();
     message.set_truth(Truth::Delivered(guard.queue.place, node.line));
     assert!(rebuild(&guard).is_empty());
     assert_eq!(message.truth(), Truth::Private);
@@ -367,6 +371,38 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     assert_eq!(used(&one), [0, 0]);
     let totals = one.msg_totals().unwrap();
     assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
+}
+
+/// Lines of messages in use, with those that tasks keep.
+fn ranges(task: &Task) -> usize {
+    task.shared.layout.msgs.used(&task.shared.region).count()
+}
+
+#[test]
+fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
+    for is_killed in [false, true] {
+        let namespace = namespace();
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let shared = Arc::clone(&one.shared);
+        for _ in 0..3 {
+            [7, 8].map(|mtype| one.msgsnd(id, mtype, b"text", 0).unwrap());
+            [7, 8].map(|mtype| other.msgrcv(id, &mut [0; 8], mtype, 0).unwrap());
+            assert_eq!(ranges(&one), 1, "of two it keeps one");
+        }
+        // One of another size takes others, and gives these back.
+        other.msgsnd(id, 9, &[0; 500], 0).unwrap();
+        assert_eq!(ranges(&one), 1);
+        one.msgrcv(id, &mut [0; 500], 9, 0).unwrap();
+        if is_killed {
+            let index = one.owner.index;
+            std::mem::forget(one);
+            rebuild::reap(&shared, other.owner, index).unwrap();
+        } else {
+            drop(one);
+        }
+        assert_eq!(ranges(&other), 0);
+    }
 }
 
 #[test]
