@@ -386,8 +386,12 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
         let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
         let shared = Arc::clone(&one.shared);
         for _ in 0..3 {
-            [7, 8].map(|mtype| one.msgsnd(id, mtype, b"text", 0).unwrap());
-            [7, 8].map(|mtype| other.msgrcv(id, &mut [0; 8], mtype, 0).unwrap());
+            for mtype in [7, 8] {
+                one.msgsnd(id, mtype, b"text", 0).unwrap();
+            }
+            for mtype in [7, 8] {
+                other.msgrcv(id, &mut [0; 8], mtype, 0).unwrap();
+            }
             assert_eq!(ranges(&one), 1, "of two it keeps one");
         }
         // One of another size takes others, and gives these back.
