@@ -19,10 +19,18 @@
 //! - K.5: there is one block of a number in memory: it is in the table before anybody learns the number,
 //!   and until its records are gone. Numbers that are free again are given out again, so that a
 //!   transaction has no records of blocks that came and went within it.
+//! - K.6: who has got a block from the table counts its users after the index has heard of it: a block is
+//!   locked before it is in the table, until it is entered. So the index is never told of users of what it does
+//!   not know (H.5), and a block that is gone is not entered.
+//! - K.7: what nobody uses in memory takes no more of it than what is used, or [`SHARD_BYTES`] in each shard.
+//!
+//! Contents of more than [`SHARED_BYTES_MAX`] bytes are not shared: equal ones are not to be expected, and to
+//! compare them takes long.
 //!
 //! # Locks
 //! The users of a block, within which are records, the index and a shard of the table. A shard's, within which are
-//! records: it is held while a block is read. Both are taken with inodes locked; nobody locks two blocks.
+//! records: it is held while a block is read. Both are taken with inodes locked; nobody locks two blocks. The
+//! lock of a block that nobody has seen is free, so it is also taken within others (K.6).
 //! Lists of free numbers are leaves.
 
 use std::collections::HashMap;
@@ -43,6 +51,10 @@ use crate::share::{Removal, ShareIndex};
 const SHARDS: usize = 64;
 /// Blocks of a shard from which on those that nobody uses in memory are dropped.
 const SHARD_BLOCKS: usize = 1024;
+/// Bytes of content of a shard from which on they are dropped, however few blocks have them.
+const SHARD_BYTES: usize = 512 << 10;
+/// Longer contents are not entered into the index, so that nobody else uses their blocks.
+const SHARED_BYTES_MAX: usize = 128 << 10;
 /// Blocks of one hash that are compared with a content before it is hashed as a whole.
 const LOOKS_MAX: u32 = 4;
 
@@ -61,8 +73,11 @@ pub(crate) struct Blocks {
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
-    /// How many there may be before the next look for what can go.
+    /// Bytes of their contents.
+    bytes: usize,
+    /// How many blocks, and bytes, there may be before the next look for what can go.
     bound: usize,
+    bytes_bound: usize,
 }
 
 /// A block in memory.
@@ -151,13 +166,11 @@ impl Blocks {
         let key = self.key_to_enter(self.secret.hash(&content), &content);
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
+        // K.6.
+        let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
-        // Others may count users meanwhile, and enter it themselves.
-        let users = block.users.lock();
-        if *users > 0 {
-            self.index.insert(hash.key, id, *users);
-        }
+        self.enter(&block, *users);
         drop(users);
         Ok(block)
     }
@@ -192,7 +205,7 @@ impl Blocks {
         let mut shard = self.shard(block.id).lock();
         view.remove(Key::of(Kind::Xattr, block.id));
         view.remove(Key::of(Kind::XattrUsers, block.id));
-        shard.blocks.remove(&block.id);
+        shard.drop_block(block.id);
         drop(shard);
         drop(users);
         self.free[shard_index()].lock().push(block.id);
@@ -224,7 +237,7 @@ impl Blocks {
         let after = charge(content);
         if let Err(errno) = space.take(after.saturating_sub(before)) {
             if is_last {
-                self.index.insert(old.hash.key, old.id, *users);
+                self.enter(old, *users);
             } else {
                 drop(users);
                 self.index.left(old.id);
@@ -239,20 +252,32 @@ impl Blocks {
         // K.4: it is out of the index, and nobody can become a user of it.
         *users = 0;
         let new = Block::new(old.id, content.into(), hash, 1);
+        let new_users = new.users.lock();
         new.save(view);
         if old.hash.stored != hash.stored || old.content.len() != content.len() {
             new.save_users(1, view);
         }
         self.shard(new.id).lock().keep(&new);
         drop(users);
-        self.index.insert(hash.key, new.id, 1);
+        self.enter(&new, 1);
+        drop(new_users);
         Ok(new)
+    }
+
+    /// Enters a block into the index, unless its content is too long.
+    fn enter(&self, block: &Block, users: u32) {
+        if block.content.len() <= SHARED_BYTES_MAX {
+            self.index.insert(block.hash.key, block.id, users);
+        }
     }
 
     /// Returns a block of this content, with one user more, or the hash to make one with.
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
+        if content.len() > SHARED_BYTES_MAX {
+            return Err(hash);
+        }
         let (mut found, mut others) = (None, 0);
         let mut look = |key: u64| {
             self.index.find(key, &mut |id| {
@@ -303,13 +328,15 @@ impl Blocks {
     /// Makes a block, for which there is room.
     fn make(&self, hash: Hash, content: &[u8], view: &View) -> Arc<Block> {
         let block = Block::new(self.number(), content.into(), hash, 1);
+        let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
         // K.5: whoever has the number from before finds no block, or all of this one.
         block.save(view);
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);
-        self.index.insert(hash.key, block.id, 1);
+        self.enter(&block, 1);
+        drop(users);
         self.blocks.add(1);
         self.users.add(1);
         block
@@ -350,7 +377,7 @@ impl Blocks {
             // If it has got another user it may be out of the index; then it comes back.
             let users = block.users.lock();
             if *users > 1 {
-                self.index.insert(key, block.id, *users);
+                self.enter(block, *users);
             }
         }
     }
@@ -371,16 +398,83 @@ impl Blocks {
 }
 
 impl Shard {
+    /// Puts a block in that nobody has seen; its users are locked by the caller.
     fn keep(&mut self, block: &Arc<Block>) {
-        self.blocks.insert(block.id, block.clone());
-        if self.blocks.len() > self.bound.max(SHARD_BLOCKS) {
-            self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
-            self.bound = 2 * self.blocks.len();
+        debug_assert!(block.users.try_lock().is_none(), "K.6");
+        self.bytes += block.content.len();
+        let old = self.blocks.insert(block.id, block.clone());
+        self.bytes -= old.map_or(0, |old| old.content.len());
+        let has_few = self.blocks.len() <= self.bound.max(SHARD_BLOCKS);
+        if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
+            return;
         }
+        self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
+        self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
+        // As much again may come before the next look: so looks cost as little as what comes.
+        (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
+    }
+
+    fn drop_block(&mut self, id: u64) {
+        let old = self.blocks.remove(&id);
+        self.bytes -= old.map_or(0, |old| old.content.len());
     }
 }
 
 /// Returns the blocks of space that content is charged for.
 pub(crate) fn charge(content: &[u8]) -> u64 {
     (content.len() as u64).div_ceil(BLOCK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(id: u64, bytes: usize) -> Arc<Block> {
+        let hash = Hash { stored: id, key: id };
+        Block::new(id, vec![7; bytes].into(), hash, 1)
+    }
+
+    fn keep(shard: &mut Shard, block: &Arc<Block>) {
+        let _users = block.users.lock();
+        shard.keep(block);
+    }
+
+    /// K.7: long contents that nobody uses are dropped long before there are many of them.
+    #[test]
+    fn contents_that_nobody_uses_are_bounded_in_bytes() {
+        let mut shard = Shard::default();
+        let used: Vec<_> = (0..40).map(|id| block(id, 60_000)).collect();
+        used.iter().for_each(|block| keep(&mut shard, block));
+        let used_bytes = 40 * 60_000;
+        for id in 40..1000 {
+            keep(&mut shard, &block(id, 60_000));
+            let bytes: usize = shard.blocks.values().map(|block| block.content.len()).sum();
+            assert_eq!(shard.bytes, bytes);
+            assert!(bytes <= 2 * used_bytes + SHARD_BYTES, "{bytes} bytes with {id} blocks");
+        }
+        assert!(used.iter().all(|block| shard.blocks.contains_key(&block.id)), "K.5");
+        // One of the same number takes the place of the one before.
+        keep(&mut shard, &block(3, 10));
+        used.iter().for_each(|block| shard.drop_block(block.id));
+        drop(used);
+        for id in 1000..2000 {
+            keep(&mut shard, &block(id, 60_000));
+        }
+        assert!(shard.bytes <= 2 * used_bytes + SHARD_BYTES);
+        let ids: Vec<_> = shard.blocks.keys().copied().collect();
+        ids.iter().for_each(|id| shard.drop_block(*id));
+        assert_eq!(shard.bytes, 0);
+        for id in 2000..2008 {
+            keep(&mut shard, &block(id, 10 << 20));
+        }
+        assert!(shard.blocks.len() <= 2, "the last, and one more");
+    }
+
+    /// As long as there are few bytes, the number of blocks is the bound.
+    #[test]
+    fn short_contents_are_kept() {
+        let mut shard = Shard::default();
+        (0..SHARD_BLOCKS as u64).for_each(|id| keep(&mut shard, &block(id, 300)));
+        assert_eq!(shard.blocks.len(), SHARD_BLOCKS);
+    }
 }

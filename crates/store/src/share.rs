@@ -14,6 +14,7 @@
 //!   nothing and enters nothing until that has ended: with [`Removal::Done`], or `left`. So an index may
 //!   let those who leave a block wait for those who are about to use it, and the other way round, as
 //!   Linux did before 4.6. Ours has no use for that.
+//! - H.5: `note_users` is about blocks that were entered since the store was mounted.
 //!
 //! Source: `corewalk-mbcache`, "The protocol".
 
@@ -147,12 +148,13 @@ impl ShareIndex for NoSharing {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::{HashMap, HashSet};
     use std::path::PathBuf;
     use std::sync::Arc;
 
     use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
     use corewalk_sync::Mutex;
+    use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
     use corewalk_sync::primitives::thread;
 
     use super::*;
@@ -164,6 +166,8 @@ mod tests {
         looks: Mutex<u64>,
         /// The blocks that threads are about to leave.
         leaving: Mutex<HashMap<thread::ThreadId, u64>>,
+        /// The blocks that were entered.
+        known: Mutex<HashSet<u64>>,
         broken: Mutex<Vec<&'static str>>,
     }
 
@@ -171,7 +175,8 @@ mod tests {
         fn new() -> Arc<Watched> {
             let index = MbcacheIndex::new(MbcacheOptions::default()).unwrap();
             let (looks, leaving, broken) = (Mutex::new(0), Mutex::default(), Mutex::default());
-            Arc::new(Watched { index, looks, leaving, broken })
+            let known = Mutex::default();
+            Arc::new(Watched { index, looks, leaving, known, broken })
         }
 
         /// Returns the block that this thread is about to leave.
@@ -197,10 +202,12 @@ mod tests {
 
         fn insert(&self, key: u64, block: u64, users: u32) {
             self.expect(self.leaving().is_none(), "H.4: insert while leaving");
+            self.known.lock().insert(block);
             self.index.insert(key, block, users);
         }
 
         fn note_users(&self, key: u64, block: u64, users: u32) {
+            self.expect(self.known.lock().contains(&block), "H.5: users of an unknown block");
             self.index.note_users(key, block, users);
         }
 
@@ -345,16 +352,97 @@ mod tests {
         assert!(broken.is_empty(), "{broken:?}");
     }
 
+    /// H.5: who finds a block in memory that another one has just read does not overtake that one.
+    #[test]
+    fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
+        const PAIRS: usize = 300;
+        let folder = Folder::new("entered");
+        let store = folder.open(&Watched::new());
+        let files: Vec<_> = (0..PAIRS)
+            .map(|n| {
+                let pair = [make(&store, &format!("a{n}")), make(&store, &format!("b{n}"))];
+                pair.iter().for_each(|file| set(&store, *file, &n.to_le_bytes()));
+                pair
+            })
+            .collect();
+        assert_eq!(store.stats().xattr_blocks, PAIRS as u64);
+        drop(store);
+        let share = Watched::new();
+        let store = folder.open(&share);
+        let arrived = [(); PAIRS].map(|()| AtomicU64::new(0));
+        let meet = |n: usize| {
+            // ORDERING: Relaxed. Nothing but the moment is told.
+            arrived[n].fetch_add(1, Ordering::Relaxed);
+            // ORDERING: Relaxed. As above.
+            while arrived[n].load(Ordering::Relaxed) < 2 {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                files.iter().enumerate().for_each(|(n, [file, _])| {
+                    meet(n);
+                    store.getxattr(*file, b"user.a").unwrap();
+                });
+            });
+            scope.spawn(|| {
+                files.iter().enumerate().for_each(|(n, [_, file])| {
+                    meet(n);
+                    store.removexattr(*file, b"user.a").unwrap();
+                });
+            });
+        });
+        let stats = store.stats();
+        assert_eq!((stats.xattr_blocks, stats.xattr_users), (PAIRS as u64, PAIRS as u64));
+        let broken = share.broken.lock();
+        assert!(broken.is_empty(), "{} times: {:?}", broken.len(), broken.first());
+    }
+
+    /// Long sets have blocks of their own; the longest that are shared are.
+    #[test]
+    fn sets_of_more_than_128_kib_are_not_shared() {
+        let folder = Folder::new("long");
+        let store = folder.open(&Watched::new());
+        let make_with = |name: &str, values: usize| {
+            let file = make(&store, name);
+            for number in 0..values {
+                let name = format!("user.{number}");
+                store.setxattr(file, name.as_bytes(), &[7; 60_000], XattrMode::Set).unwrap();
+            }
+            file
+        };
+        let two = [make_with("a", 2), make_with("b", 2)];
+        assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
+        let three = [make_with("c", 3), make_with("d", 3)];
+        assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
+        // They are changed, and shared again when they are short enough.
+        store.removexattr(three[0], b"user.2").unwrap();
+        store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
+        store.removexattr(three[1], b"user.3").unwrap();
+        store.removexattr(three[1], b"user.2").unwrap();
+        assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 4));
+        store.removexattr(two[0], b"user.0").unwrap();
+        assert_eq!(store.getxattr(three[0], b"user.1"), Ok(vec![7; 60_000]));
+        drop(store);
+        assert_eq!(fsck(&folder.0).unwrap().findings, []);
+    }
+
     #[test]
     fn control_rules_that_are_broken_are_heard_of() {
         let share = Watched::new();
+        share.note_users(1, 9, 1);
         share.leave(1);
         share.leave(2);
         share.left(1);
         assert_eq!(share.remove(1, 1), Removal::Done);
         assert_eq!(
             *share.broken.lock(),
-            ["H.4: leave twice", "H.4: left another block", "H.4: remove without leave"]
+            [
+                "H.5: users of an unknown block",
+                "H.4: leave twice",
+                "H.4: left another block",
+                "H.4: remove without leave"
+            ]
         );
     }
 }
