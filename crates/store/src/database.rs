@@ -19,6 +19,9 @@ use crate::record::{KEY_BYTES, Key};
 
 const TABLE: TableDefinition<'_, &[u8; KEY_BYTES], &[u8]> = TableDefinition::new("corewalk");
 
+/// Puts a record into a transaction, or takes it away.
+pub(crate) type Put<'a> = dyn FnMut(&Key, Option<&[u8]>) -> io::Result<()> + 'a;
+
 /// The open database.
 pub(crate) struct Database {
     inner: redb::Database,
@@ -50,23 +53,33 @@ impl Database {
     /// # Errors
     /// What the device says. The database is of no use after that.
     pub(crate) fn write(&self, records: &[(Key, Record)]) -> io::Result<Snapshot> {
-        self.write_records(records).map_err(io_error)?;
+        self.write_with(|put| {
+            records.iter().try_for_each(|(key, record)| put(key, record.as_deref()))
+        })?;
         self.snapshot()
     }
 
-    fn write_records(&self, records: &[(Key, Record)]) -> Result<(), redb::Error> {
-        let transaction = self.inner.begin_write()?;
-        let mut table = transaction.open_table(TABLE)?;
-        for (key, record) in records {
+    /// Writes what `fill` puts as one transaction; nothing if `fill` fails.
+    ///
+    /// # Errors
+    /// Those of `fill`, and what the device says. The database is of no use after the latter.
+    pub(crate) fn write_with(
+        &self,
+        fill: impl FnOnce(&mut Put<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let failed = |error: redb::Error| io_error(error);
+        let transaction = self.inner.begin_write().map_err(|error| failed(error.into()))?;
+        let mut table = transaction.open_table(TABLE).map_err(|error| failed(error.into()))?;
+        fill(&mut |key, value| {
             let key = key.to_bytes();
-            match record {
-                Some(value) => drop(table.insert(&key, &value[..])?),
-                None => drop(table.remove(&key)?),
-            }
-        }
+            let done = match value {
+                Some(value) => table.insert(&key, value).map(drop),
+                None => table.remove(&key).map(drop),
+            };
+            done.map_err(|error| failed(error.into()))
+        })?;
         drop(table);
-        transaction.commit()?;
-        Ok(())
+        transaction.commit().map_err(|error| failed(error.into()))
     }
 
     /// Returns the database as the last commit left it.
@@ -111,7 +124,7 @@ enum Base {
 impl Snapshot {
     /// Returns a snapshot from which nothing can be read.
     pub(crate) fn closed() -> Snapshot {
-        Snapshot::of(Base::Closed)
+        Snapshot { is_sick: AtomicBool::new(true), ..Snapshot::of(Base::Closed) }
     }
 
     fn of(base: Base) -> Snapshot {

@@ -132,9 +132,14 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
+        // The zeros first: whoever is killed meanwhile, or finds no room, leaves a shorter file without holes.
+        if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
+            self.file.set_len(*end)?;
+            return Err(error);
+        }
         self.file.set_len(len)?;
-        let old = std::mem::replace(&mut *end, len);
-        self.fill(old, len.min(old + FILLED_BYTES_MAX))
+        *end = len;
+        Ok(())
     }
 
     fn reserve(&self, len: u64) -> io::Result<()> {
@@ -198,6 +203,26 @@ impl redb::StorageBackend for Backend {
     }
 }
 
+/// Lengthens a device to `len` bytes, if it has not so many, and has the host give it room for all of them, so
+/// that to write to it needs no more.
+///
+/// # Errors
+/// `StorageFull` (ENOSPC), and what else the host says.
+pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
+    let mut end = device.len()?;
+    while end < len {
+        // As many as are written.
+        end = len.min(end + FILLED_BYTES_MAX);
+        device.set_len(end)?;
+    }
+    // A file that was copied may have holes where there are zeros.
+    match device.reserve(len) {
+        Err(error) if errno_of(&error) == Errno::NOSPC => Err(error),
+        // A host that cannot say.
+        _ => Ok(()),
+    }
+}
+
 /// Returns the errno that a file system says: a full host is `ENOSPC`, all else `EIO`.
 pub(crate) fn errno_of(error: &io::Error) -> Errno {
     let is_full = matches!(
@@ -205,4 +230,46 @@ pub(crate) fn errno_of(error: &io::Error) -> Errno {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
     );
     if is_full { Errno::NOSPC } else { Errno::IO }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+    use super::*;
+
+    /// A file whose writes fail, though it can be lengthened, is not lengthened: it would have holes.
+    #[test]
+    fn device_is_lengthened_after_its_zeros_are_written() {
+        let sealed = |seals| {
+            let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());
+            fcntl_add_seals(&file, seals).unwrap();
+            let device = FileDevice::new(file).unwrap();
+            let done = device.set_len(8 << 20);
+            (done.is_ok(), device.len().unwrap())
+        };
+        assert_eq!(sealed(SealFlags::WRITE), (false, 0));
+        assert_eq!(sealed(SealFlags::SEAL), (true, 8 << 20), "the control");
+    }
+
+    /// A device is never longer than what is written, also a long one, and holes get room.
+    #[test]
+    fn room_is_taken_for_every_byte() {
+        let path = std::env::temp_dir().join(format!("device-room-{}", std::process::id()));
+        let bytes = FILLED_BYTES_MAX + (5 << 20);
+        for holes in [0, 3 << 20, bytes] {
+            let mut open = File::options();
+            let file = open.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+            file.set_len(holes).unwrap();
+            let device = FileDevice::new(file).unwrap();
+            take_room(&device, bytes).unwrap();
+            device.sync().unwrap();
+            let found = std::fs::metadata(&path).unwrap();
+            assert_eq!(found.len(), bytes);
+            assert!(found.blocks() * 512 >= bytes, "{} blocks, {holes} of holes", found.blocks());
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
 }

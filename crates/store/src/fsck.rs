@@ -3,7 +3,8 @@
 //! What must hold between records is found out anew from all of them, and compared. The database checks
 //! its own pages first; after a crash it goes back to the last commit while it is opened, which is no
 //! finding, and then what the log has is put into it, as a mount does. Nothing else is changed: the store
-//! has no repair, since a crash leaves nothing to repair.
+//! has no repair, since a crash leaves nothing to repair. A log that a mount refuses is a finding; then the
+//! database is checked as it is without.
 //!
 //! # What is checked
 //! - F.1: each directory but the root has one name, and everything is reached from the root.
@@ -29,7 +30,7 @@ use crate::hash::Secret;
 use crate::journal::{Devices, RESERVE_BYTES};
 use crate::place::{OpenError, Place};
 use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UsersRecord};
-use crate::store::{ROOT_INO, each, settle};
+use crate::store::{ROOT_INO, each, read_super, settle};
 use crate::xattr;
 
 /// Bytes of memory for the pages of the database.
@@ -41,6 +42,11 @@ const CACHE_BYTES: usize = 64 << 20;
 pub enum Finding {
     /// Pages of the database are damaged.
     Database,
+    /// The log has lost entries that were confirmed, from this byte on. The store is not mounted, and was
+    /// checked as the last commit of the database left it.
+    Log(u64),
+    /// An entry of the log is whole and not understood, at this byte. As above.
+    LogEntry(u64),
     /// There is no root directory.
     NoRoot,
     /// A record that does not parse; its kind, and the numbers of its key.
@@ -88,6 +94,12 @@ impl fmt::Display for Finding {
         use Finding::*;
         match *self {
             Database => f.write_str("the database has damaged pages"),
+            Log(at) => write!(
+                f,
+                "the log is damaged at byte {at}, and what was confirmed after that is lost; without the \
+                 log, the rest is as it was at the last commit of the database"
+            ),
+            LogEntry(at) => write!(f, "the log has an entry at byte {at} that is not understood"),
             NoRoot => f.write_str("there is no root directory"),
             Unreadable(kind, a, b) => write!(f, "record {kind}/{a}/{b} is not readable"),
             NoInode(dir, ino) => write!(f, "a name in directory {dir} leads to no inode: {ino}"),
@@ -154,12 +166,19 @@ pub fn fsck(path: &Path) -> Result<Report, OpenError> {
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     let mut database = Database::open(&devices.meta, CACHE_BYTES)?;
     let is_whole = database.check()?;
-    let secret = Secret::new(settle(devices, &database)?.seed);
+    let settled = match settle(devices, &database) {
+        Ok(superblock) => Ok(superblock),
+        Err(OpenError::LogDamaged { at, .. }) => Err(Finding::Log(at)),
+        Err(OpenError::LogUnreadable { at }) => Err(Finding::LogEntry(at)),
+        Err(error) => return Err(error),
+    };
     let snapshot = database.snapshot()?;
+    let secret = Secret::new(read_super(&snapshot)?.seed);
     let mut check = Check { device_blocks: devices.data.len()? / BLOCK_BYTES, ..Check::default() };
     if !is_whole {
         check.report.findings.push(Finding::Database);
     }
+    check.report.findings.extend(settled.err());
     check.read(&snapshot, &secret)?;
     check.compare();
     // What the log had may have wanted the reserve; a host without room for it is no damage.
@@ -412,7 +431,7 @@ mod tests {
     use crate::device::{Device, FileDevice};
     use crate::layer::Record;
     use crate::record::{Entry, SuperRecord};
-    use crate::store::{Store, StoreOptions, read_super};
+    use crate::store::{Store, StoreOptions};
     use corewalk::{FileSystem as _, Make, Node, XattrMode};
     use std::sync::Arc;
 

@@ -18,7 +18,8 @@
 //!
 //! # Guarantees
 //! - I.1: an entry counts if all before it count, and generation, number and hash are right. So what was
-//!   synced counts, and what was cut off does not, nor what an earlier generation left.
+//!   synced counts, and what was cut off does not, nor what an earlier generation left. Where one does not
+//!   count and a later one would, the log is damaged, and refused ([`replay`]).
 //! - I.2: no write touches a block of an entry that counts: each begins on a block of its own.
 //! - I.3: to read a log twice is as to read it once: [`replay`] ends with one transaction of the
 //!   database, which has the next generation.
@@ -29,27 +30,32 @@
 //! The hash has a secret, so bytes of a file that lie in the log do not pass for an entry.
 //!
 //! # What it refuses
-//! Its room is taken once, with zeros written to it: a sync of blocks that a file has already is one
-//! write for the host. Whatever does not fit is for the database.
+//! Its room is taken when the store is mounted, with zeros written to it the first time: a sync of blocks that a
+//! file has already is one write for the host, and does not fail for want of room. Whatever does not fit is
+//! for the database.
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, and its revoke records for I.4.
 
-use std::collections::BTreeMap;
+mod replay;
+
 use std::io;
 use std::sync::Arc;
 
-use crate::database::Database;
-use crate::device::Device;
+use crate::device::{Device, take_room};
 use crate::hash::Secret;
-use crate::journal::Devices;
 use crate::layer::Record;
-use crate::record::{Fields, KEY_BYTES, Key, SuperRecord};
+use crate::record::{Key, SuperRecord};
+
+pub(crate) use replay::replay;
 
 /// Where entries begin is a multiple of this, in bytes.
 const BLOCK_BYTES: usize = 4096;
 /// Bytes of the hash, and of all that comes before records.
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
+/// The most bytes of an entry, so that one can be read into memory. A transaction that goes to the log
+/// has less than half of it.
+const ENTRY_BYTES_MAX: usize = 1 << 20;
 /// What begins a record, one that is gone, and data.
 const VALUE: u8 = 1;
 const GONE: u8 = 2;
@@ -79,13 +85,11 @@ impl Log {
         capacity: u64,
     ) -> io::Result<Log> {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
-        if device.len()? < capacity {
-            if device.set_len(capacity).is_err() {
-                device.set_len(0)?;
-                capacity = 0;
-            }
-            device.sync()?;
+        if take_room(&*device, capacity).is_err() {
+            device.set_len(0)?;
+            capacity = 0;
         }
+        device.sync()?;
         let secret = Secret::new(superblock.seed);
         Ok(Log { device, secret, superblock, capacity, end: 0, number: 0, buffer: Vec::new() })
     }
@@ -161,7 +165,7 @@ impl Entry<'_> {
         let payload = (log.buffer.len() - HEADER_BYTES) as u64;
         log.buffer.resize(log.buffer.len().next_multiple_of(BLOCK_BYTES), 0);
         let bytes = log.buffer.len() as u64;
-        if log.end + bytes > log.capacity {
+        if log.end + bytes > log.capacity || bytes > ENTRY_BYTES_MAX as u64 {
             return Ok(None);
         }
         let header = [log.superblock.generation, log.number, payload];
@@ -177,110 +181,5 @@ impl Entry<'_> {
         log.end = at + bytes;
         log.number += 1;
         Ok(Some(bytes))
-    }
-}
-
-/// Puts what the log of `superblock` holds into data device and database, and returns the superblock
-/// that the database has then.
-///
-/// # Errors
-/// What the devices say; `InvalidData` for an entry that counts and makes no sense.
-pub(crate) fn replay(
-    devices: &Devices,
-    database: &Database,
-    superblock: SuperRecord,
-) -> io::Result<SuperRecord> {
-    let mut log = vec![0; devices.log.len()? as usize];
-    devices.log.read_at(0, &mut log)?;
-    let entries = Entries::new(&log, superblock);
-    let (mut records, mut has_any) = (BTreeMap::new(), false);
-    for entry in entries {
-        if !std::mem::replace(&mut has_any, true) {
-            // Whatever this needs of the host is not more than that; it is taken again later.
-            devices.reserve.set_len(0)?;
-        }
-        each(entry, |item| match item {
-            Item::Record(key, record) => {
-                records.insert(key, record);
-                Ok(())
-            }
-            Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
-        })?;
-    }
-    if !has_any {
-        return Ok(superblock);
-    }
-    devices.data.sync()?;
-    let next = SuperRecord { generation: superblock.generation + 1, ..superblock };
-    records.insert(Key::SUPER, Some(next.encode().into()));
-    database.write(&records.into_iter().collect::<Vec<_>>())?;
-    Ok(next)
-}
-
-/// The entries of a log that count: records and data of each.
-struct Entries<'a> {
-    rest: &'a [u8],
-    secret: Secret,
-    generation: u64,
-    number: u64,
-}
-
-impl<'a> Entries<'a> {
-    fn new(log: &'a [u8], SuperRecord { seed, generation, .. }: SuperRecord) -> Entries<'a> {
-        Entries { rest: log, secret: Secret::new(seed), generation, number: 0 }
-    }
-}
-
-impl<'a> Iterator for Entries<'a> {
-    type Item = &'a [u8];
-
-    fn next(&mut self) -> Option<&'a [u8]> {
-        let mut fields = Fields(self.rest);
-        let [hash, generation, number, payload] = [(); 4].map(|()| fields.u64().ok());
-        let len = usize::try_from(payload?).ok()?.checked_add(HEADER_BYTES)?;
-        let entry = self.rest.get(..len)?;
-        let is_next = generation? == self.generation && number? == self.number;
-        if !is_next || hash? != self.secret.hash_whole(&entry[HASH_BYTES..]) {
-            return None;
-        }
-        self.number += 1;
-        self.rest = self.rest.get(len.next_multiple_of(BLOCK_BYTES)..).unwrap_or_default();
-        Some(&entry[HEADER_BYTES..])
-    }
-}
-
-/// What an entry is made of.
-enum Item<'a> {
-    Record(Key, Record),
-    Data(u64, &'a [u8]),
-}
-
-/// Calls `visit` with what is in an entry.
-fn each(mut entry: &[u8], mut visit: impl FnMut(Item<'_>) -> io::Result<()>) -> io::Result<()> {
-    while !entry.is_empty() {
-        let (item, rest) = parse(entry).ok_or(io::ErrorKind::InvalidData)?;
-        visit(item)?;
-        entry = rest;
-    }
-    Ok(())
-}
-
-fn parse(bytes: &[u8]) -> Option<(Item<'_>, &[u8])> {
-    let mut fields = Fields(bytes);
-    let [what] = fields.take().ok()?;
-    if what == DATA {
-        let (offset, len) = (fields.u64().ok()?, fields.u32().ok()?);
-        let (bytes, rest) = fields.0.split_at_checked(len as usize)?;
-        return Some((Item::Data(offset, bytes), rest));
-    }
-    let key = Key::from_bytes(&fields.take::<KEY_BYTES>().ok()?)?;
-    match what {
-        GONE => Some((Item::Record(key, None), fields.0)),
-        VALUE => {
-            let len = fields.u32().ok()?;
-            let (value, rest) = fields.0.split_at_checked(len as usize)?;
-            Some((Item::Record(key, Some(value.into())), rest))
-        }
-        _ => None,
     }
 }

@@ -44,6 +44,18 @@ pub enum OpenError {
     Foreign,
     /// It has a format that this program does not know.
     Version(u32),
+    /// The log has lost entries that were confirmed: none counts at `at`, and a later one does.
+    LogDamaged {
+        /// The byte at which the one that should be next begins.
+        at: u64,
+        /// The byte at which the later one begins.
+        later: u64,
+    },
+    /// An entry of the log is whole, and makes no sense to this program.
+    LogUnreadable {
+        /// The byte at which it begins.
+        at: u64,
+    },
     /// What the host says.
     Io(io::Error),
 }
@@ -56,6 +68,17 @@ impl fmt::Display for OpenError {
             OpenError::Version(version) => {
                 write!(f, "the store has format version {version}, which is not known")
             }
+            OpenError::LogDamaged { at, later } => write!(
+                f,
+                "the log of the store is damaged at byte {at}: an entry that was confirmed is lost, since \
+                 byte {later} has a later one. Restore the store from a copy. Or give up what was confirmed \
+                 from there on: `truncate --size={at} log` in its directory, and then `corewalk fsck`"
+            ),
+            OpenError::LogUnreadable { at } => write!(
+                f,
+                "the log of the store has an entry at byte {at} that is whole and not understood: another \
+                 version of this program may have written it. Mount the store with that one"
+            ),
             OpenError::Io(error) => error.fmt(f),
         }
     }

@@ -93,6 +93,8 @@ pub struct StoreStats {
     pub logged_commits: u64,
     /// Bytes that those wrote.
     pub logged_bytes: u64,
+    /// Transactions that the database took since a write or a sync of the log failed.
+    pub log_failures: u64,
     /// Calls that wanted something durable, and found it in a commit of another one.
     pub shared_commits: u64,
     /// Records that commits of the database wrote.
@@ -124,13 +126,14 @@ pub struct StoreStats {
 impl StoreStats {
     /// Returns each count with its name, in a fixed order; what is true is 1.
     #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 16] {
+    pub fn fields(&self) -> [(&'static str, u64); 17] {
         [
             ("store_inodes", self.inodes),
             ("store_used_bytes", self.blocks.saturating_mul(BLOCK_BYTES)),
             ("store_commits", self.commits),
             ("store_logged_commits", self.logged_commits),
             ("store_logged_bytes", self.logged_bytes),
+            ("store_log_failures", self.log_failures),
             ("store_shared_commits", self.shared_commits),
             ("store_records", self.records),
             ("store_syncs", self.syncs),
@@ -447,7 +450,7 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
 pub(crate) fn settle(devices: &Devices, database: &Database) -> Result<SuperRecord, OpenError> {
     let found = read_super(&database.snapshot()?)?;
     if found.version == FORMAT_VERSION {
-        return Ok(log::replay(devices, database, found)?);
+        return log::replay(devices, database, found);
     }
     let now = SuperRecord { version: FORMAT_VERSION, generation: 1, ..found };
     database.write(&[(Key::SUPER, Some(now.encode().into()))])?;

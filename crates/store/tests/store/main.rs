@@ -4,9 +4,11 @@
 
 mod commits;
 mod cuts;
+mod damage;
 mod differential;
 mod faults;
 mod group;
 mod memory;
 mod places;
+mod replays;
 mod storm;

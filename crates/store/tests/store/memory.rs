@@ -24,11 +24,16 @@ pub(crate) struct Shared {
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
+    /// Devices whose writes, and whose syncs, fail.
+    pub(crate) writes_fail_on: Vec<usize>,
+    pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) syncs: u64,
     /// How long a sync takes.
     pub(crate) sync_takes: Duration,
     /// Reads that succeed before one fails; None for all.
     pub(crate) reads_left: Option<u64>,
+    /// The most bytes that were read at once, of each device.
+    pub(crate) largest_reads: [usize; 4],
     lens: [u64; 4],
 }
 
@@ -70,6 +75,8 @@ impl Device for Memory {
             return Err(io::ErrorKind::Other.into());
         }
         shared.reads_left = shared.reads_left.map(|left| left - 1);
+        let largest = &mut shared.largest_reads[self.number];
+        *largest = buf.len().max(*largest);
         drop(shared);
         let bytes = self.bytes.lock();
         let from = bytes.get(offset as usize..offset as usize + buf.len());
@@ -78,7 +85,10 @@ impl Device for Memory {
     }
 
     fn write_at(&self, offset: u64, new: &[u8]) -> io::Result<()> {
-        if self.shared.lock().is_write_failing {
+        let shared = self.shared.lock();
+        let is_failing = shared.is_write_failing || shared.writes_fail_on.contains(&self.number);
+        drop(shared);
+        if is_failing {
             return Err(io::ErrorKind::Other.into());
         }
         let (start, end) = (offset as usize, offset as usize + new.len());
@@ -98,6 +108,9 @@ impl Device for Memory {
     }
 
     fn reserve(&self, len: u64) -> io::Result<()> {
+        if self.bytes.lock().len() as u64 >= len {
+            return Ok(());
+        }
         let mut shared = self.shared.lock();
         // A store in memory has a small reserve, of which only the size counts.
         let len = len / 16;
@@ -113,7 +126,11 @@ impl Device for Memory {
         let mut shared = self.shared.lock();
         shared.syncs += 1;
         let takes = shared.sync_takes;
+        let is_failing = shared.syncs_fail_on.contains(&self.number);
         drop(shared);
+        if is_failing {
+            return Err(io::ErrorKind::Other.into());
+        }
         // What comes while it lasts need not be durable.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);

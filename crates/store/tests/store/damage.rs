@@ -1,0 +1,155 @@
+//! A log that is damaged while the store is not mounted.
+//!
+//! What was confirmed is not to be lost without a word. So each block of a log is damaged in turn: a
+//! write that nobody was told of may be torn, which is no damage; all else is refused by a mount, and
+//! found by a check.
+
+use corewalk::{FileKind, FileSystem, Make, Name, Node};
+use corewalk_store::{Finding, OpenError, Store, fsck_devices};
+
+use crate::differential::{Tree, tree};
+use crate::memory::{Disks, quiet};
+
+const BLOCK: usize = 4096;
+const LOG: usize = 3;
+
+/// Where an entry of the log begins, and how many blocks it has.
+struct Entry {
+    at: usize,
+    blocks: usize,
+}
+
+/// Returns the devices as a kill leaves them, the entries of their log, and the tree after each.
+fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let mut trees = vec![tree(&store)];
+    let root = Node::detached(1, FileKind::Directory);
+    // Entries of one block and of several, in each of which is something.
+    for (number, len) in [0, 8_192, 4_096, 20_480, 0, 12_288].into_iter().enumerate() {
+        let name = format!("f{number}");
+        let name = Name::new(name.as_bytes()).unwrap();
+        let made = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
+        let file = Node::detached(made.ino, FileKind::Regular);
+        if len > 0 {
+            store.write(file, 0, 0, &vec![number as u8 + 1; len]).unwrap();
+        }
+        store.fsync(file, 0, false).unwrap();
+        trees.push(tree(&store));
+    }
+    assert_eq!(store.stats().logged_commits, 6);
+    let contents = disks.contents();
+    let (mut entries, mut at) = (Vec::new(), 0);
+    for number in 0..6 {
+        let word = |nth: usize| {
+            let bytes = contents[LOG][at + 8 * nth..].first_chunk().unwrap();
+            u64::from_le_bytes(*bytes)
+        };
+        assert_eq!(word(2), number, "the number of the entry");
+        let blocks = (32 + word(3) as usize).div_ceil(BLOCK);
+        entries.push(Entry { at, blocks });
+        at += blocks * BLOCK;
+    }
+    assert!(entries.iter().any(|entry| entry.blocks == 1));
+    (contents, entries, trees)
+}
+
+fn open(contents: &[Vec<u8>; 4]) -> (Disks, Result<Store, OpenError>) {
+    let disks = Disks::with(contents.clone());
+    let opened = Store::open_devices(disks.devices(), &quiet());
+    (disks, opened)
+}
+
+/// Says what a mount and a check make of a log that is damaged at `at` amid what was confirmed.
+fn assert_is_refused(contents: &[Vec<u8>; 4], at: usize, what: &str) {
+    let (disks, opened) = open(contents);
+    match opened.map(drop) {
+        Err(error @ OpenError::LogDamaged { at: said, .. }) => {
+            assert_eq!(said, at as u64, "{what}");
+            let text = error.to_string();
+            assert!(text.contains(&format!("truncate --size={at} log")), "{text}");
+        }
+        other => panic!("{what}: {other:?}"),
+    }
+    let report = fsck_devices(&disks.devices()).unwrap();
+    assert_eq!(report.findings, [Finding::Log(at as u64)], "{what}");
+    let after = disks.contents();
+    assert!(after[LOG] == contents[LOG] && after[1] == contents[1], "{what}: changed");
+}
+
+#[test]
+fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
+    let (contents, entries, trees) = load();
+    let last = entries.len() - 1;
+    for (number, entry) in entries.iter().enumerate() {
+        for block in 0..entry.blocks {
+            // A block that was never written; that of something else; one bit.
+            for how in 0..3 {
+                let what = format!("block {block} of entry {number}, damage {how}");
+                let mut damaged = contents.clone();
+                let start = entry.at + block * BLOCK;
+                match how {
+                    0 => damaged[LOG][start..start + BLOCK].fill(0),
+                    1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
+                    // All blocks have something that counts at their beginning.
+                    _ => damaged[LOG][start + 9] ^= 4,
+                }
+                assert!(damaged[LOG] != contents[LOG], "{what}");
+                if number < last {
+                    assert_is_refused(&damaged, entry.at, &what);
+                } else {
+                    let (_, opened) = open(&damaged);
+                    assert_eq!(tree(&opened.expect(&what)), trees[last], "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// What the error says to do works: the store is that of the commit before the damage.
+#[test]
+fn log_that_is_cut_at_the_damage_is_mounted() {
+    let (contents, entries, trees) = load();
+    for (number, entry) in entries.iter().enumerate() {
+        let mut cut = contents.clone();
+        cut[LOG].truncate(entry.at);
+        let (disks, opened) = open(&cut);
+        let store = opened.unwrap();
+        assert_eq!(tree(&store), trees[number], "{number}");
+        // What is appended next is not taken for what was there.
+        let root = Node::detached(1, FileKind::Directory);
+        store.make(root, Name::new(b"more").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+        store.sync().unwrap();
+        let now = tree(&store);
+        let (_, again) = open(&disks.contents());
+        assert_eq!(tree(&again.unwrap()), now);
+        drop(store);
+        assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+    }
+}
+
+/// It is the later entry that tells damage from an end: without one there is nothing to be seen.
+#[test]
+fn control_damage_before_nothing_is_an_end() {
+    let (contents, entries, trees) = load();
+    let mut damaged = contents;
+    damaged[LOG][entries[3].at + 40] ^= 1;
+    damaged[LOG][entries[4].at..].fill(0);
+    let (_, opened) = open(&damaged);
+    assert_eq!(tree(&opened.unwrap()), trees[3]);
+}
+
+/// Entries that an earlier generation left behind the end are no damage.
+#[test]
+fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
+    let (contents, ..) = load();
+    let (disks, opened) = open(&contents);
+    let store = opened.unwrap();
+    let root = Node::detached(1, FileKind::Directory);
+    store.make(root, Name::new(b"new").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+    store.sync().unwrap();
+    assert_eq!(store.stats().logged_commits, 1);
+    let now = tree(&store);
+    let (_, again) = open(&disks.contents());
+    assert_eq!(tree(&again.unwrap()), now);
+}

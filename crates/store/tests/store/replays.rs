@@ -1,0 +1,108 @@
+//! A mount that puts a log into the database: what it needs of memory, and cuts amid it.
+
+use corewalk::{FileKind, FileSystem, Make, Name, Node};
+use corewalk_store::{StoreOptions, fsck_devices};
+use corewalk_testkit::rng::{Rng, Seed};
+
+use crate::cuts::crash;
+use crate::differential::{Tree, tree};
+use crate::memory::{Disks, Step, quiet};
+
+const META: usize = 0;
+const DATA: usize = 1;
+const LOG: usize = 3;
+/// Where a mount is cut, and how often each time.
+const CRASHES: u64 = 6;
+
+/// Returns what a crash leaves that lost all that was not synced: the log has it, no file has its bytes
+/// at their place.
+fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
+    let disks = Disks::new();
+    let store = disks.open(options);
+    let root = Node::detached(1, FileKind::Directory);
+    for number in 0..files {
+        let name = format!("f{}", number % 40);
+        let name = Name::new(name.as_bytes()).unwrap();
+        let ino = match store.lookup(root, name) {
+            Ok(found) => found.ino,
+            Err(_) => store.make(root, name, &Make::new(0o644, 0, 0)).unwrap().ino,
+        };
+        let file = Node::detached(ino, FileKind::Regular);
+        store.write(file, 0, 0, &vec![1 + number as u8 % 250; 1 + number * 997 % 20_000]).unwrap();
+        store.fsync(file, 0, false).unwrap();
+    }
+    let stats = store.stats();
+    assert_eq!((stats.logged_commits, stats.commits), (files as u64, files as u64));
+    let mut contents = disks.contents();
+    contents[DATA].fill(0);
+    (contents, tree(&store))
+}
+
+#[test]
+fn log_is_read_in_pieces() {
+    const LOG_BYTES: u64 = 8 << 20;
+    let options = StoreOptions { log_bytes: LOG_BYTES, ..quiet() };
+    let (contents, expected) = killed(400, &options);
+    let used = contents[LOG].iter().rposition(|&byte| byte != 0).unwrap();
+    assert!(used > 4 << 20, "{used} bytes of the log");
+    let disks = Disks::with(contents);
+    let store = disks.open(&options);
+    assert_eq!(tree(&store), expected);
+    let largest = disks.shared.lock().largest_reads[LOG];
+    assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes at once");
+}
+
+/// Returns what is wrong after a mount was cut somewhere, if anything is; `change` changes what the
+/// devices were asked.
+fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
+    let (contents, expected) = killed(12, &quiet());
+    let mut steps = Vec::new();
+    for (device, bytes) in contents.iter().enumerate() {
+        steps.push(Step::Write { device, offset: 0, bytes: bytes[..].into() });
+        steps.push(Step::Sync { device });
+    }
+    let begin = steps.len();
+    let disks = Disks::with(contents);
+    disks.shared.lock().log = Some(Vec::new());
+    let store = disks.open(&quiet());
+    assert_eq!(tree(&store), expected);
+    steps.extend(disks.shared.lock().log.take().unwrap());
+    change(&mut steps);
+    assert!(steps.len() > begin + 10);
+    for cut in begin..=steps.len() {
+        for number in 0..CRASHES {
+            let mut rng = Rng::new(Seed(cut as u64 * CRASHES + number));
+            let disks = crash(&steps[..cut], &mut rng);
+            let report = fsck_devices(&disks.devices()).expect("a check");
+            let got = tree(&disks.open(&quiet()));
+            if !report.findings.is_empty() || got != expected {
+                return Some(format!("cut {cut} of {}: {:?}", steps.len(), report.findings));
+            }
+        }
+    }
+    None
+}
+
+/// I.3: whoever is killed while the log is put into the database finds it there again, or has all of it.
+#[test]
+fn cut_amid_a_replay_leaves_what_was_confirmed() {
+    assert_eq!(try_cuts(|_| ()), None);
+}
+
+/// The commit that makes the log void comes after the sync of the bytes that it had.
+#[test]
+fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
+    for device in [DATA, META] {
+        let wrong = try_cuts(|steps| {
+            let begin = 8;
+            for step in &mut steps[begin..] {
+                if matches!(step, Step::Sync { device: at } if *at == device) {
+                    // What does nothing keeps the places of the others.
+                    *step = Step::Sync { device: 9 };
+                }
+            }
+        });
+        // Without the sync of the database its commit is not there, and the log is not void.
+        assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
+    }
+}
