@@ -33,11 +33,22 @@
 //! # When the host is full
 //! A commit of the database needs room of the host, and there is nobody to refuse any more. So a reserve
 //! is kept: a file of [`RESERVE_BYTES`]. A commit that meets `ENOSPC` gives the reserve up, opens the
-//! database again (it refuses to go on after an error, also after a read that failed: until the next
-//! commit, which is of the database then, what is not in memory is `EIO`) and tries once more; then
+//! database again (it refuses to go on after an error) and tries once more; then
 //! whatever needs more room is refused with `ENOSPC` until the reserve can be had again. If it fails even
 //! so, or with any other error, the store is read-only from then on: `EROFS` for changes, `EIO` for
 //! fsync. What was confirmed is in the database and the log still.
+//!
+//! # When a read fails
+//! The database refuses every read after one that failed, and every transaction: what is not in memory is `EIO`
+//! until it is opened again. So do the next sync, also one that finds nothing to commit, the next commit, and
+//! whoever commits in time (`heal`). If the host still fails then, a commit of records makes the store
+//! read-only; with nothing to commit it is tried again later.
+//!
+//! # When the log fails
+//! A write or a sync of the log that fails is no error to anybody: the transaction goes to the database
+//! instead, with all that the log has, which makes the log void. Until that is done the log takes nothing,
+//! since what is at its end is not known; then it is begun anew from its first byte, of which nothing is
+//! needed any more. If the database cannot take the transaction either, the store is read-only as above.
 //!
 //! # Locks
 //! The gate, before every other lock of the store. `state` is held for moments, and never while the gate
@@ -146,6 +157,8 @@ struct Counts {
     database: AtomicU64,
     logged: AtomicU64,
     logged_bytes: AtomicU64,
+    /// Entries that the log did not take, since the host failed.
+    log_failures: AtomicU64,
     /// Calls that found what they wanted in a commit of somebody else.
     shared: AtomicU64,
     /// Syncs of the data device.
@@ -328,7 +341,12 @@ impl Journal {
     /// Returns a pass to look. No other lock of the store may be held, nor a pass.
     #[inline]
     pub(crate) fn look(&self) -> Pass<'_> {
-        self.gate[shard_index()].read()
+        let pass = self.gate[shard_index()].read();
+        if pass.base.is_sick() {
+            // Whoever commits in time opens it again.
+            self.poke();
+        }
+        pass
     }
 
     /// Returns a pass to change. As [`Journal::look`].
@@ -438,11 +456,20 @@ impl Journal {
     pub(crate) fn add_stats(&self, stats: &mut StoreStats) {
         // ORDERING: Relaxed. Statistics.
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counts { database, logged, logged_bytes, shared, data_syncs, records, waits } =
-            &self.counts;
+        let Counts {
+            database,
+            logged,
+            logged_bytes,
+            log_failures,
+            shared,
+            data_syncs,
+            records,
+            waits,
+        } = &self.counts;
         stats.commits = get(database) + get(logged);
         stats.logged_commits = get(logged);
         stats.logged_bytes = get(logged_bytes);
+        stats.log_failures = get(log_failures);
         stats.shared_commits = get(shared);
         stats.records = get(records);
         stats.waits = get(waits);

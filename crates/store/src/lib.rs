@@ -61,11 +61,13 @@
 //! - The reserve for commits on a full host covers 8,192 pages of the database. A commit that changes
 //!   more records than that, far from each other, those of the log included, on a host that has just run
 //!   full, ends read-only. What was confirmed is in the log, and is there once the host has room again.
-//! - After a read of the database has failed, what is not in memory is `EIO` until the next commit, which
-//!   opens it again. If the host still fails then, the store is read-only.
+//! - After a read of the database has failed, what is not in memory is `EIO` until it is opened again: by the next
+//!   sync or commit, at the latest when time has come for one. If the host still fails when there is something
+//!   to commit, the store is read-only.
 //! - Where fsyncs of much data and of little take turns, each of much is a commit of the database (J.6).
-//! - A log that is lost while the store is not mounted, or whose entries are damaged, takes what was confirmed
-//!   since the last commit of the database with it, from the damage on, and nobody notices.
+//! - A log that is lost while the store is not mounted takes what was confirmed since the last commit of the
+//!   database with it, and nobody notices; so does its last entry if that is damaged, since it might be a write
+//!   that was torn. Damage before it is noticed: the store is not mounted, and `fsck` says so.
 //! - sync(2) and syncfs(2) do not reach a FUSE server: only fsync does, of files and directories.
 //! - A store whose pages were changed by somebody who knows how is detected by `fsck`, and by a mount only
 //!   in part.

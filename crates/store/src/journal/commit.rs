@@ -5,9 +5,9 @@
 //!
 //! # Which of the two
 //! The database takes a transaction if the log cannot: its records are many, the log is full, its bytes
-//! of files cannot be read, or they are many and J.6 is against a sync of them alone. It also takes one
-//! when time has come, when the store is closed, while the host is full, and when a read of the database
-//! has failed: only to open it again helps.
+//! of files cannot be read, or they are many and J.6 is against a sync of them alone, or a write or a sync of
+//! the log fails. It also takes one when time has come, when the store is closed, while the host is full, and
+//! when a read of the database has failed: only to open it again helps.
 //!
 //! Source: Linux `fs/jbd2/commit.c`; the ZFS intent log.
 
@@ -86,6 +86,7 @@ impl Journal {
     /// # Errors
     /// `EIO` if a commit failed, now or ever.
     pub(crate) fn commit_running(&self) -> Result<(), Errno> {
+        self.heal();
         let view = self.look();
         let tid = view.tid - u64::from(!view.running.has_begun());
         drop(view);
@@ -98,6 +99,7 @@ impl Journal {
     /// # Errors
     /// `EIO` if a commit failed, now or ever.
     pub(crate) fn checkpoint(&self) -> Result<(), Errno> {
+        self.heal();
         let view = self.look();
         let tid = view.tid - u64::from(!view.running.has_begun());
         drop(view);
@@ -147,10 +149,33 @@ impl Journal {
                 has_committed = true;
                 MutexGuard::unlocked(state, || {
                     let mut turn = Turn { journal: self, done: None, since: Instant::now() };
-                    turn.done = self.commit(goal);
+                    turn.done = self.commit(goal).map(|(tid, reached)| Done::To(tid, reached));
                 });
             }
         }
+    }
+
+    /// Opens the database again if a read of it has failed: nothing else helps. If that fails too, it is as
+    /// before.
+    fn heal(&self) {
+        if !self.look().base.is_sick() {
+            return;
+        }
+        let mut state = self.state.lock();
+        while state.is_committing {
+            self.changed.wait(&mut state);
+        }
+        state.is_committing = true;
+        MutexGuard::unlocked(&mut state, || {
+            let done = Some(Done::Nothing);
+            let _turn = Turn { journal: self, done, since: Instant::now() };
+            let mut database = self.database.lock();
+            // It may be well by now. What writes of its have lost, to open it again does not bring back.
+            if self.look().base.is_sick() && database.as_ref().is_none_or(Database::is_intact) {
+                // Nothing is lost by that: the last commit, and what is above it.
+                let _ = self.open_again(&mut database);
+            }
+        });
     }
 
     /// Freezes the running transaction and makes it durable; returns its number and whether it is in the
@@ -169,7 +194,7 @@ impl Journal {
                 self.poke();
                 Ok(Goal::Durable)
             }
-            Some(Err(error)) if errno_of(&error) != Errno::NOSPC => Err(error),
+            Some(Err(error)) => Err(error),
             _ => self.write_all(&frozen).map(|()| Goal::InDatabase),
         };
         let Ok(reached) = done else {
@@ -207,6 +232,9 @@ impl Journal {
     }
 
     /// Appends a transaction to the log; returns false if it is for the database.
+    ///
+    /// # Errors
+    /// That of a sync of the data device, after which nothing helps.
     fn append(&self, frozen: &Frozen) -> io::Result<bool> {
         if frozen.layer.bytes() > LOGGED_RECORDS_MAX {
             return Ok(false);
@@ -231,7 +259,15 @@ impl Journal {
                 return Ok(false);
             }
         }
-        let Some(bytes) = entry.append()? else { return Ok(false) };
+        let bytes = match entry.append() {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Ok(false),
+            Err(_) => {
+                // Nobody was told of this entry, and the log takes nothing more until it is void.
+                count(&self.counts.log_failures, 1);
+                return Ok(false);
+            }
+        };
         count(&self.counts.logged, 1);
         count(&self.counts.logged_bytes, bytes);
         Ok(true)
@@ -283,7 +319,8 @@ impl Journal {
             Some(database) => database.write(records),
             None => Err(io::ErrorKind::Other.into()),
         };
-        let is_intact = database.as_ref().is_some_and(Database::is_intact);
+        // Where it is none, it was intact when it was to be opened again.
+        let is_intact = database.as_ref().is_none_or(Database::is_intact);
         match first {
             Err(error) if is_intact && errno_of(&error) == Errno::NOSPC => {
                 // ORDERING: Relaxed. See `grow`.
@@ -294,6 +331,11 @@ impl Journal {
             Err(_) if is_intact => {}
             done => return done,
         }
+        self.open_again(&mut database)?.write(records)
+    }
+
+    /// Opens the database as the last commit left it.
+    fn open_again<'a>(&self, database: &'a mut Option<Database>) -> io::Result<&'a Database> {
         // Nobody may read from the database while it is opened again.
         let mut views = self.close();
         let nothing = Arc::new(Snapshot::closed());
@@ -303,7 +345,7 @@ impl Journal {
         let base = Arc::new(again.snapshot()?);
         views.iter_mut().for_each(|view| view.base = base.clone());
         drop(views);
-        database.insert(again).write(records)
+        Ok(database.insert(again))
     }
 }
 
@@ -329,8 +371,16 @@ fn count(counter: &AtomicU64, by: u64) {
 /// The turn of one thread to commit, which ends also with a panic.
 struct Turn<'a> {
     journal: &'a Journal,
-    done: Option<(u64, Goal)>,
+    /// None if that has failed.
+    done: Option<Done>,
     since: Instant,
+}
+
+/// What came of a turn.
+enum Done {
+    Nothing,
+    /// A transaction, and those before it, got so far.
+    To(u64, Goal),
 }
 
 impl Drop for Turn<'_> {
@@ -338,7 +388,8 @@ impl Drop for Turn<'_> {
         let mut state = self.journal.state.lock();
         match self.done {
             None => self.journal.fail(),
-            Some((tid, reached)) => {
+            Some(Done::Nothing) => {}
+            Some(Done::To(tid, reached)) => {
                 state.committed = tid;
                 if reached == Goal::InDatabase {
                     state.based = tid;
@@ -350,5 +401,55 @@ impl Drop for Turn<'_> {
         state.companions = state.callers;
         state.took = self.since.elapsed();
         self.journal.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corewalk_sync::primitives::thread;
+
+    use super::*;
+    use crate::record::Kind;
+    use crate::store::{Store, StoreOptions};
+
+    /// Lets a thread commit while an operation holds the gate, which ends as `end` says; returns what the
+    /// commit said, and what is left of the operation when the store is mounted again.
+    fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
+        let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
+        let log_bytes = 64 << 10;
+        let options = StoreOptions { commit_every: None, log_bytes, ..StoreOptions::default() };
+        let store = Store::open(&path, &options).unwrap();
+        let (key, journal) = (Key::of(Kind::Orphan, 99), &*store.journal);
+        let done = thread::scope(|scope| {
+            let pass = journal.change().unwrap();
+            let tid = pass.tid;
+            let committer = scope.spawn(move || journal.commit_up_to(tid));
+            // It has looked whether something has failed, and closes the gate, or waits for it.
+            while !journal.state.lock().is_committing {
+                thread::yield_now();
+            }
+            pass.put(key, b"");
+            end(journal);
+            drop(pass);
+            committer.join().unwrap()
+        });
+        drop(store);
+        let store = Store::open(&path, &options).unwrap();
+        let is_there = store.journal.look().get(&key).unwrap().is_some();
+        drop(store);
+        std::fs::remove_dir_all(&path).unwrap();
+        (done, is_there)
+    }
+
+    /// An operation that fails when half of it is done, after the committer has looked and before it has
+    /// closed the gate, is not committed.
+    #[test]
+    fn abort_before_the_gate_is_closed_stops_the_commit() {
+        assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));
+    }
+
+    #[test]
+    fn control_operation_that_does_not_abort_is_committed() {
+        assert_eq!(commit_amid("whole", |_| ()), (Ok(()), true));
     }
 }

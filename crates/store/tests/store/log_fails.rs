@@ -1,0 +1,97 @@
+//! A host that cannot write or sync the log: fsync makes things durable even so, or says that it has not.
+
+use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
+use corewalk_store::{Store, fsck_devices};
+
+use crate::differential::{Tree, tree};
+use crate::memory::{Disks, Shared, quiet};
+
+const META: usize = 0;
+const DATA: usize = 1;
+const LOG: usize = 3;
+
+/// What fails on a device.
+type Set = fn(&mut Shared, Vec<usize>);
+const WRITES: Set = |shared, devices| shared.writes_fail_on = devices;
+const SYNCS: Set = |shared, devices| shared.syncs_fail_on = devices;
+
+/// Makes a file with bytes, and fsyncs it.
+fn add(store: &Store, name: &str) -> Result<(), Errno> {
+    let (root, this) =
+        (Node::detached(1, FileKind::Directory), Name::new(name.as_bytes()).unwrap());
+    let made = store.make(root, this, &Make::new(0o644, 0, 0))?;
+    let file = Node::detached(made.ino, FileKind::Regular);
+    store.write(file, 0, 0, name.as_bytes())?;
+    store.fsync(file, 0, false)
+}
+
+/// Returns the tree as it is after a crash that leaves nothing of the log.
+fn tree_without_log(disks: &Disks) -> Tree {
+    let mut contents = disks.contents();
+    contents[LOG].fill(0);
+    let disks = Disks::with(contents);
+    assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+    tree(&disks.open(&quiet()))
+}
+
+#[test]
+fn what_the_log_cannot_take_is_durable_in_the_database() {
+    for set in [WRITES, SYNCS] {
+        let disks = Disks::new();
+        let store = disks.open(&quiet());
+        add(&store, "logged").unwrap();
+        assert_eq!((store.stats().logged_commits, store.stats().commits), (1, 1));
+        set(&mut disks.shared.lock(), vec![LOG]);
+        for number in 0..3 {
+            assert_eq!(add(&store, &format!("failed{number}")), Ok(()));
+            // All that was confirmed before, too.
+            assert_eq!(tree_without_log(&disks), tree(&store));
+        }
+        let stats = store.stats();
+        assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
+        assert!(!stats.is_read_only);
+        set(&mut disks.shared.lock(), vec![]);
+        // The log is of use again, from its first byte on.
+        add(&store, "after").unwrap();
+        assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
+        assert_ne!(tree_without_log(&disks), tree(&store));
+        let killed = disks.killed();
+        assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, []);
+        assert_eq!(tree(&killed.open(&quiet())), tree(&store));
+    }
+}
+
+#[test]
+fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
+    for set in [WRITES, SYNCS] {
+        for other in [META, DATA] {
+            let disks = Disks::new();
+            let store = disks.open(&quiet());
+            add(&store, "logged").unwrap();
+            let before = tree(&store);
+            let (root, name) =
+                (Node::detached(1, FileKind::Directory), Name::new(b"lost").unwrap());
+            store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
+            let first = store.lookup(root, Name::new(b"logged").unwrap()).unwrap();
+            store.write(Node::detached(first.ino, FileKind::Regular), 0, 0, b"LOGGED").unwrap();
+            // To write data at its place has been done already; a sync of it has not.
+            let mut shared = disks.shared.lock();
+            shared.syncs_fail_on = vec![other];
+            set(&mut shared, vec![LOG, other]);
+            drop(shared);
+            for _ in 0..2 {
+                assert_eq!(store.fsync(root, 0, false), Err(Errno::IO));
+            }
+            assert_eq!(add(&store, "more"), Err(Errno::ROFS));
+            assert!(store.stats().is_read_only);
+            let mut shared = disks.shared.lock();
+            (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
+            drop(shared);
+            drop(store);
+            // What was confirmed is there; of what was not, it may be.
+            assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+            let after = tree(&disks.open(&quiet()));
+            assert!(before.keys().all(|path| after.contains_key(path)));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! A host that fails to read the database for a while: `EIO`, and later all is as before, also for those
+//! who change nothing.
+
+use std::time::Duration;
+
+use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
+use corewalk_store::{Store, StoreOptions};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::Watchdog;
+
+use crate::memory::{Disks, quiet};
+
+const FILES: usize = 1_500;
+
+fn name(number: usize) -> String {
+    format!("{number:0100}")
+}
+
+/// Returns devices with files, more than the database has in memory when it is opened.
+fn disks() -> Disks {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let root = Node::detached(1, FileKind::Directory);
+    for number in 0..FILES {
+        let name = name(number);
+        store.make(root, Name::new(name.as_bytes()).unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+    }
+    drop(store);
+    disks
+}
+
+/// Returns how many files can be looked up; the others are `EIO`.
+fn count_found(store: &Store) -> usize {
+    let root = Node::detached(1, FileKind::Directory);
+    let found = (0..FILES).filter(|&number| {
+        match store.lookup(root, Name::new(name(number).as_bytes()).unwrap()) {
+            Ok(attr) => {
+                store.forget(attr.ino);
+                true
+            }
+            Err(errno) => {
+                assert_eq!(errno, Errno::IO);
+                false
+            }
+        }
+    });
+    found.count()
+}
+
+#[test]
+fn sync_with_nothing_to_commit_ends_eio_of_reads() {
+    let disks = disks();
+    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    disks.shared.lock().is_read_failing = true;
+    assert!(count_found(&store) < FILES);
+    // Who has nothing to lose loses nothing, however often the host fails.
+    for _ in 0..3 {
+        assert_eq!(store.sync(), Ok(()));
+        assert!(count_found(&store) < FILES);
+        assert!(!store.stats().is_read_only);
+    }
+    disks.shared.lock().is_read_failing = false;
+    let commits = store.stats().commits;
+    assert!(count_found(&store) < FILES, "the database does not try again by itself");
+    assert_eq!(store.sync(), Ok(()));
+    assert_eq!((count_found(&store), store.stats().commits), (FILES, commits));
+    // What is changed after that is kept.
+    let root = Node::detached(1, FileKind::Directory);
+    store.make(root, Name::new(b"new").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+    assert_eq!(store.sync(), Ok(()));
+    drop(store);
+    let store = disks.open(&quiet());
+    assert_eq!(count_found(&store), FILES);
+    assert!(store.lookup(root, Name::new(b"new").unwrap()).is_ok());
+}
+
+/// A change that meets a database which could not be opened again is committed once it can.
+#[test]
+fn change_after_a_failed_attempt_is_committed() {
+    let disks = disks();
+    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let root = Node::detached(1, FileKind::Directory);
+    // In memory, so that it can be changed.
+    let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
+    let first = Node::detached(first.ino, FileKind::Regular);
+    assert_eq!(store.read(first, 0, 0, &mut [0]), Ok(0));
+    // That changed a time.
+    assert_eq!(store.sync(), Ok(()));
+    disks.shared.lock().is_read_failing = true;
+    assert!(count_found(&store) < FILES);
+    assert_eq!(store.sync(), Ok(()));
+    disks.shared.lock().is_read_failing = false;
+    store.write(first, 0, 0, b"kept").unwrap();
+    assert_eq!(store.fsync(first, 0, false), Ok(()));
+    assert_eq!(count_found(&store), FILES);
+    drop(store);
+    let store = disks.open(&quiet());
+    let mut bytes = [0; 4];
+    assert_eq!((store.read(first, 0, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
+}
+
+/// Those who only read need not wait for somebody who syncs.
+#[test]
+fn eio_of_reads_ends_in_time() {
+    let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));
+    let disks = disks();
+    let every = Some(Duration::from_millis(20));
+    let store = disks.open(&StoreOptions { cache_bytes: 0, commit_every: every, ..quiet() });
+    disks.shared.lock().is_read_failing = true;
+    assert!(count_found(&store) < FILES);
+    disks.shared.lock().is_read_failing = false;
+    while count_found(&store) < FILES {
+        thread::yield_now();
+    }
+    assert!(!store.stats().is_read_only);
+}
