@@ -12,7 +12,9 @@
 //! Making and removing objects, and `IPC_SET`, take the lock of the kind. An object is published by the
 //! store that ends the write section, after all of it is in place (traps I7, I11).
 //!
-//! What counts is the state of a slot; `recover` makes the rest anew from it after a death.
+//! What counts is the state of a slot; `recover` makes the rest anew from it after a death. An index is also taken,
+//! as far as the bitmap says, while something is left of an object that was removed: a process may be stopped in
+//! the middle of it.
 //!
 //! # Guarantees
 //!
@@ -228,7 +230,10 @@ impl<'r> Ids<'r> {
     ///
     /// `EIO` if the holder is there and does not let go.
     pub(crate) fn lock(self) -> Result<IdsGuard<'r>, Errno> {
-        let held = lock(self.shared, &self.head()[LOCK], self.owner, || recover::recover(self))?;
+        let held = lock(self.shared, &self.head()[LOCK], self.owner, || {
+            recover::recover(self);
+            Ok(())
+        })?;
         Ok(IdsGuard { ids: self, _held: held })
     }
 
@@ -491,21 +496,25 @@ impl IdsGuard<'_> {
     }
 
     /// Takes the key from an object that goes once nobody uses it, and sets `flags` of its mode.
+    ///
+    /// The flags come first: they are what does it. Whoever puts the kind in order takes the key from an object
+    /// that has them ([`Ids::forget_key`]).
     #[doc(alias = "ipc_set_key_private")]
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
-        if object.key() != IPC_PRIVATE {
-            self.unlink(object, high(get(&slot[KEY])));
-        }
-        let _section = SeqCount::from_word(&slot[SEQ]).write();
-        put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
+        let next = high(get(&slot[KEY]));
+        let _section = write(slot);
         put(&slot[STATE], get(&slot[STATE]) | u64::from(flags));
+        if object.key() != IPC_PRIVATE {
+            self.unlink(object, next);
+        }
+        put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
     /// Replaces the flags in `mask` of an object's mode.
     pub(crate) fn set_mode_flags(&self, object: &Object, mask: u16, flags: u16) {
         let slot = self.ids.slot(object.index);
-        let _section = SeqCount::from_word(&slot[SEQ]).write();
+        let _section = write(slot);
         put(&slot[STATE], get(&slot[STATE]) & !u64::from(mask) | u64::from(flags & mask));
     }
 

@@ -76,7 +76,9 @@
 //! - To enforce: checks bind those who call this library. A program that writes to the region itself is
 //!   beyond them.
 //! - To wait for ever for a process that is there and holds a lock (stopped, or meaning harm): after 10 s a
-//!   call returns `EIO`, which System V calls do not have.
+//!   call returns `EIO`, which System V calls do not have; after two minutes also if holders take turns.
+//!   `IPC_RMID` does not fail on a semaphore that such a process has in the middle of an operation: all
+//!   waits end, and the lines of the set serve another one only once the process has gone on or ended.
 //! - To know who calls: the host says so with [`Namespace::register`] and [`Task::set_cred`], and ends a task
 //!   with [`Task::exit`].
 //!

@@ -12,14 +12,13 @@ use crate::field::{get, high, low, pair, put};
 /// The word of the links, in all that are in such a list.
 pub(crate) const LINKS: usize = 1;
 
-/// Members that a walk passes at most, whatever the region says.
-const WALK_MAX: usize = 1 << 26;
-
 /// A list: its ends, and where its members lie.
 #[derive(Clone, Copy)]
 pub(crate) struct List<'s> {
     pub(crate) region: &'s Region,
     pub(crate) ends: &'s AtomicU64,
+    /// How many members there can be: the lines of their pool. A walk passes no more, whatever the region says.
+    pub(crate) max: u32,
 }
 
 impl<'s> List<'s> {
@@ -77,7 +76,7 @@ impl<'s> List<'s> {
             next = some(high(get(self.links(line))));
             Some(line)
         });
-        walk.take(WALK_MAX)
+        walk.take(self.max as usize)
     }
 
     #[inline]
@@ -93,7 +92,7 @@ mod tests {
     #[test]
     fn members_leave_from_any_place() {
         let region = Region::private(8).unwrap();
-        let list = List { region: &region, ends: &region.line(7)[0] };
+        let list = List { region: &region, ends: &region.line(7)[0], max: 8 };
         assert!(list.is_empty());
         list.set([1, 2, 3, 4]);
         for (gone, left) in [(2, &[1, 3, 4][..]), (1, &[3, 4]), (4, &[3]), (3, &[])] {
@@ -104,9 +103,18 @@ mod tests {
     }
 
     #[test]
+    fn walk_of_a_ring_ends() {
+        let region = Region::private(8).unwrap();
+        let list = List { region: &region, ends: &region.line(7)[0], max: 5 };
+        list.set([1, 2]);
+        put(list.links(2), pair(1, 1));
+        assert!(list.iter().eq([1, 2, 1, 2, 1]));
+    }
+
+    #[test]
     fn walk_goes_on_when_its_present_member_leaves() {
         let region = Region::private(8).unwrap();
-        let list = List { region: &region, ends: &region.line(7)[0] };
+        let list = List { region: &region, ends: &region.line(7)[0], max: 8 };
         list.set(1..=4);
         let seen: Vec<u32> = list.iter().inspect(|line| list.unlink(*line)).collect();
         assert_eq!(seen, [1, 2, 3, 4]);

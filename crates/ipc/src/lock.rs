@@ -20,7 +20,8 @@
 //! and nothing of this runs.
 //!
 //! A holder that is there and does not let go (a stopped process, or one that means harm) is waited
-//! for [`WAIT_MAX_NS`], and then the call fails with `EIO`.
+//! for [`WAIT_MAX_NS`], and then the call fails with `EIO`. That is counted anew with each holder, and whenever the
+//! lock was let go of: those who take turns hold up nobody. All of them together are waited for [`WAIT_ALL_NS`].
 //!
 //! # Lock order
 //!
@@ -29,7 +30,7 @@
 //!
 //! Source: Drepper, "Futexes Are Tricky", 2011, mutex 2; pthread_mutexattr_setrobust(3).
 
-use corewalk_sync::futex::{self, Deadline, Scope};
+use corewalk_sync::futex::{self, Deadline, Ended, Scope};
 use corewalk_sync::primitives::IS_MODEL;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::hint;
@@ -51,6 +52,21 @@ pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000
 
 /// How long to wait for who is there and does not let go: 10 s. Tests that look at what then follows wait less.
 pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_000_000_000 };
+
+/// How long to wait for those who take turns.
+pub(crate) const WAIT_ALL_NS: u64 = 120_000_000_000;
+
+/// How long to wait for what can also be done later.
+const WAIT_SHORT_NS: u64 = 1_000_000_000;
+
+/// How long a call waits for those who do not let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// [`WAIT_MAX_NS`] for one of them, and [`WAIT_ALL_NS`] for all.
+    Long,
+    /// [`WAIT_SHORT_NS`] for all.
+    Short,
+}
 
 /// Who takes a lock: a task, and which of those that have had its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,10 +95,26 @@ pub(crate) fn lock<'s>(
     owner: Owner,
     recover: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<Held<'s>, Errno> {
+    lock_within(shared, word, owner, Wait::Long, recover)
+}
+
+/// As [`lock`], with less patience perhaps.
+///
+/// # Errors
+///
+/// Those of [`lock`].
+#[inline]
+pub(crate) fn lock_within<'s>(
+    shared: &'s Shared,
+    word: &'s AtomicU64,
+    owner: Owner,
+    wait: Wait,
+    recover: impl FnOnce() -> Result<(), Errno>,
+) -> Result<Held<'s>, Errno> {
     let mine = pair(owner.index + 1, owner.generation);
     // ORDERING(ipc-lock): Acquire. What the last holder did happens before this one.
     let free = word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed);
-    let taken = if free.is_ok() { Taken::Free } else { lock_slow(shared, word, mine)? };
+    let taken = if free.is_ok() { Taken::Free } else { lock_slow(shared, word, mine, wait)? };
     let held = Held { word, scope: shared.scope };
     if taken == Taken::Dead
         && let Err(errno) = recover()
@@ -101,7 +133,7 @@ enum Taken {
 }
 
 #[cold]
-fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64) -> Result<Taken, Errno> {
+fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result<Taken, Errno> {
     for _ in 0..SPIN_ROUNDS {
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {
@@ -109,7 +141,7 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64) -> Result<Taken, Errn
         }
         hint::spin_loop();
     }
-    let mut wait = Patience::new(shared);
+    let mut patience = Patience::new(shared, wait);
     loop {
         // ORDERING: Relaxed. A guess for the exchange below.
         let seen = word.load(Ordering::Relaxed);
@@ -123,7 +155,7 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64) -> Result<Taken, Errn
             return Ok(Taken::Free);
         }
         let holder = low(next) & (SLEEPERS - 1) as u32;
-        if !wait.sleep(word, low(next))? || !is_dead(shared, holder, high(next)) {
+        if !patience.sleep(word, next)? || !is_dead(shared, holder, high(next)) {
             continue;
         }
         // The generation in the word makes this fail if it was let go and taken again meanwhile.
@@ -144,40 +176,56 @@ fn is_dead(shared: &Shared, holder: u32, generation: u32) -> bool {
 /// Sleeps in turns on a word that somebody is to change, until patience is over.
 pub(crate) struct Patience<'s> {
     pub(crate) shared: &'s Shared,
+    wait: Wait,
+    /// What was seen in the word last, and how long that may last.
+    seen: Option<(u64, Deadline)>,
+    /// How long all of it may last.
     end: Option<Deadline>,
 }
 
 impl<'s> Patience<'s> {
-    pub(crate) fn new(shared: &'s Shared) -> Self {
-        Self { shared, end: None }
+    pub(crate) fn new(shared: &'s Shared, wait: Wait) -> Self {
+        Self { shared, wait, seen: None, end: None }
     }
 
-    /// Sleeps while the low half of `word` is `value`; returns true if it is time to look at its owner.
+    /// Sleeps while the low half of `word` is that of `seen`; returns true if it is time to look at its owner.
     ///
     /// # Errors
     ///
-    /// `EIO` if it has been [`WAIT_MAX_NS`].
-    pub(crate) fn sleep(&mut self, word: &AtomicU64, value: u32) -> Result<bool, Errno> {
+    /// Those of `nap`.
+    pub(crate) fn sleep(&mut self, word: &AtomicU64, seen: u64) -> Result<bool, Errno> {
         if self.shared.scope == Scope::Private {
-            futex::wait(word, value, Deadline::NEVER, Scope::Private);
+            futex::wait(word, low(seen), Deadline::NEVER, Scope::Private);
             return Ok(false);
         }
-        self.nap(word, value, BEAT_NS)
+        self.nap(word, seen, BEAT_NS)
     }
 
     /// Sleeps at most `nap_ns` while the low half of `word` is `value`; returns true if it was so long.
     ///
     /// # Errors
     ///
-    /// `EIO` if it has been [`WAIT_MAX_NS`] since the first time, and others share the word.
-    pub(crate) fn nap(&mut self, word: &AtomicU64, value: u32, nap_ns: u64) -> Result<bool, Errno> {
-        let now = futex::now().monotonic_ns;
-        let end = *self.end.get_or_insert(Deadline { monotonic_ns: now + WAIT_MAX_NS });
-        if now >= end.monotonic_ns && self.shared.scope == Scope::Shared {
+    /// `EIO` if others share the word, and it has been `seen`, or patience as a whole has lasted, for too long.
+    pub(crate) fn nap(&mut self, word: &AtomicU64, seen: u64, nap_ns: u64) -> Result<bool, Errno> {
+        let now = futex::now();
+        let within = |ns| Deadline { monotonic_ns: now.monotonic_ns + ns };
+        let end = *self.end.get_or_insert(within(match self.wait {
+            Wait::Long => WAIT_ALL_NS,
+            Wait::Short => WAIT_SHORT_NS,
+        }));
+        let (_, of_seen) = *match &mut self.seen {
+            Some(last) if last.0 == seen => last,
+            // Somebody else, or the same one again: who waits behind those that go on is not held up.
+            other => other.insert((seen, within(WAIT_MAX_NS))),
+        };
+        if now >= end.min(of_seen) && self.shared.scope == Scope::Shared {
             return Err(Errno::IO);
         }
-        let until = Deadline { monotonic_ns: now + nap_ns };
-        Ok(futex::wait(word, value, until, self.shared.scope) == futex::Ended::TimedOut)
+        let ended = futex::wait(word, low(seen), within(nap_ns), self.shared.scope);
+        if ended == Ended::Woken {
+            self.seen = None;
+        }
+        Ok(ended == Ended::TimedOut)
     }
 }
 
@@ -205,8 +253,9 @@ impl Drop for Held<'_> {
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::{Namespace, NamespaceOptions};
+    use crate::{Capacity, Namespace, NamespaceOptions};
     use corewalk_sync::primitives::{Arc, thread};
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     #[test]
     fn lock_beside_others_loses_no_step() {
@@ -230,5 +279,39 @@ mod tests {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(crate::field::get(&words.1), 3 * ROUNDS);
         assert_eq!(crate::field::get(&words.0), 0);
+    }
+
+    fn shared_namespace() -> Namespace {
+        let capacity = Capacity { tasks: 4, ..Capacity::LEAST };
+        let file = memfd_create("lock", MemfdFlags::CLOEXEC).unwrap();
+        Namespace::open_fd(&file, NamespaceOptions { capacity, ..Default::default() }).unwrap()
+    }
+
+    /// Two others take turns with a lock, for much longer than one of them is waited for.
+    #[test]
+    fn those_who_take_turns_do_not_end_patience() {
+        let namespace = shared_namespace();
+        let shared = namespace.shared();
+        let word = AtomicU64::new(0);
+        let held = |turn: u64| pair(1 + (turn % 2) as u32, 1);
+        let mut patience = Patience::new(shared, Wait::Long);
+        let end = futex::now().monotonic_ns + WAIT_MAX_NS + WAIT_MAX_NS / 2;
+        let mut turn = 0;
+        while futex::now().monotonic_ns < end {
+            turn += 1;
+            crate::field::put(&word, held(turn));
+            let slept = patience.sleep(&word, held(turn));
+            assert!(slept.is_ok(), "turn {turn}");
+        }
+    }
+
+    #[test]
+    fn control_one_who_does_not_let_go_ends_patience() {
+        let namespace = shared_namespace();
+        let word = AtomicU64::new(pair(1, 1));
+        let mut patience = Patience::new(namespace.shared(), Wait::Long);
+        let start = futex::now().monotonic_ns;
+        while patience.sleep(&word, pair(1, 1)).is_ok() {}
+        assert!(futex::now().monotonic_ns - start >= WAIT_MAX_NS);
     }
 }

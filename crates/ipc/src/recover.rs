@@ -162,7 +162,12 @@ fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<Absent, Errno> {
     let pid = shared.pid_of(index);
     shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
     msg::reap(shared, owner, index)?;
-    sem::reap(shared, owner, Gone { task: index, pid })
+    let absent = sem::reap(shared, owner, Gone { task: index, pid })?;
+    // What the task was in the middle of may be all that was left of an object.
+    for kind in [Kind::Sem, Kind::Msg] {
+        Ids { shared, kind, owner }.lock()?.end_left();
+    }
+    Ok(absent)
 }
 
 /// Reaps all tasks that have died; returns how many those were.

@@ -33,9 +33,10 @@ mod txn;
 mod undo;
 mod word;
 
+pub(crate) use get::Remains;
 pub(crate) use queue::{Absent, INTERRUPTED, STATUS, is_waiting};
 pub(crate) use reap::{reap, settle};
-pub(crate) use recover::{recover_sems, recover_slot};
+pub(crate) use recover::{end_slot, recover_sems, size_of};
 pub(crate) use undo::{Gone, exit_sem};
 
 pub use ctl::{
@@ -92,5 +93,7 @@ impl SemBuf {
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 pub(crate) mod dead;
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
+mod stopped;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests;

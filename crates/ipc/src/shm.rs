@@ -28,7 +28,8 @@
 //!
 //! The lock of the kind protects all segments and records: who attaches asks the kernel for a mapping, so
 //! nothing here is worth a lock of its own. Lookups and permission checks take none, and what they found
-//! is looked up again under it (traps I2, I10, I18). Memory is made under it, and given back after.
+//! is looked up again under it (traps I2, I10, I18). Memory is made under it, and given back after (by those who
+//! put things in order after a death, under it).
 //!
 //! # What it refuses
 //!
@@ -40,12 +41,14 @@
 
 mod attach;
 mod backing;
+#[cfg(all(test, corewalk_crash))]
+mod crash_models;
 mod ctl;
 mod get;
 mod segment;
 
 pub(crate) use attach::{Own, exit_shm};
-pub(crate) use segment::{SEGMENT_LINES, reap, recover_slot};
+pub(crate) use segment::{SEGMENT_LINES, end_slot, reap, recover_slot};
 
 pub use attach::{Mapping, SHM_EXEC, SHM_RDONLY, SHM_REMAP, SHM_RND};
 pub use backing::{Backing, Memfds, SegmentName};

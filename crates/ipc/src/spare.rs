@@ -19,8 +19,8 @@ use corewalk_sync::futex::Scope;
 use corewalk_sync::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
-use crate::field::{low, put};
-use crate::lock::{Owner, Patience};
+use crate::field::put;
+use crate::lock::{Owner, Patience, Wait};
 use crate::namespace::Shared;
 use crate::process::{Identity, Look};
 use crate::recover;
@@ -55,11 +55,11 @@ fn claim(shared: &Shared) -> Result<Owner, Errno> {
     let index = own_lines(shared);
     let line = task_line(shared, index);
     let own = Identity::own();
-    let mut wait = Patience::new(shared);
+    let mut wait = Patience::new(shared, Wait::Long);
     loop {
         let seen = identity(line);
         if seen.0 != 0 && !seen.is_gone(Look::Close) {
-            wait.sleep(&line[STATE], low(seen.0))?;
+            wait.sleep(&line[STATE], seen.0)?;
             continue;
         }
         // ORDERING(ipc-task): Acquire. See `identity`.

@@ -6,21 +6,20 @@
 //! Source: the essay of `ids`.
 
 use corewalk_sync::SeqCount;
-use rustix::io::Errno;
 
 use super::{
-    BITS, IN_USE, IPC_PRIVATE, Ids, KEY, Kind, LIVE, Object, REDO, SEQ, USED, read, redo_perm,
+    BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, Kind, LIVE, Object, REDO, SEQ, STATE, USED,
+    read, redo_perm, write,
 };
 use crate::field::{get, low, pair, put};
+use crate::sem::Remains;
 use crate::{msg, sem, shm};
 
 /// Finishes or takes back what was left half done. The lock is ours.
 ///
-/// # Errors
-///
-/// `EIO` if somebody does not let go of an object that is to be ended.
+/// Who does not let go of an object that is to be ended holds up nobody: it is left for later.
 #[cold]
-pub(super) fn recover(ids: Ids<'_>) -> Result<(), Errno> {
+pub(super) fn recover(ids: Ids<'_>) {
     let slots = ids.slots();
     for index in 0..slots {
         let seq = SeqCount::from_word(&ids.slot(index)[SEQ]);
@@ -36,16 +35,21 @@ pub(super) fn recover(ids: Ids<'_>) -> Result<(), Errno> {
     (0..slots).step_by(BITS as usize).for_each(|index| put(ids.bits(index / BITS), 0));
     (0..slots).for_each(|bucket| put(ids.bucket_at(bucket), 0));
     for index in 0..slots {
-        let live = live(ids, index);
-        used += match ids.kind {
-            Kind::Sem => sem::recover_slot(ids, index, live)?,
-            Kind::Msg => msg::recover_slot(ids, index).map(|()| 0)?,
-            Kind::Shm => live.as_ref().map_or(0, |object| shm::recover_slot(ids, object)),
+        let found = live(ids, index);
+        used += match (ids.kind, &found) {
+            (Kind::Sem, Some(object)) => sem::size_of(ids.shared, object),
+            (Kind::Shm, Some(object)) => shm::recover_slot(ids, object),
+            _ => 0,
         };
-        let Some(object) = live else { continue };
+        // It may have been ended, or have lost its key.
+        let Some(object) = live(ids, index) else {
+            if end_slot(ids, index) == Remains::Some {
+                ids.set_bit(index);
+            }
+            continue;
+        };
         in_use += 1;
-        let bits = ids.bits(index / BITS);
-        put(bits, get(bits) | 1 << (index % BITS));
+        ids.set_bit(index);
         let key = object.key();
         if key != IPC_PRIVATE {
             let bucket = ids.bucket(key);
@@ -59,7 +63,73 @@ pub(super) fn recover(ids: Ids<'_>) -> Result<(), Errno> {
         Kind::Sem => sem::recover_sems(ids),
         Kind::Msg | Kind::Shm => {}
     }
-    Ok(())
+}
+
+/// Ends what is left in a slot in which there is no object.
+fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
+    match ids.kind {
+        Kind::Sem => sem::end_slot(ids, index),
+        Kind::Msg => msg::end_slot(ids, index),
+        Kind::Shm => shm::end_slot(ids, index),
+    }
+}
+
+impl IdsGuard<'_> {
+    /// Keeps the slot of an object that was removed until nothing is left of it.
+    pub(crate) fn keep_slot(&self, index: u32) {
+        self.ids.set_bit(index);
+    }
+
+    /// Ends what is left of objects that were removed; returns whether a slot is free now.
+    #[cold]
+    pub(crate) fn end_left(&self) -> bool {
+        let ids = self.ids;
+        let mut is_any = false;
+        for word in 0..ids.slots().div_ceil(BITS) {
+            let taken = get(ids.bits(word));
+            let indices =
+                (0..BITS).filter(|bit| taken >> bit & 1 != 0).map(|bit| word * BITS + bit);
+            for index in indices.filter(|index| live(ids, *index).is_none()) {
+                is_any |= self.end_left_at(index);
+            }
+        }
+        is_any
+    }
+
+    /// Ends what is left of an object in slot `index`, which was removed; returns whether nothing is.
+    pub(crate) fn end_left_at(&self, index: u32) -> bool {
+        let ids = self.ids;
+        if index >= ids.slots() || live(ids, index).is_some() {
+            return false;
+        }
+        let remains = end_slot(ids, index);
+        let bits = ids.bits(index / BITS);
+        let bit = 1 << (index % BITS);
+        put(bits, if remains == Remains::None { get(bits) & !bit } else { get(bits) | bit });
+        remains == Remains::None
+    }
+}
+
+impl Ids<'_> {
+    fn set_bit(self, index: u32) {
+        let bits = self.bits(index / BITS);
+        put(bits, get(bits) | 1 << (index % BITS));
+    }
+
+    /// Takes the key from the object in slot `index`. The lock of the kind was taken from one who has died, and
+    /// the index of keys is made anew after this.
+    pub(crate) fn forget_key(self, index: u32) {
+        let slot = self.slot(index);
+        let _section = write(slot);
+        put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
+    }
+
+    /// Ends the object in slot `index`; as [`Ids::forget_key`].
+    pub(crate) fn forget_slot(self, index: u32) {
+        let slot = self.slot(index);
+        let _section = write(slot);
+        put(&slot[STATE], 0);
+    }
 }
 
 fn live(ids: Ids<'_>, index: u32) -> Option<Object> {

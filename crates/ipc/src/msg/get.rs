@@ -48,9 +48,14 @@ impl Task {
             |ids, perm| {
                 may_alloc(self, &perm)?;
                 let qbytes = u64::from(shared.limits.msgmnb);
-                ids.publish(perm, now_s(), shared.limits.msgmni, |index| {
-                    Ok(Queue::make(shared, index, qbytes, self.owner)?.place.payload())
-                })
+                let make =
+                    |index| Ok(Queue::make(shared, index, qbytes, self.owner)?.place.payload());
+                let publish = || ids.publish(perm, now_s(), shared.limits.msgmni, make);
+                match publish() {
+                    // What is left of queues that were removed is in the way.
+                    Err(Errno::NOSPC) if ids.end_left() => publish(),
+                    id => id,
+                }
             },
         )
     }

@@ -16,8 +16,9 @@ use super::rebuild;
 use crate::field::{get, high, low, pair, put};
 use crate::ids::{INDEX_BITS, Object, SLOTS_MAX};
 use crate::list::List;
-use crate::lock::{Held, Owner, lock};
+use crate::lock::{Held, Owner, Wait, lock_within};
 use crate::namespace::Shared;
+use crate::pool::Pool;
 
 /// Lines of a queue.
 pub(crate) const QUEUE_LINES: u32 = 2;
@@ -136,7 +137,7 @@ impl<'s> Queue<'s> {
     /// the holder is there and does not let go.
     #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
-        let held = self.hold(owner)?;
+        let held = self.hold(owner, Wait::Long)?;
         if self.live() != self.place.payload() {
             return Err(Errno::IDRM);
         }
@@ -144,8 +145,8 @@ impl<'s> Queue<'s> {
     }
 
     #[inline]
-    fn hold(self, owner: Owner) -> Result<Held<'s>, Errno> {
-        lock(self.shared, &self.line()[LOCK], owner, || {
+    fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
+        lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
             rebuild::recover(self, owner);
             Ok(())
         })
@@ -157,7 +158,7 @@ impl<'s> Queue<'s> {
     ///
     /// `EIO` if the lock cannot be had.
     pub(super) fn recover(self, owner: Owner) -> Result<(), Errno> {
-        let _held = self.hold(owner)?;
+        let _held = self.hold(owner, Wait::Short)?;
         rebuild::recover(self, owner);
         Ok(())
     }
@@ -165,7 +166,7 @@ impl<'s> Queue<'s> {
     /// As [`Queue::lock`], whichever queue is in the slot by now.
     #[cfg(all(test, corewalk_loom))]
     pub(super) fn hold_whatever(self, owner: Owner) -> Result<Held<'s>, Errno> {
-        self.hold(owner)
+        self.hold(owner, Wait::Long)
     }
 
     /// Returns true if nobody has the lock.
@@ -192,7 +193,7 @@ impl<'s> Queue<'s> {
         owner: Owner,
     ) -> Result<Self, Errno> {
         let none = Self { shared, place: Place { index, tag: 0 } };
-        let _held = none.hold(owner)?;
+        let _held = none.hold(owner, Wait::Long)?;
         let last = none.last_of_slot().place.tag;
         let queue = Self { shared, place: Place { index, tag: last.wrapping_add(1) & TAG_MASK } };
         for word in [MESSAGES, RECEIVERS, SENDERS, CBYTES, QNUM] {
@@ -235,17 +236,17 @@ impl<'s> Deref for QueueGuard<'s> {
 impl<'s> Locked<'s> {
     #[inline]
     pub(super) fn messages(&self) -> List<'s> {
-        self.list(MESSAGES)
+        self.list(MESSAGES, self.queue.shared.layout.msgs)
     }
 
     #[inline]
     pub(super) fn receivers(&self) -> List<'s> {
-        self.list(RECEIVERS)
+        self.list(RECEIVERS, self.queue.shared.layout.msg_waits)
     }
 
     #[inline]
     pub(super) fn senders(&self) -> List<'s> {
-        self.list(SENDERS)
+        self.list(SENDERS, self.queue.shared.layout.msg_waits)
     }
 
     pub(super) fn message(&self, line: u32) -> Message<'s> {
@@ -417,9 +418,9 @@ impl<'s> Locked<'s> {
         told
     }
 
-    fn list(&self, ends: usize) -> List<'s> {
+    fn list(&self, ends: usize, members: Pool) -> List<'s> {
         let ends: &'s AtomicU64 = &self.queue.line()[ends];
-        List { region: &self.queue.shared.region, ends }
+        List { region: &self.queue.shared.region, ends, max: members.lines }
     }
 }
 

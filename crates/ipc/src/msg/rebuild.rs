@@ -28,6 +28,7 @@ use super::queue::{Locked, Place, Queue};
 use crate::ids::{Ids, Kind};
 use crate::lock::Owner;
 use crate::namespace::Shared;
+use crate::sem::Remains;
 
 /// Puts the queue in order whose lock was taken over; `queue` is any of its slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
@@ -150,16 +151,12 @@ fn end_node(
 }
 
 /// Ends what is left in a slot that has no queue any more. The lock of the kind is held.
-///
-/// # Errors
-///
-/// `EIO` if somebody does not let go of the queue.
-pub(crate) fn recover_slot(ids: Ids<'_>, index: u32) -> Result<(), Errno> {
+pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let slot = Queue { shared: ids.shared, place: Place { index, tag: 0 } };
-    if slot.live() != 0 && ids.payload(index).is_none() {
-        slot.recover(ids.owner)?;
+    if slot.live() != 0 && slot.recover(ids.owner).is_err() {
+        return Remains::Some;
     }
-    Ok(())
+    Remains::None
 }
 
 /// Returns the nodes that are used, each with the number of its task.

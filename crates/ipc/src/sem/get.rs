@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use super::queue::{self, Completed, Wakes};
 use super::set::{
     ALTER_LIST, COMMIT, COMPLEX_COUNT, CONST_LIST, LIVE, LOG, OTIME, Place, REDO, SEM_ALTER_LIST,
-    SEM_CONST_LIST, Set, TICKET, UNDO_LIST, WORD,
+    SEM_CONST_LIST, Set, SetGuard, TICKET, UNDO_LIST, WORD,
 };
 use super::undo;
 use super::word::{TAG_MASK, Word};
 use crate::field::{get, put};
 use crate::ids::{IPC_PRIVATE, IdsGuard, Object};
-use crate::lock::Owner;
+use crate::lock::{Owner, Wait};
 use crate::namespace::now_s;
 use crate::perm::Perm;
 use crate::task::Task;
@@ -94,7 +94,12 @@ impl Task {
             hook.alloc(&self.cred.whole(), &perm)?;
         }
         let make = |index| self.make_set(index, nsems);
-        let id = ids.publish(perm, now_s(), self.shared.limits.semmni, make)?;
+        let publish = || ids.publish(perm, now_s(), self.shared.limits.semmni, make);
+        let id = match publish() {
+            // What is left of sets that were removed is in the way.
+            Err(Errno::NOSPC | Errno::NOMEM) if ids.end_left() => publish()?,
+            id => id?,
+        };
         ids.set_used(used);
         Ok(id)
     }
@@ -106,7 +111,7 @@ impl Task {
         let last = Word(get(&shared.region.line(base)[WORD]));
         let place = Place { base, nsems, tag: (last.tag() + 1) & TAG_MASK };
         let set = Set { shared, index, place };
-        let guard = set.lock_new(self.owner)?;
+        let guard = set.lock_new(self.owner, Wait::Long)?;
         for num in 0..nsems as u16 {
             let line = set.sem(num);
             [OTIME, SEM_ALTER_LIST, SEM_CONST_LIST, LOG, REDO]
@@ -134,10 +139,13 @@ impl Task {
         let object = self.pre_down(&ids, semid, super::ctl::IPC_RMID)?;
         let set = Set::new(&self.shared, &object);
         // What is not there under its lock was never there.
-        drop(set.lock(self.owner)?);
+        let guard = set.lock(self.owner)?;
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
-        let wakes = set.remove(self.owner)?;
+        let (wakes, remains) = guard.remove();
+        if remains == Remains::Some {
+            ids.keep_slot(object.index);
+        }
         drop(ids);
         self.wake(wakes);
         Ok(())
@@ -163,29 +171,46 @@ impl Task {
     }
 }
 
+/// What is left of an object that was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remains {
+    None,
+    /// Somebody has to come back; its slot serves no other object until then.
+    Some,
+}
+
 impl Set<'_> {
     /// Ends a set that cannot be found any more: its semaphores, waits and undo records. The lock of the
     /// kind is held. Who dies here leaves the rest to the next holder of that lock.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if it is gone already; `EIO` if somebody does not let go of it.
-    pub(super) fn remove(self, owner: Owner) -> Result<Wakes, Errno> {
-        let guard = self.lock(owner)?;
-        for num in 0..self.place.nsems as u16 {
-            match guard.kill(num) {
-                // Only a hostile word, or one that was ended before its ender died.
-                Ok(_) | Err(Errno::IDRM) => {}
-                Err(errno) => return Err(errno),
-            }
+    /// `EIDRM` if it is gone already; `EIO` if somebody does not let go of its lock.
+    pub(super) fn remove(self, owner: Owner) -> Result<(Wakes, Remains), Errno> {
+        Ok(self.lock_remains(owner, Wait::Short)?.remove())
+    }
+}
+
+impl SetGuard<'_> {
+    /// As [`Set::remove`], with the lock.
+    ///
+    /// A process that was stopped may have frozen a semaphore. It will store into that word, and perhaps into its
+    /// undo record, once it goes on: so these lines are kept, and only the waits are ended.
+    pub(super) fn remove(self) -> (Wakes, Remains) {
+        let (set, owner) = (self.set, self.owner);
+        let is_whole = self.kill_all();
+        let completed: Completed = queue::end_all(&self);
+        if is_whole {
+            undo::free_all(&self);
         }
-        let completed: Completed = queue::end_all(&guard);
-        undo::free_all(&guard);
-        let wakes = completed.tell(self.shared);
+        let wakes = completed.tell(set.shared);
+        if !is_whole {
+            return (wakes, Remains::Some);
+        }
         // Last: until here there is something to be ended.
-        put(guard.field(LIVE), 0);
-        drop(guard);
-        self.shared.layout.sems.free(self.shared, self.place.base, owner);
-        Ok(wakes)
+        put(self.field(LIVE), 0);
+        drop(self);
+        set.shared.layout.sems.free(set.shared, set.place.base, owner);
+        (wakes, Remains::None)
     }
 }

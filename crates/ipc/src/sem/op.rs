@@ -26,6 +26,7 @@ use super::txn::{Call, Txn, Verdict};
 use super::undo;
 use super::word::Word;
 use crate::ids::Object;
+use crate::lock::Wait;
 use crate::namespace::{SEMAEM, SEMVMX, now_s};
 use crate::process::Look;
 use crate::recover::{self, HEARTBEAT_NS};
@@ -286,11 +287,13 @@ impl Task {
     /// the wait.
     #[cold]
     fn beat(&self, semid: i32, set: Set<'_>, node: Node<'_>) -> Result<(), Errno> {
-        if self.sem_ids().obtain_object_check(semid).is_err() {
-            // It was removed. If who removes it has died, the lock makes us end it.
-            drop(self.sem_ids().lock());
+        if self.sem_ids().obtain_object_check(semid).is_err()
+            && let Ok(ids) = self.sem_ids().lock()
+        {
+            // It was removed. Who removed it may have died, or had to leave it.
+            ids.end_left_at(set.index);
         }
-        match set.lock(self.owner) {
+        match set.lock_remains(self.owner, Wait::Long) {
             Ok(guard) => {
                 let is_time = guard.is_time_to_look(futex::now());
                 drop(guard);
@@ -310,6 +313,9 @@ impl Task {
     pub(super) fn look_after(&self, set: Set<'_>, look: Look) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
         let tasks = tasks_of(&guard, self.owner);
+        // Now and then who asks or tries looks closely, as who waits does: a pid may have been used again.
+        let is_quick = look == Look::Quick && !guard.is_time_to_look(futex::now());
+        let look = if is_quick { Look::Quick } else { Look::Close };
         drop(guard);
         let is_gone = |task: &&u32| match look {
             Look::Quick => self.shared.is_surely_dead(**task),
@@ -329,7 +335,7 @@ impl Task {
 
     /// Takes the node out of its queues with `errno`, unless the call was completed meanwhile.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
-        let guard = set.lock(self.owner);
+        let guard = set.lock_remains(self.owner, Wait::Long);
         if let Some(outcome) = node.outcome() {
             return outcome;
         }

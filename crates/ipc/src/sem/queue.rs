@@ -316,15 +316,19 @@ struct Queue<'s> {
     region: &'s Region,
     ends: &'s AtomicU64,
     links: usize,
+    /// How many nodes there can be; a walk passes no more, whatever the region says.
+    max: u32,
 }
 
 impl<'s> Queue<'s> {
     fn of_set(set: Set<'s>, list: usize) -> Self {
-        Self { region: &set.shared.region, ends: &set.line()[list], links: SET_LINKS }
+        let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
+        Self { region, ends: &set.line()[list], links: SET_LINKS, max }
     }
 
     fn of_sem(set: Set<'s>, num: u16, list: usize) -> Self {
-        Self { region: &set.shared.region, ends: &set.sem(num)[list], links: SEM_LINKS }
+        let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
+        Self { region, ends: &set.sem(num)[list], links: SEM_LINKS, max }
     }
 
     fn links(&self, node: u32) -> &'s AtomicU64 {
@@ -373,7 +377,7 @@ impl<'s> Queue<'s> {
     /// Returns the nodes that follow each other, at most as many as there can be.
     fn nodes(self) -> impl Iterator<Item = u32> {
         let walk = std::iter::successors(self.first(), move |node| self.next(*node));
-        walk.take(self.region.lines() as usize)
+        walk.take(self.max as usize)
     }
 }
 
@@ -646,11 +650,18 @@ fn scan_const(
     queue: Queue<'_>,
     completed: &mut Completed,
 ) -> Result<(), Errno> {
-    let waiting: SmallVec<[u32; 8]> = queue.nodes().collect();
-    for line in waiting {
+    let mut next = queue.first();
+    for _ in 0..queue.max {
+        let Some(line) = next else { break };
+        // Read before the node leaves the queue.
+        next = queue.next(line);
         let node = Node { shared: txn.set().shared, line };
         if look_at(txn, node, completed) == Looked::Waits {
             continue;
+        }
+        if completed.has_twice(line) {
+            // It was there before: the queue is a ring.
+            break;
         }
         dequeue(txn.guard(), node);
     }
@@ -662,8 +673,7 @@ fn scan_const(
 fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> Result<(), Errno> {
     let mut next = queue.first();
     // A queue that others have overwritten may be a ring.
-    let nodes_max = txn.set().shared.layout.waits.lines;
-    let mut left = nodes_max;
+    let mut left = queue.max;
     while let Some(line) = next {
         if left == 0 {
             break;
@@ -677,7 +687,7 @@ fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> R
         match look_at(txn, node, completed) {
             Looked::Waits => continue,
             // It was there before.
-            Looked::Done if completed.has_twice(line) => break,
+            Looked::Done | Looked::Failed if completed.has_twice(line) => break,
             Looked::Failed => dequeue(txn.guard(), node),
             Looked::Done => {
                 dequeue(txn.guard(), node);
@@ -685,7 +695,7 @@ fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> R
                 // A decrement lets no older decrement go on; anything else may let anybody.
                 if is_complex || get(txn.guard().field(COMPLEX_COUNT)) != 0 {
                     next = queue.first();
-                    left = nodes_max;
+                    left = queue.max;
                 }
             }
         }
@@ -722,8 +732,11 @@ fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>, completed: &mut Completed) -> 
 pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
     let mut nodes: SmallVec<[(u32, i32); 4]> = SmallVec::new();
+    // All queues together have no more nodes than there can be.
+    let nodes_max = set.shared.layout.waits.lines as usize;
     let mut end = |queue: Queue<'_>| {
-        nodes.extend(queue.nodes().map(|node| (node, Errno::IDRM.raw_os_error())));
+        let left = nodes_max - nodes.len();
+        nodes.extend(queue.nodes().take(left).map(|node| (node, Errno::IDRM.raw_os_error())));
         put(queue.ends, 0);
     };
     end(Queue::of_set(set, CONST_LIST));
@@ -768,3 +781,6 @@ pub(super) fn count(guard: &SetGuard<'_>, num: u16, awaited: Awaited) -> i32 {
 
 #[cfg(all(test, corewalk_crash))]
 pub(super) mod audit;
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
+mod tests;

@@ -19,7 +19,7 @@ use super::recover::thaw_dead;
 use super::set::{Set, SetGuard};
 use super::txn::Txn;
 use super::undo::{self, Gone};
-use crate::lock::Owner;
+use crate::lock::{Owner, Wait};
 use crate::namespace::{SEMVMX, Shared};
 use crate::task::{Task, identity, task_line};
 
@@ -101,7 +101,7 @@ fn thaw_set(shared: &Shared, owner: Owner, gone: Gone, index: u32) -> Result<(),
     if !is_any {
         return Ok(());
     }
-    let Some(guard) = there(set.lock(owner))? else { return Ok(()) };
+    let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(()) };
     // Nobody but the reaper, who is at this, ends the line of a dead task.
     let dead = identity(task_line(shared, gone.task));
     for num in (0..set.place.nsems as u16).filter(is_left) {
@@ -124,13 +124,14 @@ pub(super) fn there<T>(lock: Result<T, Errno>) -> Result<Option<T>, Errno> {
 /// Takes the waiting call of a node back, if its set is still there.
 fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result<Absent, Errno> {
     let Some(set) = node.awaited() else { return Ok(Absent::new()) };
-    let Some(guard) = there(set.lock(owner))? else { return Ok(Absent::new()) };
+    let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(Absent::new()) };
     let wakes = match node.outcome() {
         None => {
             queue::withdraw(&guard, node);
             Wakes::new()
         }
-        Some(Ok(())) => take_back(&guard, gone, node)?,
+        Some(Ok(())) if guard.is_published() => take_back(&guard, gone, node)?,
+        Some(Ok(())) => Wakes::new(),
         Some(Err(_)) => Wakes::new(),
     };
     drop(guard);

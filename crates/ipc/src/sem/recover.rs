@@ -13,6 +13,7 @@
 use corewalk_sync::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
+use super::get::Remains;
 use super::log::Log;
 use super::queue::{self, Completed, Node, nodes_of, wake};
 use super::set::{COMMIT, LIVE, Place, REDO, Set, SetGuard, TICKET, WORD};
@@ -20,6 +21,7 @@ use super::undo;
 use super::word::Word;
 use crate::field::get;
 use crate::ids::{Ids, Object};
+use crate::namespace::Shared;
 use crate::process::Identity;
 use crate::task::{identity, task_line};
 
@@ -164,24 +166,24 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
     }
 }
 
-/// Looks at a slot of the kind, whose lock has been taken from a task that has died. Returns how many
-/// semaphores are in use there.
-///
-/// # Errors
-///
-/// `EIO` if somebody does not let go of a set that is to be ended.
-pub(crate) fn recover_slot(ids: Ids<'_>, index: u32, live: Option<Object>) -> Result<u64, Errno> {
+/// Returns how many semaphores an object has.
+pub(crate) fn size_of(shared: &Shared, object: &Object) -> u64 {
+    u64::from(Set::new(shared, object).place.nsems)
+}
+
+/// Ends what is left of a set in a slot of the kind, whose lock is held, and in which there is no object.
+pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let shared = ids.shared;
-    if let Some(object) = live {
-        return Ok(u64::from(Set::new(shared, &object).place.nsems));
-    }
-    let Some(set) = Set::at(shared, index) else { return Ok(0) };
+    let Some(set) = Set::at(shared, index) else { return Remains::None };
     match set.remove(ids.owner) {
-        Ok(wakes) => wake(shared, ids.owner, &wakes),
-        Err(Errno::IDRM) => return Ok(0),
-        Err(errno) => return Err(errno),
-    };
-    Ok(0)
+        Ok((wakes, remains)) => {
+            // Who has died was granted nothing by this.
+            let _absent = wake(shared, ids.owner, &wakes);
+            remains
+        }
+        Err(Errno::IDRM) => Remains::None,
+        Err(_) => Remains::Some,
+    }
 }
 
 /// Gives back semaphores that belong to no set. The lock of the kind is held.

@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use super::recover::{recover, thaw_dead};
 use super::word::{TAG_MASK, Word};
 use crate::field::{get, low, put};
-use crate::ids::Object;
-use crate::lock::{BEAT_NS, Held, Owner, Patience, lock};
+use crate::ids::{Ids, Kind, Object};
+use crate::lock::{BEAT_NS, Held, Owner, Patience, Wait, lock_within};
 use crate::namespace::Shared;
 use crate::process::Identity;
 use crate::recover::HEARTBEAT_NS;
@@ -147,10 +147,23 @@ impl<'s> Set<'s> {
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set is gone (trap I3: every path looks again once it has the lock); `EIO` if the
-    /// holder is there and does not let go.
+    /// `EIDRM` if the set is gone (trap I3: every path looks again once it has the lock), or was removed and
+    /// something is left of it; `EIO` if the holder is there and does not let go.
     pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
-        let guard = self.lock_new(owner)?;
+        let guard = self.lock_remains(owner, Wait::Long)?;
+        if !guard.is_published() {
+            return Err(Errno::IDRM);
+        }
+        Ok(guard)
+    }
+
+    /// As [`Set::lock`], also of a set that was removed and of which something is left.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if nothing is left of the set, and all that waited for it have been told; `EIO` as above.
+    pub(super) fn lock_remains(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
+        let guard = self.lock_new(owner, wait)?;
         if get(&self.line()[LIVE]) != self.place.payload() {
             return Err(Errno::IDRM);
         }
@@ -158,8 +171,8 @@ impl<'s> Set<'s> {
     }
 
     /// Takes the lock of a set that is about to be published in this slot.
-    pub(super) fn lock_new(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
-        let held = lock(self.shared, &self.line()[LOCK], owner, || {
+    pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
+        let held = lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
             let place = Place::from_payload(get(&self.line()[LIVE]));
             recover(&SetGuard { set: Set { place, ..self }, owner, _held: None })
         })?;
@@ -222,6 +235,13 @@ impl<'s> SetGuard<'s> {
         &self.set.line()[word]
     }
 
+    /// Returns true if the set can be found.
+    pub(super) fn is_published(&self) -> bool {
+        let set = self.set;
+        let ids = Ids { shared: set.shared, kind: Kind::Sem, owner: self.owner };
+        ids.payload(set.index) == Some(set.place.payload())
+    }
+
     /// Returns true if the tasks of the set are to be looked at, which is then noted.
     pub(super) fn is_time_to_look(&self, now: Deadline) -> bool {
         let ticket = get(self.field(TICKET));
@@ -240,19 +260,22 @@ impl<'s> SetGuard<'s> {
     ///
     /// `EIDRM` if the set is gone; `EIO` if somebody else keeps it frozen.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
-        let word = self.exchange(num, |word| word.freeze_locked(self.owner.index))?;
+        let word = self.exchange_long(num, |word| word.freeze_locked(self.owner.index))?;
         // What an earlier freeze has logged must not be taken for this one's.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
 
-    /// Ends semaphore `num`.
-    ///
-    /// # Errors
-    ///
-    /// Those of `freeze`.
-    pub(super) fn kill(&self, num: u16) -> Result<Word, Errno> {
-        self.exchange(num, Word::dead)
+    /// Ends all semaphores, and returns true; or all but those that somebody keeps frozen.
+    pub(super) fn kill_all(&self) -> bool {
+        let mut patience = Patience::new(self.set.shared, Wait::Short);
+        let mut is_whole = true;
+        for num in 0..self.set.place.nsems as u16 {
+            // Only a hostile word has another tag, or one that was ended before its ender died.
+            let killed = self.exchange(num, Word::dead, &mut patience);
+            is_whole &= matches!(killed, Ok(_) | Err(Errno::IDRM));
+        }
+        is_whole
     }
 
     /// Sets bits for waiters of semaphore `num`.
@@ -261,14 +284,23 @@ impl<'s> SetGuard<'s> {
     ///
     /// Those of `freeze`.
     pub(super) fn add_waiters(&self, num: u16, waiters: u64) -> Result<Word, Errno> {
-        self.exchange(num, |word| word.with_waiters(word.waiters() | waiters))
+        self.exchange_long(num, |word| word.with_waiters(word.waiters() | waiters))
+    }
+
+    fn exchange_long(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
+        self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
     /// Replaces the word of semaphore `num` once it is not frozen.
-    fn exchange(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
+    fn exchange(
+        &self,
+        num: u16,
+        next: impl Fn(Word) -> Word,
+        patience: &mut Patience<'_>,
+    ) -> Result<Word, Errno> {
         let set = self.set;
         let word = &set.sem(num)[WORD];
-        let mut pause = Pause { round: 0, patience: Patience::new(set.shared) };
+        let mut pause = Pause { round: 0, patience };
         loop {
             let seen = set.word(num)?;
             if seen.is_frozen() {
@@ -295,12 +327,12 @@ impl<'s> SetGuard<'s> {
 }
 
 /// Lets the owner of a freeze go on: spins, yields, and then sleeps.
-struct Pause<'s> {
+struct Pause<'p, 's> {
     round: u32,
-    patience: Patience<'s>,
+    patience: &'p mut Patience<'s>,
 }
 
-impl Pause<'_> {
+impl Pause<'_, '_> {
     /// Returns what the owner's line says, if the owner has died.
     #[cold]
     fn wait(&mut self, word: &AtomicU64, seen: Word) -> Result<Option<Identity>, Errno> {
@@ -311,7 +343,7 @@ impl Pause<'_> {
             thread::yield_now();
         } else {
             // Nobody wakes, so that the end of a freeze is a plain store.
-            self.patience.nap(word, low(seen.0), NAP_NS)?;
+            self.patience.nap(word, seen.0, NAP_NS)?;
             let rounds = (BEAT_NS / NAP_NS) as u32;
             let is_time = self.round.is_multiple_of(rounds);
             if is_time {

@@ -30,7 +30,7 @@ use super::reap::{end_abandoned, there};
 use super::set::{Set, SetGuard, UNDO_LIST};
 use super::txn::Txn;
 use crate::field::{get, high, low, pair, put};
-use crate::lock::Owner;
+use crate::lock::{Owner, Wait};
 use crate::namespace::{SEMVMX, Shared, now_s};
 use crate::task::Task;
 
@@ -176,8 +176,9 @@ pub(super) fn records<'s>(guard: &SetGuard<'s>) -> impl Iterator<Item = u32> + u
     let some = |record: u32| Some(record).filter(|record| *record != 0);
     let first = some(low(get(guard.field(UNDO_LIST))));
     let next = move |record: &u32| some(high(get(&shared.region.line(*record)[SET_LINKS])));
-    // As many as there can be, whatever the region says.
-    std::iter::successors(first, next).take(shared.layout.undos.lines as usize)
+    // As many as there can be, whatever the region says: each has a line for each semaphore.
+    let records_max = shared.layout.undos.lines / (1 + guard.set.place.nsems);
+    std::iter::successors(first, next).take(records_max as usize)
 }
 
 /// Forgets all adjustments of semaphore `num`, as part of `txn`.
@@ -276,10 +277,15 @@ fn exit_set(
     record: u32,
 ) -> Result<Absent, Errno> {
     let Some(set) = Set::at(shared, index) else { return Ok(Absent::new()) };
-    let Some(guard) = there(set.lock(owner))? else { return Ok(Absent::new()) };
+    let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(Absent::new()) };
     // The set may have been removed, and the record serve another task or set by now.
     let is_own = is_record_of(shared, record, gone.task) == Some(index);
     if !is_own || !records(&guard).any(|other| other == record) {
+        return Ok(Absent::new());
+    }
+    if !guard.is_published() {
+        // It was removed, and who removed it could not end all of it.
+        free(&guard, record);
         return Ok(Absent::new());
     }
     let mut txn = Txn::new(&guard);

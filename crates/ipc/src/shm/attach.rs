@@ -274,8 +274,9 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     if let Some(segment) = Segment::named(&task.shared, ids, name) {
-        segment.detach(task.owner.index, 1, task.owner);
+        // In this order: who is killed in between is detached, and that is noted.
         segment.note_detach(task.pid);
+        segment.detach(task.owner.index, 1, task.owner);
         segment.destroy_if_due(gone);
     }
 }

@@ -26,7 +26,7 @@ pub struct SegmentName {
 
 /// Makes, opens and removes the memory of segments.
 ///
-/// `create` is called under a lock of the namespace, so it must not call the namespace.
+/// `create` and `remove` may be called under a lock of the namespace, so they must not call the namespace.
 pub trait Backing: Send + Sync {
     /// Makes the memory of a new segment: `size_bytes` zeroes.
     ///
@@ -43,6 +43,9 @@ pub trait Backing: Send + Sync {
     fn open(&self, name: SegmentName) -> Result<Arc<OwnedFd>, Errno>;
 
     /// Takes note that a segment is gone. What is mapped stays mapped.
+    ///
+    /// If a process was killed in the middle it is told again, perhaps by two tasks at once, and perhaps of a
+    /// segment that was never made: there is nothing to be done then.
     fn remove(&self, name: SegmentName);
 }
 

@@ -82,7 +82,8 @@ impl Task {
         let id = ids.publish(perm, now_s(), limits.shmmni, |index| {
             let whose = (self.owner.index, self.pid);
             let (payload, name) = segment::make(shared, index, size_bytes, whose);
-            shared.backing.create(name, size_bytes)?;
+            let created = shared.backing.create(name, size_bytes);
+            created.inspect_err(|_| segment::give_back(shared, name))?;
             made = index;
             Ok(payload)
         })?;

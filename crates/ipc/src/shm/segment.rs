@@ -2,8 +2,20 @@
 //!
 //! The truth about attaches is in the records: `WHOSE` says which task and which segment, and is 0 in a
 //! record that is free. The list of a segment's records can be told from them.
+//!
+//! # A task that dies
+//!
+//! | it died | then |
+//! |---|---|
+//! | while it had the lock of the kind | [`recover_slot`] makes the lists anew, and ends segments that were due |
+//! | with attaches, or with lines for records that are none yet or no more | [`reap`] frees those by the pool's headers |
+//! | before it gave the memory of a segment back | `HAS_MEMORY` says so, and whoever comes by gives it back |
+//!
+//! Memory is given back without the lock, so two may do it at once: names are never used again, and the backing
+//! takes note of the end of a segment once more, or of one that it never heard of.
 
 use corewalk_sync::Line;
+use corewalk_sync::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::backing::SegmentName;
@@ -12,6 +24,7 @@ use crate::ids::{Ids, IdsGuard, Object};
 use crate::list::List;
 use crate::lock::Owner;
 use crate::namespace::{Shared, now_s};
+use crate::sem::Remains;
 
 /// Lines of a segment.
 pub(crate) const SEGMENT_LINES: u32 = 1;
@@ -30,14 +43,19 @@ const ATIME: usize = 2;
 const DTIME: usize = 3;
 /// Who made it, and who attached or detached last.
 const PIDS: usize = 4;
-/// The number of the task that made it, plus one, while it runs.
+/// The number of the task that made it, plus one, while it runs; and [`WAS_ATTACHED`].
 const CREATOR: usize = 5;
-/// The serial number of the last segment of this slot.
+/// The serial number of the last segment of this slot, and [`HAS_MEMORY`].
 const SERIAL: usize = 6;
 
 // Words of a record; 1 is the links, 6 and 7 are the pool's.
 const WHOSE: usize = 0;
 const COUNT: usize = 2;
+
+/// In `CREATOR`: somebody has had the segment attached.
+const WAS_ATTACHED: u64 = 1 << 63;
+/// In `SERIAL`: the memory of the segment with this number may be there.
+const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
 /// Tells a payload from 0.
@@ -84,6 +102,8 @@ pub(super) fn make(
     size_bytes: u64,
     (task, pid): (u32, u32),
 ) -> (u64, SegmentName) {
+    // Whoever was to do it has died, or will do it once more.
+    give_back_left(shared, index);
     let line = line(shared, index);
     let serial = get(&line[SERIAL]).wrapping_add(1) & SERIAL_MASK;
     for (word, value) in [
@@ -93,7 +113,7 @@ pub(super) fn make(
         (DTIME, 0),
         (PIDS, pair(pid, 0)),
         (CREATOR, u64::from(task) + 1),
-        (SERIAL, serial),
+        (SERIAL, serial | HAS_MEMORY),
     ] {
         put(&line[word], value);
     }
@@ -183,6 +203,8 @@ impl<'g, 's> Segment<'g, 's> {
         put(&line[COUNT], count);
         put(&line[WHOSE], whose);
         self.records().push(record);
+        let creator = &self.line()[CREATOR];
+        put(creator, get(creator) | WAS_ATTACHED);
         Ok(())
     }
 
@@ -234,10 +256,11 @@ impl<'g, 's> Segment<'g, 's> {
     #[doc(alias = "exit_shm")]
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
-        if get(creator) != u64::from(task) + 1 {
+        let seen = get(creator);
+        if seen & !WAS_ATTACHED != u64::from(task) + 1 {
             return;
         }
-        put(creator, 0);
+        put(creator, seen & WAS_ATTACHED);
         self.destroy_if_due(gone);
     }
 
@@ -260,7 +283,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     fn records(&self) -> List<'s> {
-        List { region: &self.shared.region, ends: &self.line()[ATTACHES] }
+        list(self.shared, self.line())
     }
 
     fn whose(&self, task: u32) -> u64 {
@@ -279,40 +302,100 @@ impl<'g, 's> Segment<'g, 's> {
 impl Gone {
     /// Gives the memory back. No lock is held.
     pub(super) fn give_back(self, shared: &Shared) {
-        self.0.into_iter().for_each(|name| shared.backing.remove(name));
+        self.0.into_iter().for_each(|name| give_back(shared, name));
     }
 }
 
-/// Detaches all that a task has attached, and orphans all that it has made, by the records alone: for a
-/// task that died. Costs a look at every segment and its records.
+/// Gives the memory of a segment that is gone back.
+pub(super) fn give_back(shared: &Shared, name: SegmentName) {
+    shared.backing.remove(name);
+    let word = &line(shared, name.index)[SERIAL];
+    // The next segment of the slot may be there by now, whose memory it then is.
+    // ORDERING: Relaxed. Nothing is published with it: to remove it again does no harm.
+    let _noted = word.compare_exchange(
+        name.serial | HAS_MEMORY,
+        name.serial,
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
+}
+
+/// Gives the memory back that the last segment of slot `index`, which is gone, may have. The lock of the kind is
+/// held.
+fn give_back_left(shared: &Shared, index: u32) {
+    let serial = get(&line(shared, index)[SERIAL]);
+    if serial & HAS_MEMORY != 0 {
+        give_back(shared, SegmentName { index, serial: serial & SERIAL_MASK });
+    }
+}
+
+/// Detaches all that a task has attached, orphans all that it has made, and gives back what it was about to, by
+/// the records alone: for a task that died. Costs a look at every segment and its records, and at all records.
 ///
 /// # Errors
 ///
 /// `EIO` if the lock cannot be had.
 pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<(), Errno> {
-    let (shared, owner) = (ids.shared, ids.owner);
+    let (shared, owner, slots) = (ids.shared, ids.owner, ids.slots());
     let mut gone = Gone::default();
     let ids = ids.lock()?;
-    for index in 0..ids.index_max().map_or(0, |max| max + 1) {
-        let Some(segment) = Segment::at(shared, &ids, index) else { continue };
+    for index in 0..slots {
+        let Some(segment) = Segment::at(shared, &ids, index) else {
+            give_back_left(shared, index);
+            continue;
+        };
         if segment.find(segment.whose(task)).is_some() {
-            segment.detach(task, u64::MAX, owner);
             segment.note_detach(pid);
+            segment.detach(task, u64::MAX, owner);
             segment.destroy_if_due(&mut gone);
         }
         if let Some(segment) = Segment::at(shared, &ids, index) {
             segment.orphan(task, &mut gone);
         }
     }
+    // What is left was about to become a record, or was one.
+    let pool = shared.layout.attaches;
+    for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
+        put(&shared.region.line(record)[WHOSE], 0);
+        pool.free(shared, record, owner);
+    }
     drop(ids);
     gone.give_back(shared);
     Ok(())
 }
 
-/// Makes the list of records of a segment anew, from the records alone; returns its pages. For who has taken
-/// the lock of the kind over.
+/// Gives back what the segment that was in slot `index` last has left.
+pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
+    give_back_left(ids.shared, index);
+    Remains::None
+}
+
+/// Puts a segment in order; returns its pages. For who has taken the lock of the kind over.
+///
+/// The list of records is made anew from the records alone. What was marked loses its key, and what was to go
+/// with its last attach goes if there is none.
 pub(crate) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
-    let shared = ids.shared;
+    let (shared, index) = (ids.shared, object.index);
+    let records = rebuild(shared, object);
+    let line = line(shared, index);
+    let is_marked = object.mode() & SHM_DEST != 0;
+    if is_marked {
+        ids.forget_key(index);
+    }
+    // A segment that nobody has had attached yet stays until its maker ends.
+    let creator = get(&line[CREATOR]);
+    let is_forced =
+        shared.limits.is_shm_rmid_forced && (creator == 0 || creator & WAS_ATTACHED != 0);
+    if records.is_empty() && (is_marked || is_forced) {
+        // Its memory is what is left of it then.
+        ids.forget_slot(index);
+        return 0;
+    }
+    super::get::pages(get(&line[SIZE])).unwrap_or(0)
+}
+
+/// Makes the list of records of a segment anew.
+fn rebuild<'s>(shared: &'s Shared, object: &Object) -> List<'s> {
     let line = line(shared, object.index);
     let own = whose(object, 0);
     let is_own = |record: &u32| {
@@ -320,9 +403,14 @@ pub(crate) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
         whose & !(((1 << 22) - 1) << TASK_SHIFT) == own
     };
     let used = shared.layout.attaches.used(&shared.region).map(|(record, _)| record);
-    let records = List { region: &shared.region, ends: &line[ATTACHES] };
+    let records = list(shared, line);
     records.set(used.filter(is_own));
-    super::get::pages(get(&line[SIZE])).unwrap_or(0)
+    records
+}
+
+/// Returns the list of the records of the segment with this line.
+fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
+    List { region: &shared.region, ends: &line[ATTACHES], max: shared.layout.attaches.lines }
 }
 
 /// Returns what the record of a task for a segment says.
@@ -332,4 +420,10 @@ fn whose(object: &Object, task: u32) -> u64 {
         | u64::from(index)
         | u64::from(task) << TASK_SHIFT
         | (serial << WHOSE_SERIAL_SHIFT & !IS_RECORD)
+}
+
+/// Returns the records of a segment, for who looks whether all is in order.
+#[cfg(all(test, corewalk_crash))]
+pub(super) fn listed(shared: &Shared, _ids: &IdsGuard<'_>, object: &Object) -> Vec<u32> {
+    list(shared, line(shared, object.index)).iter().collect()
 }

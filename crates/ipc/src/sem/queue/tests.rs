@@ -1,0 +1,82 @@
+//! Queues that somebody has overwritten so that they are rings.
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::*;
+use crate::sem::dead::wait_without_sleep;
+use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+
+/// Fewer than the region has lines, by far.
+const WAITS: u32 = 16;
+
+const ZERO_OP: SemBuf = SemBuf::new(0, 0, 0);
+const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+
+/// Two calls wait in each queue of a set with two semaphores; then each last one is followed by itself.
+fn rings(sops: &[SemBuf]) -> (Task, i32) {
+    let capacity = Capacity { sets: 4096, sems: 8, waits: WAITS, tasks: 4, ..Capacity::LEAST };
+    let file = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let task = Namespace::open_fd(&file, options).unwrap().register(Cred::root(), 1).unwrap();
+    let id = task.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    if sops[0].sem_op == 0 {
+        task.sem_setval(id, 0, 1).unwrap();
+    }
+    for line in [(); 2].map(|()| wait_without_sleep(&task, id, sops)) {
+        let first = task.shared.region.line(line);
+        for links in [SET_LINKS, SEM_LINKS].map(|at| &first[at]) {
+            put(
+                links,
+                pair(low(get(links)), if high(get(links)) == 0 { line } else { high(get(links)) }),
+            );
+        }
+    }
+    (task, id)
+}
+
+fn set<'t>(task: &'t Task, id: i32) -> Set<'t> {
+    Set::new(&task.shared, &task.sem_ids().obtain_object_check(id).unwrap())
+}
+
+/// Sets the first semaphore to `value`; returns how many calls are let go on by that.
+fn completed(task: &Task, id: i32, value: i32) -> usize {
+    let guard = set(task, id).lock(task.owner).unwrap();
+    let mut txn = Txn::new(&guard);
+    txn.set_value(0, value, 1).unwrap();
+    let completed = update(&mut txn, Changed::Nums(&[0])).unwrap();
+    let count = completed.nodes.len();
+    txn.commit(completed);
+    count
+}
+
+#[test]
+fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
+    let both = [ZERO_OP, SemBuf::new(1, 0, 0)];
+    for sops in [&[ZERO_OP][..], &both] {
+        let (task, id) = rings(sops);
+        assert_eq!(completed(&task, id, 0), 3, "two, and one of them again");
+    }
+}
+
+#[test]
+fn ring_of_calls_that_fail_ends_when_one_comes_again() {
+    // Too many of one semaphore, once there is one of the other.
+    let sops = [DOWN, SemBuf::new(1, 20_000, 0), SemBuf::new(1, 20_000, 0)];
+    let (task, id) = rings(&sops);
+    assert_eq!(completed(&task, id, 2), 3);
+}
+
+#[test]
+fn removal_of_a_set_with_rings_tells_no_more_than_there_can_be() {
+    for sops in [&[DOWN][..], &[ZERO_OP], &[DOWN, DOWN], &[ZERO_OP, ZERO_OP]] {
+        let (task, id) = rings(sops);
+        let guard = set(&task, id).lock(task.owner).unwrap();
+        assert!(end_all(&guard).nodes.len() <= WAITS as usize, "{sops:?}");
+    }
+}
+
+#[test]
+fn count_of_a_ring_is_no_more_than_there_can_be() {
+    let (task, id) = rings(&[DOWN]);
+    assert!(task.sem_getncnt(id, 0).unwrap() <= WAITS as i32);
+}
