@@ -17,11 +17,12 @@
 //! Where `/proc` shows nothing of a process that kill(2) says is there, it counts as there: that is what
 //! `hidepid` does.
 //!
-//! Source: proc(5) `/proc/pid/stat`; kill(2); Linux `fs/proc/array.c` (`do_task_stat`).
+//! Source: proc(5) `/proc/pid/stat`; kill(2); pidfd_open(2); Linux `fs/proc/array.c` (`do_task_stat`).
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, read};
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 /// Bytes of a small file that are read.
 const SMALL_BYTES: usize = 4096;
@@ -37,7 +38,7 @@ pub(crate) struct Identity(pub(crate) u64);
 /// How closely to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// One system call; a process that nobody has waited for, and a pid that is used again, look alive.
+    /// A few system calls; a pid that is used again looks alive.
     Quick,
     /// What `/proc` says as well.
     Close,
@@ -76,7 +77,7 @@ impl Identity {
             return true;
         }
         if look == Look::Quick || self.start() == 0 {
-            return false;
+            return has_ended(self.pid());
         }
         match stat(self.pid()) {
             Some(stat) => stat.is_dead || stat.start & START_MASK != self.start(),
@@ -88,6 +89,19 @@ impl Identity {
 fn is_there(pid: u32) -> bool {
     let pid = Pid::from_raw(pid.cast_signed());
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+/// Returns true if a process has ended, and perhaps nobody has waited for it. Where that cannot be told so, because
+/// there is no descriptor to be had, it counts as there.
+fn has_ended(pid: u32) -> bool {
+    let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
+    // The descriptor can be read from once the last thread has ended.
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => process,
+        Err(errno) => return errno == Errno::SRCH,
+    };
+    let mut polled = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
 }
 
 struct Stat {
@@ -158,12 +172,12 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let start = stat(child.id()).unwrap().start;
         let identity = Identity::new(child.id(), start);
-        assert!(!identity.is_gone(Look::Close));
+        assert!(!identity.is_gone(Look::Close) && !identity.is_gone(Look::Quick));
         child.kill().unwrap();
         while stat(child.id()).is_some_and(|stat| !stat.is_dead) {
             corewalk_sync::primitives::thread::yield_now();
         }
-        assert!(identity.is_gone(Look::Close) && !identity.is_gone(Look::Quick));
+        assert!(identity.is_gone(Look::Close) && identity.is_gone(Look::Quick));
         child.wait().unwrap();
         assert!(identity.is_gone(Look::Quick));
     }

@@ -33,6 +33,7 @@ pub(crate) fn kill(task: Task) {
 
 #[cfg(not(corewalk_crash))]
 mod tests {
+    use corewalk_sync::futex;
     use corewalk_sync::primitives::thread;
     use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::io::Errno;
@@ -42,9 +43,9 @@ mod tests {
     use super::super::set::WORD;
     use super::*;
     use crate::field::{get, put};
-    use crate::process::Identity;
+    use crate::process::{Identity, Look};
     use crate::sem::STATUS;
-    use crate::task::{identity, task_line};
+    use crate::task::{STATE, identity, task_line};
     use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO};
 
     fn namespace(sets: u32) -> Namespace {
@@ -193,6 +194,55 @@ mod tests {
         let living = identity(task_line(&other.shared, next.owner.index));
         thaw_dead(&guard, 0, frozen, living);
         assert!(!set.word(0).unwrap().is_frozen());
+    }
+
+    /// Leaves a task with an adjustment of -1 to what `other` wants, of a process that is `identity`.
+    fn holds_one(namespace: &Namespace, other: &Task, identity: Identity) -> i32 {
+        let holder = task(namespace, 1);
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        other.sem_setval(id, 0, 1).unwrap();
+        holder.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
+        put(&task_line(&other.shared, holder.owner.index)[STATE], identity.0);
+        std::mem::forget(holder);
+        id
+    }
+
+    const TRY: SemBuf = SemBuf::new(0, -1, crate::IPC_NOWAIT);
+
+    #[test]
+    fn adjustment_of_one_that_nobody_has_waited_for_is_applied_for_who_tries_and_asks() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let ended = Identity::new(child.id(), 0);
+        while !ended.is_gone(Look::Close) {
+            thread::yield_now();
+        }
+        let namespace = namespace(2);
+        let other = task(&namespace, 2);
+        let id = holds_one(&namespace, &other, ended);
+        assert_eq!(other.semop(id, &[TRY]), Ok(()));
+        let id = holds_one(&namespace, &other, ended);
+        assert_eq!(other.sem_getval(id, 0), Ok(1));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn adjustment_of_one_whose_pid_is_used_again_is_applied_for_who_tries_long_enough() {
+        let namespace = namespace(1);
+        let other = task(&namespace, 2);
+        let id = holds_one(&namespace, &other, Identity::new(std::process::id(), 1));
+        let tries = (0..u32::MAX).take_while(|_| other.semop(id, &[TRY]) == Err(Errno::AGAIN));
+        assert!(tries.count() < 1_000_000);
+    }
+
+    #[test]
+    fn control_adjustment_of_one_that_lives_stays() {
+        let namespace = namespace(1);
+        let other = task(&namespace, 2);
+        let id = holds_one(&namespace, &other, Identity::own());
+        let end = futex::now().monotonic_ns + 300_000_000;
+        while futex::now().monotonic_ns < end {
+            assert_eq!(other.semop(id, &[TRY]), Err(Errno::AGAIN));
+        }
     }
 
     #[test]
