@@ -10,8 +10,9 @@ use corewalk_sync::primitives::atomic::Ordering;
 use corewalk_sync::primitives::crash::{self, Ended};
 use corewalk_sync::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
 
-use super::queue::Queue;
+use super::queue::{Place, Queue};
 use super::rebuild;
 use crate::sem::{INTERRUPTED, STATUS};
 use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
@@ -177,6 +178,86 @@ fn crash_of_a_sender_that_gives_up_leaves_no_node() {
 #[test]
 fn crash_of_a_sender_that_gets_room_leaves_no_node() {
     leaves_before_a_rebuild(send, |world| set_qbytes(world, 0), |world| set_qbytes(world, 100));
+}
+
+const KEY: i32 = 9;
+
+/// The ids are in order, and there is nothing in a slot without a queue.
+fn audit(world: &World, at: &str) {
+    let ids = world.survivor.msg_ids();
+    let (objects, _) = ids.audit().unwrap_or_else(|what| panic!("{at}: {what}"));
+    for index in 0..ids.slots() {
+        let slot = Queue { shared: &world.survivor.shared, place: Place { index, tag: 0 } };
+        let payload = objects.iter().find(|object| object.index == index).map(|it| it.payload);
+        assert_eq!(slot.live(), payload.unwrap_or(0), "{at}: slot {index}");
+    }
+}
+
+/// A queue is made, in the slot of one whose id somebody still has, and its maker is killed.
+#[test]
+fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
+    let mut seen = [0; 2];
+    for stores in 0..STORES_MAX {
+        let world = World::new();
+        let stale = world.survivor.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let found = world.survivor.msg_ids().obtain_object_check(stale).unwrap();
+        let found = Queue::new(&world.survivor.shared, &found);
+        world.survivor.msg_rmid(stale).unwrap();
+        let make = |task: &Task, _| {
+            task.msgget(KEY, crate::IPC_CREAT | 0o600).ok();
+        };
+        let is_stopped = world.stop(stores, make, |_| {});
+        let at = format!("stopped after {stores} stores");
+        let enter = || found.lock(world.survivor.owner).err();
+        assert_eq!(enter(), Some(Errno::IDRM), "{at}: it was removed");
+        assert_eq!(world.survivor.msgsnd(stale, 1, b"text", NOWAIT), Err(Errno::INVAL), "{at}");
+        seen[usize::from(world.survivor.msgget(KEY, 0).is_ok())] += 1;
+        audit(&world, &at);
+        // There is room for as many as ever.
+        let again = world.survivor.msgget(KEY, crate::IPC_CREAT | 0o600).unwrap();
+        assert_eq!(world.survivor.msg_stat(again).unwrap().qnum, 0, "{at}");
+        assert_eq!(enter(), Some(Errno::IDRM), "{at}: it was removed");
+        world.end(&at);
+        if !is_stopped {
+            println!("{stores} stores; not there, there: {seen:?}");
+            assert!(seen.iter().all(|count| *count > 0));
+            return;
+        }
+    }
+    panic!("never ends");
+}
+
+#[test]
+fn crash_of_a_removal_of_a_queue_leaves_all_of_it_or_nothing() {
+    let mut seen = [0; 2];
+    for stores in 0..STORES_MAX {
+        let world = World::new();
+        let second = world.survivor.msgget(KEY, crate::IPC_CREAT | 0o600).unwrap();
+        for text in [&b"one"[..], &[2; 200]] {
+            world.survivor.msgsnd(second, 1, text, NOWAIT).unwrap();
+        }
+        let remove = |task: &Task, _| {
+            let second = task.msgget(KEY, 0).unwrap();
+            task.msg_rmid(second).ok();
+        };
+        let is_stopped = world.stop(stores, remove, |_| {});
+        let at = format!("stopped after {stores} stores");
+        world.namespace.recover().unwrap();
+        let stat = world.survivor.msg_stat(second);
+        assert!(matches!(stat, Err(Errno::INVAL)) || stat.unwrap().qnum == 2, "{at}: {stat:?}");
+        seen[usize::from(stat.is_ok())] += 1;
+        audit(&world, &at);
+        if stat.is_ok() {
+            world.survivor.msg_rmid(second).unwrap();
+        }
+        world.end(&at);
+        if !is_stopped {
+            println!("{stores} stores; removed, still there: {seen:?}");
+            assert!(seen.iter().all(|count| *count > 0));
+            return;
+        }
+    }
+    panic!("never ends");
 }
 
 #[test]

@@ -402,7 +402,6 @@ impl<'s> Locked<'s> {
     /// Ends the queue: all messages are freed, and all waits end with `EIDRM`. Returns whom to wake.
     #[doc(alias = "freeque")]
     pub(super) fn end(&self, owner: Owner) -> Wakes {
-        put(&self.queue.line()[LIVE], 0);
         let waiting = self.receivers().iter().chain(self.senders().iter());
         let (told, left): (Wakes, Wakes) =
             waiting.partition(|line| self.node(*line).tell(Err(Errno::IDRM)));
@@ -415,6 +414,8 @@ impl<'s> Locked<'s> {
         }
         self.messages().set([]);
         self.set_counts(|_, _| (0, 0));
+        // Last: until here there is something to be ended.
+        put(&self.queue.line()[LIVE], 0);
         told
     }
 
