@@ -50,7 +50,11 @@ impl Identity {
 
     /// Returns that of the calling process.
     pub(crate) fn own() -> Self {
-        let pid = std::process::id();
+        Self::of(std::process::id())
+    }
+
+    /// Returns that of the process that has `pid` now.
+    pub(crate) fn of(pid: u32) -> Self {
         Self::new(pid, stat(pid).map_or(0, |stat| stat.start))
     }
 

@@ -1,0 +1,360 @@
+//! Messages, with several processes that are killed.
+//!
+//! Every message has a number, and a word outside of the namespace in which its sender notes that it is about to
+//! send it and that it has, and each receiver that it has it. A child also notes which queue it is receiving
+//! from. So once all children are gone and the queues are empty:
+//!
+//! - no message was received twice, and none that nobody sent;
+//! - of those that were sent no more are missing, from each queue, than receivers were killed at it;
+//! - each has the bytes that its sender gave it, and those that lay in a queue come in the order of their sender;
+//! - counts of a queue are those of its messages;
+//! - lines for messages and waiting calls are all free: as many as at the start can be had.
+//!
+//! Queues that are made and removed all the time are emptied by their removal.
+//!
+//! In the control children pass messages on by two calls, receive and send: a kill between them has to be
+//! noticed.
+
+use corewalk_ipc::{
+    Arrived, Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, Limits, MSG_EXCEPT, Namespace,
+    NamespaceOptions, Task,
+};
+use corewalk_sync::Region;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_testkit::rng::Rng;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+
+use super::{Arena, Mode, PLACES, memory, shared_lines};
+
+const NOWAIT: i32 = IPC_NOWAIT as i32;
+
+/// Queues whose messages are followed, and keys of those that come and go.
+const QUEUES: usize = 3;
+const CHURN: i32 = 10;
+
+/// Bytes of a queue, and of a message.
+const QBYTES: u32 = 2000;
+const SIZE_MAX: u64 = 2000;
+/// Number and sender are in the first words.
+const SIZE_MIN: u64 = 64;
+
+/// Ranges of lines for small messages, and for large ones.
+const SMALL: u32 = 300;
+const LARGE: u32 = 300;
+/// Lines of such a range.
+const SMALL_LINES: u32 = 2;
+const LARGE_LINES: u32 = 64;
+
+/// Messages between two checks at most.
+const NUMBERS: u64 = 1 << 16;
+/// Lines before the words of messages: signs of life, and the last number.
+const HEAD: u32 = 8;
+
+// In the word of a message.
+const IS_TRIED: u64 = 1;
+const IS_SENT: u64 = 2;
+const RECEIVED: u64 = 1 << 8;
+
+pub(crate) struct Queues {
+    file: OwnedFd,
+    notes: Region,
+    mode: Mode,
+    /// Receivers that were killed at each queue since the last check.
+    at_risk: [u64; QUEUES],
+}
+
+fn options() -> NamespaceOptions {
+    let msgs = SMALL * SMALL_LINES + LARGE * LARGE_LINES;
+    let capacity = Capacity { queues: 16, msgs, waits: 128, tasks: 64, ..Capacity::LEAST };
+    let limits = Limits { msgmnb: QBYTES, ..Limits::default() };
+    NamespaceOptions { capacity, limits, ..NamespaceOptions::default() }
+}
+
+impl Arena for Queues {
+    fn new(mode: Mode) -> Self {
+        let notes = shared_lines(HEAD + (NUMBERS / 8) as u32);
+        let arena = Self { file: memory("torture"), notes, mode, at_risk: [0; QUEUES] };
+        let task = arena.task();
+        // Ranges keep their sizes for ever: these are all that there are.
+        let id = big_queue(&task);
+        for (size, count) in [(64, SMALL), (64 * (LARGE_LINES as usize / 2), LARGE)] {
+            (0..count).for_each(|_| task.msgsnd(id, 1, &vec![0; size], 0).expect("room"));
+        }
+        task.msg_rmid(id).expect("removal");
+        for key in 1..=QUEUES as i32 {
+            task.msgget(key, IPC_CREAT | 0o600).expect("a queue");
+        }
+        arena
+    }
+
+    fn steps(&self, place: usize) -> &AtomicU64 {
+        &self.notes.line(place as u32)[0]
+    }
+
+    fn work(&self, place: usize, mut rng: Rng) {
+        let mut task = self.task();
+        let sender = rng.next_u64();
+        let ids = self.ids(&task);
+        let chores = [0..64, 0..20, 20..40, 0..40, 40..50, 50..60, 63..64];
+        let chores = rng.pick(&chores).clone();
+        loop {
+            // ORDERING: Relaxed. A sign of life.
+            self.steps(place).fetch_add(1, Ordering::Relaxed);
+            let queue = rng.index(QUEUES);
+            let done = match rng.range(chores.clone()) {
+                0..20 => self.send(&task, ids[queue], sender, &mut rng),
+                20..40 => self.receive(&task, (queue, ids[queue]), place, &mut rng),
+                40..50 => self.pass_on(&task, queue, sender, place, &mut rng),
+                50..60 => churn(&task, &mut rng),
+                60..62 => task.msg_set(ids[queue], 0, 0, 0o600, 1000 + rng.below(1000)),
+                _ => {
+                    self.namespace().recover().expect("recovery");
+                    task = self.task();
+                    Ok(())
+                }
+            };
+            let is_good = matches!(
+                done,
+                Ok(()) | Err(Errno::AGAIN | Errno::NOMSG | Errno::IDRM | Errno::INVAL)
+            );
+            assert!(is_good, "{done:?}");
+        }
+    }
+
+    fn note_kill(&mut self, place: usize) {
+        let receiving = self.receiving(place);
+        // ORDERING: Relaxed. Its process has ended.
+        let queue = receiving.swap(0, Ordering::Relaxed);
+        if let Some(queue) = queue.checked_sub(1) {
+            self.at_risk[queue as usize] += 1;
+        }
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        let failed = |errno: Errno| format!("a check failed with {errno}");
+        self.namespace().recover().map_err(failed)?;
+        let task = self.task();
+        let mut missing = [0; QUEUES];
+        for id in self.ids(&task) {
+            self.drain(&task, id)?;
+        }
+        // ORDERING: Relaxed. Nobody else is there.
+        let numbers = self.last_number().swap(0, Ordering::Relaxed).min(NUMBERS);
+        for number in 1..=numbers {
+            let word = self.word(number);
+            // ORDERING: Relaxed. As above.
+            let noted = word.swap(0, Ordering::Relaxed);
+            let received = noted / RECEIVED;
+            if received > 1 {
+                return Err(format!("message {number} was received {received} times"));
+            }
+            if received > 0 && noted & IS_TRIED == 0 {
+                return Err(format!("message {number} was never sent"));
+            }
+            if received == 0 && noted & IS_SENT != 0 {
+                missing[queue_of(noted)] += 1;
+            }
+        }
+        let at_risk = std::mem::take(&mut self.at_risk);
+        if missing.iter().zip(at_risk).any(|(missing, at_risk)| *missing > at_risk) {
+            return Err(format!("{missing:?} are missing, {at_risk:?} receivers were killed"));
+        }
+        check_room(&task)
+    }
+}
+
+impl Queues {
+    fn namespace(&self) -> Namespace {
+        Namespace::open_fd(&self.file, options()).expect("the namespace")
+    }
+
+    fn task(&self) -> Task {
+        self.namespace().register(Cred::root(), std::process::id()).expect("a task")
+    }
+
+    fn ids(&self, task: &Task) -> [i32; QUEUES] {
+        std::array::from_fn(|at| task.msgget(1 + at as i32, 0).expect("the queue"))
+    }
+
+    /// Which queue a child receives from, plus one.
+    fn receiving(&self, place: usize) -> &AtomicU64 {
+        &self.notes.line(place as u32)[1]
+    }
+
+    fn last_number(&self) -> &AtomicU64 {
+        &self.notes.line(PLACES as u32)[0]
+    }
+
+    fn word(&self, number: u64) -> &AtomicU64 {
+        let at = (number - 1) % NUMBERS;
+        &self.notes.line(HEAD + (at / 8) as u32)[at as usize % 8]
+    }
+
+    /// Sends a message with a new number, if there is one left.
+    fn send(&self, task: &Task, id: i32, sender: u64, rng: &mut Rng) -> Result<(), Errno> {
+        // ORDERING: Relaxed. A number that nobody else has.
+        let number = 1 + self.last_number().fetch_add(1, Ordering::Relaxed);
+        if number > NUMBERS {
+            return Err(Errno::AGAIN);
+        }
+        let size = if rng.chance(1, 2) { SIZE_MIN } else { rng.range(SIZE_MIN..SIZE_MAX) };
+        let mut text = vec![number as u8; size as usize];
+        text[..8].copy_from_slice(&number.to_ne_bytes());
+        text[8..16].copy_from_slice(&sender.to_ne_bytes());
+        let queue = self.ids(task).iter().position(|it| *it == id).expect("one of them");
+        let word = self.word(number);
+        // ORDERING: Relaxed. What a process has stored is there when it is killed.
+        word.fetch_or(IS_TRIED | (queue as u64) << 2, Ordering::Relaxed);
+        let flags = if rng.chance(1, 4) { 0 } else { NOWAIT };
+        task.msgsnd(id, mtype_of(number), &text, flags)?;
+        // ORDERING: Relaxed. As above.
+        word.fetch_or(IS_SENT, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn receive(
+        &self,
+        task: &Task,
+        (queue, id): (usize, i32),
+        place: usize,
+        rng: &mut Rng,
+    ) -> Result<(), Errno> {
+        let (msgtyp, except) = match rng.below(6) {
+            0 => (1 + rng.below(5) as i64, 0),
+            1 => (1 + rng.below(5) as i64, MSG_EXCEPT),
+            2 => (-(1 + rng.below(5) as i64), 0),
+            _ => (0, 0),
+        };
+        let flags = if rng.chance(1, 4) { 0 } else { NOWAIT };
+        // ORDERING: Relaxed. What a process has stored is there when it is killed.
+        self.receiving(place).store(queue as u64 + 1, Ordering::Relaxed);
+        let received = task.msgrcv_owned(id, SIZE_MAX as usize, msgtyp, flags | except);
+        if let Ok(arrived) = &received {
+            let (number, _) = read(arrived).expect("a whole message");
+            // ORDERING: Relaxed. As above.
+            self.word(number).fetch_add(RECEIVED, Ordering::Relaxed);
+        }
+        // ORDERING: Release. It is no longer at risk once it is noted.
+        self.receiving(place).store(0, Ordering::Release);
+        received.map(drop)
+    }
+
+    /// Takes a message from a queue to the next; in the control it is the same one.
+    fn pass_on(
+        &self,
+        task: &Task,
+        queue: usize,
+        sender: u64,
+        place: usize,
+        rng: &mut Rng,
+    ) -> Result<(), Errno> {
+        let ids = self.ids(task);
+        let next = ids[(queue + 1) % QUEUES];
+        if self.mode == Mode::Real {
+            self.receive(task, (queue, ids[queue]), place, rng)?;
+            return self.send(task, next, sender, rng);
+        }
+        let arrived = task.msgrcv_owned(ids[queue], SIZE_MAX as usize, 0, NOWAIT)?;
+        let mut text = vec![0; arrived.size_bytes()];
+        arrived.read(&mut text);
+        let mtype = arrived.mtype();
+        drop(arrived);
+        task.msgsnd(next, mtype, &text, 0)
+    }
+
+    /// Receives all that lies in a queue.
+    fn drain(&self, task: &Task, id: i32) -> Result<(), String> {
+        let stat = task.msg_stat(id).map_err(|errno| errno.to_string())?;
+        let (mut qnum, mut cbytes) = (0, 0);
+        let mut last: HashMap<u64, u64> = HashMap::new();
+        while let Ok(arrived) = task.msgrcv_owned(id, SIZE_MAX as usize, 0, NOWAIT) {
+            let (number, sender) = read(&arrived)?;
+            // ORDERING: Relaxed. Nobody else is there.
+            self.word(number).fetch_add(RECEIVED, Ordering::Relaxed);
+            let before = last.insert(sender, number).unwrap_or(0);
+            if before > number && self.mode == Mode::Real {
+                return Err(format!("message {number} comes after {before} of the same sender"));
+            }
+            qnum += 1;
+            cbytes += arrived.size_bytes() as u64;
+        }
+        let counted = (stat.qnum, stat.cbytes);
+        let is_good = counted == (qnum, cbytes);
+        is_good
+            .then_some(())
+            .ok_or(format!("{counted:?} are counted, {qnum} of {cbytes} bytes came"))
+    }
+}
+
+fn queue_of(noted: u64) -> usize {
+    (noted >> 2 & 0x3f) as usize % QUEUES
+}
+
+fn mtype_of(number: u64) -> i64 {
+    1 + (number % 5) as i64
+}
+
+/// Returns number and sender of a message.
+fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
+    let mut text = vec![0; arrived.size_bytes()];
+    let size = arrived.read(&mut text);
+    let word = |at: usize| text.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+    let words =
+        word(0).zip(word(8)).map(|(one, two)| (u64::from_ne_bytes(one), u64::from_ne_bytes(two)));
+    let (number, sender) = words.ok_or(format!("a message of {size} bytes"))?;
+    let is_whole = size == text.len() && text[16..].iter().all(|byte| *byte == number as u8);
+    let is_of_type = arrived.mtype() == mtype_of(number) && (1..=NUMBERS).contains(&number);
+    if !is_whole || !is_of_type {
+        return Err(format!("message {number} of type {} is torn", arrived.mtype()));
+    }
+    Ok((number, sender))
+}
+
+/// Makes, uses and removes queues.
+fn churn(task: &Task, rng: &mut Rng) -> Result<(), Errno> {
+    let id = task.msgget(CHURN + rng.below(3) as i32, IPC_CREAT | 0o600)?;
+    match rng.below(6) {
+        0 => task.msg_rmid(id),
+        1 => task.msgrcv(id, &mut [0; 64], 0, NOWAIT).map(drop),
+        2 => task.msgrcv(id, &mut [0; 64], 0, 0).map(drop),
+        3 => task.msgsnd(id, 1, &[1; 64], 0),
+        _ => task.msgsnd(id, 1, &[1; 64], NOWAIT),
+    }
+}
+
+/// Returns a queue that has room for all messages that there can be.
+fn big_queue(task: &Task) -> i32 {
+    let id = task.msgget(IPC_PRIVATE, 0o600).expect("a queue");
+    task.msg_set(id, 0, 0, 0o600, 1 << 30).expect("it is ours");
+    id
+}
+
+/// Nothing is lost if all of it can be had again.
+fn check_room(task: &Task) -> Result<(), String> {
+    let error = |errno: Errno| errno.to_string();
+    for index in 0..16 {
+        if let Ok(stat) = task.msg_stat_any(index)
+            && !(1..=QUEUES as i32).contains(&stat.perm.key)
+        {
+            task.msg_rmid(stat.id).map_err(error)?;
+        }
+    }
+    let totals = task.msg_totals().map_err(error)?;
+    if (totals.queues as usize, totals.messages, totals.bytes) != (QUEUES, 0, 0) {
+        return Err(format!("{totals:?}"));
+    }
+    let id = big_queue(task);
+    let room = (0..=SMALL + LARGE).take_while(|_| task.msgsnd(id, 1, &[0; 64], NOWAIT).is_ok());
+    let room = room.count() as u32;
+    task.msg_rmid(id).map_err(error)?;
+    if room != SMALL + LARGE {
+        return Err(format!("there is room for {room} messages"));
+    }
+    let made: Vec<_> = (0..16).map(|_| task.msgget(IPC_PRIVATE, 0o600)).collect();
+    let (made, full): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);
+    made.iter().flatten().try_for_each(|id| task.msg_rmid(*id)).map_err(error)?;
+    let is_all = full.len() == QUEUES;
+    is_all.then_some(()).ok_or(format!("{} queues cannot be made", full.len()))
+}

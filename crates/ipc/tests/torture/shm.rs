@@ -1,0 +1,206 @@
+//! Segments, with several processes that are killed.
+//!
+//! - `shm_nattch` of each segment is that of the tasks that live: of one that is the parent's, here.
+//! - Segments that were removed with attaches are gone with their last one, and their keys before.
+//! - There is memory of the segments that are there, and of no other.
+//! - All lines for attaches can be had again.
+//!
+//! In the control nobody cleans up after those who were killed: what they have attached has to be noticed.
+
+use corewalk_ipc::{
+    Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, SHM_DEST,
+    SegmentName, Task,
+};
+use corewalk_sync::Region;
+use corewalk_sync::primitives::Arc;
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_testkit::rng::Rng;
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+
+use super::{Arena, Mode, PLACES, memory, shared_lines};
+
+/// Segments, and pairs of one with a task, that there can be.
+const SEGMENTS: u32 = 32;
+const ATTACHES: u32 = 96;
+
+/// Keys of segments that stay, each attached so often by the parent; and of those that come and go.
+const KEPT: [u64; 3] = [0, 1, 2];
+const CHURN: i32 = 10;
+
+/// Says of which segments there is memory: a word for each slot, a bit for each serial number.
+struct Memory {
+    there: Arc<Region>,
+    file: Arc<OwnedFd>,
+}
+
+impl Memory {
+    fn word(&self, name: SegmentName) -> (&AtomicU64, u64) {
+        (&self.there.line(PLACES as u32 + name.index)[0], 1 << (name.serial % 64))
+    }
+}
+
+impl Backing for Memory {
+    fn create(&self, name: SegmentName, _size_bytes: u64) -> Result<(), Errno> {
+        let (word, bit) = self.word(name);
+        // ORDERING: Relaxed. What a process has stored is there when it is killed.
+        word.fetch_or(bit, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn open(&self, _name: SegmentName) -> Result<Arc<OwnedFd>, Errno> {
+        Ok(Arc::clone(&self.file))
+    }
+
+    fn remove(&self, name: SegmentName) {
+        let (word, bit) = self.word(name);
+        // ORDERING: Relaxed. As above.
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+pub(crate) struct Segments {
+    file: OwnedFd,
+    memory: Arc<OwnedFd>,
+    notes: Arc<Region>,
+    mode: Mode,
+    /// The parent's task, which has attached some.
+    keeper: Option<Task>,
+}
+
+impl Arena for Segments {
+    fn new(mode: Mode) -> Self {
+        let notes = Arc::new(shared_lines(PLACES as u32 + SEGMENTS));
+        let (file, memory) = (memory("torture"), Arc::new(memory("segments")));
+        let mut arena = Self { file, memory, notes, mode, keeper: None };
+        let keeper = arena.task();
+        for (key, count) in (1..).zip(KEPT) {
+            let id = keeper.shmget(key, 4096, IPC_CREAT | 0o600).expect("a segment");
+            for at in 0..count {
+                attach(&keeper, id, 1 + key as usize * 10 + at as usize).expect("an attach");
+            }
+        }
+        arena.keeper = Some(keeper);
+        arena
+    }
+
+    fn steps(&self, place: usize) -> &AtomicU64 {
+        &self.notes.line(place as u32)[0]
+    }
+
+    fn work(&self, place: usize, mut rng: Rng) {
+        let mut task = self.task();
+        let chores = [0..64, 0..24, 24..48, 0..48, 48..60, 63..64];
+        let chores = rng.pick(&chores).clone();
+        loop {
+            // ORDERING: Relaxed. A sign of life.
+            self.steps(place).fetch_add(1, Ordering::Relaxed);
+            let (key, at) = (1 + rng.index(KEPT.len()) as i32, 100 + rng.index(6));
+            let kept = || task.shmget(key, 0, 0);
+            let done = match rng.range(chores.clone()) {
+                0..20 => kept().and_then(|id| attach(&task, id, at)),
+                // As a host that cannot map it.
+                20..24 => kept().and_then(|id| task.shmat(id, 0, 0).map(drop)),
+                24..48 => task.shmdt(at << 12).map(drop),
+                48..60 => churn(&task, at, &mut rng),
+                // Goes on as a copy with the same attaches.
+                60..62 => task.fork(std::process::id()).map(|copy| task = copy),
+                _ => {
+                    self.namespace().recover().expect("recovery");
+                    task = self.task();
+                    Ok(())
+                }
+            };
+            // Room may be with those who were killed a moment ago.
+            let is_good = matches!(
+                done,
+                Ok(()) | Err(Errno::IDRM | Errno::INVAL | Errno::NOSPC | Errno::NOMEM)
+            );
+            assert!(is_good, "{done:?}");
+        }
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        self.check_all().map_err(|errno| format!("a check failed with {errno}"))?
+    }
+}
+
+impl Segments {
+    fn namespace(&self) -> Namespace {
+        let capacity =
+            Capacity { segments: SEGMENTS, attaches: ATTACHES, tasks: 64, ..Capacity::LEAST };
+        let memory = Memory { there: Arc::clone(&self.notes), file: Arc::clone(&self.memory) };
+        let backing: Option<Box<dyn Backing>> = Some(Box::new(memory));
+        let limits = Limits::default();
+        let options = NamespaceOptions { capacity, limits, backing, hook: None };
+        Namespace::open_fd(&self.file, options).expect("the namespace")
+    }
+
+    fn task(&self) -> Task {
+        self.namespace().register(Cred::root(), std::process::id()).expect("a task")
+    }
+
+    fn check_all(&self) -> Result<Result<(), String>, Errno> {
+        if self.mode == Mode::Real {
+            self.namespace().recover()?;
+        }
+        let task = self.task();
+        for index in 0..SEGMENTS as i32 {
+            let Ok(stat) = task.shm_stat_any(index) else { continue };
+            let kept = usize::try_from(stat.perm.key - 1).ok().and_then(|at| KEPT.get(at));
+            if stat.nattch != *kept.unwrap_or(&0) || stat.perm.mode & SHM_DEST != 0 {
+                return Ok(Err(format!("nobody has this one attached: {stat:?}")));
+            }
+            if kept.is_none() {
+                task.shm_rmid(stat.id)?;
+            }
+        }
+        let totals = task.shm_totals()?;
+        let (segments, pages) = (totals.segments as usize, totals.pages);
+        let memory = self.memory_count();
+        if (segments, pages, memory) != (KEPT.len(), KEPT.len() as u64, KEPT.len() as u32) {
+            return Ok(Err(format!("{segments} segments of {pages} pages, memory of {memory}")));
+        }
+        self.check_room()
+    }
+
+    fn memory_count(&self) -> u32 {
+        let words = (0..SEGMENTS).map(|index| &self.notes.line(PLACES as u32 + index)[0]);
+        // ORDERING: Relaxed. Nobody else is there.
+        words.map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
+    }
+
+    /// All lines are there if each can be had again.
+    fn check_room(&self) -> Result<Result<(), String>, Errno> {
+        let tasks: Vec<Task> = (0..4).map(|_| self.task()).collect();
+        let made = SEGMENTS as usize - KEPT.len();
+        let ids: Vec<i32> =
+            (0..made).map(|_| tasks[0].shmget(IPC_PRIVATE, 1, 0o600)).collect::<Result<_, _>>()?;
+        let pairs = tasks.iter().flat_map(|task| ids.iter().map(move |id| (task, *id)));
+        let room =
+            pairs.enumerate().take_while(|(at, (task, id))| attach(task, *id, 1 + at).is_ok());
+        // The keeper has one for each segment that it has attached.
+        let kept = KEPT.iter().filter(|count| **count != 0).count();
+        let room = kept + room.count();
+        drop(tasks);
+        let task = self.task();
+        ids.into_iter().try_for_each(|id| task.shm_rmid(id))?;
+        let is_all = room == ATTACHES as usize;
+        Ok(is_all.then_some(()).ok_or(format!("there is room for {room} attaches")))
+    }
+}
+
+/// Attaches a segment at page `at`; what was there is detached.
+fn attach(task: &Task, id: i32, at: usize) -> Result<(), Errno> {
+    task.shmat(id, at << 12, 0).map(|mapping| mapping.attached_at(at << 12))
+}
+
+/// Makes, uses and removes segments.
+fn churn(task: &Task, at: usize, rng: &mut Rng) -> Result<(), Errno> {
+    let id = task.shmget(CHURN + rng.below(3) as i32, 1, IPC_CREAT | 0o600)?;
+    match rng.below(4) {
+        0 => task.shm_rmid(id),
+        1 => task.shm_set(id, 0, 0, 0o600),
+        _ => attach(task, id, at),
+    }
+}
