@@ -1,7 +1,7 @@
 //! The corner cases of the semantics, as the first scripts.
 
-use crate::Pairing;
 use crate::op::{Answer, Op, Step};
+use crate::pairing::Pairing;
 
 const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;

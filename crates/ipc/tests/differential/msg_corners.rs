@@ -1,9 +1,9 @@
 //! The corner cases of message queues, as the first scripts.
 
-use crate::Pairing;
 use crate::corners::Script;
 use crate::msg::MsgOp;
 use crate::op::{Answer, Op, Step};
+use crate::pairing::Pairing;
 
 const NOWAIT: i32 = libc::IPC_NOWAIT;
 const NOERROR: i32 = libc::MSG_NOERROR;

@@ -161,18 +161,6 @@ pub(crate) enum Kind {
     Shm,
 }
 
-impl Kind {
-    /// Returns the kinds of a script: mostly one.
-    pub(crate) fn some(rng: &mut Rng) -> &'static [Self] {
-        match rng.next_u64() % 8 {
-            0..3 => &[Self::Sem],
-            3..6 => &[Self::Msg],
-            6 => &[Self::Shm],
-            _ => &[Self::Sem, Self::Msg, Self::Shm],
-        }
-    }
-}
-
 /// What is there when a step is chosen.
 pub(crate) struct Scene<'a> {
     pub(crate) kinds: &'a [Kind],

@@ -1,7 +1,11 @@
-//! Our side: one thread per task, driven through a channel.
+//! The library's side: one thread per task, driven through a channel.
+
+mod msg;
+mod shm;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use corewalk_ipc::raw::{self, Arg, Seminfo, Timespec};
 use corewalk_ipc::{Cred, Namespace, SEM_UNDO, SemBuf, SemStat, Task};
@@ -9,7 +13,10 @@ use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 
 use crate::op::{Answer, Op, answer};
-use crate::{msg, shm};
+use crate::pairing::Side;
+
+/// How often it is looked whether a task waits, if it does not answer.
+const LOOK: Duration = Duration::from_micros(30);
 
 /// How our side is made wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +39,7 @@ pub(crate) struct Worker {
     requests: Option<Sender<Op>>,
     answers: Receiver<Answer>,
     thread: Option<thread::JoinHandle<()>>,
+    pid: u32,
 }
 
 impl Worker {
@@ -51,38 +59,11 @@ impl Worker {
                 }
             }
         });
-        Self { task: Some(task), requests: Some(requests), answers, thread: Some(thread) }
+        Self { task: Some(task), requests: Some(requests), answers, thread: Some(thread), pid }
     }
 
     fn task(&self) -> &Task {
         self.task.as_ref().expect("until it ends")
-    }
-
-    pub(crate) fn send(&mut self, op: &Op) {
-        let requests = self.requests.as_ref().expect("until it ends");
-        requests.send(op.clone()).expect("the worker reads");
-    }
-
-    pub(crate) fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
-        loop {
-            // In this order: a call that is completed after the first look is no longer waiting.
-            let is_waiting = self.task().waiting() != 0;
-            if let Ok(answer) = self.answers.try_recv() {
-                return Some(answer);
-            }
-            if is_waiting && !is_prompt {
-                return None;
-            }
-            thread::yield_now();
-        }
-    }
-
-    pub(crate) fn interrupt(&self) {
-        assert_eq!(self.task().interrupt(), 1);
-    }
-
-    pub(crate) fn end(mut self) {
-        self.stop();
     }
 
     fn stop(&mut self) {
@@ -95,6 +76,35 @@ impl Worker {
             let _ended = thread.join();
         }
         self.task = None;
+    }
+}
+
+impl Side for Worker {
+    fn send(&mut self, op: &Op) {
+        let requests = self.requests.as_ref().expect("until it ends");
+        requests.send(op.clone()).expect("the worker reads");
+    }
+
+    fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
+        loop {
+            // In this order: a call that is completed after the first look is no longer waiting.
+            let is_waiting = self.task().waiting() != 0;
+            // A call that waits is looked at once; any other is about to answer.
+            let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
+            match self.answers.recv_timeout(patience) {
+                Ok(answer) => return Some(answer),
+                Err(_) if is_waiting && !is_prompt => return None,
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn interrupt(&mut self) {
+        assert_eq!(self.task().interrupt(), 1);
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        vec![self.pid]
     }
 }
 

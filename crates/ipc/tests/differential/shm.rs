@@ -1,27 +1,18 @@
-//! Shared memory: operations, random ones, and how both sides carry them out.
+//! Shared memory: operations, random ones, and how a process carries them out by the calls of libc.
 //!
-//! What is attached has a number on both sides: addresses differ. Our side plays the host, which maps
-//! nothing but keeps account of what would be where.
+//! What is attached has a number on both sides: addresses differ.
 
-use std::collections::BTreeMap;
-
-use corewalk_ipc::{SHM_RND, ShmStat, Task, raw};
 use corewalk_testkit::rng::Rng;
 use corewalk_testkit::sysv::shm as sysv;
-use rustix::io::Errno;
 
 use crate::op::{Answer, answer, chance, pick};
-use crate::ours::Mutation;
 
 const SHM_STAT: i32 = 13;
 const SHM_INFO: i32 = 14;
 const SHM_STAT_ANY: i32 = 15;
 
 /// An address at which nothing is mapped, a multiple of many pages.
-const FIXED: usize = 0x3000_0000_0000;
-
-/// Pids of our children, which the kernel's side does not know.
-pub(crate) const CHILD_PIDS: u32 = 1 << 20;
+pub(crate) const FIXED: usize = 0x3000_0000_0000;
 
 /// A call about shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,11 +157,7 @@ fn at(rng: &mut Rng, id: i32) -> ShmOp {
 #[derive(Default)]
 pub(crate) struct State {
     attached: Vec<usize>,
-    /// Our side: what is mapped where, and the next free address.
-    mapped: BTreeMap<usize, usize>,
-    next: usize,
-    tasks: Vec<Task>,
-    processes: Vec<i32>,
+    children: Vec<i32>,
 }
 
 impl State {
@@ -185,12 +172,12 @@ fn number(value: i32) -> Vec<i64> {
     vec![i64::from(value)]
 }
 
-fn place(address: usize, offset: Option<i32>) -> Vec<i64> {
+pub(crate) fn place(address: usize, offset: Option<i32>) -> Vec<i64> {
     vec![if offset.is_some() { address.wrapping_sub(FIXED) as i64 } else { -1 }]
 }
 
-/// Carries a call out on the host kernel.
-pub(crate) fn on_linux(op: &ShmOp, state: &mut State) -> Answer {
+/// Carries a call out as a program does.
+pub(crate) fn by_libc(op: &ShmOp, state: &mut State) -> Answer {
     match *op {
         ShmOp::Get { key, size, flags } => answer(sysv::shmget(key, size, flags), number),
         ShmOp::At { id, offset, flags } => {
@@ -215,108 +202,14 @@ pub(crate) fn on_linux(op: &ShmOp, state: &mut State) -> Answer {
             [i64::from(result)].into_iter().chain(numbers.map(u64::cast_signed)).collect()
         }),
         ShmOp::Fork => answer(corewalk_testkit::sysv::fork_idle(), |child| {
-            state.processes.push(child);
+            state.children.push(child);
             Vec::new()
         }),
         ShmOp::EndChildren => {
-            for child in state.processes.drain(..) {
+            for child in state.children.drain(..) {
                 corewalk_testkit::sysv::end_child(child).expect("it is ours");
             }
             vec![0]
         }
     }
-}
-
-/// Carries a call out with the library.
-pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut State) -> Answer {
-    let errno = |error: Errno| error.raw_os_error();
-    match *op {
-        ShmOp::Get { key, size, flags } => {
-            answer(raw::shmget(task, key, size, flags).map_err(errno), number)
-        }
-        ShmOp::At { id, offset, flags } => {
-            let attached = attach(task, state, id, offset, flags);
-            state.attached.extend(attached.ok());
-            answer(attached.map_err(errno), |address| place(address, offset))
-        }
-        ShmOp::Dt { nth } => {
-            let address = state.forget(nth);
-            state.mapped.remove(&address);
-            answer(task.shmdt(address).map(|_| 0).map_err(errno), number)
-        }
-        ShmOp::Ctl { id, cmd } => {
-            answer(raw::shmctl(task, id, cmd, raw::ShmArg::None).map_err(errno), number)
-        }
-        ShmOp::Stat { id, cmd } => {
-            let mut stat = ShmStat::default();
-            let arg = raw::ShmArg::Buf(&mut stat);
-            answer(raw::shmctl(task, id, cmd, arg).map_err(errno), |result| {
-                let perm = stat.perm;
-                let mut numbers = vec![i64::from(result), i64::from(perm.key)];
-                numbers.extend([perm.uid, perm.gid, perm.cuid, perm.cgid].map(i64::from));
-                let hidden = if mutation == Mutation::NoDest { 0o1000 } else { 0 };
-                numbers.push(i64::from(perm.mode & !hidden));
-                numbers.extend([stat.size_bytes, stat.nattch].map(u64::cast_signed));
-                numbers.extend([stat.cpid, stat.lpid].map(i64::from));
-                numbers.extend([stat.atime_s != 0, stat.dtime_s != 0].map(i64::from));
-                numbers
-            })
-        }
-        ShmOp::Set { id, uid, gid, mode } => {
-            let mut stat = ShmStat::default();
-            (stat.perm.uid, stat.perm.gid, stat.perm.mode) = (uid, gid, mode as u16);
-            let arg = raw::ShmArg::Buf(&mut stat);
-            answer(raw::shmctl(task, id, libc::IPC_SET, arg).map_err(errno), number)
-        }
-        ShmOp::Totals { cmd } => answer(totals(task, cmd).map_err(errno), |numbers| numbers),
-        ShmOp::Fork => {
-            let pid = CHILD_PIDS + state.tasks.len() as u32;
-            answer(task.fork(pid).map_err(errno), |child| {
-                state.tasks.push(child);
-                Vec::new()
-            })
-        }
-        ShmOp::EndChildren => {
-            state.tasks.clear();
-            vec![0]
-        }
-    }
-}
-
-/// Attaches as a host does that maps nothing.
-fn attach(
-    task: &Task,
-    state: &mut State,
-    id: i32,
-    offset: Option<i32>,
-    flags: i32,
-) -> Result<usize, Errno> {
-    let address = offset.map_or(0, |offset| FIXED + offset as usize);
-    let mapping = task.shmat(id, address, flags)?;
-    let size = mapping.size_bytes().next_multiple_of(4096) as usize;
-    let start = mapping.address().unwrap_or_else(|| {
-        state.next += 1 << 32;
-        state.next
-    });
-    let is_apart =
-        |(other, length): (&usize, &usize)| other + length <= start || *other >= start + size;
-    if !state.mapped.iter().all(is_apart) {
-        return Err(Errno::INVAL);
-    }
-    assert!(flags & SHM_RND != 0 || mapping.address().is_none_or(|at| at == address));
-    mapping.attached_at(start);
-    state.mapped.insert(start, size);
-    Ok(start)
-}
-
-fn totals(task: &Task, cmd: i32) -> Result<Vec<i64>, Errno> {
-    if cmd == libc::IPC_INFO {
-        let mut info = raw::Shminfo::default();
-        let result = raw::shmctl(task, 0, cmd, raw::ShmArg::Shminfo(&mut info))?;
-        let numbers = [info.shmmax, info.shmmin, info.shmmni, info.shmseg, info.shmall];
-        return Ok([i64::from(result)].into_iter().chain(numbers.map(u64::cast_signed)).collect());
-    }
-    let mut info = raw::ShmUsage::default();
-    let result = raw::shmctl(task, 0, cmd, raw::ShmArg::ShmUsage(&mut info))?;
-    Ok(vec![i64::from(result), i64::from(info.used_ids), info.shm_tot.cast_signed(), 0, 0, 0])
 }

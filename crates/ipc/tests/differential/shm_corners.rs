@@ -1,8 +1,8 @@
 //! The corner cases of shared memory, as the first scripts.
 
-use crate::Pairing;
 use crate::corners::Script;
 use crate::op::{Answer, Op, Step};
+use crate::pairing::Pairing;
 use crate::shm::ShmOp;
 
 const READ_ONLY: i32 = libc::SHM_RDONLY;

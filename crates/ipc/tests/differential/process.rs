@@ -1,4 +1,4 @@
-//! The host kernel's side: one process per task, driven through a socket.
+//! A process per task, which makes the calls of libc and is driven through a socket: the host kernel's side.
 //!
 //! Whether a process waits is read from `/proc/PID/task/TID/syscall`, which tells the number of the system
 //! call only while the process is off its processor, and from `stat`, which tells whether it was
@@ -12,121 +12,145 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use corewalk_testkit::sysv;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::op::{Answer, Op, answer};
+use crate::pairing::Side;
 use crate::{msg, shm};
+
+/// The longest that a call may take that neither waits nor returns.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How often it is looked whether a worker waits, if it does not answer.
+const LOOK_NS: i64 = 30_000;
+
+/// semop(2), msgsnd(2), msgrcv(2) and semtimedop(2), by number.
+const CALLS: [&[u8]; 4] = [b"65 ", b"69 ", b"70 ", b"220 "];
 
 /// Set in a worker process.
 const ROLE: &str = "COREWALK_IPC_WORKER";
 
 /// A worker process, as its driver sees it.
 pub(crate) struct Worker {
-    child: Child,
-    socket: UnixStream,
+    pub(crate) child: Child,
+    pub(crate) socket: UnixStream,
     syscall: File,
     stat: File,
     thread: i32,
 }
 
 impl Worker {
-    pub(crate) fn start() -> Self {
+    /// Starts a worker, by a command that `prepare` may add to.
+    pub(crate) fn start(prepare: impl FnOnce(&mut Command)) -> Self {
         let (ours, theirs) = UnixStream::pair().expect("a socket");
-        let child = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["worker_answers_until_its_driver_ends", "--exact", "--nocapture"])
-            .env(ROLE, "1")
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("a worker");
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command.args(["worker_answers_until_its_driver_ends", "--exact", "--nocapture"]);
+        command.env(ROLE, "1").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        prepare(&mut command);
+        let child = command.spawn().expect("a worker");
+        // The command keeps its end open, and the worker's end is not to be missed.
+        drop(command);
         // libtest runs the worker on a thread of its own, which says its number first.
         let mut socket = ours;
         let mut length = [0; 4];
         socket.read_exact(&mut length).expect("the worker starts");
         let thread = read_words(&mut socket, u32::from_le_bytes(length))[0] as i32;
+        socket.set_nonblocking(true).expect("a socket");
         let open = |name| File::open(format!("/proc/{}/task/{thread}/{name}", child.id()));
         let (syscall, stat) = (open("syscall").expect("proc"), open("stat").expect("proc"));
         Self { child, socket, syscall, stat, thread }
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+    /// Returns true if the worker sleeps in one of these system calls, and was not woken.
+    pub(crate) fn is_asleep_in(&self, calls: &[&[u8]]) -> bool {
+        self.is_in(calls) && self.is_asleep() && self.is_in(calls)
     }
 
-    /// Returns the number of the thread that makes the calls.
-    pub(crate) fn thread(&self) -> i32 {
-        self.thread
-    }
-
-    pub(crate) fn send(&mut self, op: &Op) {
-        self.socket.write_all(&frame(&op.encode())).expect("the worker reads");
-    }
-
-    /// Returns the answer, or none if the worker waits in its call.
-    pub(crate) fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
-        loop {
-            if let Some(answer) = self.try_read() {
-                return Some(answer);
-            }
-            if !is_prompt && self.is_in_call() && self.is_asleep() && self.is_in_call() {
-                return None;
-            }
-            std::hint::spin_loop();
-            rustix_yield();
-        }
-    }
-
-    /// Returns true if the worker is inside of a call that may wait, and off its processor: semtimedop(2),
-    /// msgsnd(2) or msgrcv(2).
-    fn is_in_call(&self) -> bool {
+    /// Returns true if the worker is inside of one of these system calls, and off its processor.
+    fn is_in(&self, calls: &[&[u8]]) -> bool {
         let mut text = [0; 16];
         let length = self.syscall.read_at(&mut text, 0).expect("the worker lives");
-        [&b"220 "[..], b"69 ", b"70 "].iter().any(|number| text[..length].starts_with(number))
+        calls.iter().any(|number| text[..length].starts_with(number))
     }
 
     /// Returns true if the worker sleeps, and was not woken.
-    fn is_asleep(&self) -> bool {
+    pub(crate) fn is_asleep(&self) -> bool {
         let mut text = [0; 64];
         let length = self.stat.read_at(&mut text, 0).expect("the worker lives");
         let after_name = text[..length].rsplit(|byte| *byte == b')').next();
         after_name.is_some_and(|text| text.starts_with(b" S"))
     }
 
-    pub(crate) fn interrupt(&self) {
-        sysv::send_usr1(self.pid(), self.thread).expect("the worker lives");
-    }
-
-    /// Kills the worker and waits until it is gone, and its adjustments are applied.
-    pub(crate) fn end(mut self) {
-        self.child.kill().expect("the worker is ours");
-        self.child.wait().expect("the worker is ours");
-    }
-
-    fn try_read(&mut self) -> Option<Answer> {
-        self.socket.set_nonblocking(true).expect("a socket");
+    /// Returns the answer if there is one.
+    pub(crate) fn try_read(&mut self) -> Option<Answer> {
         let mut length = [0; 4];
-        let read = self.socket.read(&mut length);
-        self.socket.set_nonblocking(false).expect("a socket");
-        match read {
-            Ok(4) => Some(read_words(&mut self.socket, u32::from_le_bytes(length))),
+        match self.socket.read(&mut length) {
+            Ok(4) => {}
             Ok(other) => panic!("the worker has gone, {other}"),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
             Err(error) => panic!("{error}"),
         }
+        // The rest was written by the same call.
+        Some(read_words(&mut self.socket, u32::from_le_bytes(length)))
+    }
+}
+
+impl Side for Worker {
+    fn send(&mut self, op: &Op) {
+        self.socket.write_all(&frame(&op.encode())).expect("the worker reads");
+    }
+
+    fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
+        let mut patience = Patience::new();
+        loop {
+            if let Some(answer) = self.try_read() {
+                return Some(answer);
+            }
+            if !is_prompt && self.is_asleep_in(&CALLS) {
+                return None;
+            }
+            patience.wait(&self.socket);
+        }
+    }
+
+    fn interrupt(&mut self) {
+        sysv::send_usr1(self.child.id(), self.thread).expect("the worker lives");
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        // A message that is handed over leaves the number of the thread with Linux, not of the process.
+        vec![self.child.id(), self.thread.cast_unsigned()]
+    }
+}
+
+/// A wait for a worker, which ends some time even if the worker does nothing.
+pub(crate) struct Patience(Instant);
+
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Waits a moment, or until `socket` has something to read.
+    ///
+    /// To yield in a loop instead takes a hundred times as long beside others that compute.
+    pub(crate) fn wait(&mut self, socket: &UnixStream) {
+        assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
+        let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
+        // Interrupted or not, the caller looks again.
+        let _ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // A test that fails leaves no process behind; one that ended has none.
+        // Adjustments are applied when it is gone. One that has ended already has nothing to be killed.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
     }
-}
-
-fn rustix_yield() {
-    corewalk_sync::primitives::thread::yield_now();
 }
 
 fn frame(words: &[i64]) -> Vec<u8> {
@@ -147,6 +171,8 @@ pub(crate) fn serve() {
         return;
     }
     sysv::catch_usr1().expect("a handler");
+    // With a preload library the first call opens the namespace, whose file another user may not.
+    assert_eq!(sysv::semctl(-1, 0, libc::GETVAL, 0), Err(libc::EINVAL));
     let mut socket = UnixStream::from(dup_stdin());
     socket.write_all(&frame(&[i64::from(sysv::thread_id())])).expect("the driver reads");
     let mut state = shm::State::default();
@@ -193,7 +219,7 @@ fn carry_out(op: &Op, state: &mut shm::State) -> Answer {
             [result].into_iter().chain(numbers).map(i64::from).collect()
         }),
         Op::ActAs { uid, gid } => answer(sysv::act_as(*uid, *gid), number),
-        Op::Msg(op) => msg::on_linux(op),
-        Op::Shm(op) => shm::on_linux(op, state),
+        Op::Msg(op) => msg::by_libc(op),
+        Op::Shm(op) => shm::by_libc(op, state),
     }
 }

@@ -1,0 +1,191 @@
+//! The side with the preload library: a process per task, and a namespace that they all have mapped.
+//!
+//! A process that waits sleeps in futex(2). It may sleep there for a lock too, while another process of this
+//! side runs and has it; so it counts as waiting only once all of them sleep.
+//!
+//! A process that makes no call ends by itself or by SIGKILL, in turns. In the first case its undo is applied by
+//! then; in the second the namespace is put in order by this process, as `corewalk ipc exec` does.
+
+use std::cell::RefCell;
+use std::env;
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::rc::Rc;
+
+use corewalk_ipc::{Namespace, NamespaceOptions};
+use corewalk_sync::primitives::thread;
+use rustix::fs::MemfdFlags;
+
+use crate::msg::MsgOp;
+use crate::op::{Answer, Op};
+use crate::pairing::{Side, Start};
+use crate::process::{Patience, Worker};
+
+/// futex(2), by number.
+const FUTEX: [&[u8]; 1] = [b"202 "];
+
+/// How what goes through a process is changed on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// `EAGAIN` becomes `ENOMSG`.
+    Errno,
+    /// `SEM_UNDO` is left out.
+    NoUndo,
+    /// `GETNCNT` is one more if it is not zero.
+    Count,
+    /// The mode that `IPC_STAT` tells of a queue lacks a bit.
+    Mode,
+    /// A negative type of msgrcv(2) takes any message.
+    Type,
+}
+
+/// What the processes of this side share.
+struct Common {
+    namespace: Namespace,
+    file: OwnedFd,
+    change: Option<Change>,
+    /// Those that live.
+    workers: RefCell<Vec<Rc<RefCell<Worker>>>>,
+    ended: RefCell<u32>,
+}
+
+/// A process with the library.
+pub(crate) struct Preloaded {
+    worker: Option<Rc<RefCell<Worker>>>,
+    common: Rc<Common>,
+    /// The call that has not returned.
+    call: Option<Op>,
+    is_interrupted: bool,
+}
+
+/// Returns what starts processes in a new namespace.
+pub(crate) fn starter(change: Option<Change>) -> Start {
+    let file = rustix::fs::memfd_create("differential", MemfdFlags::CLOEXEC).expect("a memfd");
+    let namespace = Namespace::open_fd(&file, NamespaceOptions::default()).expect("a namespace");
+    let (workers, ended) = <_>::default();
+    let common = Rc::new(Common { namespace, file, change, workers, ended });
+    Box::new(move |_| Box::new(Preloaded::start(&common)))
+}
+
+/// The library that was built with this test: cargo puts both into one folder.
+fn library() -> PathBuf {
+    let test = env::current_exe().expect("this program");
+    let library = test.with_file_name("libcorewalk_ipc_preload.so");
+    assert!(library.exists(), "{}: cargo builds it with this test", library.display());
+    library
+}
+
+impl Preloaded {
+    fn start(common: &Rc<Common>) -> Self {
+        let file = format!("/proc/{}/fd/{}", std::process::id(), common.file.as_raw_fd());
+        let worker = Worker::start(|command: &mut Command| {
+            command.env("LD_PRELOAD", library()).env("COREWALK_IPC_NAMESPACE", file);
+        });
+        let worker = Rc::new(RefCell::new(worker));
+        common.workers.borrow_mut().push(Rc::clone(&worker));
+        Self { worker: Some(worker), common: Rc::clone(common), call: None, is_interrupted: false }
+    }
+
+    fn worker(&self) -> &Rc<RefCell<Worker>> {
+        self.worker.as_ref().expect("until it ends")
+    }
+
+    /// Returns true if the process waits: it sleeps, and no other one runs that it may sleep for.
+    fn is_waiting(&self) -> bool {
+        let is_asleep = || self.worker().borrow().is_asleep_in(&FUTEX);
+        let workers = self.common.workers.borrow();
+        is_asleep() && workers.iter().all(|worker| worker.borrow().is_asleep()) && is_asleep()
+    }
+
+    /// Changes what the process is asked to do.
+    fn changed(&self, op: &Op) -> Op {
+        let mut op = op.clone();
+        match (self.common.change, &mut op) {
+            (Some(Change::NoUndo), Op::Semop { sops, .. }) => {
+                sops.iter_mut().for_each(|(_, _, flags)| *flags &= !(libc::SEM_UNDO as i16));
+            }
+            (Some(Change::Type), Op::Msg(MsgOp::Receive { msgtyp, .. })) => {
+                *msgtyp = (*msgtyp).max(0);
+            }
+            _ => {}
+        }
+        op
+    }
+
+    /// Changes what the process has answered.
+    fn change_answer(&self, answer: &mut Answer) {
+        match (self.common.change, &self.call, &mut answer[..]) {
+            (Some(Change::Errno), _, [-1, errno]) if *errno == i64::from(libc::EAGAIN) => {
+                *errno = i64::from(libc::ENOMSG);
+            }
+            (Some(Change::Count), Some(Op::Ctl { cmd: libc::GETNCNT, .. }), [0, count])
+                if *count > 0 =>
+            {
+                *count += 1;
+            }
+            (Some(Change::Mode), Some(Op::Msg(MsgOp::Stat { .. })), numbers @ [0, ..]) => {
+                numbers[7] &= !0o200;
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Side for Preloaded {
+    fn send(&mut self, op: &Op) {
+        let asked = self.changed(op);
+        self.worker().borrow_mut().send(&asked);
+        self.call = Some(op.clone());
+    }
+
+    fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
+        let mut patience = Patience::new();
+        loop {
+            let read = self.worker().borrow_mut().try_read();
+            if let Some(mut answer) = read {
+                self.change_answer(&mut answer);
+                (self.call, self.is_interrupted) = (None, false);
+                return Some(answer);
+            }
+            if (self.is_interrupted || !is_prompt) && self.is_waiting() {
+                if !self.is_interrupted {
+                    return None;
+                }
+                // It was about to look around when the signal came, and sleeps on: see the library's essay.
+                self.worker().borrow_mut().interrupt();
+            }
+            patience.wait(&self.worker().borrow().socket);
+        }
+    }
+
+    fn interrupt(&mut self) {
+        self.is_interrupted = true;
+        self.worker().borrow_mut().interrupt();
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        self.worker().borrow().numbers()
+    }
+}
+
+impl Drop for Preloaded {
+    fn drop(&mut self) {
+        let Some(worker) = self.worker.take() else { return };
+        self.common.workers.borrow_mut().retain(|other| !Rc::ptr_eq(other, &worker));
+        let Some(mut worker) = Rc::into_inner(worker).map(RefCell::into_inner) else { return };
+        let ended = {
+            let mut ended = self.common.ended.borrow_mut();
+            *ended += 1;
+            *ended
+        };
+        if self.call.is_none() && ended % 2 == 0 && !thread::panicking() {
+            worker.socket.shutdown(Shutdown::Both).expect("a socket");
+            assert!(worker.child.wait().expect("it is ours").success(), "it ends well");
+            return;
+        }
+        drop(worker);
+        self.common.namespace.recover().expect("the locks are to be had");
+    }
+}

@@ -1,0 +1,317 @@
+//! A script on both sides, step by step, and the comparison of what comes of it.
+//!
+//! One side is the host kernel, with a process for each task; the other is one of this project. After each
+//! step both are looked at until nothing more happens.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
+use corewalk_testkit::sysv;
+
+use crate::msg::MsgOp;
+use crate::op::{self, Answer, Kind, Op, Scene, Step};
+use crate::process::Worker;
+use crate::shm::ShmOp;
+
+const TASKS: usize = 4;
+const SCRIPT_STEPS: u64 = 200;
+
+/// A task of one side. The drop ends it, and whatever that brings about has happened then.
+pub(crate) trait Side {
+    /// Begins a call.
+    fn send(&mut self, op: &Op);
+
+    /// Returns what the call returned, or none if it waits; one that is prompt never does for long.
+    fn poll(&mut self, is_prompt: bool) -> Option<Answer>;
+
+    /// Interrupts the call, which waits.
+    fn interrupt(&mut self);
+
+    /// Returns the numbers by which others may know the task.
+    fn numbers(&self) -> Vec<u32>;
+}
+
+/// Starts a task, which is given a number.
+pub(crate) type Start = Box<dyn FnMut(u32) -> Box<dyn Side>>;
+
+/// Both sides, and what is known of them.
+pub(crate) struct Pairing {
+    start: Start,
+    linux: Vec<Box<dyn Side>>,
+    ours: Vec<Box<dyn Side>>,
+    /// The call that each task waits in.
+    waiting: Vec<Option<Op>>,
+    /// The number of each task that there was, by what either side knows it by. Pids of the kernel do not
+    /// repeat within a script.
+    linux_numbers: HashMap<i64, i64>,
+    our_numbers: HashMap<i64, i64>,
+    next_number: u32,
+    /// Ids that were made, by kind.
+    ids: [Vec<i32>; 3],
+    trail: Vec<String>,
+    /// Whether the scripts are random.
+    is_random: bool,
+}
+
+impl Pairing {
+    /// Returns none, and says why, if the kernel's side cannot have a namespace of its own.
+    pub(crate) fn new(start: Start) -> Option<Self> {
+        if let Err(errno) = sysv::unshare_ipc() {
+            println!("skipped: no IPC namespace of our own here (errno {errno})");
+            return None;
+        }
+        let mut pairing = Self {
+            start,
+            linux: Vec::new(),
+            ours: Vec::new(),
+            waiting: vec![None; TASKS],
+            linux_numbers: HashMap::from([(0, 0)]),
+            our_numbers: HashMap::from([(0, 0)]),
+            next_number: 1,
+            ids: <_>::default(),
+            trail: Vec::new(),
+            is_random: false,
+        };
+        for _ in 0..TASKS {
+            let (linux, ours) = pairing.start();
+            pairing.linux.push(linux);
+            pairing.ours.push(ours);
+        }
+        Some(pairing)
+    }
+
+    fn start(&mut self) -> (Box<dyn Side>, Box<dyn Side>) {
+        let number = self.next_number;
+        self.next_number += 1;
+        let linux: Box<dyn Side> = Box::new(Worker::start(|_| {}));
+        let ours = (self.start)(number);
+        let known = |known: u32| (i64::from(known), i64::from(number));
+        self.linux_numbers.extend(linux.numbers().into_iter().map(known));
+        self.our_numbers.extend(ours.numbers().into_iter().map(known));
+        (linux, ours)
+    }
+
+    /// Carries out a step of `task` on both sides, and compares; returns what its call returned.
+    pub(crate) fn step(&mut self, task: usize, step: &Step) -> Option<Answer> {
+        // For a script that hangs.
+        if std::env::var_os("COREWALK_IPC_TRACE").is_some() {
+            eprintln!("{task}: {step:?}");
+        }
+        self.trail.push(format!("{task}: {step:?}"));
+        let mut own = None;
+        match step {
+            Step::Call(op) => {
+                self.linux[task].send(op);
+                self.ours[task].send(op);
+                own = self.compare(task, op);
+                if own.is_none() {
+                    self.waiting[task] = Some(op.clone());
+                }
+                self.note_id(op, own.as_deref());
+            }
+            Step::Interrupt => {
+                let op = self.waiting[task].take().expect("it waits");
+                self.linux[task].interrupt();
+                self.ours[task].interrupt();
+                // The kernel's process needs a moment to take its signal.
+                own = self.compare_prompt(task, &op);
+            }
+            Step::Exit => {
+                (self.linux[task], self.ours[task]) = self.start();
+                self.waiting[task] = None;
+            }
+        }
+        self.settle(task);
+        own
+    }
+
+    fn note_id(&mut self, op: &Op, answer: Option<&[i64]>) {
+        let kind = match op {
+            Op::Get { .. } => Kind::Sem,
+            Op::Msg(MsgOp::Get { .. }) => Kind::Msg,
+            Op::Shm(ShmOp::Get { .. }) => Kind::Shm,
+            _ => return,
+        };
+        if let Some([0, id]) = answer {
+            let (id, ids) = (*id as i32, &mut self.ids[kind as usize]);
+            ids.retain(|other| *other != id);
+            ids.push(id);
+        }
+    }
+
+    /// Compares the calls that waited and may have gone on.
+    ///
+    /// One that goes on may let another go on (a sender a receiver), after the call that began it has
+    /// returned: each side is looked at until nothing more happens there.
+    fn settle(&mut self, but: usize) {
+        let waiting = (0..TASKS).filter(|task| *task != but && self.waiting[*task].is_some());
+        let waiting: Vec<usize> = waiting.collect();
+        let linux = until_quiet(&waiting, |task| self.linux[task].poll(false));
+        let ours = until_quiet(&waiting, |task| self.ours[task].poll(false));
+        for (task, (linux, ours)) in waiting.into_iter().zip(linux.into_iter().zip(ours)) {
+            let op = self.waiting[task].take().expect("it waits");
+            if self.judge(task, &op, linux, ours).is_none() {
+                self.waiting[task] = Some(op);
+            }
+        }
+    }
+
+    fn compare(&mut self, task: usize, op: &Op) -> Option<Answer> {
+        let is_prompt = op.is_prompt();
+        let linux = self.linux[task].poll(is_prompt);
+        let ours = self.ours[task].poll(is_prompt && linux.is_some());
+        self.judge(task, op, linux, ours)
+    }
+
+    fn compare_prompt(&mut self, task: usize, op: &Op) -> Option<Answer> {
+        let linux = self.linux[task].poll(true);
+        let ours = self.ours[task].poll(op.is_prompt() && linux.is_some());
+        self.judge(task, op, linux, ours)
+    }
+
+    fn judge(
+        &mut self,
+        task: usize,
+        op: &Op,
+        mut linux: Option<Answer>,
+        mut ours: Option<Answer>,
+    ) -> Option<Answer> {
+        if let (Some(linux), Some(ours)) = (&mut linux, &mut ours) {
+            map_numbers(op, linux, &self.linux_numbers);
+            map_numbers(op, ours, &self.our_numbers);
+        }
+        if let Op::Stat { .. } = op {
+            self.forget_time(&mut linux);
+            self.forget_time(&mut ours);
+        }
+        self.trail.push(format!("   {task} -> {linux:?}"));
+        assert!(
+            linux == ours,
+            "task {task}: {op:?}: linux {linux:?}, ours {ours:?} (none: it waits)\n{}",
+            self.trail[self.trail.len().saturating_sub(120)..].join("\n")
+        );
+        ours
+    }
+
+    /// Leaves out whether there was an operation yet. A call with `SEM_UNDO` that fails leaves an empty
+    /// undo record with Linux, whose end counts as an operation; with us it leaves none.
+    fn forget_time(&self, answer: &mut Option<Answer>) {
+        if let (true, Some([0, .., has_otime])) = (self.is_random, answer.as_deref_mut()) {
+            *has_otime = 0;
+        }
+    }
+
+    /// Removes everything, so that nobody waits.
+    pub(crate) fn clean(&mut self) {
+        let free = (0..TASKS).find(|task| self.waiting[*task].is_none());
+        let task = free.unwrap_or_else(|| {
+            self.step(0, &Step::Exit);
+            0
+        });
+        self.step(task, &Step::Call(Op::ActAs { uid: 0, gid: 0 }));
+        let cmd = libc::IPC_RMID;
+        let [sets, queues, segments] = std::mem::take(&mut self.ids);
+        let sets = sets.into_iter().map(|id| Op::Ctl { id, num: 0, cmd, value: 0 });
+        let queues = queues.into_iter().map(|id| Op::Msg(MsgOp::Ctl { id, cmd }));
+        let segments = segments.into_iter().map(|id| Op::Shm(ShmOp::Ctl { id, cmd }));
+        for op in sets.chain(queues).chain(segments) {
+            self.step(task, &Step::Call(op));
+        }
+        assert!(self.waiting.iter().all(Option::is_none), "somebody still waits");
+        for task in 0..TASKS {
+            self.step(task, &Step::Call(Op::ActAs { uid: 0, gid: 0 }));
+        }
+        self.trail.clear();
+    }
+}
+
+/// Replaces pids by the numbers of tasks; that of a child, which no side knows, is -1.
+fn map_numbers(op: &Op, answer: &mut Answer, numbers: &HashMap<i64, i64>) {
+    let known = |pid: i64| *numbers.get(&pid).unwrap_or(&-1);
+    match op {
+        Op::Ctl { cmd: libc::GETPID, .. } => {
+            if let [0, pid] = &mut answer[..] {
+                *pid = known(*pid);
+            }
+        }
+        Op::Msg(op) => op.map_pids(answer, known),
+        Op::Shm(op) => op.map_pids(answer, known),
+        _ => {}
+    }
+}
+
+/// Asks about each task until a round brings nothing new.
+fn until_quiet(
+    tasks: &[usize],
+    mut poll: impl FnMut(usize) -> Option<Answer>,
+) -> Vec<Option<Answer>> {
+    let mut answers = vec![None; tasks.len()];
+    loop {
+        let mut is_quiet = true;
+        for (task, answer) in tasks.iter().zip(&mut answers) {
+            if answer.is_none() {
+                *answer = poll(*task);
+                is_quiet &= answer.is_none();
+            }
+        }
+        if is_quiet {
+            return answers;
+        }
+    }
+}
+
+impl Pairing {
+    /// Runs random scripts about what `kinds` chooses; at least one step in a hundred has to be a call that
+    /// waits, or an end.
+    pub(crate) fn fuzz(
+        &mut self,
+        seed: Seed,
+        extent: Extent,
+        kinds: fn(&mut Rng) -> &'static [Kind],
+    ) {
+        let start = Instant::now();
+        self.is_random = true;
+        let _report = ReportSeed::new(seed);
+        let mut rng = Rng::new(seed);
+        let (mut done, mut waits) = (0, 0);
+        while done < extent.steps && start.elapsed() < extent.limit {
+            let tasks = 1 + rng.below(TASKS as u64) as usize;
+            let kinds = kinds(&mut rng);
+            for _ in 0..SCRIPT_STEPS {
+                let task = rng.below(tasks as u64) as usize;
+                let is_waiting = self.waiting[task].is_some();
+                let scene = Scene { kinds, ids: &self.ids, waiting: &self.waiting };
+                if let Some(step) = op::step(&mut rng, is_waiting, &scene) {
+                    let answer = self.step(task, &step);
+                    waits += u64::from(answer.is_none());
+                    done += 1;
+                }
+            }
+            self.clean();
+        }
+        self.is_random = false;
+        let (seconds, seed) = (start.elapsed().as_secs_f64(), seed.0);
+        println!(
+            "{done} steps, {waits} of them waits and ends, in {seconds:.1} s, seed {seed:#018x}"
+        );
+        assert!(waits > done / 100, "hardly anybody waited");
+    }
+}
+
+/// How long scripts go on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    /// Steps in all; the last script is completed.
+    pub(crate) steps: u64,
+    pub(crate) limit: Duration,
+}
+
+impl Extent {
+    /// Returns what `COREWALK_DIFFERENTIAL_OPS` asks for, however long it takes, or `self`.
+    pub(crate) fn or_asked(self) -> Self {
+        let Ok(asked) = std::env::var("COREWALK_DIFFERENTIAL_OPS") else { return self };
+        let steps = asked.parse().expect("COREWALK_DIFFERENTIAL_OPS: a number");
+        Self { steps, limit: Duration::MAX }
+    }
+}
