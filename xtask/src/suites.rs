@@ -12,6 +12,7 @@
 //! | `posix` | pjdfstest, fsx, stress-ng |
 //! | `xattr` | extended attributes and ACLs, call by call against ext4 |
 //! | `work` | git, tar, cargo, sqlite, postgres, fakeroot, rsync |
+//! | `programs` | programs of others that use System V IPC, without a mount |
 //! | `crash` | a server that is killed, a server that hangs |
 //!
 //! # Contract of the program
@@ -29,6 +30,7 @@
 mod crash;
 mod mount;
 mod posix;
+mod programs;
 mod work;
 mod xattr;
 
@@ -48,11 +50,15 @@ use std::{
 /// The word by which this program calls itself inside the namespaces.
 pub(crate) const INSIDE: &str = "--inside";
 
+/// The one suite that mounts nothing.
+const IPC_PROGRAMS: &str = "ipc-programs";
+
 /// The suites that continuous integration runs, shortest first.
-pub(crate) const CI: [&str; 23] = [
+pub(crate) const CI: [&str; 24] = [
     "kill9",
     "hang",
     "fakeroot",
+    IPC_PROGRAMS,
     "xattr",
     "xattr-server",
     "xattr-store",
@@ -95,7 +101,7 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 23] = [
+const SUITES: [Suite; 24] = [
     Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
         name: "pjdfstest-server",
@@ -167,6 +173,7 @@ const SUITES: [Suite; 23] = [
         limit: minutes(5),
         run: work::rsync,
     },
+    Suite { name: IPC_PROGRAMS, needs: &[], limit: minutes(20), run: programs::programs },
     Suite { name: "kill9", needs: &[], limit: minutes(2), run: crash::kill9 },
     Suite { name: "hang", needs: &[], limit: minutes(2), run: crash::hang },
 ];
@@ -199,7 +206,7 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
     if !program.exists() {
         return Outcome::Failed(format!("{}: build it first", program.display()));
     }
-    if !Path::new("/dev/fuse").exists() {
+    if name != IPC_PROGRAMS && !Path::new("/dev/fuse").exists() {
         return Outcome::Skipped("there is no /dev/fuse".to_owned());
     }
     for (file, package) in suite.needs {

@@ -1,0 +1,364 @@
+//! Programs of others that use System V IPC, unmodified, under `corewalk ipc exec`.
+//!
+//! | program | what it shows |
+//! |---|---|
+//! | `sysv_ipc` 1.2.0 of PyPI | the tests that come with it |
+//! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (20, at most 600) |
+//! | fakeroot | an archive of 5,000 files whose owners are in the namespace only, as without us byte for byte |
+//! | `IPC::SysV` of Perl | the tests of its repository; where that cannot be had, scenarios of our own |
+//! | Perl under strace(1) | 100,000 semop(2), and no system call |
+//!
+//! All of them run in an IPC namespace of the kernel's that is *closed*: its limits are zero, so that a
+//! call that reached the kernel would fail, and with it the program. That it is closed is a control of
+//! its own, and the count of system calls has one too.
+//!
+//! A program that cannot be had here is skipped, says why, and is counted.
+//!
+//! Source: the manuals of the programs; `ipc_namespaces(7)`, `proc_sys_kernel(5)`.
+
+use super::{install, is_available, minutes, mount::Site};
+use crate::{
+    Outcome,
+    ci::Tally,
+    process::{self, Ended},
+};
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+const SYSV_IPC: &str = "sysv_ipc==1.2.0";
+/// What pass at least of the tests of that version; one is skipped.
+const SYSV_IPC_TESTS_MIN: u32 = 136;
+
+const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
+/// Where a copy of that repository is, if not to be fetched.
+const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
+const IPC_SYSV_TESTS_MIN: u32 = 70;
+const OWN_PERL: &str = include_str!("programs/sysv.pl");
+
+const SEMOPS: usize = 100_000;
+
+/// The calls that are not to reach the kernel, and what it would be asked to wait by.
+const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,msgctl,\
+                      shmget,shmat,shmdt,shmctl,futex";
+
+/// Runs all of them.
+pub(super) fn programs(site: &Site) -> Outcome {
+    let closed = Closed::new(site);
+    let mut tally = Tally::default();
+    type Part = fn(&Closed<'_>) -> Result<Outcome, Outcome>;
+    let parts: [(&str, Part); 6] = [
+        ("closed namespace", control),
+        ("system calls", system_calls),
+        ("perl IPC::SysV", perl),
+        ("fakeroot", fakeroot),
+        ("python sysv_ipc", sysv_ipc),
+        ("stress-ng", stress_ng),
+    ];
+    for (name, part) in parts {
+        tally.step(name, || part(&closed).unwrap_or_else(|outcome| outcome));
+    }
+    tally.finish()
+}
+
+/// Starts commands where the kernel refuses to make objects.
+struct Closed<'s> {
+    site: &'s Site,
+    /// Shared memory is ours too.
+    has_shm: bool,
+}
+
+impl<'s> Closed<'s> {
+    fn new(site: &'s Site) -> Self {
+        let help = Command::new(&site.program).args(["ipc", "exec", "--help"]).output();
+        let has_shm =
+            help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--shm"));
+        Self { site, has_shm }
+    }
+
+    /// Returns a command that has the kernel's objects only, of which it can make none.
+    fn without_us(&self) -> Command {
+        let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
+        let script = format!(
+            "set -e; echo 0 0 0 0 > /proc/sys/kernel/sem; echo 0 > /proc/sys/kernel/msgmni; {shm} \
+             exec \"$@\""
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--ipc", "--", "sh", "-c", &script, "sh"]);
+        command
+    }
+
+    /// Returns a command that has a namespace of ours.
+    fn with_us(&self) -> Command {
+        let mut command = self.without_us();
+        command.arg(&self.site.program).args(["ipc", "exec"]);
+        if self.has_shm {
+            command.arg("--shm");
+        }
+        command.arg("--");
+        command
+    }
+}
+
+/// Returns a command that has objects of the kernel's as any program has.
+fn open() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--ipc", "--"]);
+    command
+}
+
+/// A program that makes a set and a queue fails without us, and does not with us.
+fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
+    const SCRIPT: &str = "defined semget(0, 1, 0600) or exit 3; defined msgget(0, 0600) or exit 4;";
+    let log = closed.site.folder.join("closed.log");
+    let mut command = closed.without_us();
+    match process::run_logged(command.args(["perl", "-e", SCRIPT]), &log, minutes(1)) {
+        (Ended::Exit(3), _) => {}
+        (Ended::NotStarted | Ended::Exit(1 | 2), said) => {
+            return Err(Outcome::Failed(format!("no closed namespace of the kernel: {said}")));
+        }
+        (ended, _) => return Err(Outcome::Failed(format!("the kernel made a set: {ended:?}"))),
+    }
+    closed.site.run("open", closed.with_us().args(["perl", "-e", SCRIPT]))?;
+    Ok(Outcome::Passed)
+}
+
+/// Counts what reaches the kernel of a program that changes a semaphore 100,000 times: none of the twelve
+/// calls, and no wait or wake-up that one which changes it twice does not make.
+fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
+    const SCRIPT: &str = "my $id = semget(0, 1, 0600) // die $!;
+        my ($up, $down) = map { pack 's3', 0, $_, 0 } (1, -1);
+        for (1 .. $ARGV[0]) { semop($id, $up) && semop($id, $down) or die $! }
+        semctl($id, 0, 0, 0) or die $!";
+    needed("strace")?;
+    let site = closed.site;
+    let count = |what: &str, mut command: Command, semops: usize| {
+        let trace = site.folder.join(format!("{what}.trace"));
+        command.args(["strace", "-f", "-qq", "-e", TRACED, "-o"]).arg(&trace);
+        site.run(what, command.args(["perl", "-e", SCRIPT, &(semops / 2).to_string()]))?;
+        let text = fs::read_to_string(&trace).unwrap_or_default();
+        let calls = text.lines().filter(|line| line.contains('(')).count();
+        Ok::<(usize, usize), Outcome>((text.matches(" futex(").count(), calls))
+    };
+    let kernel = count("semop-kernel", open(), SEMOPS)?;
+    let few = count("semop-few", closed.with_us(), 2)?;
+    let many = count("semop-many", closed.with_us(), SEMOPS)?;
+    println!("{SEMOPS} semop, futex and all traced calls: {kernel:?} without us, {many:?} with us");
+    println!("2 semop: {few:?} with us");
+    if kernel.1 < SEMOPS {
+        return Err(Outcome::Failed("strace has not seen the calls without us".to_owned()));
+    }
+    if many.1 > many.0 || many != few {
+        return Err(Outcome::Failed("calls have reached the kernel".to_owned()));
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Runs the tests of Perl's module, or scenarios of our own.
+fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
+    let site = closed.site;
+    if !is_well("perl", &["-MIPC::SysV", "-MTest::More", "-e", "1"]) && !install("perl") {
+        return Err(Outcome::Skipped("there is no Perl with IPC::SysV".to_owned()));
+    }
+    let mut command = closed.with_us();
+    let (what, least) = match perl_tests(site) {
+        Some(folder) => {
+            command.current_dir(folder);
+            ("the module's own", IPC_SYSV_TESTS_MIN)
+        }
+        None => {
+            println!("{IPC_SYSV} cannot be had: scenarios of our own run in place of its tests");
+            let folder = site.work().join("perl");
+            fs::create_dir_all(folder.join("t"))
+                .and_then(|()| fs::write(folder.join("t/sysv.t"), OWN_PERL))
+                .map_err(|error| Outcome::Failed(format!("{}: {error}", folder.display())))?;
+            command.current_dir(folder);
+            ("our own", 30)
+        }
+    };
+    let said = site.run("perl", command.args(["prove", "t"]))?;
+    let tests = number_after(&said, "Tests=");
+    println!("perl: {tests} tests passed, {what}");
+    if !said.contains("Result: PASS") || tests < least {
+        return Err(Outcome::Failed(format!("fewer than {least} tests, or not all: {said}")));
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Returns the folder of the module, with its tests in `t`.
+fn perl_tests(site: &Site) -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os(IPC_SYSV_ENV) {
+        return Some(PathBuf::from(path));
+    }
+    let folder = site.tools.join("IPC-SysV");
+    if !folder.join("t/sem.t").exists() {
+        let mut command = Command::new("git");
+        command.args(["clone", "-q", "--depth", "1", IPC_SYSV]).arg(&folder);
+        command.env("GIT_TERMINAL_PROMPT", "0");
+        let log = site.folder.join("clone.log");
+        process::run_logged(&mut command, &log, minutes(2));
+    }
+    folder.join("t/sem.t").exists().then_some(folder)
+}
+
+/// Compares archives of a tree whose owners were changed, made with us and without us.
+fn fakeroot(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
+    const SCRIPT: &str = r#"
+mkdir -p "$1/tree"
+cd "$1"
+i=0
+while test $i -lt 5000; do
+    folder=tree/$((i / 100))
+    test $((i % 100)) != 0 || mkdir $folder
+    echo $i > $folder/$i
+    i=$((i + 1))
+done
+chown -R 12:34 tree
+chown 56:78 tree/7/*
+mknod tree/null c 1 3
+tar --numeric-owner --sort=name --mtime=@0 -cf tree.tar tree
+"#;
+    needed("fakeroot")?;
+    let site = closed.site;
+    let make = |what: &str, mut command: Command| {
+        let folder = site.work().join(what);
+        command.args(["fakeroot", "sh", "-euc", SCRIPT, "sh"]).arg(&folder);
+        site.run(what, &mut command)?;
+        let path = folder.join("tree.tar");
+        fs::read(&path).map_err(|error| Outcome::Failed(format!("{}: {error}", path.display())))
+    };
+    let expected = make("fakeroot-kernel", open())?;
+    let seen = make("fakeroot-ours", closed.with_us())?;
+    let has_owners = seen.windows(8).any(|bytes| bytes == b"0000070\0");
+    println!("fakeroot: archives of {} and {} bytes", expected.len(), seen.len());
+    if expected != seen || seen.len() < 5000 * 512 || !has_owners {
+        return Err(Outcome::Failed("the archives differ, or are not what was asked for".into()));
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Runs the tests of the Python module.
+fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
+    let site = closed.site;
+    let folder = python_tests(site)?;
+    let mut command = closed.with_us();
+    command.arg(folder.join("venv/bin/python")).args(["-m", "unittest", "discover", "-s", "tests"]);
+    command.args(["-t", "."]).current_dir(folder.join("source"));
+    let said = site.run("sysv_ipc", &mut command)?;
+    let (ran, skipped) = (number_after(&said, "Ran "), number_after(&said, "skipped="));
+    let passed = ran.saturating_sub(skipped);
+    println!("sysv_ipc: {passed} tests passed, {skipped} skipped");
+    if !said.lines().any(|line| line.starts_with("OK")) || passed < SYSV_IPC_TESTS_MIN {
+        return Err(Outcome::Failed(format!("not all of its tests passed: {said}")));
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Returns a folder with the module's source, and an environment in which it is installed.
+fn python_tests(site: &Site) -> Result<PathBuf, Outcome> {
+    const SCRIPT: &str = r#"
+rm -rf "$1"
+mkdir -p "$1/source"
+cd "$1"
+python3 -m venv venv
+venv/bin/pip install -q --upgrade setuptools
+venv/bin/pip download -q --no-deps --no-binary :all: "$2"
+tar -xzf sysv_ipc-*.tar.gz --strip-components 1 -C source
+venv/bin/pip install -q ./source
+rm -rf source/build source/src/*.so
+venv/bin/python -c 'import sysv_ipc'
+touch complete
+"#;
+    // The headers, and what makes an environment.
+    const PYTHON_CHECK: &str = "import ensurepip, os, sysconfig; \
+        os.stat(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))";
+    let folder = site.tools.join("sysv_ipc");
+    if folder.join("complete").exists() {
+        return Ok(folder);
+    }
+    needed("python3")?;
+    if !is_well("python3", &["-c", PYTHON_CHECK]) {
+        // If they cannot be had, what follows says what is missing.
+        let _installed = install("python3-dev") && install("python3-venv");
+    }
+    let mut command = Command::new("sh");
+    command.args(["-euc", SCRIPT, "sh"]).arg(&folder).arg(SYSV_IPC);
+    let log = site.folder.join("pip.log");
+    match process::run_logged(&mut command, &log, minutes(5)) {
+        (Ended::Well, _) => Ok(folder),
+        (_, said) => {
+            let last = said.lines().last().unwrap_or_default();
+            Err(Outcome::Skipped(format!("{SYSV_IPC} cannot be installed: {last}")))
+        }
+    }
+}
+
+/// Runs the stressors of semaphores and message queues.
+fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
+    needed("stress-ng")?;
+    let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
+    let seconds = asked.unwrap_or_else(|| "20".to_owned());
+    let mut command = closed.with_us();
+    command.args(["stress-ng", "--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);
+    command.args(["-t", &seconds]).current_dir(closed.site.work());
+    let said = closed.site.run("stress-ng", &mut command)?;
+    let counts = ["sem-sysv", "msg"].map(|name| bogo_ops(&said, name));
+    println!("stress-ng: {counts:?} operations of sem-sysv and msg in {seconds} s");
+    if !said.contains("successful run completed") || counts.contains(&0) {
+        return Err(Outcome::Failed(format!("stress-ng did not say that it is done: {said}")));
+    }
+    Ok(Outcome::Passed)
+}
+
+fn bogo_ops(said: &str, name: &str) -> u64 {
+    let lines = said.lines().filter_map(|line| line.rsplit_once("] ").map(|(_, rest)| rest));
+    let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let counts = words.filter(|words| words.first() == Some(&name) && words.len() > 4);
+    counts.filter_map(|words| words[1].parse::<u64>().ok()).next().unwrap_or(0)
+}
+
+/// Returns the number that follows `mark`, or 0.
+fn number_after(said: &str, mark: &str) -> u32 {
+    let rest = said.split_once(mark).map_or("", |(_, rest)| rest);
+    let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next();
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}
+
+fn is_well(program: &str, words: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(words).stderr(Stdio::null());
+    process::run(&mut command, minutes(1)) == Ended::Well
+}
+
+/// Installs the program of a package of the same name, or skips the part.
+fn needed(name: &str) -> Result<(), Outcome> {
+    if is_available(name) || install(name) {
+        return Ok(());
+    }
+    Err(Outcome::Skipped(format!("{name} is missing and cannot be installed")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_the_programs_are_read() {
+        let said =
+            "Files=6, Tests=82,  2 wallclock secs\nRan 137 tests in 9.6s\n\nOK (skipped=1)\n";
+        assert_eq!(number_after(said, "Tests="), 82);
+        assert_eq!((number_after(said, "Ran "), number_after(said, "skipped=")), (137, 1));
+        assert_eq!(number_after(said, "failures="), 0);
+    }
+
+    #[test]
+    fn operations_of_a_stressor_are_read() {
+        let said = "stress-ng: info:  [7] stressor       bogo ops real time  usr time\n\
+                    stress-ng: info:  [7] sem-sysv         108000      3.00      1.00      2.0\n\
+                    stress-ng: info:  [7] msg             2700000      3.00      1.00      2.0\n";
+        assert_eq!((bogo_ops(said, "sem-sysv"), bogo_ops(said, "msg")), (108_000, 2_700_000));
+        assert_eq!(bogo_ops("stress-ng: fail: [7] sem-sysv: semop failed", "sem-sysv"), 0);
+    }
+}
