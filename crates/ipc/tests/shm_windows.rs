@@ -1,0 +1,258 @@
+//! What happens to a segment between two parts of a call about it: the races of shared memory, one by one
+//! and without a race.
+//!
+//! A call looks the segment up, asks the security hook, takes the lock, counts, and opens the memory. The
+//! hook and the memory are the caller's own, so a test can let another task act exactly there. Each time is
+//! met in each run, on any machine.
+//!
+//! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch` updates".
+
+use corewalk_ipc::{
+    Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Perm,
+    SHM_LOCKED, SecurityHook, SegmentName, Task,
+};
+use rustix::io::Errno;
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+/// What another task does at some point of a call, once.
+#[derive(Clone, Default)]
+struct Window(Arc<Mutex<Option<Act>>>);
+
+type Act = Box<dyn FnOnce() + Send>;
+
+impl Window {
+    fn set(&self, act: impl FnOnce() + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(act));
+    }
+
+    fn pass(&self) {
+        let act = self.0.lock().unwrap().take();
+        if let Some(act) = act {
+            act();
+        }
+    }
+
+    fn was_passed(&self) -> bool {
+        self.0.lock().unwrap().is_none()
+    }
+}
+
+impl SecurityHook for Window {
+    fn shm_shmat(&self, _: &Cred, _: &Perm, _: i32) -> Result<(), Errno> {
+        self.pass();
+        Ok(())
+    }
+
+    fn shm_shmctl(&self, _: &Cred, _: Option<&Perm>, _: i32) -> Result<(), Errno> {
+        self.pass();
+        Ok(())
+    }
+}
+
+/// Memory that nobody looks into, with a window before it is opened.
+#[derive(Clone, Default)]
+struct Memory {
+    there: Arc<Mutex<HashSet<SegmentName>>>,
+    opened: Window,
+    /// None of it can be opened.
+    is_closed: Arc<Mutex<bool>>,
+}
+
+impl Memory {
+    fn count(&self) -> usize {
+        self.there.lock().unwrap().len()
+    }
+}
+
+impl Backing for Memory {
+    fn create(&self, name: SegmentName, _size_bytes: u64) -> Result<(), Errno> {
+        assert!(self.there.lock().unwrap().insert(name), "{name:?} is there already");
+        Ok(())
+    }
+
+    fn open(&self, name: SegmentName) -> Result<Arc<OwnedFd>, Errno> {
+        assert!(self.there.lock().unwrap().contains(&name), "{name:?} is gone");
+        self.opened.pass();
+        let is_closed = *self.is_closed.lock().unwrap();
+        let file = File::open("/dev/null").expect("it is everywhere");
+        if is_closed { Err(Errno::MFILE) } else { Ok(Arc::new(file.into())) }
+    }
+
+    fn remove(&self, name: SegmentName) {
+        assert!(self.there.lock().unwrap().remove(&name), "{name:?} is not there");
+    }
+}
+
+struct Scene {
+    namespace: Namespace,
+    /// Between the lookup of a call and its lock.
+    looked_up: Window,
+    memory: Memory,
+}
+
+impl Scene {
+    /// A namespace with room for one segment: whatever comes next is in the same slot.
+    fn new(is_shm_rmid_forced: bool) -> Self {
+        let (looked_up, memory) = (Window::default(), Memory::default());
+        let options = NamespaceOptions {
+            capacity: Capacity { segments: 1, attaches: 8, tasks: 8, ..Capacity::LEAST },
+            limits: Limits { is_shm_rmid_forced, ..Limits::default() },
+            hook: Some(Box::new(looked_up.clone())),
+            backing: Some(Box::new(memory.clone())),
+        };
+        Self { namespace: Namespace::new(options).unwrap(), looked_up, memory }
+    }
+
+    fn task(&self, pid: u32) -> Task {
+        self.namespace.register(Cred::root(), pid).unwrap()
+    }
+}
+
+type Call = fn(&Task, i32) -> Result<(), Errno>;
+
+/// The calls that look a segment up before they take the lock.
+const CALLS: [(&str, Call); 6] = [
+    ("shmat", |task, id| task.shmat(id, 0, 0).map(|mapping| mapping.attached_at(0x10000))),
+    ("IPC_STAT", |task, id| task.shm_stat(id).map(|_| ())),
+    ("SHM_STAT", |task, id| task.shm_stat_index(id & 0x7fff).map(|_| ())),
+    ("SHM_STAT_ANY", |task, id| task.shm_stat_any(id & 0x7fff).map(|_| ())),
+    ("SHM_LOCK", |task, id| task.shm_lock(id)),
+    ("SHM_UNLOCK", |task, id| task.shm_unlock(id)),
+];
+
+/// Trap I2: a segment that goes after it was looked up is gone for every call, and what has its place by the
+/// time of the lock is untouched.
+#[test]
+fn removal_after_the_lookup_is_seen_by_every_call() {
+    for (name, call) in CALLS {
+        let scene = Scene::new(false);
+        let (one, other) = (scene.task(1), scene.task(2));
+        let id = one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        scene.looked_up.set(move || {
+            other.shm_rmid(id).unwrap();
+            let next = other.shmget(IPC_PRIVATE, 3 * 4096, 0o640).unwrap();
+            assert_eq!(next & 0x7fff, id & 0x7fff, "the same slot");
+            other.shm_lock(next).unwrap();
+        });
+        assert_eq!(call(&one, id), Err(Errno::IDRM), "{name}");
+        assert!(scene.looked_up.was_passed(), "{name}");
+        let next = one.shm_stat_any(id & 0x7fff).unwrap();
+        assert_ne!(next.id, id);
+        assert_eq!((next.size_bytes, next.nattch, next.lpid), (3 * 4096, 0, 0), "{name}");
+        assert_eq!((next.perm.mode, next.perm.uid), (0o640 | SHM_LOCKED, 0), "{name}");
+        assert_eq!(scene.memory.count(), 1, "{name}");
+    }
+}
+
+/// Traps I2, I10: the same if so many segments have come and gone meanwhile that the id is the same again.
+#[test]
+fn id_that_has_come_round_after_the_lookup_is_another_segment() {
+    for (name, call) in CALLS {
+        let scene = Scene::new(false);
+        let (one, other) = (scene.task(1), scene.task(2));
+        let id = one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        scene.looked_up.set(move || {
+            let mut last = id;
+            for round in 0..=u32::from(u16::MAX) {
+                other.shm_rmid(last).unwrap();
+                last = other.shmget(IPC_PRIVATE, 3 * 4096, 0o640).unwrap();
+                if last == id {
+                    assert!(round > 60_000, "ids repeat too soon: {round}");
+                    return;
+                }
+            }
+            panic!("the id does not come round");
+        });
+        assert_eq!(call(&one, id), Err(Errno::IDRM), "{name}");
+        let next = one.shm_stat_any(id & 0x7fff).unwrap();
+        assert_eq!((next.id, next.nattch, next.perm.mode), (id, 0, 0o640), "{name}");
+    }
+}
+
+/// Trap I2: a removal after the attach is counted marks the segment; the attach keeps its memory.
+#[test]
+fn removal_after_the_count_leaves_the_attach_whole() {
+    let scene = Scene::new(false);
+    let (one, other) = (scene.task(1), scene.task(2));
+    let id = one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+    scene.memory.opened.set(move || other.shm_rmid(id).unwrap());
+    one.shmat(id, 0, 0).unwrap().attached_at(0x10000);
+    assert!(scene.memory.opened.was_passed());
+    assert_eq!((one.shm_stat(id).unwrap().nattch, scene.memory.count()), (1, 1));
+    assert_eq!(one.shmdt(0x10000), Ok(4096));
+    assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
+    // And if the memory then cannot be had, nothing is left of either.
+    let other = scene.task(3);
+    let id = one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+    *scene.memory.is_closed.lock().unwrap() = true;
+    scene.memory.opened.set(move || other.shm_rmid(id).unwrap());
+    assert_eq!(one.shmat(id, 0, 0).unwrap_err(), Errno::MFILE);
+    assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
+}
+
+/// Trap I18: a segment whose maker ends goes if nobody has attached it, and an attach that has not been counted
+/// by then finds it gone.
+#[test]
+fn orphan_before_the_count_of_an_attach_is_gone() {
+    let scene = Scene::new(true);
+    let (maker, other) = (scene.task(1), scene.task(2));
+    let id = maker.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+    scene.looked_up.set(move || drop(maker));
+    assert_eq!(other.shmat(id, 0, 0).unwrap_err(), Errno::IDRM);
+    assert!(scene.looked_up.was_passed());
+    assert_eq!((other.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
+    assert_eq!(other.shm_totals().unwrap().pages, 0);
+}
+
+/// Trap I18: an attach that has been counted keeps the orphan until it is detached, also one that is still being
+/// mapped, and one that comes to nothing.
+#[test]
+fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
+    for is_closed in [false, true] {
+        let scene = Scene::new(true);
+        let (maker, other) = (scene.task(1), scene.task(2));
+        let id = maker.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        *scene.memory.is_closed.lock().unwrap() = is_closed;
+        scene.memory.opened.set(move || drop(maker));
+        match other.shmat(id, 0, 0) {
+            Ok(mapping) => {
+                assert_eq!((other.shm_stat(id).unwrap().nattch, scene.memory.count()), (1, 1));
+                mapping.attached_at(0x10000);
+                assert_eq!(other.shm_stat(id).unwrap().nattch, 1);
+                assert_eq!(other.shmdt(0x10000), Ok(4096));
+            }
+            Err(errno) => assert_eq!((errno, is_closed), (Errno::MFILE, true)),
+        }
+        assert!(scene.memory.opened.was_passed());
+        assert_eq!((other.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
+        assert_eq!(other.shm_totals().unwrap().pages, 0);
+    }
+}
+
+/// Trap I18: ids of queues and segments are in their range too, also when the generations come round.
+#[test]
+fn ids_of_queues_and_segments_stay_in_their_range() {
+    let capacity = Capacity { segments: 1, queues: 1, ..Capacity::LEAST };
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let namespace = Namespace::new(options).unwrap();
+    let task = namespace.register(Cred::root(), 1).unwrap();
+    let queue = |_| {
+        let id = task.msgget(1, IPC_CREAT | 0o600).unwrap();
+        assert_eq!(task.msgget(1, 0), Ok(id));
+        task.msg_rmid(id).unwrap();
+        id
+    };
+    let segment = |_| {
+        let id = task.shmget(1, 1, IPC_CREAT | 0o600).unwrap();
+        assert_eq!(task.shmget(1, 1, 0), Ok(id));
+        task.shm_rmid(id).unwrap();
+        id
+    };
+    for ids in [(0..70_000).map(queue).collect::<Vec<i32>>(), (0..70_000).map(segment).collect()] {
+        assert!(ids.iter().all(|id| *id >= 0 && id & 0x7fff == 0));
+        assert_eq!(ids.iter().filter(|id| **id == ids[0]).count(), 2, "65,535 generations");
+    }
+}
