@@ -14,6 +14,7 @@
 //! | `work` | git, tar, cargo, sqlite, postgres, fakeroot, rsync |
 //! | `programs` | programs of others that use System V IPC, without a mount |
 //! | `crash` | a server that is killed, a server that hangs |
+//! | `ipc_postgres` | no mount: postgres with shared memory in user space |
 //!
 //! # Contract of the program
 //!
@@ -28,6 +29,7 @@
 //! `Documentation/filesystems/fuse.rst`, "Aborting a filesystem connection".
 
 mod crash;
+mod ipc_postgres;
 mod mount;
 mod posix;
 mod programs;
@@ -79,6 +81,7 @@ pub(crate) const CI: [&str; 24] = [
     "stress-ng",
     "cargo",
     "postgres",
+    "ipc-postgres",
 ];
 
 /// The exit status inside that means skipped, as automake has it.
@@ -101,7 +104,7 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 24] = [
+const SUITES: [Suite; 25] = [
     Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
         name: "pjdfstest-server",
@@ -176,6 +179,12 @@ const SUITES: [Suite; 24] = [
     Suite { name: IPC_PROGRAMS, needs: &[], limit: minutes(20), run: programs::programs },
     Suite { name: "kill9", needs: &[], limit: minutes(2), run: crash::kill9 },
     Suite { name: "hang", needs: &[], limit: minutes(2), run: crash::hang },
+    Suite {
+        name: "ipc-postgres",
+        needs: &[("pgbench", "postgresql")],
+        limit: minutes(8),
+        run: ipc_postgres::ipc_postgres,
+    },
 ];
 
 /// Prints the names of the suites.
@@ -206,7 +215,8 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
     if !program.exists() {
         return Outcome::Failed(format!("{}: build it first", program.display()));
     }
-    if name != IPC_PROGRAMS && !Path::new("/dev/fuse").exists() {
+    // Those of System V IPC mount nothing.
+    if !name.starts_with("ipc-") && !Path::new("/dev/fuse").exists() {
         return Outcome::Skipped("there is no /dev/fuse".to_owned());
     }
     for (file, package) in suite.needs {

@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Runs a command whose semaphores and message queues are those of a namespace in user space.
+    /// Runs a command whose semaphores, message queues and perhaps shared memory are those of a namespace in user space.
     Exec(exec::Arguments),
     /// Shows the objects of a namespace, or which namespaces there are.
     Ls(ls::Arguments),

@@ -19,6 +19,7 @@ use libc::{c_int, c_void};
 use crate::call;
 use crate::next::Next;
 use crate::process;
+use crate::shm;
 
 static EXIT_NOW: Next = Next::new(c"_exit");
 
@@ -42,8 +43,13 @@ pub(crate) fn resolve() {
 /// Ends the process's task if no call of another thread can be under way.
 pub(crate) fn end() {
     let Some(task) = process::known_task() else { return };
-    let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
-    if task.pid() != pid || call::is_interrupted() || !is_alone() {
+    if task.pid() != process::pid() {
+        return;
+    }
+    if shm::is_on() {
+        shm::unmark_own();
+    }
+    if call::is_interrupted() || !is_alone() {
         return;
     }
     // SAFETY: there is no other thread, and this one is in no call.

@@ -7,8 +7,10 @@
 //! |---|---|
 //! | `sem` | semget, semop, semtimedop, semctl |
 //! | `msg` | msgget, msgsnd, msgrcv, msgctl |
+//! | `shm` | shmget, shmat, shmdt, shmctl, if `COREWALK_IPC_SHM` says where the memory is |
 //! | `syscall` | the same calls through syscall(2) |
-//! | `process` | the process as a task of the namespace; fork |
+//! | `process` | the process as a task of the namespace |
+//! | `fork` | fork with segments attached |
 //! | `exit` | the end of the process: undo |
 //! | `cred` | who the process acts as, and the calls that change it |
 //! | `call`, `next`, `errno`, `perm`, `open` | small parts of these |
@@ -16,7 +18,8 @@
 //! # Guarantees
 //!
 //! - P.1: no panic unwinds into C: a function that C calls aborts instead.
-//! - P.2: a program that makes none of these calls maps nothing and opens nothing.
+//! - P.2: a program that makes none of these calls maps nothing and opens nothing. With `COREWALK_IPC_SHM` one
+//!   system call tells, when it is loaded, whether the program before it has left segments attached.
 //! - P.3: a single semop(2) that need not wait allocates nothing and makes no system call.
 //! - P.4: undo of a process that ends by itself is applied before its parent can see the end, unless
 //!   other threads of it still run or the end came inside of a call.
@@ -30,7 +33,8 @@
 //! - What changes credentials without the C library, by an instruction of its own, goes unnoticed.
 //! - A signal whose handler runs after a call was queued and before it sleeps, which is a microsecond on an idle
 //!   machine, does not end the wait with `EINTR`; the next one does.
-//! - Shared memory is the kernel's: shmget(2) and its like are not defined here.
+//! - Shared memory is the kernel's, unless `COREWALK_IPC_SHM` is set. It is read once, when the library is loaded.
+//!   What differs then is in `shm` and `fork`.
 //! - Calls of the namespace are made by this library's own system calls, never through a function of libc that
 //!   another preloaded library may stand in front of: fakeroot(1) makes calls of the namespace inside of stat(2).
 //!
@@ -50,12 +54,14 @@ mod call;
 mod cred;
 mod errno;
 mod exit;
+mod fork;
 mod msg;
 mod next;
 mod open;
 mod perm;
 mod process;
 mod sem;
+mod shm;
 mod syscall;
 
 pub use cred::{
@@ -65,6 +71,7 @@ pub use cred::{
 pub use exit::{_Exit, _exit};
 pub use msg::{msgctl, msgget, msgrcv, msgsnd};
 pub use sem::{semctl, semget, semop, semtimedop};
+pub use shm::{shmat, shmctl, shmdt, shmget};
 pub use syscall::syscall;
 
 /// What the loader runs. A test program is not loaded this way.
@@ -73,6 +80,11 @@ mod load {
         super::exit::resolve();
         super::cred::resolve();
         super::syscall::resolve();
+        super::shm::resolve();
+        super::fork::resolve();
+        if super::shm::is_on() {
+            super::shm::detach_former();
+        }
     }
 
     extern "C" fn unload() {

@@ -32,4 +32,14 @@ impl Next {
         self.address.store(address, Ordering::Relaxed);
         address
     }
+
+    /// Returns the address, or none with errno set if nobody else defines the function.
+    pub(crate) fn found(&self) -> Option<*mut c_void> {
+        let address = self.address();
+        if address.is_null() {
+            crate::errno::set(rustix::io::Errno::NOSYS);
+            return None;
+        }
+        Some(address)
+    }
 }

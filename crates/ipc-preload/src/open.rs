@@ -8,7 +8,7 @@
 //!
 //! Source: open(2), proc(5).
 
-use corewalk_ipc::{Namespace, NamespaceOptions};
+use corewalk_ipc::{Backing, Namespace, NamespaceOptions, SegmentFiles};
 use rustix::fs::{Mode, OFlags, fstat};
 use std::path::Path;
 
@@ -22,8 +22,10 @@ pub(crate) fn open(path: &Path) -> Result<Namespace, String> {
     if !user.is_root() && owner != user.as_raw() {
         return Err("the file of the IPC namespace belongs to another user".to_owned());
     }
+    let backing = crate::shm::folder();
+    let backing = backing.map(|folder| Box::new(SegmentFiles::new(folder)) as Box<dyn Backing>);
     // A signal that comes while a call looks and does not sleep yet would not end it with `EINTR`.
-    let options = NamespaceOptions { spin_ns_max: 0, ..NamespaceOptions::default() };
+    let options = NamespaceOptions { backing, spin_ns_max: 0, ..NamespaceOptions::default() };
     let opened = Namespace::open_fd(&file, options);
     opened.map_err(|error| error.to_string())
 }

@@ -7,7 +7,7 @@
 //!
 //! A child is another task, without undo. That it is one shows in a page that the kernel wipes in
 //! the child of whatever kind of fork (`MADV_WIPEONFORK`), so a call looks at one word to know, and
-//! no fork is intercepted. A child of vfork(2) shares the page with its parent, and acts as it
+//! no fork is intercepted, unless segments are attached (`fork`). A child of vfork(2) shares the page with its parent, and acts as it
 //! until it execs.
 //!
 //! # Exec
@@ -17,8 +17,9 @@
 //!
 //! # Locks
 //!
-//! The lock of registration lies in the wiped page too: a child never inherits it taken. Signals are
-//! blocked while it is held, so a handler never finds it taken by its own thread.
+//! The locks of registration and of what is attached lie in the wiped page too: a child never inherits
+//! them taken. Signals are blocked while they are held, so a handler never finds one taken by its own thread.
+//! The second comes first.
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
@@ -40,6 +41,8 @@ struct Page {
     /// The process's task, or null.
     task: AtomicPtr<Task>,
     is_locked: AtomicBool,
+    /// The lock of what is attached, see `shm`.
+    is_attaching: AtomicBool,
 }
 
 const PAGE_BYTES: usize = 4096;
@@ -48,6 +51,13 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 
 /// The namespace once it is mapped. A child keeps its parent's.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
+
+/// The task that was registered last: in a forked child its parent's, until it has one.
+static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
+
+/// Says that [`AttachLock`] is held. Unlike the lock itself a child inherits it: what is attached
+/// was then being changed when it was forked.
+static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
 /// Returns the process's task.
 ///
@@ -73,9 +83,32 @@ pub(crate) fn known_task() -> Option<&'static Task> {
     unsafe { task.as_ref() }
 }
 
+/// Returns the process's task if it has made a call before, and not what a child of vfork(2) borrows.
+pub(crate) fn own_task() -> Option<&'static Task> {
+    known_task().filter(|task| task.pid() == pid())
+}
+
+/// Returns the number of the process, as the kernel knows it.
+pub(crate) fn pid() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
+}
+
+/// Registers the child of a fork, which has attached what the parent has. `parent` is the copy of its task
+/// in the child's memory, which nobody uses after that.
+pub(crate) fn register_child(parent: &Task) {
+    let page = page();
+    let _lock = PageLock::take(&page.is_locked);
+    match parent.fork(pid()) {
+        Ok(task) => drop(publish(page, task)),
+        Err(errno) => exit::refuse(&format!("the child cannot be registered: {errno}")),
+    }
+}
+
 /// Asks anew who the process acts as.
 pub(crate) fn refresh_cred() {
     if let Some(task) = known_task() {
+        // A child that is registered reads it: see `fork`.
+        let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
     }
 }
@@ -95,6 +128,8 @@ pub(crate) unsafe fn take_task() -> Option<Box<Task>> {
     let page = unsafe { &*page };
     // ORDERING(preload-task): Acquire. See `known_task`.
     let task = page.task.swap(ptr::null_mut(), Ordering::Acquire);
+    // ORDERING: Relaxed. The caller promises that there is no other thread.
+    LAST.store(ptr::null_mut(), Ordering::Relaxed);
     // SAFETY: the address came from `Box::into_raw`, and the swap hands it to one caller.
     (!task.is_null()).then(|| unsafe { Box::from_raw(task) })
 }
@@ -104,17 +139,42 @@ pub(crate) unsafe fn take_task() -> Option<Box<Task>> {
 fn register() -> &'static Task {
     let _signals = BlockedSignals::new();
     let page = page();
-    let _lock = PageLock::take(page);
+    let _lock = PageLock::take(&page.is_locked);
     if let Some(task) = known_task() {
         return task;
     }
     let namespace = namespace();
-    let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
-    // The program may be one that this process has become by execve(2): undo survives that.
-    let task = match namespace.adopt(cred::current(), pid) {
-        Ok(task) => Box::into_raw(Box::new(task)),
-        Err(errno) => exit::refuse(&format!("the process cannot be registered: {errno}")),
+    let made = match forked_from() {
+        Some(parent) => parent.fork(pid()).inspect(|task| task.set_cred(cred::current())),
+        // The program may be one that this process has become by execve(2): undo survives that.
+        None => namespace.adopt(cred::current(), pid()),
     };
+    match made {
+        Ok(task) => publish(page, task),
+        Err(errno) => exit::refuse(&format!("the process cannot be registered: {errno}")),
+    }
+}
+
+/// Returns the copy of its parent's task in a child that was forked without the C library and has segments
+/// attached; the page is locked.
+fn forked_from() -> Option<&'static Task> {
+    // ORDERING(preload-last): Acquire. The task is made before its address is stored.
+    let last = LAST.load(Ordering::Acquire);
+    // ORDERING: Relaxed. The child's one thread reads what its parent's memory was.
+    if !crate::shm::is_on() || IS_ATTACHING.load(Ordering::Relaxed) {
+        return None;
+    }
+    // SAFETY: a task lives until `take_task`, which forgets this address, and whose caller knows that no
+    // call is under way.
+    let last = unsafe { last.as_ref() };
+    last.filter(|parent| parent.pid() != pid() && parent.attached() != 0)
+}
+
+/// Makes a task that of the process; the page is locked.
+fn publish(page: &Page, task: Task) -> &'static Task {
+    let task = Box::into_raw(Box::new(task));
+    // ORDERING(preload-last): Release. The task is made before its address is seen.
+    LAST.store(task, Ordering::Release);
     // ORDERING(preload-task): Release. The task is made before its address is seen.
     page.task.store(task, Ordering::Release);
     // SAFETY: as in `known_task`.
@@ -175,26 +235,50 @@ fn namespace() -> &'static Namespace {
     unsafe { &*namespace }
 }
 
-/// The lock of the page, until it is dropped.
-struct PageLock(&'static Page);
+/// A lock of the page, until it is dropped.
+struct PageLock(&'static AtomicBool);
 
 impl PageLock {
-    fn take(page: &'static Page) -> Self {
+    fn take(is_locked: &'static AtomicBool) -> Self {
         let free = || {
             // ORDERING(preload-lock): Acquire. See `drop`.
-            page.is_locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+            is_locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
         };
         while free().is_err() {
             thread::yield_now();
         }
-        Self(page)
+        Self(is_locked)
     }
 }
 
 impl Drop for PageLock {
     fn drop(&mut self) {
         // ORDERING(preload-lock): Release. What was done under the lock happens before the next.
-        self.0.is_locked.store(false, Ordering::Release);
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// The lock of what is attached, with all signals blocked, until it is dropped.
+pub(crate) struct AttachLock {
+    _lock: PageLock,
+    _signals: BlockedSignals,
+}
+
+impl AttachLock {
+    /// Takes the lock. A call that is refused because of the namespace ends the process.
+    pub(crate) fn take() -> Self {
+        let signals = BlockedSignals::new();
+        let lock = PageLock::take(&page().is_attaching);
+        // ORDERING: Relaxed. Told to children only, who have a copy of all that is stored before.
+        IS_ATTACHING.store(true, Ordering::Relaxed);
+        Self { _lock: lock, _signals: signals }
+    }
+}
+
+impl Drop for AttachLock {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. See `take`.
+        IS_ATTACHING.store(false, Ordering::Relaxed);
     }
 }
 

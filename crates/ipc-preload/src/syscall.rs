@@ -17,6 +17,7 @@ use crate::msg;
 use crate::next::Next;
 use crate::process;
 use crate::sem;
+use crate::shm;
 
 static SYSCALL: Next = Next::new(c"syscall");
 
@@ -24,7 +25,7 @@ static SYSCALL: Next = Next::new(c"syscall");
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Calls of this library.
-const CALLS: [c_long; 9] = [
+const CALLS: [c_long; 13] = [
     libc::SYS_msgget,
     libc::SYS_msgsnd,
     libc::SYS_msgrcv,
@@ -34,7 +35,15 @@ const CALLS: [c_long; 9] = [
     libc::SYS_semtimedop,
     libc::SYS_semctl,
     libc::SYS_exit_group,
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmdt,
+    libc::SYS_shmctl,
 ];
+
+/// Those that are the kernel's unless it is said where the memory of segments is.
+const SHM_CALLS: [c_long; 4] =
+    [libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl];
 
 /// Calls after which the credentials are asked for anew.
 const REFRESHING: [c_long; 11] = [
@@ -144,7 +153,7 @@ unsafe extern "C" fn dispatch(
     let is_known =
         (0..512).contains(&number) && OURS[number as usize / 64] & 1 << (number as usize % 64) != 0;
     let rest = [a, b, c, d, e, f];
-    if !is_known {
+    if !is_known || SHM_CALLS.contains(&number) && !shm::is_on() {
         // SAFETY: the caller's promise.
         return unsafe { pass_on(number, rest) };
     }
@@ -187,6 +196,16 @@ unsafe fn carry_out(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> c_long {
         libc::SYS_semtimedop => unsafe { sem::semtimedop(int(a), pointer(b), c, pointer(d)) },
         // SAFETY: the caller's promise.
         libc::SYS_semctl => unsafe { sem::semctl(int(a), int(b), int(c), d) },
+        libc::SYS_shmget => shm::shmget(int(a), b, int(c)),
+        libc::SYS_shmat => {
+            // SAFETY: the caller's promise.
+            let attached = unsafe { shm::shmat(int(a), pointer(b), int(c)) };
+            return attached.expose_provenance() as c_long;
+        }
+        // SAFETY: the caller's promise.
+        libc::SYS_shmdt => unsafe { shm::shmdt(pointer(a)) },
+        // SAFETY: the caller's promise.
+        libc::SYS_shmctl => unsafe { shm::shmctl(int(a), int(b), pointer(c)) },
         _ => {
             errno::set(rustix::io::Errno::NOSYS);
             -1

@@ -162,8 +162,8 @@ pub use sem::{
 };
 pub use shm::{
     Backing, Mapping, Memfds, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO, SHM_LOCK, SHM_LOCKED,
-    SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, SegmentName, ShmStat,
-    ShmTotals,
+    SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, SegmentFiles, SegmentName,
+    ShmStat, ShmTotals,
 };
 pub use task::Task;
 

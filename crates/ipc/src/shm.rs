@@ -3,8 +3,10 @@
 //! | module | what |
 //! |---|---|
 //! | `backing` | where the memory of segments comes from |
+//! | `files` | memory as files in a folder, for several processes |
 //! | `segment` | what is known of a segment, and who has attached it |
 //! | `attach` | shmat, shmdt, fork and exit |
+//! | `dead` | attaches of tasks that were killed |
 //! | `get`, `ctl` | shmget and shmctl |
 //!
 //! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps nothing:
@@ -16,7 +18,8 @@
 //! For each task and segment that it has attached there is one *record* with a count, so `shm_nattch` is a
 //! sum, and what a task that died has left can be told from the records: nothing is lost with it.
 //! [`Task::fork`] copies the attaches of the parent to its child, and the end of a task detaches
-//! all of its own.
+//! all of its own. What a killed task has attached is detached before a segment's numbers are told, before it
+//! is removed, and before one that is marked for removal is attached.
 //!
 //! # Removal
 //!
@@ -44,6 +47,8 @@ mod backing;
 #[cfg(all(test, corewalk_crash))]
 mod crash_models;
 mod ctl;
+mod dead;
+mod files;
 mod get;
 mod segment;
 
@@ -53,6 +58,7 @@ pub(crate) use segment::{SEGMENT_LINES, end_slot, reap, recover_slot};
 pub use attach::{Mapping, SHM_EXEC, SHM_RDONLY, SHM_REMAP, SHM_RND};
 pub use backing::{Backing, Memfds, SegmentName};
 pub use ctl::{SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmStat, ShmTotals};
+pub use files::SegmentFiles;
 pub use get::SHM_HUGETLB;
 pub use segment::{SHM_DEST, SHM_LOCKED};
 

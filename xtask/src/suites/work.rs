@@ -217,7 +217,7 @@ fn in_mount(site: &Site, work: impl FnOnce(&mut Mount) -> Result<(), Outcome>) -
 }
 
 /// Returns the folder that holds the server programs of postgres.
-fn postgres_folder() -> Option<PathBuf> {
+pub(super) fn postgres_folder() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = versions.map(|entry| entry.path().join("bin")).collect();
     folders.push(PathBuf::from("/usr/bin"));
@@ -226,7 +226,7 @@ fn postgres_folder() -> Option<PathBuf> {
 }
 
 /// Returns `path` as one word of a shell script.
-fn quoted(path: &Path) -> String {
+pub(super) fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 

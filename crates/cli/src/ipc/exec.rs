@@ -26,7 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
-use super::place::{NAMESPACE_ENV, Place};
+use super::place::{NAMESPACE_ENV, Place, SHM_ENV};
 use super::program::Refusal;
 use super::watch::Watch;
 use super::{preload, program};
@@ -39,6 +39,9 @@ pub(crate) struct Arguments {
     /// Without this option the command gets a namespace of its own, which goes with it.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: Option<String>,
+    /// Shared memory too is the namespace's. Without this option it is the kernel's.
+    #[arg(long)]
+    shm: bool,
     /// The preload library, if it is not beside this program.
     #[arg(long, value_name = "PATH")]
     preload: Option<PathBuf>,
@@ -65,6 +68,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
+    if arguments.shm {
+        place.make_shm()?;
+        command.env(SHM_ENV, &place.shm);
+    } else {
+        // Inside of another namespace there may be one.
+        command.env_remove(SHM_ENV);
+    }
     // Before the command: a signal that comes while it is started must not part us from it.
     let signals =
         SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]);

@@ -23,9 +23,18 @@ pub(crate) struct Arguments {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    /// Show message queues.
+    #[arg(short = 'q', long)]
+    queues: bool,
+    /// Show segments of shared memory.
+    #[arg(short = 'm', long)]
+    shmems: bool,
     /// Show semaphore sets.
     #[arg(short = 's', long)]
     semaphores: bool,
+    /// Show all of them, as without any of these.
+    #[arg(short = 'a', long)]
+    all: bool,
 }
 
 /// Shows them.
@@ -45,9 +54,11 @@ fn objects(arguments: &Arguments) -> Result<String, Failure> {
     let place = Place::existing(arguments.namespace.as_deref())?;
     let task = place.register()?;
     let chosen = |kind: Kind| match kind {
+        Kind::Msg => arguments.queues,
+        Kind::Shm => arguments.shmems,
         Kind::Sem => arguments.semaphores,
     };
-    let is_all = !Kind::ALL.into_iter().any(chosen);
+    let is_all = arguments.all || !Kind::ALL.into_iter().any(chosen);
     let kinds = Kind::ALL.into_iter().filter(|kind| is_all || chosen(*kind));
     let kinds = kinds.map(|kind| (kind, collect(&task, kind)));
     if arguments.json {

@@ -1,21 +1,25 @@
 //! The objects of a namespace, as ipcs(1) shows them.
 
-use corewalk_ipc::{Perm, Task};
+use corewalk_ipc::{Perm, SHM_DEST, SHM_LOCKED, Task};
 use serde_json::{Map, Value, json};
 
 /// What kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    Msg,
+    Shm,
     Sem,
 }
 
 impl Kind {
     /// All of them, in the order of ipcs(1).
-    pub(super) const ALL: [Self; 1] = [Self::Sem];
+    pub(super) const ALL: [Self; 3] = [Self::Msg, Self::Shm, Self::Sem];
 
     /// Returns the word for it.
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::Msg => "msg",
+            Self::Shm => "shm",
             Self::Sem => "sem",
         }
     }
@@ -23,6 +27,8 @@ impl Kind {
     /// Returns the headline of its table.
     pub(super) fn title(self) -> &'static str {
         match self {
+            Self::Msg => "------ Message Queues --------",
+            Self::Shm => "------ Shared Memory Segments --------",
             Self::Sem => "------ Semaphore Arrays --------",
         }
     }
@@ -30,7 +36,17 @@ impl Kind {
     /// Returns the names of its columns.
     pub(super) fn columns(self) -> &'static [&'static str] {
         match self {
+            Self::Msg => &["key", "msqid", "owner", "perms", "used-bytes", "messages"],
+            Self::Shm => &["key", "shmid", "owner", "perms", "bytes", "nattch", "status"],
             Self::Sem => &["key", "semid", "owner", "perms", "nsems"],
+        }
+    }
+
+    /// Returns how many of its columns are numbers of its kind only.
+    fn numbers(self) -> usize {
+        match self {
+            Self::Msg | Self::Shm => 2,
+            Self::Sem => 1,
         }
     }
 }
@@ -54,7 +70,12 @@ impl Object {
             user_name(perm.uid),
             format!("{:o}", perm.mode & 0o777),
         ];
-        row.extend(self.numbers[..kind.columns().len() - 4].iter().map(|(_, n)| n.to_string()));
+        row.extend(self.numbers[..kind.numbers()].iter().map(|(_, n)| n.to_string()));
+        if kind == Kind::Shm {
+            let flags = [(SHM_DEST, "dest"), (SHM_LOCKED, "locked")];
+            let flags = flags.into_iter().filter(|(flag, _)| perm.mode & flag != 0);
+            row.push(flags.map(|(_, word)| word).collect::<Vec<_>>().join(","));
+        }
         row
     }
 
@@ -78,20 +99,49 @@ impl Object {
 
 /// Returns the objects of a kind, by index; what is made or removed meanwhile may be there or not.
 pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
+    let max = match kind {
+        Kind::Msg => task.msg_totals().map_or(0, |totals| totals.index_max),
+        Kind::Shm => task.shm_totals().map_or(0, |totals| totals.index_max),
+        Kind::Sem => task.sem_totals().map_or(0, |totals| totals.index_max),
+    };
+    (0..=max).filter_map(|index| object(task, kind, index.cast_signed())).collect()
+}
+
+/// Returns the object at an index.
+fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
     match kind {
+        Kind::Msg => {
+            let queue = task.msg_stat_any(index).ok()?;
+            let numbers = vec![
+                ("cbytes", queue.cbytes),
+                ("qnum", queue.qnum),
+                ("qbytes", queue.qbytes),
+                ("lspid", queue.lspid.into()),
+                ("lrpid", queue.lrpid.into()),
+                ("stime", queue.stime_s),
+                ("rtime", queue.rtime_s),
+                ("ctime", queue.ctime_s),
+            ];
+            Some(Object { id: queue.id, perm: queue.perm, numbers })
+        }
+        Kind::Shm => {
+            let segment = task.shm_stat_any(index).ok()?;
+            let numbers = vec![
+                ("bytes", segment.size_bytes),
+                ("nattch", segment.nattch),
+                ("cpid", segment.cpid.into()),
+                ("lpid", segment.lpid.into()),
+                ("atime", segment.atime_s),
+                ("dtime", segment.dtime_s),
+                ("ctime", segment.ctime_s),
+            ];
+            Some(Object { id: segment.id, perm: segment.perm, numbers })
+        }
         Kind::Sem => {
-            let max = task.sem_totals().map_or(0, |totals| totals.index_max);
-            let sets = (0..=max).filter_map(|at| task.sem_stat_any(at.cast_signed()).ok());
-            let object = |set: corewalk_ipc::SemStat| Object {
-                id: set.id,
-                perm: set.perm,
-                numbers: vec![
-                    ("nsems", u64::from(set.nsems)),
-                    ("otime", set.otime_s),
-                    ("ctime", set.ctime_s),
-                ],
-            };
-            sets.map(object).collect()
+            let set = task.sem_stat_any(index).ok()?;
+            let numbers =
+                vec![("nsems", set.nsems.into()), ("otime", set.otime_s), ("ctime", set.ctime_s)];
+            Some(Object { id: set.id, perm: set.perm, numbers })
         }
     }
 }

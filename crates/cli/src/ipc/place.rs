@@ -5,19 +5,35 @@
 //! namespace is a memfd, which goes with the last process that has it; it is sealed, so that nobody
 //! can cut it short under the others.
 //!
+//! # Shared memory
+//!
+//! The memory of segments is files in a folder: that of the namespace's file with `.shm` behind its name, or one
+//! in `/dev/shm` that goes with the command. It is made for who may use the namespace: the permissions of
+//! the file, and those to enter where there are those to read. What a killed `exec` has left of
+//! folders without a name is removed by the next one of the same user.
+//!
 //! Source: shm_overview(7), memfd_create(2).
 
-use std::fs::File;
+use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 
-use corewalk_ipc::{Cred, Namespace, NamespaceOptions, Task};
+use corewalk_ipc::{Backing, Cred, Namespace, NamespaceOptions, SegmentFiles, Task};
 use rustix::fs::{MemfdFlags, Mode};
+use rustix::process::{Pid, geteuid, test_kill_process};
 
 use crate::failure::Failure;
 
 /// Where the preload library finds the namespace.
 pub(super) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
+
+/// Where the preload library finds the memory of segments.
+pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
+
+/// Where folders without a name lie.
+const SHM_FOLDER: &str = "/dev/shm";
 
 /// Bytes of a name at most: a file's name is made of it.
 const NAME_MAX: usize = 200;
@@ -38,24 +54,28 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
 pub(super) struct Place {
     pub(super) namespace: Namespace,
     pub(super) path: PathBuf,
+    /// Where the memory of segments is, if the namespace answers for them.
+    pub(super) shm: PathBuf,
     /// Kept open: the path leads through it.
-    _anonymous: Option<OwnedFd>,
+    anonymous: Option<OwnedFd>,
 }
 
 impl Place {
     /// Joins the namespace `word`, which is made if need be.
     pub(super) fn open(word: &str) -> Result<Self, Failure> {
         let path = path(word)?;
-        let opened = Namespace::open(&path, NamespaceOptions::default());
+        let shm = beside(&path);
+        let opened = Namespace::open(&path, options(&shm));
         let namespace = opened.map_err(|error| Failure::of(path.display(), error))?;
-        Ok(Self { namespace, path, _anonymous: None })
+        Ok(Self { namespace, path, shm, anonymous: None })
     }
 
     /// Joins the namespace `word`, or the one that this process runs in.
     pub(super) fn existing(word: Option<&str>) -> Result<Self, Failure> {
+        let shm = std::env::var_os(SHM_ENV).filter(|_| word.is_none());
         let path = match (word, std::env::var_os(NAMESPACE_ENV)) {
             (Some(word), _) => path(word)?,
-            (None, Some(path)) => path.into(),
+            (None, Some(path)) => PathBuf::from(path),
             (None, None) => {
                 return Err(Failure::Usage("which namespace? see --namespace".to_owned()));
             }
@@ -63,9 +83,10 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = File::options().read(true).write(true).open(&path);
         let file = file.map_err(|error| failed(&error))?;
-        let opened = Namespace::open_fd(&file, NamespaceOptions::default());
+        let shm = shm.map_or_else(|| beside(&path), PathBuf::from);
+        let opened = Namespace::open_fd(&file, options(&shm));
         let namespace = opened.map_err(|error| failed(&error))?;
-        Ok(Self { namespace, path, _anonymous: None })
+        Ok(Self { namespace, path, shm, anonymous: None })
     }
 
     /// Returns this process as a task of the namespace.
@@ -87,16 +108,143 @@ impl Place {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("corewalk-ipc", flags).map_err(failed)?;
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let opened = Namespace::open_fd(&file, NamespaceOptions::default());
+        let shm = unnamed(std::process::id());
+        let opened = Namespace::open_fd(&file, options(&shm));
         let namespace = opened.map_err(|error| Failure::of("a namespace in memory", error))?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        Ok(Self { namespace, path: path.into(), _anonymous: Some(file) })
+        Ok(Self { namespace, path: path.into(), shm, anonymous: Some(file) })
     }
+
+    /// Makes the folder for the memory of segments, if it is not there.
+    pub(super) fn make_shm(&self) -> Result<(), Failure> {
+        let failed = |error: &dyn std::fmt::Display| Failure::of(self.shm.display(), error);
+        if self.anonymous.is_some() {
+            remove_orphans(Path::new(SHM_FOLDER));
+        }
+        let status = fs::metadata(&self.path).map_err(|error| failed(&error))?;
+        let bits = status.mode() & 0o666;
+        // Who may read the namespace may enter.
+        let mode = if self.anonymous.is_some() { 0o700 } else { bits | (bits & 0o444) >> 2 };
+        match DirBuilder::new().mode(0o700).create(&self.shm) {
+            Ok(()) => {
+                let mode = fs::Permissions::from_mode(mode);
+                fs::set_permissions(&self.shm, mode).map_err(|error| failed(&error))?;
+                if self.anonymous.is_none() && geteuid().is_root() {
+                    let (user, group) = (Some(status.uid()), Some(status.gid()));
+                    let given = std::os::unix::fs::chown(&self.shm, user, group);
+                    given.map_err(|error| failed(&error))?;
+                }
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => self.check_shm(),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// Looks whether the folder that is there is one of ours.
+    fn check_shm(&self) -> Result<(), Failure> {
+        let failed = |error: &dyn std::fmt::Display| Failure::of(self.shm.display(), error);
+        let status = fs::symlink_metadata(&self.shm).map_err(|error| failed(&error))?;
+        let user = geteuid();
+        if !status.is_dir() {
+            return Err(failed(&"the memory of segments needs a folder of this name"));
+        }
+        if !user.is_root() && status.uid() != user.as_raw() {
+            return Err(failed(&"the folder for the memory of segments is another user's"));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.anonymous.is_some() {
+            // There is none without `--shm`.
+            let _gone = remove_shm(&self.shm);
+        }
+    }
+}
+
+fn options(shm: &Path) -> NamespaceOptions {
+    let backing: Box<dyn Backing> = Box::new(SegmentFiles::new(shm));
+    NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() }
+}
+
+/// Returns the folder for the memory of segments of the namespace in the file `path`.
+pub(super) fn beside(path: &Path) -> PathBuf {
+    let mut folder = path.as_os_str().to_owned();
+    folder.push(".shm");
+    folder.into()
+}
+
+/// Returns the folder for the memory of segments of the namespace that process `pid` keeps.
+fn unnamed(pid: u32) -> PathBuf {
+    Path::new(SHM_FOLDER).join(format!("{}{pid}", unnamed_prefix()))
+}
+
+fn unnamed_prefix() -> String {
+    format!("corewalk-shm-{}-", geteuid().as_raw())
+}
+
+/// Removes the folders of the user whose processes have ended without doing so.
+fn remove_orphans(folder: &Path) {
+    let prefix = unnamed_prefix();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
+        let is_own = entry
+            .metadata()
+            .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
+        let is_orphan = test_kill_process(pid).is_err() || pid == rustix::process::getpid();
+        if is_own && is_orphan {
+            let _gone = remove_shm(&entry.path());
+        }
+    }
+}
+
+/// Removes a folder for the memory of segments, and what such a folder has in it; nothing else.
+///
+/// # Errors
+///
+/// That of the folder, if it cannot be read or is not empty then.
+pub(super) fn remove_shm(folder: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(folder)?.flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let is_number = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
+        let is_ours = name.split_once('-').is_some_and(|(first, second)| {
+            (first == "exec" || is_number(first)) && is_number(second)
+        });
+        if is_ours {
+            let _gone = fs::remove_file(entry.path());
+        }
+    }
+    fs::remove_dir(folder)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_whose_processes_have_ended_are_removed() {
+        let folder = std::env::temp_dir().join(format!("corewalk-orphans-{}", std::process::id()));
+        // No process has a number as high as that.
+        let names = [i32::MAX as u32, i32::MAX as u32 - 1, 1].map(unnamed);
+        let paths = names.map(|path| folder.join(path.file_name().expect("it has a name")));
+        for path in &paths {
+            fs::create_dir_all(path).expect("a folder of ours");
+            for name in ["3-14", "exec-159"] {
+                fs::write(path.join(name), "").expect("a folder of ours");
+            }
+        }
+        // What is not ours keeps its folder.
+        fs::write(paths[1].join("letter"), "").expect("a folder of ours");
+        remove_orphans(&folder);
+        assert_eq!(paths.each_ref().map(|path| path.exists()), [false, true, true]);
+        assert_eq!(fs::read_dir(&paths[1]).expect("it is there").count(), 1);
+        fs::remove_dir_all(&folder).expect("it is ours");
+    }
 
     #[test]
     fn name_leads_to_shared_memory_and_path_is_taken_as_it_is() {

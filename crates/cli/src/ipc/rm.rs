@@ -4,11 +4,13 @@
 //!
 //! Source: ipcrm(1).
 
+use std::io::ErrorKind;
+
 use corewalk_ipc::Task;
 use rustix::io::Errno;
 
 use super::objects::{Kind, collect};
-use super::place::Place;
+use super::place::{Place, remove_shm};
 use crate::failure::Failure;
 
 /// The command line.
@@ -19,18 +21,52 @@ pub(crate) struct Arguments {
     /// that this process runs in.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: Option<String>,
+    /// Remove the message queue with this id.
+    #[arg(short = 'q', long = "queue-id", value_name = "ID", group = "what")]
+    queue_id: Vec<i32>,
+    /// Remove the message queue with this key.
+    #[arg(short = 'Q', long = "queue-key", value_name = "KEY", group = "what", value_parser = key)]
+    queue_key: Vec<i32>,
+    /// Remove the segment with this id; one that is attached goes with its last detach.
+    #[arg(short = 'm', long = "shmem-id", value_name = "ID", group = "what")]
+    shmem_id: Vec<i32>,
+    /// Remove the segment with this key.
+    #[arg(short = 'M', long = "shmem-key", value_name = "KEY", group = "what", value_parser = key)]
+    shmem_key: Vec<i32>,
     /// Remove the semaphore set with this id.
     #[arg(short = 's', long = "semaphore-id", value_name = "ID", group = "what")]
     semaphore_id: Vec<i32>,
     /// Remove the semaphore set with this key.
     #[arg(short = 'S', long = "semaphore-key", value_name = "KEY", group = "what", value_parser = key)]
     semaphore_key: Vec<i32>,
-    /// Remove all objects.
-    #[arg(short = 'a', long, group = "what")]
-    all: bool,
-    /// Remove the file of the namespace. Who has it open keeps it; nobody can join it any more.
+    /// Remove all objects, or all of a kind.
+    #[arg(short = 'a', long, value_name = "KIND", group = "what", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "all", value_enum)]
+    all: Vec<All>,
+    /// Remove the file of the namespace, and its segments. Who has them open keeps them; nobody can join the
+    /// namespace any more.
     #[arg(long, group = "what")]
     purge: bool,
+}
+
+/// What `--all` is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum All {
+    All,
+    Msg,
+    Shm,
+    Sem,
+}
+
+impl All {
+    fn is_about(self, kind: Kind) -> bool {
+        match self {
+            Self::All => true,
+            Self::Msg => kind == Kind::Msg,
+            Self::Shm => kind == Kind::Shm,
+            Self::Sem => kind == Kind::Sem,
+        }
+    }
 }
 
 /// Removes them.
@@ -38,34 +74,37 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let place = Place::existing(arguments.namespace.as_deref())?;
     let task = place.register()?;
     let mut failures = Vec::new();
-    for (kind, ids, keys) in [(Kind::Sem, &arguments.semaphore_id, &arguments.semaphore_key)] {
-        let of_id = ids.iter().map(|id| ("id", id.to_string(), remove(&task, kind, *id)));
+    for (kind, ids, keys) in [
+        (Kind::Msg, &arguments.queue_id, &arguments.queue_key),
+        (Kind::Shm, &arguments.shmem_id, &arguments.shmem_key),
+        (Kind::Sem, &arguments.semaphore_id, &arguments.semaphore_key),
+    ] {
+        let of_id = ids.iter().map(|id| {
+            let done = remove(&task, kind, *id);
+            done.map_err(|errno| format!("{} ({id})", complaint(errno, "id")))
+        });
         let of_key = keys.iter().map(|key| {
             let done = find(&task, kind, *key).and_then(|id| remove(&task, kind, id));
-            ("key", format!("{key:#010x}"), done)
+            done.map_err(|errno| format!("{} ({key:#x})", complaint(errno, "key")))
         });
-        for (by, number, done) in of_id.chain(of_key) {
-            if let Err(errno) = done {
-                failures.push(format!("{} {by} {number}: {errno}", kind.name()));
-            }
-        }
+        failures.extend(of_id.chain(of_key).filter_map(Result::err));
     }
-    if arguments.all {
-        for kind in Kind::ALL {
-            for object in collect(&task, kind) {
-                // Another may have removed it meanwhile.
-                if let Err(errno) = remove(&task, kind, object.id)
-                    && errno != Errno::INVAL
-                {
-                    failures.push(format!("{} id {}: {errno}", kind.name(), object.id));
-                }
+    for kind in Kind::ALL {
+        if !arguments.all.iter().any(|all| all.is_about(kind)) {
+            continue;
+        }
+        for object in collect(&task, kind) {
+            // Another may have removed it meanwhile.
+            if let Err(errno) = remove(&task, kind, object.id)
+                && !matches!(errno, Errno::INVAL | Errno::IDRM)
+            {
+                failures.push(format!("{} ({})", complaint(errno, "id"), object.id));
             }
         }
     }
     drop(task);
     if arguments.purge {
-        let removed = std::fs::remove_file(&place.path);
-        removed.map_err(|error| Failure::of(place.path.display(), error))?;
+        purge(&place)?;
     }
     match failures.is_empty() {
         true => Ok(()),
@@ -73,8 +112,33 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
+/// Removes the file of the namespace, and the folder with its segments.
+fn purge(place: &Place) -> Result<(), Failure> {
+    let removed = std::fs::remove_file(&place.path);
+    removed.map_err(|error| Failure::of(place.path.display(), error))?;
+    match remove_shm(&place.shm) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Failure::of(place.shm.display(), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says what ipcrm(1) says; `by` is "id" or "key".
+fn complaint(errno: Errno, by: &str) -> String {
+    match errno {
+        Errno::ACCESS | Errno::PERM => format!("permission denied for {by}"),
+        Errno::INVAL | Errno::NOENT => format!("invalid {by}"),
+        Errno::IDRM => format!("already removed {by}"),
+        Errno::DOM => format!("illegal {by}"),
+        errno => format!("{by} failed: {errno}"),
+    }
+}
+
 fn remove(task: &Task, kind: Kind, id: i32) -> Result<(), Errno> {
     match kind {
+        Kind::Msg => task.msg_rmid(id),
+        Kind::Shm => task.shm_rmid(id),
         Kind::Sem => task.sem_rmid(id),
     }
 }
@@ -82,9 +146,11 @@ fn remove(task: &Task, kind: Kind, id: i32) -> Result<(), Errno> {
 fn find(task: &Task, kind: Kind, key: i32) -> Result<i32, Errno> {
     // There is no key of a private object.
     if key == corewalk_ipc::IPC_PRIVATE {
-        return Err(Errno::INVAL);
+        return Err(Errno::DOM);
     }
     match kind {
+        Kind::Msg => task.msgget(key, 0),
+        Kind::Shm => task.shmget(key, 0, 0),
         Kind::Sem => task.semget(key, 0, 0),
     }
 }
@@ -105,6 +171,18 @@ fn key(word: &str) -> Result<i32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn complaints_are_those_of_ipcrm() {
+        for (errno, said) in [
+            (Errno::PERM, "permission denied for key"),
+            (Errno::NOENT, "invalid key"),
+            (Errno::IDRM, "already removed key"),
+            (Errno::DOM, "illegal key"),
+        ] {
+            assert_eq!(complaint(errno, "key"), said);
+        }
+    }
 
     #[test]
     fn key_is_read_as_c_does() {

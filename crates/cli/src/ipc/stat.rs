@@ -30,13 +30,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let tasks = place.namespace.pids().len();
     let task = place.register()?;
     let sems = task.sem_totals().map_err(|error| failed(&error))?;
+    let msgs = task.msg_totals().map_err(|error| failed(&error))?;
+    let shms = task.shm_totals().map_err(|error| failed(&error))?;
     let limits = place.namespace.limits();
     let bytes = std::fs::metadata(&place.path).map_or(0, |status| status.blocks() * 512);
-    let numbers: [(&str, u64); 9] = [
+    let numbers: [(&str, u64); 20] = [
         ("semmsl", limits.semmsl.into()),
         ("semmns", limits.semmns.into()),
         ("semopm", limits.semopm.into()),
         ("semmni", limits.semmni.into()),
+        ("msgmax", limits.msgmax.into()),
+        ("msgmnb", limits.msgmnb.into()),
+        ("msgmni", limits.msgmni.into()),
+        ("shmmax", limits.shmmax),
+        ("shmall", limits.shmall),
+        ("shmmni", limits.shmmni.into()),
+        ("queues", msgs.queues.into()),
+        ("messages", msgs.messages),
+        ("msg_bytes", msgs.bytes),
+        ("segments", shms.segments.into()),
+        ("shm_pages", shms.pages),
         ("sets", sems.sets.into()),
         ("semaphores", sems.sems),
         ("tasks", tasks as u64),
@@ -48,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             numbers.iter().map(|(name, number)| ((*name).to_owned(), json!(number))).collect();
         format!("{}\n", Value::Object(object))
     } else {
-        numbers.iter().map(|(name, number)| format!("{name:<12}{number:>12}\n")).collect()
+        numbers.iter().map(|(name, number)| format!("{name:<12}{number:>20}\n")).collect()
     };
     let written = std::io::stdout().write_all(text.as_bytes());
     written.map_err(|error| Failure::of("standard output", error))

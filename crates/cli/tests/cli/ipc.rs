@@ -41,7 +41,7 @@ fn namespace_with_a_path_is_shown_and_removed() {
     folder.assert_refused(
         corewalk(&["ipc", "rm", "--namespace", path, "-s", "99"]),
         1,
-        "sem id 99: Invalid argument",
+        "invalid id (99)",
     );
     assert!(run(corewalk(&["ipc", "rm", "--namespace", path, "--purge"])).status.success());
     assert!(!fs::exists(path).expect("a folder of ours"));

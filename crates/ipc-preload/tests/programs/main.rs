@@ -7,6 +7,7 @@
 
 mod process;
 mod roles;
+mod shm;
 
 use process::{Namespace, run};
 
@@ -58,6 +59,65 @@ fn undo_survives_exec() {
 #[test]
 fn undo_of_a_killed_process_is_applied() {
     run("killed", &Namespace::new());
+}
+
+#[test]
+fn segments_are_those_of_the_kernel() {
+    run("shm_calls", &Namespace::with_shm());
+}
+
+#[test]
+fn segments_by_number_are_the_same_segments() {
+    run("shm_by_number", &Namespace::with_shm());
+}
+
+#[test]
+fn child_of_fork_has_attached_what_its_parent_has() {
+    run("shm_fork", &Namespace::with_shm());
+}
+
+#[test]
+fn child_without_the_c_library_has_attached_what_its_parent_has() {
+    run("shm_raw_fork", &Namespace::with_shm());
+}
+
+#[test]
+fn fork_that_fails_holds_up_nobody() {
+    run("shm_failing_fork", &Namespace::with_shm());
+}
+
+#[test]
+fn killed_process_has_nothing_attached() {
+    run("shm_killed", &Namespace::with_shm());
+}
+
+#[test]
+fn exec_detaches() {
+    run("shm_exec", &Namespace::with_shm());
+}
+
+#[test]
+fn threads_attach_beside_forks() {
+    run("shm_threads", &Namespace::with_shm());
+}
+
+#[test]
+fn segment_of_another_user_is_refused() {
+    run("shm_permissions", &Namespace::with_shm());
+}
+
+#[test]
+fn segments_leave_no_file() {
+    let namespace = Namespace::with_shm();
+    for role in ["shm_calls", "shm_killed", "shm_fork"] {
+        run(role, &namespace);
+    }
+    assert_eq!(namespace.segments(), 0);
+}
+
+#[test]
+fn segments_are_the_kernels_without_a_folder() {
+    process::run_beside_linux("shm_calls", &Namespace::new());
 }
 
 #[test]

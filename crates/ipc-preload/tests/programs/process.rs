@@ -15,6 +15,8 @@ const ROLE: &str = "COREWALK_PRELOAD_ROLE";
 /// A file for a namespace, which goes with the test.
 pub(crate) struct Namespace {
     path: Option<PathBuf>,
+    /// Where the memory of segments is.
+    shm: Option<PathBuf>,
 }
 
 impl Namespace {
@@ -25,9 +27,27 @@ impl Namespace {
         namespace
     }
 
+    /// As [`Namespace::new`], with a folder for the memory of segments.
+    pub(crate) fn with_shm() -> Self {
+        let mut namespace = Self::new();
+        let folder = namespace.path.as_ref().expect("it has a path").with_extension("shm");
+        fs::create_dir(&folder).expect("a folder");
+        namespace.shm = Some(folder);
+        namespace
+    }
+
+    /// Returns how many files of segments there are.
+    pub(crate) fn segments(&self) -> usize {
+        let folder = self.shm.as_ref().expect("it has a folder");
+        let names = fs::read_dir(folder).expect("a folder").flatten();
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        // What else there is says who has something attached.
+        names.filter(|name| !name.starts_with("exec-")).count()
+    }
+
     pub(crate) fn missing() -> Self {
         let name = format!("corewalk-preload-{}-{}", std::process::id(), sysv::thread_id());
-        Self { path: Some(env::temp_dir().join(name)) }
+        Self { path: Some(env::temp_dir().join(name)), shm: None }
     }
 
     pub(crate) fn damaged() -> Self {
@@ -37,7 +57,7 @@ impl Namespace {
     }
 
     pub(crate) fn unnamed() -> Self {
-        Self { path: None }
+        Self { path: None, shm: None }
     }
 }
 
@@ -46,6 +66,9 @@ impl Drop for Namespace {
         if let Some(path) = &self.path {
             // There may be none.
             let _removed = fs::remove_file(path);
+        }
+        if let Some(folder) = &self.shm {
+            let _removed = fs::remove_dir_all(folder);
         }
     }
 }
@@ -72,6 +95,10 @@ pub(crate) fn start(role: &str, namespace: &Namespace) -> Output {
     if let Some(path) = &namespace.path {
         command.env("COREWALK_IPC_NAMESPACE", path);
     }
+    command.env_remove("COREWALK_IPC_SHM");
+    if let Some(folder) = &namespace.shm {
+        command.env("COREWALK_IPC_SHM", folder);
+    }
     command.output().expect("the role starts")
 }
 
@@ -82,11 +109,25 @@ pub(crate) fn run(role: &str, namespace: &Namespace) {
 
 /// Plays a role in an IPC namespace of the host kernel.
 pub(crate) fn run_on_linux(role: &str) {
-    if let Err(errno) = sysv::unshare_ipc() {
-        println!("skipped: no IPC namespace of our own here (errno {errno})");
-        return;
+    if has_own_linux() {
+        judge(role, &command(role).output().expect("the role starts"));
     }
-    judge(role, &command(role).output().expect("the role starts"));
+}
+
+/// Plays a role with the library, for calls that it leaves to the kernel.
+pub(crate) fn run_beside_linux(role: &str, namespace: &Namespace) {
+    if has_own_linux() {
+        run(role, namespace);
+    }
+}
+
+/// Gives this thread an IPC namespace of its own of the host kernel; returns false if that is not allowed.
+fn has_own_linux() -> bool {
+    let unshared = sysv::unshare_ipc();
+    if let Err(errno) = unshared {
+        println!("skipped: no IPC namespace of our own here (errno {errno})");
+    }
+    unshared.is_ok()
 }
 
 fn judge(role: &str, output: &Output) {

@@ -7,7 +7,9 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 
-pub(crate) const ROLES: [(&str, fn()); 11] = [
+use crate::shm;
+
+pub(crate) const ROLES: [(&str, fn()); 20] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -19,6 +21,15 @@ pub(crate) const ROLES: [(&str, fn()); 11] = [
     ("by_number", by_number),
     ("credentials", credentials),
     ("threads", threads),
+    ("shm_calls", shm::calls),
+    ("shm_by_number", shm::by_number),
+    ("shm_fork", shm::fork),
+    ("shm_raw_fork", shm::raw_fork),
+    ("shm_failing_fork", shm::failing_fork),
+    ("shm_killed", shm::killed),
+    ("shm_exec", shm::exec),
+    ("shm_threads", shm::threads),
+    ("shm_permissions", shm::permissions),
 ];
 
 const UNDO: i16 = libc::SEM_UNDO as i16;
@@ -45,7 +56,7 @@ fn remove(id: i32) {
 }
 
 /// Runs `work` in a child, which ends with what it returns; returns its number.
-fn child(work: impl FnOnce() -> i32) -> i32 {
+pub(crate) fn child(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child has one thread, and ends without going back into the test.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "no child");
@@ -57,7 +68,7 @@ fn child(work: impl FnOnce() -> i32) -> i32 {
     pid
 }
 
-fn wait(pid: i32) -> i32 {
+pub(crate) fn wait(pid: i32) -> i32 {
     let mut status = 0;
     // SAFETY: the status is ours.
     let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
@@ -65,12 +76,12 @@ fn wait(pid: i32) -> i32 {
     status
 }
 
-fn exited(status: i32) -> i32 {
+pub(crate) fn exited(status: i32) -> i32 {
     assert!(libc::WIFEXITED(status), "status {status:x}");
     libc::WEXITSTATUS(status)
 }
 
-fn until(what: &str, mut is: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
     for _ in 0..LOOKS_MAX {
         if is() {
             return;

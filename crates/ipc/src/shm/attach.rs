@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::READ;
 use super::backing::SegmentName;
-use super::segment::{Gone, Segment, name_of};
+use super::segment::{Gone, SHM_DEST, Segment, name_of};
 use crate::ids::IdsGuard;
 use crate::task::Task;
 
@@ -171,7 +171,12 @@ impl Task {
     pub fn shmat(&self, shmid: i32, address: usize, shmflg: i32) -> Result<Mapping<'_>, Errno> {
         let address = rounded(address, shmflg)?;
         let shared = &*self.shared;
-        let found = self.shm_ids().obtain_object_check(shmid)?;
+        let mut found = self.shm_ids().obtain_object_check(shmid)?;
+        if found.mode() & SHM_DEST != 0 {
+            // It may be there only because nobody has noticed a death.
+            self.reap_attachers(shmid);
+            found = self.shm_ids().obtain_object_check(shmid)?;
+        }
         let write = if shmflg & SHM_RDONLY == 0 { 0o222 } else { 0 };
         let execute = if shmflg & SHM_EXEC == 0 { 0 } else { 0o111 };
         self.permission(&found, READ | write | execute)?;
@@ -204,6 +209,12 @@ impl Task {
         drop(ids);
         gone.give_back(shared);
         Ok(attached.size_bytes)
+    }
+
+    /// Returns how many attaches the task has.
+    #[must_use]
+    pub fn attached(&self) -> usize {
+        self.shm.lock().attached.len()
     }
 
     /// Returns a new task with what fork(2) hands on: credentials and attached segments, but no undo.

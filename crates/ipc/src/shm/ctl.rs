@@ -67,6 +67,7 @@ impl Task {
     /// `EACCES`: no read permission; `EIDRM`: the segment was removed meanwhile; `EINVAL`: there is no
     /// such segment.
     pub fn shm_stat(&self, shmid: i32) -> Result<ShmStat, Errno> {
+        self.reap_attachers(shmid);
         let object = self.shm_ids().obtain_object_check(shmid)?;
         self.permission(&object, READ)?;
         self.shm_stat_of(&object, IPC_STAT)
@@ -117,6 +118,7 @@ impl Task {
     /// `EINVAL`: there is no such segment; `EPERM`: the caller is neither its owner nor its creator, and
     /// has no `CAP_SYS_ADMIN`.
     pub fn shm_rmid(&self, shmid: i32) -> Result<(), Errno> {
+        self.reap_attachers(shmid);
         let shared = &*self.shared;
         let mut gone = Gone::default();
         let ids = self.shm_ids().lock()?;
@@ -181,6 +183,7 @@ impl Task {
     }
 
     fn segment_at(&self, index: i32) -> Result<Object, Errno> {
+        self.reap_attachers(index);
         let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
         self.shm_ids().obtain_object(index & (SLOTS_MAX - 1))
     }

@@ -64,6 +64,7 @@ const PAYLOAD: u64 = 1 << 63;
 /// In `WHOSE`, above the slot (15 bits) and the task (22 bits).
 const IS_RECORD: u64 = 1 << 63;
 const TASK_SHIFT: u32 = 15;
+const TASK_MASK: u32 = (1 << 22) - 1;
 const WHOSE_SERIAL_SHIFT: u32 = 37;
 
 /// Segments that are gone; their memory is given back once the lock is free.
@@ -183,6 +184,12 @@ impl<'g, 's> Segment<'g, 's> {
     pub(super) fn nattch(&self) -> u64 {
         let counts = self.records().iter().map(|record| get(&self.record(record)[COUNT]));
         counts.fold(0, u64::saturating_add)
+    }
+
+    /// Returns the tasks that have it attached.
+    pub(super) fn attachers(&self) -> Vec<u32> {
+        let whose = self.records().iter().map(|record| get(&self.record(record)[WHOSE]));
+        whose.map(|whose| (whose >> TASK_SHIFT) as u32 & TASK_MASK).collect()
     }
 
     /// Counts `count` more attaches of a task.

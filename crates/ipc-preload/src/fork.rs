@@ -1,0 +1,97 @@
+//! fork(2) with segments attached: the child has them attached too, and is counted.
+//!
+//! Without segments a fork is noticed by the child's first call (`process`). But a child with segments may
+//! never make a call, and must be counted all the same: PostgreSQL takes the number of attaches as the proof
+//! that no process of a server is left. So functions that the C library calls around a fork register
+//! the child before it goes on, and its parent waits for that: when fork(2) returns, both are counted.
+//!
+//! The parent waits at a pipe whose other end only the child has left. It ends when the child is
+//! registered, has died, or was never made; and after [`WAIT_MAX_S`] seconds, should the child be stopped. A child
+//! that is made without the C library (clone(2) by number) is registered with its first call.
+//!
+//! Only processes that have segments attached do any of this.
+//!
+//! # Locks
+//!
+//! From before the fork to after it the lock of `shm` is held and all signals are blocked. What is registered
+//! before the fork is the last that happens on this side, and the first on the other: the
+//! library is loaded before all that might register functions of its own.
+//!
+//! Source: pthread_atfork(3), fork(2); Linux `ipc/shm.c` (`shm_open`).
+
+use corewalk_ipc::Task;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::Cell;
+use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::ptr;
+
+use crate::process::{self, AttachLock};
+use crate::shm;
+
+/// How long a parent waits for a child that is stopped, in seconds.
+const WAIT_MAX_S: i64 = 10;
+
+/// What a fork under way holds.
+struct Forking {
+    task: &'static Task,
+    pipe: Option<(OwnedFd, OwnedFd)>,
+    _lock: AttachLock,
+}
+
+thread_local! {
+    /// From `prepare` to `parent` or `child`. A plain address, for a thread's end must not drop it.
+    static FORKING: Cell<*mut Forking> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// Asks the C library to be told of forks.
+pub(crate) fn resolve() {
+    if shm::is_on() {
+        // SAFETY: the functions stay loaded: a preloaded library is never unloaded.
+        let _registered = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    }
+}
+
+extern "C" fn prepare() {
+    let Some(task) = process::own_task() else { return };
+    let lock = AttachLock::take();
+    if task.attached() == 0 {
+        return;
+    }
+    // Without a pipe nobody waits: the child is counted as soon as it runs.
+    let pipe = pipe();
+    let forking = Box::new(Forking { task, pipe, _lock: lock });
+    FORKING.with(|cell| cell.set(Box::into_raw(forking)));
+}
+
+/// Returns a pipe: the end to read from, and the one to write to.
+fn pipe() -> Option<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: there is room for both.
+    let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    // SAFETY: the descriptors are new, and nobody else's.
+    let owned = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+    (made == 0).then(|| (owned(ends[0]), owned(ends[1])))
+}
+
+extern "C" fn parent() {
+    let Some(mut forking) = taken() else { return };
+    let Some((from_child, to_parent)) = forking.pipe.take() else { return };
+    drop(to_parent);
+    let mut fds = [PollFd::new(&from_child, PollFlags::IN)];
+    // All signals are blocked, so nothing ends it early.
+    let _waited = poll(&mut fds, Some(&Timespec { tv_sec: WAIT_MAX_S, tv_nsec: 0 }));
+}
+
+extern "C" fn child() {
+    let Some(forking) = taken() else { return };
+    process::register_child(forking.task);
+    shm::mark();
+    // The parent goes on when the pipe is closed, and signals come when the lock is dropped.
+    drop(forking);
+}
+
+fn taken() -> Option<Box<Forking>> {
+    let forking = FORKING.with(|cell| cell.replace(ptr::null_mut()));
+    // SAFETY: the address came from `Box::into_raw`, and the exchange hands it out once.
+    (!forking.is_null()).then(|| unsafe { Box::from_raw(forking) })
+}

@@ -1,0 +1,322 @@
+//! shmget(2), shmat(2), shmdt(2), shmctl(2), if `COREWALK_IPC_SHM` names a folder.
+//!
+//! Without it the calls go on to the C library: a kernel has these, and a mapping of the kernel's costs
+//! nothing that a mapping of ours would not. With it a segment is a file in the folder, which shmat maps.
+//!
+//! # Locks
+//!
+//! One lock of the process goes around every call that changes what is attached, the mapping included, with all
+//! signals blocked. So a fork, which takes it too (`fork`), copies mappings and what is known of them
+//! as they belong together. It lies in the page that is wiped in a child.
+//!
+//! # Marks
+//!
+//! execve(2) detaches everything, and the program that follows need not make any call of ours. So a
+//! process that has anything attached leaves a file `exec-PID` in the folder. The library looks for it
+//! when a program is loaded, by one system call; where there is one it registers the process at once, which detaches
+//! what the program before has left.
+//!
+//! # What differs from the kernel
+//!
+//! - An attach ends with shmdt(2), execve(2) or the process: munmap(2), mremap(2) or a mapping over
+//!   it leave it counted.
+//! - Where the folder is on a file system that is mounted `noexec`, `SHM_EXEC` is refused with `EACCES`.
+//! - `SHM_HUGETLB` is `EINVAL`; `SHM_LOCK` is a mark only.
+//!
+//! Source: shmop(2), shmctl(2), `<sys/shm.h>` of glibc; Linux `ipc/shm.c` (`do_shmat`).
+
+use corewalk_ipc::raw::{self, ShmArg, ShmUsage, Shminfo};
+use corewalk_ipc::{
+    IPC_INFO, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_STAT, SHM_STAT_ANY, ShmStat, Task,
+};
+use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use libc::{c_int, c_void, key_t, size_t};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::param::page_size;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use crate::call::Call;
+use crate::errno;
+use crate::next::Next;
+use crate::perm::ipc_perm;
+use crate::process::{self, AttachLock};
+use crate::sem::{put, take};
+
+/// Names the folder of the segments.
+pub(crate) const SHM_ENV: &str = "COREWALK_IPC_SHM";
+
+/// What shmat(2) returns for an error.
+const FAILED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+static SHMGET: Next = Next::new(c"shmget");
+static SHMAT: Next = Next::new(c"shmat");
+static SHMDT: Next = Next::new(c"shmdt");
+static SHMCTL: Next = Next::new(c"shmctl");
+
+/// Returns the folder of the segments.
+pub(crate) fn folder() -> Option<PathBuf> {
+    std::env::var_os(SHM_ENV).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Returns true if these calls are ours.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    // ORDERING: Relaxed. Set when the library is loaded, and never again.
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// Looks up what this module stands in front of, and whether it is to do so.
+pub(crate) fn resolve() {
+    for next in [&SHMGET, &SHMAT, &SHMDT, &SHMCTL] {
+        next.address();
+    }
+    // ORDERING: Relaxed. One thread so far.
+    IS_ON.store(folder().is_some(), Ordering::Relaxed);
+}
+
+/// Detaches what the program that this process was before execve(2) has left.
+pub(crate) fn detach_former() {
+    if folder().is_some_and(|folder| unmark(&folder)) {
+        process::task();
+    }
+}
+
+/// Leaves a mark that this process has something attached, for the program that it may become.
+pub(crate) fn mark() {
+    let Some(folder) = folder() else { return };
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // Without a mark an attach ends with the process, and not with execve(2).
+    let _marked = rustix::fs::open(mark_path(&folder), flags, Mode::RUSR | Mode::WUSR);
+}
+
+/// Takes the mark away, at the end of the process.
+pub(crate) fn unmark_own() {
+    if let Some(folder) = folder() {
+        unmark(&folder);
+    }
+}
+
+fn unmark(folder: &Path) -> bool {
+    rustix::fs::unlinkat(CWD, mark_path(folder), AtFlags::empty()).is_ok()
+}
+
+fn mark_path(folder: &Path) -> PathBuf {
+    folder.join(format!("exec-{}", rustix::process::getpid().as_raw_nonzero()))
+}
+
+/// shmget(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn shmget(key: key_t, size: size_t, shmflg: c_int) -> c_int {
+    if !is_on() {
+        type Function = unsafe extern "C" fn(key_t, size_t, c_int) -> c_int;
+        let Some(address) = SHMGET.found() else { return -1 };
+        // SAFETY: what the C library defines under this name has this type.
+        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+        // SAFETY: the call takes numbers.
+        return unsafe { next(key, size, shmflg) };
+    }
+    let task = process::task();
+    let _call = Call::enter();
+    let _lock = AttachLock::take();
+    errno::number(raw::shmget(task, key, size as u64, shmflg))
+}
+
+/// shmat(2).
+///
+/// # Safety
+///
+/// With `SHM_REMAP`, nobody uses what is mapped at `address`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_int) -> *mut c_void {
+    if !is_on() {
+        type Function = unsafe extern "C" fn(c_int, *const c_void, c_int) -> *mut c_void;
+        let Some(next) = SHMAT.found() else { return FAILED };
+        // SAFETY: what the C library defines under this name has this type.
+        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
+        // SAFETY: the caller's promise.
+        return unsafe { next(shmid, address, shmflg) };
+    }
+    let task = process::task();
+    let _call = Call::enter();
+    let _lock = AttachLock::take();
+    // SAFETY: the caller's promise.
+    let attached = unsafe { attach(task, shmid, address.expose_provenance(), shmflg) };
+    attached.unwrap_or_else(|errno| {
+        errno::set(errno);
+        FAILED
+    })
+}
+
+/// Attaches a segment; the lock is held.
+///
+/// # Safety
+///
+/// That of [`shmat`].
+unsafe fn attach(
+    task: &Task,
+    shmid: c_int,
+    address: usize,
+    shmflg: c_int,
+) -> Result<*mut c_void, Errno> {
+    let mapping = task.shmat(shmid, address, shmflg)?;
+    // SAFETY: the caller's promise.
+    let mapped = unsafe { map(&mapping) }?;
+    if task.attached() == 0 {
+        mark();
+    }
+    mapping.attached_at(mapped.expose_provenance());
+    Ok(mapped)
+}
+
+/// Maps a segment where it is wanted.
+///
+/// # Safety
+///
+/// That of [`shmat`].
+unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
+    let mut access = ProtFlags::READ;
+    access.set(ProtFlags::WRITE, mapping.is_writable());
+    access.set(ProtFlags::EXEC, mapping.is_executable());
+    let place = match (mapping.address(), mapping.is_remap()) {
+        (None, _) => MapFlags::empty(),
+        (Some(_), true) => MapFlags::FIXED,
+        (Some(_), false) => MapFlags::FIXED_NOREPLACE,
+    };
+    let wanted = ptr::with_exposed_provenance_mut(mapping.address().unwrap_or(0));
+    let bytes = usize::try_from(mapping.size_bytes()).map_err(|_| Errno::NOMEM)?;
+    // SAFETY: a mapping in use is replaced only where the caller has asked for that.
+    let mapped =
+        unsafe { mmap(wanted, bytes, access, MapFlags::SHARED | place, mapping.as_fd(), 0) };
+    let mapped = mapped.map_err(|errno| match errno {
+        // Something is mapped there.
+        Errno::EXIST => Errno::INVAL,
+        Errno::PERM if mapping.is_executable() => Errno::ACCESS,
+        errno => errno,
+    })?;
+    if mapping.address().is_some() && mapped != wanted {
+        // A kernel before 4.17 takes the address for a hint.
+        // SAFETY: the range is the mapping just made, which nobody else knows.
+        let _unmapped = unsafe { munmap(mapped, bytes) };
+        return Err(Errno::INVAL);
+    }
+    Ok(mapped)
+}
+
+/// shmdt(2).
+///
+/// # Safety
+///
+/// Nobody uses the segment any more.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
+    if !is_on() {
+        type Function = unsafe extern "C" fn(*const c_void) -> c_int;
+        let Some(next) = SHMDT.found() else { return -1 };
+        // SAFETY: what the C library defines under this name has this type.
+        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
+        // SAFETY: the caller's promise.
+        return unsafe { next(address) };
+    }
+    let task = process::task();
+    let _call = Call::enter();
+    let _lock = AttachLock::take();
+    // SAFETY: the caller's promise.
+    errno::number(unsafe { detach(task, address.expose_provenance()) }.map(|()| 0))
+}
+
+/// Detaches a segment; the lock is held.
+///
+/// # Safety
+///
+/// That of [`shmdt`].
+unsafe fn detach(task: &Task, address: usize) -> Result<(), Errno> {
+    let bytes = task.shmdt(address)?.next_multiple_of(page_size() as u64);
+    let mapped = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: the segment is mapped there, and nobody uses it.
+    let unmapped = unsafe { munmap(mapped, usize::try_from(bytes).unwrap_or(0)) };
+    if task.attached() == 0 {
+        unmark_own();
+    }
+    unmapped
+}
+
+/// shmctl(2).
+///
+/// # Safety
+///
+/// `buf` is null or points to what `cmd` reads or writes.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
+    if !is_on() {
+        type Function = unsafe extern "C" fn(c_int, c_int, *mut c_void) -> c_int;
+        let Some(next) = SHMCTL.found() else { return -1 };
+        // SAFETY: what the C library defines under this name has this type.
+        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
+        // SAFETY: the caller's promise.
+        return unsafe { next(shmid, cmd, buf) };
+    }
+    let task = process::task();
+    let _call = Call::enter();
+    // SAFETY: the caller's promise.
+    errno::number(unsafe { control(task, shmid, cmd, buf.expose_provenance()) })
+}
+
+/// # Safety
+///
+/// That of [`shmctl`].
+unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<i32, Errno> {
+    match cmd {
+        IPC_STAT | SHM_STAT | SHM_STAT_ANY => {
+            let mut stat = ShmStat::default();
+            let done = raw::shmctl(task, shmid, cmd, ShmArg::Buf(&mut stat))?;
+            // SAFETY: the command writes one of these.
+            unsafe { put(buf, shmid_ds(&stat)) }?;
+            Ok(done)
+        }
+        IPC_SET => {
+            // SAFETY: the command reads one of these.
+            let ds = unsafe { take::<libc::shmid_ds>(buf) }?;
+            let mut stat = ShmStat::default();
+            stat.perm.uid = ds.shm_perm.uid;
+            stat.perm.gid = ds.shm_perm.gid;
+            stat.perm.mode = ds.shm_perm.mode as _;
+            raw::shmctl(task, shmid, cmd, ShmArg::Buf(&mut stat))
+        }
+        IPC_INFO => {
+            let mut shminfo = Shminfo::default();
+            let done = raw::shmctl(task, shmid, cmd, ShmArg::Shminfo(&mut shminfo))?;
+            // SAFETY: the command writes one of these.
+            unsafe { put(buf, shminfo) }?;
+            Ok(done)
+        }
+        SHM_INFO => {
+            let mut usage = ShmUsage::default();
+            let done = raw::shmctl(task, shmid, cmd, ShmArg::ShmUsage(&mut usage))?;
+            // SAFETY: the command writes one of these.
+            unsafe { put(buf, usage) }?;
+            Ok(done)
+        }
+        _ => raw::shmctl(task, shmid, cmd, ShmArg::None),
+    }
+}
+
+/// Returns what `IPC_STAT` tells as C has it.
+fn shmid_ds(stat: &ShmStat) -> libc::shmid_ds {
+    // SAFETY: zeroes are a valid structure of numbers.
+    let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    ds.shm_perm = ipc_perm(&stat.perm);
+    ds.shm_segsz = stat.size_bytes as size_t;
+    ds.shm_atime = stat.atime_s.cast_signed();
+    ds.shm_dtime = stat.dtime_s.cast_signed();
+    ds.shm_ctime = stat.ctime_s.cast_signed();
+    ds.shm_cpid = stat.cpid.cast_signed();
+    ds.shm_lpid = stat.lpid.cast_signed();
+    ds.shm_nattch = stat.nattch;
+    ds
+}

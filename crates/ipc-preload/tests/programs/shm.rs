@@ -1,0 +1,354 @@
+//! Roles with shared memory; they hold on the host kernel as well.
+//!
+//! Those who wait for each other do so at a pipe, so that a child which is to make no call makes none.
+
+use corewalk_sync::primitives::thread;
+use std::io::Error;
+use std::ptr;
+
+use crate::roles::{child, exited, until, wait};
+
+const PAGE: usize = 4096;
+
+/// Attaches; returns the address, or the errno.
+fn attach(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
+    // SAFETY: where something is mapped on purpose, it is a segment of the test.
+    let at = unsafe { libc::shmat(id, ptr::with_exposed_provenance(address), flags) };
+    let at = at.expose_provenance();
+    if at == usize::MAX { Err(errno()) } else { Ok(at) }
+}
+
+fn detach(address: usize) -> Result<i32, i32> {
+    // SAFETY: the test uses the segment no more.
+    number(unsafe { libc::shmdt(ptr::with_exposed_provenance(address)) })
+}
+
+fn control(id: i32, cmd: i32, buf: *mut libc::shmid_ds) -> Result<i32, i32> {
+    // SAFETY: the structure is there where the command needs one.
+    number(unsafe { libc::shmctl(id, cmd, buf) })
+}
+
+fn get(key: i32, size: usize, flags: i32) -> Result<i32, i32> {
+    // SAFETY: the call takes numbers.
+    number(unsafe { libc::shmget(key, size, flags) })
+}
+
+fn stat(id: i32) -> Result<libc::shmid_ds, i32> {
+    // SAFETY: zeroes are a valid structure of numbers.
+    let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    control(id, libc::IPC_STAT, &raw mut ds).map(|_| ds)
+}
+
+fn nattch(id: i32) -> u64 {
+    stat(id).expect("a segment").shm_nattch
+}
+
+fn remove(id: i32) {
+    control(id, libc::IPC_RMID, ptr::null_mut()).expect("it is ours");
+}
+
+fn segment(size: usize) -> i32 {
+    get(libc::IPC_PRIVATE, size, 0o600).expect("a segment")
+}
+
+fn number(result: i32) -> Result<i32, i32> {
+    if result < 0 { Err(errno()) } else { Ok(result) }
+}
+
+fn errno() -> i32 {
+    Error::last_os_error().raw_os_error().expect("an errno")
+}
+
+fn byte(address: usize) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(address)
+}
+
+fn write(address: usize, value: u8) {
+    // SAFETY: the address is in a segment that is attached.
+    unsafe { byte(address).write_volatile(value) }
+}
+
+fn read(address: usize) -> u8 {
+    // SAFETY: as above.
+    unsafe { byte(address).read_volatile() }
+}
+
+/// A pipe: a child waits until the other end is closed.
+struct Gate([i32; 2]);
+
+impl Gate {
+    fn new() -> Self {
+        let mut ends = [0; 2];
+        // SAFETY: there is room for both.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        Self(ends)
+    }
+
+    /// In the child: returns once the gate is open.
+    fn pass(&self) {
+        self.close(1);
+        let mut byte = 0u8;
+        // SAFETY: there is room for a byte.
+        unsafe { libc::read(self.0[0], (&raw mut byte).cast(), 1) };
+    }
+
+    fn open(self) {
+        self.close(0);
+        self.close(1);
+    }
+
+    fn close(&self, end: usize) {
+        // SAFETY: the descriptor is ours.
+        unsafe { libc::close(self.0[end]) };
+    }
+}
+
+pub(crate) fn calls() {
+    let id = get(77, 5000, libc::IPC_CREAT | libc::IPC_EXCL | 0o640).expect("a segment");
+    assert_eq!(get(77, 0, 0), Ok(id));
+    assert_eq!(get(77, 5001, 0), Err(libc::EINVAL));
+    assert_eq!(get(77, 1, libc::IPC_CREAT | libc::IPC_EXCL), Err(libc::EEXIST));
+    assert_eq!(get(78, 1, 0), Err(libc::ENOENT));
+    assert_eq!(get(78, 0, libc::IPC_CREAT), Err(libc::EINVAL));
+    let ds = stat(id).expect("a segment");
+    assert_eq!((ds.shm_segsz, ds.shm_nattch, ds.shm_perm.mode, ds.shm_lpid), (5000, 0, 0o640, 0));
+    assert_eq!(ds.shm_cpid, std::process::id().cast_signed());
+
+    let first = attach(id, 0, 0).expect("an address");
+    write(first + 4999, 7);
+    // The last page is there as a whole.
+    write(first + 2 * PAGE - 1, 8);
+    let second = attach(id, 0, libc::SHM_RDONLY).expect("an address");
+    assert_eq!((read(second + 4999), nattch(id)), (7, 2));
+    let free = second;
+    assert_eq!(detach(second), Ok(0));
+    assert_eq!(detach(second), Err(libc::EINVAL));
+    assert_eq!(detach(first + PAGE), Err(libc::EINVAL));
+
+    // Addresses: a free one, one that is rounded, one in use, one in use that is to be replaced.
+    assert_eq!(attach(id, free, 0), Ok(free));
+    assert_eq!(attach(id, free, 0), Err(libc::EINVAL));
+    assert_eq!(attach(id, free + 1, 0), Err(libc::EINVAL));
+    assert_eq!(detach(free), Ok(0));
+    assert_eq!(attach(id, free + 1, libc::SHM_RND), Ok(free));
+    let other = segment(2 * PAGE);
+    assert_eq!(attach(other, 0, libc::SHM_REMAP), Err(libc::EINVAL));
+    assert_eq!(attach(other, free, libc::SHM_REMAP), Ok(free));
+    assert_eq!((nattch(id), nattch(other), read(free)), (1, 1, 0));
+    assert_eq!(detach(free), Ok(0));
+    remove(other);
+    assert_eq!(attach(other, 0, 0), Err(libc::EINVAL));
+
+    // Marked, it lives until the last detach.
+    remove(id);
+    let ds = stat(id).expect("it is attached");
+    assert_eq!((ds.shm_perm.mode, ds.shm_perm.__key, ds.shm_nattch), (0o1640, 0, 1));
+    assert_eq!(get(77, 0, 0), Err(libc::ENOENT));
+    let again = attach(id, 0, 0).expect("it is there");
+    assert_eq!((read(again + 4999), detach(again), detach(first)), (7, Ok(0), Ok(0)));
+    assert_eq!(stat(id).err(), Some(libc::EINVAL));
+    null_is_refused();
+}
+
+fn null_is_refused() {
+    let id = segment(1);
+    for cmd in [libc::IPC_STAT, libc::IPC_SET] {
+        assert_eq!(control(id, cmd, ptr::null_mut()), Err(libc::EFAULT), "{cmd}");
+    }
+    assert_eq!(control(id, 99, ptr::null_mut()), Err(libc::EINVAL));
+    assert_eq!(control(-1, libc::IPC_RMID, ptr::null_mut()), Err(libc::EINVAL));
+    assert_eq!(control(id, libc::SHM_LOCK, ptr::null_mut()), Ok(0));
+    assert_eq!(stat(id).map(|ds| ds.shm_perm.mode), Ok(0o2600));
+    assert_eq!(control(id, libc::SHM_UNLOCK, ptr::null_mut()), Ok(0));
+    let mut ds = stat(id).expect("a segment");
+    ds.shm_perm.mode = 0o604;
+    assert_eq!(control(id, libc::IPC_SET, &raw mut ds), Ok(0));
+    assert_eq!(stat(id).map(|ds| ds.shm_perm.mode), Ok(0o604));
+    remove(id);
+}
+
+pub(crate) fn by_number() {
+    let call = |number: libc::c_long, arguments: [usize; 3]| {
+        let [a, b, c] = arguments;
+        // SAFETY: addresses are of what lives during the call.
+        unsafe { libc::syscall(number, a, b, c) }
+    };
+    let id = call(libc::SYS_shmget, [libc::IPC_PRIVATE as usize, PAGE, 0o600]);
+    let at = call(libc::SYS_shmat, [id as usize, 0, 0]);
+    assert!(at > 0);
+    write(at as usize, 9);
+    assert_eq!(nattch(id as i32), 1, "the same objects");
+    let also = attach(id as i32, 0, 0).expect("an address");
+    assert_eq!(read(also), 9);
+    assert_eq!(call(libc::SYS_shmdt, [at as usize, 0, 0]), 0);
+    assert_eq!(call(libc::SYS_shmctl, [id as usize, libc::IPC_RMID as usize, 0]), 0);
+    assert_eq!(detach(also), Ok(0));
+    assert_eq!(call(libc::SYS_shmat, [id as usize, 0, 0]), -1);
+    assert_eq!(errno(), libc::EINVAL);
+}
+
+/// A child that makes no call is counted from its first instruction to its last.
+pub(crate) fn fork() {
+    let id = segment(PAGE);
+    let at = attach(id, 0, 0).expect("an address");
+    for _ in 0..20 {
+        let gate = Gate::new();
+        let pid = child(|| {
+            gate.pass();
+            0
+        });
+        assert_eq!(nattch(id), 2, "as soon as fork has returned");
+        gate.open();
+        assert_eq!(exited(wait(pid)), 0);
+        assert_eq!(nattch(id), 1, "as soon as its end is seen");
+    }
+    // A child's child, and one that detaches what it was born with.
+    let pid = child(|| {
+        let inner = child(|| i32::from(nattch(id) != 3 || detach(at) != Ok(0) || nattch(id) != 2));
+        i32::from(exited(wait(inner)) != 0 || nattch(id) != 2)
+    });
+    assert_eq!(exited(wait(pid)), 0);
+    assert_eq!((nattch(id), detach(at)), (1, Ok(0)));
+    // What the parent has no more, its child has not either.
+    let pid = child(|| i32::from(nattch(id) != 0 || detach(at) != Err(libc::EINVAL)));
+    assert_eq!(exited(wait(pid)), 0);
+    remove(id);
+}
+
+/// A child that was made without the C library knows what it has attached.
+pub(crate) fn raw_fork() {
+    let id = segment(PAGE);
+    let at = attach(id, 0, 0).expect("an address");
+    // SAFETY: the child has one thread, and ends without going back into the test.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+    if pid == 0 {
+        let is_well = nattch(id) == 2 && detach(at) == Ok(0) && nattch(id) == 1;
+        // SAFETY: the call takes a number.
+        unsafe { libc::_exit(i32::from(!is_well)) };
+    }
+    assert_eq!(exited(wait(pid)), 0);
+    assert_eq!(nattch(id), 1);
+    remove(id);
+}
+
+/// A fork that fails holds up nobody: the pipe of `fork` has no other end then.
+pub(crate) fn failing_fork() {
+    let id = segment(PAGE);
+    attach(id, 0, 0).expect("an address");
+    let pid = child(|| {
+        // Root and who has the capability are above the limit.
+        // SAFETY: the call takes numbers.
+        let is_nobody = unsafe { libc::setresgid(65534, 65534, 65534) } == 0
+            // SAFETY: as above.
+            && unsafe { libc::setresuid(65534, 65534, 65534) } == 0;
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the limit is ours.
+        let is_limited = unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const none) } == 0;
+        if !is_nobody || !is_limited {
+            return 77;
+        }
+        let start = std::time::Instant::now();
+        // SAFETY: a child, should there be one, ends at once.
+        let inner = unsafe { libc::fork() };
+        if inner == 0 {
+            // SAFETY: the call takes a number.
+            unsafe { libc::_exit(0) };
+        }
+        // Less than the bound of a wait for a child that is stopped.
+        i32::from(inner != -1 || errno() != libc::EAGAIN || start.elapsed().as_secs() >= 10)
+    });
+    match exited(wait(pid)) {
+        77 => println!("skipped: not root"),
+        status => assert_eq!(status, 0),
+    }
+    remove(id);
+}
+
+/// A killed process has nothing attached.
+pub(crate) fn killed() {
+    let (id, marked) = (segment(PAGE), segment(PAGE));
+    let gates = [Gate::new(), Gate::new()];
+    let pid = child(|| {
+        let attached = [attach(id, 0, 0), attach(id, 0, 0), attach(marked, 0, 0)];
+        gates[0].close(0);
+        gates[0].close(1);
+        gates[1].pass();
+        i32::from(attached.iter().any(Result::is_err))
+    });
+    gates[0].pass();
+    remove(marked);
+    assert_eq!((nattch(id), nattch(marked)), (2, 1));
+    // SAFETY: the call takes numbers; the child is not yet waited for.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    wait(pid);
+    assert_eq!(nattch(id), 0);
+    assert_eq!(attach(marked, 0, 0), Err(libc::EINVAL), "it went with its last attach");
+    remove(id);
+}
+
+/// A program that makes no call has detached what the program before it had attached.
+pub(crate) fn exec() {
+    let id = segment(PAGE);
+    attach(id, 0, 0).expect("an address");
+    let gate = Gate::new();
+    let pid = child(|| {
+        gate.close(1);
+        // SAFETY: both descriptors are ours.
+        unsafe { libc::dup2(gate.0[0], 0) };
+        let words = [c"cat".as_ptr(), ptr::null()];
+        // SAFETY: the words end with a null.
+        unsafe { libc::execvp(words[0], words.as_ptr()) };
+        1
+    });
+    // As soon as the program is loaded, which its parent has no way to see.
+    until("the program is there", || nattch(id) == 1);
+    gate.open();
+    assert_eq!(exited(wait(pid)), 0);
+    assert_eq!(nattch(id), 1);
+    remove(id);
+}
+
+/// Threads attach and detach while others fork: every child's count is whole.
+pub(crate) fn threads() {
+    let id = segment(PAGE);
+    let keep = attach(id, 0, 0).expect("an address");
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let at = attach(id, 0, 0).expect("an address");
+                    write(at, 1);
+                    assert_eq!(detach(at), Ok(0));
+                }
+            });
+        }
+        for _ in 0..20 {
+            // What it has attached is mapped, and the other way round.
+            let pid =
+                child(|| i32::from(nattch(id) < 2 || read(keep) > 1 || detach(keep) != Ok(0)));
+            assert_eq!(exited(wait(pid)), 0);
+        }
+    });
+    assert_eq!((nattch(id), detach(keep)), (1, Ok(0)));
+    remove(id);
+}
+
+/// What a segment is to a process of another user.
+pub(crate) fn permissions() {
+    // SAFETY: the call takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: not root");
+        return;
+    }
+    let id = segment(PAGE);
+    let pid = child(|| {
+        // SAFETY: the call takes numbers.
+        let changed = unsafe { libc::setresuid(1000, 1000, 1000) };
+        let is_refused =
+            attach(id, 0, 0) == Err(libc::EACCES) && stat(id).err() == Some(libc::EACCES);
+        let is_kept = control(id, libc::IPC_RMID, ptr::null_mut()) == Err(libc::EPERM);
+        i32::from(changed != 0 || !is_refused || !is_kept)
+    });
+    assert_eq!(exited(wait(pid)), 0);
+    remove(id);
+}

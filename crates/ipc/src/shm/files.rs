@@ -1,0 +1,233 @@
+//! Memory of segments as files in a folder, for processes that share a namespace.
+//!
+//! Each segment is a sparse file that is named by its slot and its serial number, which no other segment of
+//! the namespace ever has. The folder says who may reach the segments: its files get its owner, its group
+//! and its permission bits (without those to execute), whoever of those who share the namespace makes them.
+//!
+//! # What a kill leaves
+//!
+//! Who is killed between making a file and publishing the segment, or between removing the segment and its
+//! file, leaves a file that nobody finds. The next segment of the slot removes it. So there are never more
+//! files too many than slots.
+//!
+//! # What it refuses
+//!
+//! - To promise memory: a file is sparse, as a segment of the kernel is. Where the file system is full by the time
+//!   that a page is touched, the process gets `SIGBUS`; the kernel would end some process for want of memory. A
+//!   segment that the file system has no room for when it is made is refused with `ENOSPC`.
+//! - To send `SIGXFSZ`: a segment larger than `RLIMIT_FSIZE` is refused with `ENOMEM`.
+//!
+//! Source: shmget(2), shmop(2), tmpfs(5), getrlimit(2).
+
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, Stat, fchmod, fchown, fstat, ftruncate, open, openat, statvfs,
+    unlinkat,
+};
+use rustix::io::Errno;
+use rustix::param::page_size;
+use rustix::process::{Gid, Resource, Uid, getrlimit};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::backing::{Backing, SegmentName};
+
+/// The permission bits that a file takes over from its folder.
+const FILE_BITS: u32 = 0o666;
+
+/// Memory of segments as files in a folder.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SegmentFiles};
+///
+/// let folder = std::env::temp_dir().join(format!("segments-example-{}", std::process::id()));
+/// std::fs::create_dir(&folder)?;
+/// let backing = Box::new(SegmentFiles::new(&folder));
+/// let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };
+/// let task = Namespace::new(options)?.register(Cred::root(), 1)?;
+/// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
+/// assert_eq!(std::fs::read_dir(&folder)?.count(), 1);
+/// task.shm_rmid(id)?;
+/// assert_eq!(std::fs::read_dir(&folder)?.count(), 0);
+/// # std::fs::remove_dir(&folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SegmentFiles {
+    folder: PathBuf,
+}
+
+impl SegmentFiles {
+    /// Returns the files in a folder, which has to be there by the time that a segment is made. The path
+    /// should be absolute: processes change their folder.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    /// Returns the folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn open_folder(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        open(&self.folder, flags, Mode::empty())
+    }
+}
+
+impl Backing for SegmentFiles {
+    fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
+        let rounded = size_bytes.checked_next_multiple_of(page_size() as u64);
+        let rounded = rounded.ok_or(Errno::NOMEM)?;
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < rounded) {
+            return Err(Errno::NOMEM);
+        }
+        let room = statvfs(&self.folder).map_err(of_shmget)?;
+        if room.f_bavail.saturating_mul(room.f_frsize) < rounded {
+            return Err(Errno::NOSPC);
+        }
+        let folder = self.open_folder().map_err(of_shmget)?;
+        let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
+        for leftover in [before, name] {
+            // There is seldom one.
+            let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
+        }
+        make(folder.as_fd(), name, size_bytes).map_err(of_shmget)
+    }
+
+    fn open(&self, name: SegmentName) -> Result<Arc<OwnedFd>, Errno> {
+        let folder = self.open_folder().map_err(of_shmat)?;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&folder, file_name(name), flags, Mode::empty()).map_err(of_shmat)?;
+        Ok(Arc::new(file))
+    }
+
+    fn remove(&self, name: SegmentName) {
+        // A folder that is gone has taken the file with it.
+        let path = self.folder.join(file_name(name));
+        let _gone = unlinkat(CWD, path, AtFlags::empty());
+    }
+}
+
+/// Makes a file of zeroes, which belongs to whom the folder belongs to.
+fn make(folder: BorrowedFd<'_>, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(folder, file_name(name), flags, Mode::RUSR | Mode::WUSR)?;
+    let made = ftruncate(&file, size_bytes).and_then(|()| hand_over(&file, &fstat(folder)?));
+    made.inspect_err(|_| {
+        let _gone = unlinkat(folder, file_name(name), AtFlags::empty());
+    })
+}
+
+/// Gives the file the owner, the group and the permissions of its folder.
+fn hand_over(file: &OwnedFd, folder: &Stat) -> Result<(), Errno> {
+    let own = fstat(file)?;
+    if (own.st_uid, own.st_gid) != (folder.st_uid, folder.st_gid) {
+        let user = (own.st_uid != folder.st_uid).then(|| Uid::from_raw(folder.st_uid));
+        let group = Some(Gid::from_raw(folder.st_gid));
+        // Who may not give it away keeps it, and shares it with whom its permissions name.
+        let _kept = fchown(file, user, group);
+    }
+    fchmod(file, Mode::from_raw_mode(folder.st_mode & FILE_BITS))
+}
+
+fn file_name(name: SegmentName) -> String {
+    format!("{}-{}", name.index, name.serial)
+}
+
+/// Returns what the caller of shmget(2) is to see.
+fn of_shmget(errno: Errno) -> Errno {
+    match errno {
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => Errno::ACCESS,
+        Errno::NOSPC | Errno::DQUOT => Errno::NOSPC,
+        _ => Errno::NOMEM,
+    }
+}
+
+/// Returns what the caller of shmat(2) is to see.
+fn of_shmat(errno: Errno) -> Errno {
+    match errno {
+        Errno::ACCESS | Errno::PERM => Errno::ACCESS,
+        // The segment is there, and its file is not: somebody has removed the folder.
+        Errno::NOENT => Errno::IDRM,
+        _ => Errno::NOMEM,
+    }
+}
+
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let name = format!("corewalk-segments-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _gone = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const NAME: SegmentName = SegmentName { index: 7, serial: 3 };
+
+    #[test]
+    fn file_has_the_size_of_its_segment_and_the_permissions_of_its_folder() {
+        let folder = Folder::new("mode");
+        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o750)).unwrap();
+        let files = SegmentFiles::new(&folder.0);
+        files.create(NAME, 5000).unwrap();
+        let file = fs::metadata(folder.0.join("7-3")).unwrap();
+        assert_eq!((file.len(), file.mode() & 0o777, file.blocks()), (5000, 0o640, 0));
+        rustix::io::pwrite(files.open(NAME).unwrap(), b"seen", 0).unwrap();
+        assert_eq!(fs::read(folder.0.join("7-3")).unwrap()[..4], *b"seen");
+        files.remove(NAME);
+        assert_eq!((folder.names(), files.open(NAME).err()), (vec![], Some(Errno::IDRM)));
+    }
+
+    #[test]
+    fn file_that_a_kill_has_left_goes_with_the_next_segment_of_its_slot() {
+        let folder = Folder::new("left");
+        let files = SegmentFiles::new(&folder.0);
+        let next = SegmentName { serial: 4, ..NAME };
+        let other = SegmentName { index: 8, ..NAME };
+        [NAME, other].iter().for_each(|name| files.create(*name, 1).unwrap());
+        // The second is what a namespace before has left under the same name.
+        fs::write(folder.0.join("7-4"), "stale").unwrap();
+        files.create(next, 1).unwrap();
+        assert_eq!(folder.names(), ["7-4", "8-3"]);
+        assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
+    }
+
+    #[test]
+    fn segment_that_there_is_no_room_for_is_refused_and_leaves_nothing() {
+        let folder = Folder::new("room");
+        let files = SegmentFiles::new(&folder.0);
+        assert_eq!(files.create(NAME, 1 << 60), Err(Errno::NOSPC));
+        assert_eq!(files.create(NAME, u64::MAX), Err(Errno::NOMEM));
+        assert!(folder.names().is_empty());
+        let nowhere = SegmentFiles::new(folder.0.join("nowhere"));
+        assert_eq!(nowhere.create(NAME, 1), Err(Errno::NOMEM));
+        assert_eq!(nowhere.folder(), folder.0.join("nowhere"));
+    }
+}

@@ -1,0 +1,138 @@
+//! PostgreSQL whose shared memory is that of a namespace in user space.
+//!
+//! Before it starts after a crash, PostgreSQL asks whether anybody still has the segment of the server before attached
+//! (`shm_nattch`), and refuses if so: two servers on one directory would destroy it. So attaches must be counted
+//! over fork, over the end of a process by whatever means, and for processes that never make a call.
+//!
+//! The suite runs a server under `corewalk ipc exec --shm`, with all of its memory in segments; kills it while one of its
+//! processes is stopped; sees that a start is refused, with and without `postmaster.pid`; ends that process; and sees
+//! that a start goes well, that the data is there, and that nothing is left at the end.
+//!
+//! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1).
+
+use super::mount::Site;
+use super::work::{postgres_folder, quoted};
+use crate::Outcome;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const LIBRARY: &str = "libcorewalk_ipc_preload.so";
+
+/// Runs PostgreSQL with System V shared memory in user space.
+pub(super) fn ipc_postgres(site: &Site) -> Outcome {
+    let Some(postgres) = postgres_folder() else {
+        return Outcome::Skipped("no complete postgres is installed".to_owned());
+    };
+    // The server's user need not be able to reach the folder of the build.
+    let work = site.work();
+    let files = [Some(site.program.clone()), library(&site.program)];
+    for file in files {
+        let copied = file.as_deref().and_then(|file| Some((file, work.join(file.file_name()?))));
+        let Some((from, to)) = copied else {
+            return Outcome::Failed(format!("{LIBRARY} is not beside the program: build it first"));
+        };
+        if let Err(error) = fs::copy(from, to) {
+            return Outcome::Failed(format!("{}: {error}", from.display()));
+        }
+    }
+    let script = format!("BIN={}\nWORK={}\n{SCRIPT}", quoted(&postgres), quoted(&work));
+    match site.run("ipc-postgres", Command::new("sh").args(["-euc", &script])) {
+        Ok(output) => {
+            output
+                .lines()
+                .filter(|line| line.starts_with("- "))
+                .for_each(|line| println!("{line}"));
+            Outcome::Passed
+        }
+        Err(outcome) => outcome,
+    }
+}
+
+/// Returns the preload library that was built with the program.
+fn library(program: &Path) -> Option<PathBuf> {
+    let folder = program.parent()?;
+    [folder.join("deps"), folder.to_owned()]
+        .into_iter()
+        .map(|folder| folder.join(LIBRARY))
+        .find(|path| path.is_file())
+}
+
+const SCRIPT: &str = r#"
+cd "$WORK"
+mkdir pg
+chown nobody pg
+NS="$WORK/pg/namespace"
+fail() { echo "FAILED: $*"; cat log refused 2> /dev/null || true; exit 1; }
+user() { setpriv --reuid=nobody --regid=nogroup --clear-groups -- env HOME="$WORK/pg" LC_ALL=C "$@"; }
+run_in() { user "$WORK/corewalk" ipc exec --namespace "$NS" --shm -- "$@"; }
+postgres() {
+    run_in "$BIN/postgres" -D "$WORK/pg/data" -c listen_addresses= -c fsync=off \
+        -c unix_socket_directories="$WORK/pg" -c shared_memory_type=sysv
+}
+psql_() { user "$BIN/psql" -h "$WORK/pg" -U bench -At "$@" postgres; }
+segments() { user "$WORK/corewalk" ipc ls --namespace "$NS" -m --json; }
+# Waits for a command to succeed, two minutes at most.
+until_() {
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        test "$tries" -lt 1200 || fail "never: $*"
+        sleep 0.1
+    done
+}
+start() {
+    postgres > log 2>&1 &
+    SERVER=$!
+    is_ready() {
+        kill -0 "$SERVER" || fail "the server has ended"
+        psql_ -c 'SELECT 1' > /dev/null 2>&1
+    }
+    until_ is_ready
+    POSTMASTER=$(head -n 1 pg/data/postmaster.pid)
+}
+refused() {
+    if postgres > refused 2>&1; then fail "a second server has run"; fi
+    grep -q 'pre-existing shared memory block (key [0-9]*, ID [0-9]*) is still in use' refused ||
+        fail "refused for another reason"
+}
+attached() { segments | grep -c "\"nattch\":$1," > /dev/null; }
+
+run_in "$BIN/initdb" -D pg/data -U bench -A trust --locale=C > /dev/null
+test "$(segments)" = '{"shm":[]}' || fail "initdb has left segments: $(segments)"
+start
+user "$BIN/pgbench" -h "$WORK/pg" -U bench -i -q -s 1 postgres
+user "$BIN/pgbench" -h "$WORK/pg" -U bench -c 4 -j 2 -t 250 postgres
+echo "- $(segments)"
+
+# A process of the server that does not notice that it has gone.
+mkfifo gate
+psql_ < gate > backend &
+exec 3> gate
+echo 'SELECT pg_backend_pid();' >&3
+until_ test -s backend
+BACKEND=$(cat backend)
+kill -s STOP "$BACKEND"
+kill -s KILL "$POSTMASTER"
+wait "$SERVER" && fail "the server has ended well"
+until_ attached 1
+echo "- killed: $(segments)"
+refused
+rm pg/data/postmaster.pid
+refused
+echo "- $(grep -o 'pre-existing.*' refused)"
+kill -s KILL "$BACKEND"
+exec 3>&-
+until_ attached 0
+
+start
+test "$(psql_ -c 'SELECT count(*) FROM pgbench_history')" = 1000 || fail "transactions are lost"
+test "$(psql_ -c 'SELECT (SELECT sum(abalance) FROM pgbench_accounts) =
+    (SELECT sum(delta) FROM pgbench_history)')" = t || fail "the sums differ"
+kill -s INT "$POSTMASTER"
+wait "$SERVER" || fail "the server has not ended well"
+test "$(segments)" = '{"shm":[]}' || fail "segments are left: $(segments)"
+test -z "$(ls "$NS.shm")" || fail "files are left: $(ls "$NS.shm")"
+"#;
