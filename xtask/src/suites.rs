@@ -52,15 +52,12 @@ use std::{
 /// The word by which this program calls itself inside the namespaces.
 pub(crate) const INSIDE: &str = "--inside";
 
-/// The one suite that mounts nothing.
-const IPC_PROGRAMS: &str = "ipc-programs";
-
 /// The suites that continuous integration runs, shortest first.
-pub(crate) const CI: [&str; 24] = [
+pub(crate) const CI: [&str; 25] = [
     "kill9",
     "hang",
     "fakeroot",
-    IPC_PROGRAMS,
+    "ipc-programs",
     "xattr",
     "xattr-server",
     "xattr-store",
@@ -176,7 +173,7 @@ const SUITES: [Suite; 25] = [
         limit: minutes(5),
         run: work::rsync,
     },
-    Suite { name: IPC_PROGRAMS, needs: &[], limit: minutes(20), run: programs::programs },
+    Suite { name: "ipc-programs", needs: &[], limit: minutes(20), run: programs::programs },
     Suite { name: "kill9", needs: &[], limit: minutes(2), run: crash::kill9 },
     Suite { name: "hang", needs: &[], limit: minutes(2), run: crash::hang },
     Suite {
