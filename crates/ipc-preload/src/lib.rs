@@ -8,6 +8,7 @@
 //! | `sem` | semget, semop, semtimedop, semctl |
 //! | `msg` | msgget, msgsnd, msgrcv, msgctl |
 //! | `shm` | shmget, shmat, shmdt, shmctl, if `COREWALK_IPC_SHM` says where the memory is |
+//! | `signal` | handlers, which end waits |
 //! | `syscall` | the same calls through syscall(2) |
 //! | `process` | the process as a task of the namespace |
 //! | `fork` | fork with segments attached |
@@ -31,8 +32,8 @@
 //!   semaphore or lock, waits for its own thread: the namespace's bound for a lock that nobody gives back
 //!   ends that with an error. The kernel has no such case. A handler that interrupts a wait may call anything.
 //! - What changes credentials without the C library, by an instruction of its own, goes unnoticed.
-//! - A signal whose handler runs after a call was queued and before it sleeps, which is a microsecond on an idle
-//!   machine, does not end the wait with `EINTR`; the next one does.
+//! - A handler that was installed without libc's functions, and that runs after a call was queued and before it
+//!   sleeps, does not end the wait with `EINTR`; the next one does.
 //! - Shared memory is the kernel's, unless `COREWALK_IPC_SHM` is set. It is read once, when the library is loaded.
 //!   What differs then is in `shm` and `fork`.
 //! - Calls of the namespace are made by this library's own system calls, never through a function of libc that
@@ -62,6 +63,7 @@ mod perm;
 mod process;
 mod sem;
 mod shm;
+mod signal;
 mod syscall;
 
 pub use cred::{
@@ -72,6 +74,7 @@ pub use exit::{_Exit, _exit};
 pub use msg::{msgctl, msgget, msgrcv, msgsnd};
 pub use sem::{semctl, semget, semop, semtimedop};
 pub use shm::{shmat, shmctl, shmdt, shmget};
+pub use signal::{__sysv_signal, bsd_signal, sigaction, signal, sigset, ssignal, sysv_signal};
 pub use syscall::syscall;
 
 /// What the loader runs. A test program is not loaded this way.
@@ -79,6 +82,7 @@ mod load {
     extern "C" fn load() {
         super::exit::resolve();
         super::cred::resolve();
+        super::signal::resolve();
         super::syscall::resolve();
         super::shm::resolve();
         super::fork::resolve();

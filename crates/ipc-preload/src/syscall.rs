@@ -18,6 +18,7 @@ use crate::next::Next;
 use crate::process;
 use crate::sem;
 use crate::shm;
+use crate::signal;
 
 static SYSCALL: Next = Next::new(c"syscall");
 
@@ -25,7 +26,7 @@ static SYSCALL: Next = Next::new(c"syscall");
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Calls of this library.
-const CALLS: [c_long; 13] = [
+const CALLS: [c_long; 14] = [
     libc::SYS_msgget,
     libc::SYS_msgsnd,
     libc::SYS_msgrcv,
@@ -39,6 +40,7 @@ const CALLS: [c_long; 13] = [
     libc::SYS_shmat,
     libc::SYS_shmdt,
     libc::SYS_shmctl,
+    libc::SYS_rt_sigaction,
 ];
 
 /// Those that are the kernel's unless it is said where the memory of segments is.
@@ -167,6 +169,12 @@ unsafe extern "C" fn dispatch(
         exit::end();
         // SAFETY: the caller's promise.
         return unsafe { pass_on(number, rest) };
+    }
+    if number == libc::SYS_rt_sigaction {
+        // SAFETY: the caller's promise.
+        let call = |action| unsafe { pass_on(number, [a, action, c, d, e, f]) };
+        // SAFETY: the caller's promise.
+        return unsafe { signal::by_number(a as c_int, b, c, call) };
     }
     // SAFETY: the caller's promise.
     unsafe { carry_out(number, rest) }

@@ -24,6 +24,7 @@ use corewalk_sync::primitives::Arc;
 use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 use corewalk_sync::{Line, Mutex};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::fmt;
 
 use crate::field::{get, low, put};
@@ -59,6 +60,11 @@ const PID: usize = 3;
 
 /// Word of the header: the generation that was handed out last.
 pub(crate) const LAST_GENERATION: usize = 7;
+
+thread_local! {
+    /// The call of this thread that waits: where its namespace lies, and its node or 0.
+    static WAITING: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+}
 
 /// A process, to the namespace. Threads share it by reference.
 ///
@@ -188,6 +194,25 @@ impl Task {
             .count()
     }
 
+    /// Ends the wait of the calling thread with `EINTR` if it is in one: for a signal handler that has interrupted
+    /// it, and that may run after the call was queued and before it sleeps.
+    ///
+    /// It takes no lock and makes no system call. A wait that is over already returns what it came to.
+    pub fn interrupt_own(&self) {
+        let (namespace, node) = WAITING.get();
+        if node != 0 && namespace == self.namespace_address() {
+            let status = &self.shared.region.line(node)[STATUS];
+            if is_interruptible(status) {
+                // ORDERING: Relaxed. The same thread; it takes the set's lock before it gives up.
+                status.fetch_or(INTERRUPTED, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn namespace_address(&self) -> usize {
+        std::ptr::from_ref(&*self.shared).addr()
+    }
+
     /// Returns how many calls of the task wait and are not yet completed.
     #[must_use]
     pub fn waiting(&self) -> usize {
@@ -233,9 +258,11 @@ impl Task {
 
     pub(crate) fn begin_wait(&self, node: u32) {
         self.waiting.lock().push(node);
+        WAITING.set((self.namespace_address(), node));
     }
 
     pub(crate) fn end_wait(&self, node: u32) {
+        WAITING.set((0, 0));
         self.waiting.lock().retain(|other| *other != node);
     }
 

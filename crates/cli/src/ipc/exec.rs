@@ -84,6 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         _ => Failure::Command(126, format!("{}: {error}", name.display())),
     })?;
     let status = supervise(child, signals, &place)?;
+    place.remove_marks();
     drop(place);
     ended_as(status)
 }

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use corewalk_ipc::{Backing, Cred, Namespace, NamespaceOptions, SegmentFiles, Task};
 use rustix::fs::{MemfdFlags, Mode};
+use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
 
 use crate::failure::Failure;
@@ -141,6 +142,17 @@ impl Place {
         }
     }
 
+    /// Removes the marks that killed processes have left in the folder for the memory of segments.
+    pub(super) fn remove_marks(&self) {
+        for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|name| name.strip_prefix("exec-")?.parse().ok());
+            if pid.and_then(Pid::from_raw).is_some_and(has_ended) {
+                let _gone = fs::remove_file(entry.path());
+            }
+        }
+    }
+
     /// Looks whether the folder that is there is one of ours.
     fn check_shm(&self) -> Result<(), Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::of(self.shm.display(), error);
@@ -186,6 +198,10 @@ fn unnamed_prefix() -> String {
     format!("corewalk-shm-{}-", geteuid().as_raw())
 }
 
+fn has_ended(pid: Pid) -> bool {
+    test_kill_process(pid) == Err(Errno::SRCH)
+}
+
 /// Removes the folders of the user whose processes have ended without doing so.
 fn remove_orphans(folder: &Path) {
     let prefix = unnamed_prefix();
@@ -196,7 +212,7 @@ fn remove_orphans(folder: &Path) {
         let is_own = entry
             .metadata()
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        let is_orphan = test_kill_process(pid).is_err() || pid == rustix::process::getpid();
+        let is_orphan = has_ended(pid) || pid == rustix::process::getpid();
         if is_own && is_orphan {
             let _gone = remove_shm(&entry.path());
         }

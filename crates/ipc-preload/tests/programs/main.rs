@@ -8,6 +8,7 @@
 mod process;
 mod roles;
 mod shm;
+mod signals;
 
 use process::{Namespace, run};
 
@@ -104,6 +105,16 @@ fn threads_attach_beside_forks() {
 #[test]
 fn segment_of_another_user_is_refused() {
     run("shm_permissions", &Namespace::with_shm());
+}
+
+#[test]
+fn signal_ends_a_wait_however_soon_it_comes() {
+    run("signals_soon", &Namespace::new());
+}
+
+#[test]
+fn handlers_are_what_the_program_asks_for() {
+    run("signals_kept", &Namespace::new());
 }
 
 #[test]
