@@ -24,8 +24,7 @@ pub(crate) fn open(path: &Path) -> Result<Namespace, String> {
     }
     let backing = crate::shm::folder();
     let backing = backing.map(|folder| Box::new(SegmentFiles::new(folder)) as Box<dyn Backing>);
-    // A signal that comes while a call looks and does not sleep yet would not end it with `EINTR`.
-    let options = NamespaceOptions { backing, spin_ns_max: 0, ..NamespaceOptions::default() };
+    let options = NamespaceOptions { backing, ..NamespaceOptions::default() };
     let opened = Namespace::open_fd(&file, options);
     opened.map_err(|error| error.to_string())
 }

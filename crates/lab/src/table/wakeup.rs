@@ -10,7 +10,7 @@
 //! | `workers` | `threads` of one process, or `processes` |
 //!
 //! `corewalk` looks for its turn for at most 20 us before it sleeps, as is the default of
-//! `NamespaceOptions::spin_ns_max`; `corewalk-sleeps` sleeps at once, as programs under `corewalk ipc exec` do.
+//! `NamespaceOptions::spin_ns_max`; `corewalk-sleeps` sleeps at once.
 //!
 //! # Claim
 //! Who has to be woken is woken by the kernel in any case: a wait that is really waited is to take at
