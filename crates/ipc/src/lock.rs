@@ -14,10 +14,10 @@
 //!
 //! # A holder that has died
 //!
-//! Who has slept for [`BEAT_NS`] asks whether the owner is still there ([`Shared::is_dead`]). If it is
-//! not, the lock changes hands, and the new holder first puts in order what the lock protects: the
-//! caller says how. Who dies at that leaves the same to the next. Within one process nobody dies alone,
-//! and nothing of this runs.
+//! Who has slept for [`BEAT_NS`], and then after ever longer sleeps, asks whether the owner is still there
+//! ([`Shared::is_dead`]). If it is not, the lock changes hands, and the new holder first puts in order what the
+//! lock protects: the caller says how. Who dies at that leaves the same to the next. Within one process nobody
+//! dies alone, and nothing of this runs.
 //!
 //! A holder that is there and does not let go (a stopped process, or one that means harm) is waited
 //! for [`WAIT_MAX_NS`], and then the call fails with `EIO`. That is counted anew with each holder, and whenever the
@@ -49,6 +49,10 @@ const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 
 /// How long to sleep before the owner is looked at.
 pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
+
+/// How long a sleep becomes at most, each being twice as long as the one before. Where hundreds wait for one who
+/// has no processor, looks in short turns are what keeps it from getting one.
+const BEAT_MAX_NS: u64 = 16 * BEAT_NS;
 
 /// How long to wait for who is there and does not let go: 10 s. Tests that look at what then follows wait less.
 pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_000_000_000 };
@@ -181,11 +185,13 @@ pub(crate) struct Patience<'s> {
     seen: Option<(u64, Deadline)>,
     /// How long all of it may last.
     end: Option<Deadline>,
+    /// How long the next sleep is at most.
+    beat_ns: u64,
 }
 
 impl<'s> Patience<'s> {
     pub(crate) fn new(shared: &'s Shared, wait: Wait) -> Self {
-        Self { shared, wait, seen: None, end: None }
+        Self { shared, wait, seen: None, end: None, beat_ns: BEAT_NS }
     }
 
     /// Sleeps while the low half of `word` is that of `seen`; returns true if it is time to look at its owner.
@@ -198,7 +204,9 @@ impl<'s> Patience<'s> {
             futex::wait(word, low(seen), Deadline::NEVER, Scope::Private);
             return Ok(false);
         }
-        self.nap(word, seen, BEAT_NS)
+        let beat_ns = self.beat_ns;
+        self.beat_ns = (2 * beat_ns).min(BEAT_MAX_NS);
+        self.nap(word, seen, beat_ns)
     }
 
     /// Sleeps at most `nap_ns` while the low half of `word` is `value`; returns true if it was so long.
