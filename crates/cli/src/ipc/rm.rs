@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     /// Remove all objects, or all of a kind.
     #[arg(short = 'a', long, value_name = "KIND", group = "what", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "all", value_enum)]
-    all: Vec<About>,
+    all: Vec<All>,
     /// Remove the file of the namespace, and its segments. Who has them open keeps them; nobody can join the
     /// namespace any more.
     #[arg(long, group = "what")]
@@ -51,17 +51,18 @@ pub(crate) struct Arguments {
 
 /// What `--all` is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum About {
-    All,
+enum All {
+    #[value(name = "all")]
+    Everything,
     Msg,
     Shm,
     Sem,
 }
 
-impl About {
+impl All {
     fn is_about(self, kind: Kind) -> bool {
         match self {
-            Self::All => true,
+            Self::Everything => true,
             Self::Msg => kind == Kind::Msg,
             Self::Shm => kind == Kind::Shm,
             Self::Sem => kind == Kind::Sem,

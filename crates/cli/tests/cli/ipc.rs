@@ -47,3 +47,68 @@ fn namespace_with_a_path_is_shown_and_removed() {
     assert!(!fs::exists(path).expect("a folder of ours"));
     folder.assert_refused(corewalk(&["ipc", "ls", "--namespace", path]), 1, "No such file");
 }
+
+/// A program that knows nothing of us makes a queue, a segment and a set; they are shown and removed.
+#[test]
+fn objects_of_a_program_are_shown_and_removed() {
+    if !std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+        .any(|folder| folder.join("ipcmk").is_file())
+    {
+        println!("skipped: there is no ipcmk");
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("namespace");
+    let path = path.to_str().expect("a path of ours");
+    let inside = |words: &[&str]| {
+        let exec = ["ipc", "exec", "--namespace", path, "--shm", "--"];
+        let output = run(corewalk(&[&exec[..], words].concat()));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let ls = |words: &[&str]| {
+        let shown = run(corewalk(&[&["ipc", "ls", "--namespace", path][..], words].concat()));
+        String::from_utf8_lossy(&shown.stdout).into_owned()
+    };
+    let rm = |words: &[&str]| corewalk(&[&["ipc", "rm", "--namespace", path][..], words].concat());
+    inside(&["ipcmk", "-Q", "-M", "5000", "-S", "3"]);
+    let shown = ls(&[]);
+    for part in [
+        "key        msqid      owner      perms      used-bytes messages",
+        "key        shmid      owner      perms      bytes      nattch     status",
+        "644        5000       0",
+        "644        3\n",
+    ] {
+        assert!(shown.contains(part), "{part} in\n{shown}");
+    }
+    let segments = || fs::read_dir(format!("{path}.shm")).expect("a folder of ours").count();
+    assert_eq!(segments(), 1);
+    assert!(ls(&["-m"]).contains("shmid") && !ls(&["-m"]).contains("semid"));
+    assert!(ls(&["-m", "--json"]).contains("\"bytes\":5000,\"nattch\":0"));
+
+    folder.assert_refused(rm(&["-m", "99"]), 1, "invalid id (99)");
+    folder.assert_refused(rm(&["-Q", "0x7"]), 1, "invalid key (0x7)");
+    folder.assert_refused(rm(&["-M", "0"]), 1, "illegal key (0x0)");
+    folder.assert_refused(rm(&["--all=x"]), 2, "invalid value 'x'");
+    assert!(run(rm(&["--all=shm"])).status.success());
+    assert_eq!(segments(), 0);
+    assert_eq!(ls(&["-m", "--json"]), "{\"shm\":[]}\n");
+    assert!(!ls(&["-q", "-s", "--json"]).contains("[]"), "the others are there");
+    assert!(run(rm(&["-a"])).status.success());
+    assert_eq!(ls(&["--json"]), "{\"msg\":[],\"shm\":[],\"sem\":[]}\n");
+    inside(&["ipcmk", "-M", "1"]);
+    assert!(run(rm(&["--purge"])).status.success());
+    assert!(
+        !fs::exists(path).expect("a folder of ours")
+            && !fs::exists(format!("{path}.shm")).expect("a folder of ours")
+    );
+}
+
+#[test]
+fn shared_memory_is_refused_where_its_folder_cannot_be() {
+    let folder = Folder::new();
+    let path = folder.path("namespace");
+    let path = path.to_str().expect("a path of ours");
+    fs::write(format!("{path}.shm"), "no folder").expect("a folder of ours");
+    let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
+    folder.assert_refused(exec, 1, "needs a folder of this name");
+}

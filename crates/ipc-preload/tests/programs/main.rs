@@ -113,6 +113,11 @@ fn signal_ends_a_wait_however_soon_it_comes() {
 }
 
 #[test]
+fn signal_between_the_queue_and_the_sleep_ends_the_wait() {
+    run("signals_before_sleep", &Namespace::new());
+}
+
+#[test]
 fn handlers_are_what_the_program_asks_for() {
     run("signals_kept", &Namespace::new());
 }

@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::{shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 22] = [
+pub(crate) const ROLES: [(&str, fn()); 23] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -22,6 +22,7 @@ pub(crate) const ROLES: [(&str, fn()); 22] = [
     ("credentials", credentials),
     ("threads", threads),
     ("signals_soon", signals::soon),
+    ("signals_before_sleep", signals::before_sleep),
     ("signals_kept", signals::kept),
     ("shm_calls", shm::calls),
     ("shm_by_number", shm::by_number),

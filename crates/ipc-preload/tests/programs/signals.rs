@@ -24,7 +24,9 @@ extern "C" fn with_siginfo(
     let (start, at) = (stack.ss_sp.addr(), ptr::from_ref(&local).addr());
     let is_on_it = (start..start + stack.ss_size).contains(&at);
     // SAFETY: the kernel has filled it.
-    let sender = unsafe { (*siginfo).si_pid() };
+    let siginfo = unsafe { &*siginfo };
+    // SAFETY: the signal comes from kill(2).
+    let sender = unsafe { siginfo.si_pid() };
     // SAFETY: the call takes nothing.
     let is_from_us = sender == unsafe { libc::getpid() };
     let is_well = signal == libc::SIGUSR2 && is_on_it && is_from_us && !machine.is_null();
@@ -133,8 +135,98 @@ fn on_a_stack() -> i32 {
     assert_eq!(unsafe { libc::sigaltstack(&raw const stack, ptr::null_mut()) }, 0);
     let handler = with_siginfo as *const () as usize;
     install(libc::SIGUSR2, Some(&action(handler, libc::SA_SIGINFO | libc::SA_ONSTACK)));
+    // SAFETY: the call takes nothing.
+    let pid = unsafe { libc::getpid() };
     // SAFETY: the call takes numbers.
-    unsafe { libc::kill(libc::getpid(), libc::SIGUSR2) };
+    unsafe { libc::kill(pid, libc::SIGUSR2) };
     drop(memory);
     5
+}
+
+/// The same for the one instant that matters: the call is queued, and the next instruction would sleep.
+///
+/// The child is traced. At the entry of futex(2) the call is skipped and its instruction put in front again, and
+/// there the signal is delivered. (The kernel's own semop has no such instant.)
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn before_sleep() {
+    if std::env::var_os("LD_PRELOAD").is_none() {
+        return;
+    }
+    let id = set(1);
+    sysv::catch_usr1().expect("a handler");
+    let pid = child(|| {
+        // SAFETY: the call takes numbers.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        // SAFETY: the call takes nothing more.
+        if unsafe { libc::ptrace(libc::PTRACE_TRACEME) } != 0 {
+            return 77;
+        }
+        // SAFETY: the call takes a number.
+        unsafe { libc::raise(libc::SIGSTOP) };
+        semop(id, (0, -1, 0)).err().unwrap_or(0)
+    });
+    if exited_early(pid) {
+        println!("skipped: nobody may be traced here");
+        return;
+    }
+    let mut registers = next_futex(pid, id);
+    registers.orig_rax = u64::MAX;
+    registers.rax = libc::SYS_futex.cast_unsigned();
+    registers.rip -= 2;
+    trace(libc::PTRACE_SETREGS, pid, (&raw mut registers).expose_provenance());
+    trace(libc::PTRACE_SYSCALL, pid, 0);
+    assert_eq!(stopped_by(pid), libc::SIGTRAP, "at the exit of what was skipped");
+    sysv::send_usr1(pid.cast_unsigned(), pid).expect("it is stopped");
+    trace(libc::PTRACE_CONT, pid, 0);
+    assert_eq!(stopped_by(pid), libc::SIGUSR1, "about to be delivered");
+    trace(libc::PTRACE_DETACH, pid, libc::SIGUSR1 as usize);
+    until("the signal ends the wait", || sysv::semctl(id, 0, libc::GETNCNT, 0) == Ok(0));
+    assert_eq!(exited(wait(pid)), libc::EINTR);
+    sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn before_sleep() {}
+
+#[cfg(target_arch = "x86_64")]
+/// Waits for the first stop of a child that wants to be traced; returns true if it has ended instead.
+fn exited_early(pid: i32) -> bool {
+    let mut status = 0;
+    // SAFETY: the status is ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 77
+}
+
+#[cfg(target_arch = "x86_64")]
+fn stopped_by(pid: i32) -> i32 {
+    let status = wait(pid);
+    assert!(libc::WIFSTOPPED(status), "status {status:x}");
+    libc::WSTOPSIG(status)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn trace(request: libc::c_uint, pid: i32, argument: usize) {
+    // SAFETY: the argument is a number, or the address of what lives during the call.
+    let done = unsafe { libc::ptrace(request, pid, 0usize, argument) };
+    assert_eq!(done, 0, "request {request}");
+}
+
+/// Lets a child run until it is about to sleep in its wait; returns its registers.
+#[cfg(target_arch = "x86_64")]
+fn next_futex(pid: i32, id: i32) -> libc::user_regs_struct {
+    const FUTEX_WAIT_BITSET: u64 = 9;
+    for _ in 0..10_000 {
+        trace(libc::PTRACE_SYSCALL, pid, 0);
+        assert_eq!(stopped_by(pid), libc::SIGTRAP);
+        // SAFETY: zeroes are valid registers.
+        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        trace(libc::PTRACE_GETREGS, pid, (&raw mut registers).expose_provenance());
+        let is_entry = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
+        let is_sleep = registers.orig_rax == libc::SYS_futex.cast_unsigned()
+            && registers.rsi & 0x7f == FUTEX_WAIT_BITSET;
+        if is_entry && is_sleep && sysv::semctl(id, 0, libc::GETNCNT, 0) == Ok(1) {
+            return registers;
+        }
+    }
+    panic!("it never sleeps");
 }
