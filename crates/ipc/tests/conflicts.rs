@@ -1,40 +1,29 @@
 //! Operations on different semaphores of a set share no line that one of them writes (guarantee G.4):
-//! proved from a trace of all loads and stores, not argued.
+//! recorded, not argued.
 //!
-//! The test starts itself again under valgrind's tool lackey, which prints the address of every access.
-//! There the cases run one after the other, on one thread: each of its two calls is made twice to warm
-//! up, and then once in a window of the trace, which begins and ends with a store to a mark. Two calls
-//! conflict if one stores to a line that the other stores to or loads from. The stack, which they have
-//! in common here and would not have as threads, is left out.
+//! Each of two calls is made twice to warm up and then once while its loads and stores are noted, on a
+//! thread of its own, by one task or by two. Two calls conflict if one writes a line that the other touches.
 //!
 //! The controls are calls that must conflict: on the same semaphore, and two that take the set's lock,
 //! which is free again before and after, so that no comparison of memory would show it.
 //!
 //! # What it cannot see
 //!
-//! Rare paths, and what another layout of memory would bring together. Without valgrind it is skipped,
-//! and says so.
+//! Rare paths, what another layout of memory would bring together, and statics: the crate has none that calls
+//! write.
 //!
-//! Source: Clements et al., "The scalable commutativity rule", 2013; valgrind's manual, "Lackey".
+//! Source: Clements et al., "The scalable commutativity rule", 2013.
+#![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
 use corewalk_ipc::{
     Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
 };
-use corewalk_sync::CachePadded;
 use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
-use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Command, Stdio};
+use corewalk_testkit::lines::{Lines, Watched};
+use corewalk_testkit::seal::Seal;
 
-const ROLE: &str = "COREWALK_IPC_TRACED";
-const TEST: &str = "operations_on_different_semaphores_share_no_written_line";
-const LINE: u64 = 64;
-/// The part of the stack that calls may use, below a variable of their caller, and what is above that.
-/// Both are well inside of a thread's stack, beside which the region may lie.
-const STACK: (u64, u64) = (256 << 10, 4 << 10);
-
-static MARK: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
+#[global_allocator]
+static SEAL: Seal = Seal::new();
 
 /// Two calls, and whether they have to conflict.
 struct Case {
@@ -123,131 +112,55 @@ const CASES: [Case; 9] = [
     },
 ];
 
-#[test]
-fn operations_on_different_semaphores_share_no_written_line() {
-    if std::env::var_os(ROLE).is_some() {
-        return work();
-    }
-    let Some(trace) = Trace::take() else {
-        eprintln!("skipped: valgrind is not installed");
-        return;
-    };
-    assert_eq!(trace.windows.len(), 2 * CASES.len(), "windows of the trace");
-    for (case, windows) in CASES.iter().zip(trace.windows.chunks(2)) {
-        let shared = conflicts(&windows[0], &windows[1]);
-        assert!(!windows[0].loads.is_empty(), "{}: nothing was traced", case.name);
-        assert_eq!(!shared.is_empty(), case.is_control, "{}: lines {shared:x?}", case.name);
-    }
+/// A namespace with two tasks and two sets. Leaked: it outlives the phase.
+struct System {
+    tasks: [Task; 2],
+    ids: [i32; 2],
 }
 
-/// Makes the calls, with marks around them.
-fn work() {
+fn build() -> &'static System {
     let capacity = Capacity { sems: 1024, undos: 1024, ..Capacity::default() };
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let namespace = Namespace::new(options).unwrap();
-    let task = namespace.register(Cred::user(1000, 1000), 1).unwrap();
-    let ids = [(); 2].map(|()| task.semget(IPC_PRIVATE, 20, 0o600).unwrap());
-    for case in &CASES {
-        for call in case.calls {
-            call(&task, ids);
-            call(&task, ids);
-            mark();
-            call(&task, ids);
-            mark();
-        }
-    }
-    let local = 0_u8;
-    println!(
-        "\nmark {:x} stack {:x}",
-        std::ptr::from_ref(&*MARK).addr(),
-        std::ptr::from_ref(&local).addr()
-    );
+    let tasks = [1, 2].map(|pid| namespace.register(Cred::user(1000, 1000), pid).unwrap());
+    let ids = [(); 2].map(|()| tasks[0].semget(IPC_PRIVATE, 20, 0o600).unwrap());
+    Box::leak(Box::new(System { tasks, ids }))
 }
 
-#[inline(never)]
-fn mark() {
-    // ORDERING: Relaxed. It is the trace that is looked at.
-    MARK.store(1, Ordering::Relaxed);
-}
-
-/// Lines that one call touches.
-#[derive(Default)]
-struct Window {
-    loads: BTreeSet<u64>,
-    stores: BTreeSet<u64>,
-}
-
-struct Trace {
-    windows: Vec<Window>,
-}
-
-fn conflicts(one: &Window, other: &Window) -> Vec<u64> {
-    let of = |one: &Window, other: &Window| {
-        let touched = other.loads.union(&other.stores).copied().collect();
-        one.stores.intersection(&touched).copied().collect::<Vec<u64>>()
+/// Returns the lines that a call touches, on a thread of its own.
+fn lines(watched: &Watched, call: fn(&Task, [i32; 2]), task: &Task, ids: [i32; 2]) -> Lines {
+    let record = || {
+        call(task, ids);
+        call(task, ids);
+        watched.record(|| call(task, ids))
     };
-    let mut lines = of(one, other);
-    lines.extend(of(other, one));
-    lines
+    thread::scope(|scope| scope.spawn(record).join().unwrap())
 }
 
-impl Trace {
-    /// Runs this test under valgrind; returns none if there is no valgrind.
-    fn take() -> Option<Trace> {
-        let mut child = Command::new("valgrind")
-            .args(["--tool=lackey", "--trace-mem=yes", "--log-fd=2"])
-            .arg(std::env::current_exe().unwrap())
-            .args([TEST, "--exact", "--nocapture", "--test-threads=1"])
-            .env(ROLE, "1")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .ok()?;
-        let mut stdout = child.stdout.take().unwrap();
-        let text = thread::spawn(move || {
-            let mut text = String::new();
-            stdout.read_to_string(&mut text).unwrap();
-            text
-        });
-        let lines = BufReader::new(child.stderr.take().unwrap()).split(b'\n');
-        let accesses: Vec<(u8, u64)> = lines.filter_map(|line| access(&line.ok()?)).collect();
-        let text = text.join().unwrap();
-        assert!(child.wait().unwrap().success(), "{text}");
-        let words: Vec<&str> =
-            text.lines().find(|line| line.starts_with("mark ")).unwrap().split(' ').collect();
-        let number = |word: &str| u64::from_str_radix(word, 16).unwrap();
-        let (mark, stack) = (number(words[1]), number(words[3]));
-        Some(Trace { windows: windows(&accesses, mark, stack) })
-    }
+fn count(lines: &Lines) -> usize {
+    lines.read.len() + lines.written.len()
 }
 
-/// Reads a line such as ` S 04222c38,8`; returns none for instructions and messages.
-fn access(line: &[u8]) -> Option<(u8, u64)> {
-    let [b' ', kind @ (b'L' | b'S' | b'M'), b' ', rest @ ..] = line else { return None };
-    let (address, _) = std::str::from_utf8(rest).ok()?.split_once(',')?;
-    Some((*kind, u64::from_str_radix(address, 16).ok()?))
-}
-
-fn windows(accesses: &[(u8, u64)], mark: u64, stack: u64) -> Vec<Window> {
-    let mut windows = vec![];
-    let mut open: Option<Window> = None;
-    for &(kind, address) in accesses {
-        if address == mark {
-            match open.take() {
-                Some(window) => windows.push(window),
-                None => open = Some(Window::default()),
-            }
-            continue;
-        }
-        let is_stack = (stack - STACK.0..stack + STACK.1).contains(&address);
-        let Some(window) = open.as_mut().filter(|_| !is_stack) else { continue };
-        // A modification is both, and an access over two lines is of words here: there is none.
-        if kind != b'S' {
-            window.loads.insert(address / LINE);
-        }
-        if kind != b'L' {
-            window.stores.insert(address / LINE);
+/// Guarantee G.4.
+#[test]
+fn operations_on_different_semaphores_share_no_written_line() {
+    let phase = SEAL.begin();
+    let system = build();
+    let watched = phase.watch();
+    for case in &CASES {
+        for (tasks, name) in [([0, 0], "one task"), ([0, 1], "two tasks")] {
+            let [one, other] = [0, 1]
+                .map(|at| lines(&watched, case.calls[at], &system.tasks[tasks[at]], system.ids));
+            let shared = one.conflicts(&other);
+            let name = format!("{}, {name}", case.name);
+            println!(
+                "{name}: {} and {} lines, conflicts {}",
+                count(&one),
+                count(&other),
+                shared.len()
+            );
+            assert!(!one.read.is_empty() && !other.read.is_empty(), "{name}: nothing was noted");
+            assert_eq!(!shared.is_empty(), case.is_control, "{name}: lines {shared:x?}");
         }
     }
-    windows
 }
