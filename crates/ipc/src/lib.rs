@@ -169,6 +169,8 @@ pub use task::Task;
 
 #[cfg(all(test, corewalk_loom))]
 mod loom_models;
+#[cfg(all(test, corewalk_loom))]
+mod loom_recovery;
 
 #[cfg(all(test, corewalk_crash))]
 mod crash_models;

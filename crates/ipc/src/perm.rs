@@ -9,8 +9,8 @@
 //!
 //! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
 
-use corewalk_sync::Mutex;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::{Mutex, RcuCell, rcu};
 use rustix::io::Errno;
 
 use crate::field::{high, low, pair};
@@ -201,8 +201,11 @@ pub(crate) struct CredCell {
     /// Effective user and group.
     ids: AtomicU64,
     caps: AtomicU64,
-    /// Everything, for what is not on the fast path.
-    whole: Mutex<Cred>,
+    /// Everything, for hooks and groups. Who reads it copies it: a hook is a callback, and has no place in a
+    /// section.
+    whole: RcuCell<Cred>,
+    /// Keeps changes apart: each is of all three.
+    changes: Mutex<()>,
 }
 
 impl CredCell {
@@ -210,21 +213,23 @@ impl CredCell {
         Self {
             ids: AtomicU64::new(pair(cred.euid, cred.egid)),
             caps: AtomicU64::new(cred.caps),
-            whole: Mutex::new(cred),
+            whole: RcuCell::new(cred),
+            changes: Mutex::new(()),
         }
     }
 
     pub(crate) fn set(&self, cred: Cred) {
-        let mut whole = self.whole.lock();
+        let _change = self.changes.lock();
         // ORDERING: Relaxed. A call that runs beside takes each word as before or as after.
         self.ids.store(pair(cred.euid, cred.egid), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.caps.store(cred.caps, Ordering::Relaxed);
-        *whole = cred;
+        self.whole.replace(cred);
     }
 
+    /// Returns a copy of everything, as it was set at once. Takes no lock and stores nothing that others read.
     pub(crate) fn whole(&self) -> Cred {
-        self.whole.lock().clone()
+        self.whole.read(&rcu::read_lock()).clone()
     }
 
     /// Returns the effective user and group.
@@ -259,7 +264,8 @@ impl CredCell {
 
     #[cold]
     fn is_in_group(&self, groups: [u32; 2]) -> bool {
-        self.whole.lock().groups.iter().any(|group| groups.contains(group))
+        let section = rcu::read_lock();
+        self.whole.read(&section).groups.iter().any(|group| groups.contains(group))
     }
 
     /// Returns true if the object may be changed or removed.
@@ -272,6 +278,7 @@ impl CredCell {
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
+    use corewalk_sync::primitives::thread;
 
     const PERM: Perm = Perm { key: 0, uid: 1, gid: 10, cuid: 2, cgid: 20, mode: 0o642, seq: 0 };
 
@@ -302,6 +309,34 @@ mod tests {
         // The owner has no write permission here, but everybody else has.
         let perm = Perm { mode: 0o466, ..PERM };
         assert!(!may_with(&CredCell::new(Cred::user(1, 10)), &perm, 0o222));
+    }
+
+    /// Somebody is in the middle of a change: who checks goes on, with what was there before.
+    #[test]
+    fn check_beside_a_change_waits_for_nobody() {
+        let cell = CredCell::new(Cred { groups: vec![10], ..Cred::user(9, 9) });
+        let _change = cell.changes.lock();
+        assert!(may_with(&cell, &PERM, 0o444));
+        assert_eq!(cell.whole().groups, [10]);
+    }
+
+    #[test]
+    fn credentials_beside_changes_are_those_of_one_change() {
+        const ROUNDS: u32 = if cfg!(miri) { 20 } else { 5000 };
+        let of = |at: u32| Cred { groups: vec![at; 3], ..Cred::user(at, at) };
+        let cell = CredCell::new(of(0));
+        thread::scope(|scope| {
+            scope.spawn(|| (1..=ROUNDS).for_each(|at| cell.set(of(at))));
+            loop {
+                let seen = cell.whole();
+                assert_eq!(seen, of(seen.euid));
+                if seen.euid == ROUNDS {
+                    break;
+                }
+                thread::yield_now();
+            }
+        });
+        assert_eq!(cell.ids(), (ROUNDS, ROUNDS));
     }
 
     #[test]

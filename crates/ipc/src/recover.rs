@@ -153,6 +153,17 @@ pub(crate) fn end_spare(shared: &Shared, owner: Owner) -> Result<(), Errno> {
     Ok(())
 }
 
+/// As [`reap`], without the lock that keeps reapers apart, for the model that has to notice.
+#[cfg(all(test, corewalk_loom))]
+pub(crate) fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
+    let is_there = identity(task_line(shared, index)).0 != 0;
+    if is_there {
+        reap_line(shared, owner, index).map(|(is_reaped, _)| is_reaped)
+    } else {
+        Ok(false)
+    }
+}
+
 /// Ends everything of a task but its line.
 fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<Absent, Errno> {
     // A set that is being removed by somebody who has died is removed first, with what is frozen in it.

@@ -416,7 +416,7 @@ impl Drop for Task {
 }
 
 /// Says that the process of a task is gone, which only its death says otherwise.
-#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+#[cfg(all(test, not(corewalk_shuttle)))]
 pub(crate) fn forget_process(shared: &Shared, index: u32) {
     put(&task_line(shared, index)[STATE], 1);
 }

@@ -4,6 +4,7 @@ use corewalk_sync::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::SemBuf;
+use super::log::Log;
 use super::queue::{Completed, Node};
 use super::set::{Set, WORD};
 use super::txn::Call;
@@ -71,4 +72,18 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
     let before = get(status);
     put(status, 1);
     before == 0
+}
+
+/// Begins to add one more to the first semaphore of a set with undo, as one does who is killed before the word is
+/// let go of.
+pub(crate) fn stop_in_undo(task: &Task, id: i32) {
+    let object = task.sem_ids().obtain_object_check(id).expect("the set");
+    let set = Set::new(&task.shared, &object);
+    let record = undo::cached(set, task).expect("it was used before");
+    let seen = set.word(0).expect("the set");
+    // ORDERING: Release. Nobody else is there yet.
+    set.sem(0)[WORD].store(seen.freeze(task.owner.index).0, Ordering::Release);
+    let adj = undo::load_adj(&task.shared, record, 0);
+    Log::Single { record, adj }.write(&set, 0, seen);
+    undo::store_adj(&task.shared, record, 0, adj - 1);
 }

@@ -23,15 +23,18 @@ fn rings(sops: &[SemBuf]) -> (Task, i32) {
         task.sem_setval(id, 0, 1).unwrap();
     }
     for line in [(); 2].map(|()| wait_without_sleep(&task, id, sops)) {
-        let first = task.shared.region.line(line);
-        for links in [SET_LINKS, SEM_LINKS].map(|at| &first[at]) {
-            put(
-                links,
-                pair(low(get(links)), if high(get(links)) == 0 { line } else { high(get(links)) }),
-            );
-        }
+        close_ring(&task, line);
     }
     (task, id)
+}
+
+/// Has a node that is the last of its queues be followed by itself.
+fn close_ring(task: &Task, line: u32) {
+    let first = task.shared.region.line(line);
+    for links in [SET_LINKS, SEM_LINKS].map(|at| &first[at]) {
+        let (before, after) = (low(get(links)), high(get(links)));
+        put(links, pair(before, if after == 0 { line } else { after }));
+    }
 }
 
 fn set<'t>(task: &'t Task, id: i32) -> Set<'t> {
@@ -70,6 +73,9 @@ fn ring_of_calls_that_fail_ends_when_one_comes_again() {
 fn removal_of_a_set_with_rings_tells_no_more_than_there_can_be() {
     for sops in [&[DOWN][..], &[ZERO_OP], &[DOWN, DOWN], &[ZERO_OP, ZERO_OP]] {
         let (task, id) = rings(sops);
+        // And another ring, in another queue.
+        task.sem_setval(id, 1, 1).unwrap();
+        close_ring(&task, wait_without_sleep(&task, id, &[SemBuf::new(1, 0, 0)]));
         let guard = set(&task, id).lock(task.owner).unwrap();
         assert!(end_all(&guard).nodes.len() <= WAITS as usize, "{sops:?}");
     }
