@@ -198,8 +198,13 @@ fn unnamed_prefix() -> String {
     format!("corewalk-shm-{}-", geteuid().as_raw())
 }
 
+/// Returns true if a process has ended, waited for or not.
 fn has_ended(pid: Pid) -> bool {
-    test_kill_process(pid) == Err(Errno::SRCH)
+    if test_kill_process(pid) == Err(Errno::SRCH) {
+        return true;
+    }
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
 /// Removes the folders of the user whose processes have ended without doing so.
