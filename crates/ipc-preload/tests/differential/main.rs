@@ -32,6 +32,8 @@ mod pairing;
 mod process;
 #[path = "../../../ipc/tests/differential/shm.rs"]
 mod shm;
+#[path = "../../../ipc/tests/differential/shm_corners.rs"]
+mod shm_corners;
 
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -57,29 +59,34 @@ fn main() {
     corner_cases(pairing);
     let mut pairing = Pairing::new(mapped::starter(None)).expect("it was tried");
     pairing.fuzz(Seed::choose(), EXTENT.or_asked(), kinds);
-    let (sem, msg): (Kinds, Kinds) = (|_| &[Kind::Sem], |_| &[Kind::Msg]);
+    let (sem, msg, shm): (Kinds, Kinds, Kinds) =
+        (|_| &[Kind::Sem], |_| &[Kind::Msg], |_| &[Kind::Shm]);
     for (change, kinds) in [
         (Change::Errno, sem),
         (Change::NoUndo, sem),
         (Change::Count, sem),
         (Change::Mode, msg),
         (Change::Type, msg),
+        (Change::Attaches, shm),
     ] {
         control(change, kinds);
     }
 }
 
-/// Returns what a script is about; shared memory is the kernel's on both sides.
+/// Returns what a script is about.
 fn kinds(rng: &mut Rng) -> &'static [Kind] {
-    match rng.below(4) {
+    match rng.below(5) {
         0 => &[Kind::Sem],
         1 => &[Kind::Msg],
-        _ => &[Kind::Sem, Kind::Msg],
+        2 => &[Kind::Shm],
+        3 => &[Kind::Sem, Kind::Msg],
+        _ => &[Kind::Sem, Kind::Msg, Kind::Shm],
     }
 }
 
 fn corner_cases(mut pairing: Pairing) {
-    for (name, script) in corners::SCRIPTS.into_iter().chain(msg_corners::SCRIPTS) {
+    let scripts = corners::SCRIPTS.into_iter().chain(msg_corners::SCRIPTS);
+    for (name, script) in scripts.chain(shm_corners::SCRIPTS) {
         script(&mut pairing);
         pairing.clean();
         println!("{name}: the same answers");

@@ -8,20 +8,24 @@
 
 use std::cell::RefCell;
 use std::env;
+use std::fs;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::rc::Rc;
 
-use corewalk_ipc::{Namespace, NamespaceOptions};
+use corewalk_ipc::{Backing, Namespace, NamespaceOptions, SegmentFiles};
 use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use rustix::fs::MemfdFlags;
 
 use crate::msg::MsgOp;
 use crate::op::{Answer, Op};
 use crate::pairing::{Side, Start};
 use crate::process::{Patience, Worker};
+use crate::shm::ShmOp;
 
 /// futex(2), by number.
 const FUTEX: [&[u8]; 1] = [b"202 "];
@@ -37,6 +41,8 @@ pub(crate) enum Change {
     Count,
     /// The mode that `IPC_STAT` tells of a queue lacks a bit.
     Mode,
+    /// One attach fewer than there are.
+    Attaches,
     /// A negative type of msgrcv(2) takes any message.
     Type,
 }
@@ -45,10 +51,35 @@ pub(crate) enum Change {
 struct Common {
     namespace: Namespace,
     file: OwnedFd,
+    segments: Folder,
     change: Option<Change>,
     /// Those that live.
     workers: RefCell<Vec<Rc<RefCell<Worker>>>>,
     ended: RefCell<u32>,
+}
+
+/// A folder for segments, which goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        // ORDERING: Relaxed. Numbers that differ.
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("corewalk-differential-{}-{number}", std::process::id());
+        let path = env::temp_dir().join(name);
+        fs::create_dir(&path).expect("a folder");
+        // The scripts act as other users too.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).expect("it is ours");
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // There is nobody to tell.
+        let _removed = fs::remove_dir_all(&self.0);
+    }
 }
 
 /// A process with the library.
@@ -63,9 +94,12 @@ pub(crate) struct Preloaded {
 /// Returns what starts processes in a new namespace.
 pub(crate) fn starter(change: Option<Change>) -> Start {
     let file = rustix::fs::memfd_create("differential", MemfdFlags::CLOEXEC).expect("a memfd");
-    let namespace = Namespace::open_fd(&file, NamespaceOptions::default()).expect("a namespace");
+    let segments = Folder::new();
+    let backing: Box<dyn Backing> = Box::new(SegmentFiles::new(&segments.0));
+    let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };
+    let namespace = Namespace::open_fd(&file, options).expect("a namespace");
     let (workers, ended) = <_>::default();
-    let common = Rc::new(Common { namespace, file, change, workers, ended });
+    let common = Rc::new(Common { namespace, file, segments, change, workers, ended });
     Box::new(move |_| Box::new(Preloaded::start(&common)))
 }
 
@@ -82,6 +116,7 @@ impl Preloaded {
         let file = format!("/proc/{}/fd/{}", std::process::id(), common.file.as_raw_fd());
         let worker = Worker::start(|command: &mut Command| {
             command.env("LD_PRELOAD", library()).env("COREWALK_IPC_NAMESPACE", file);
+            command.env("COREWALK_IPC_SHM", &common.segments.0);
         });
         let worker = Rc::new(RefCell::new(worker));
         common.workers.borrow_mut().push(Rc::clone(&worker));
@@ -127,6 +162,9 @@ impl Preloaded {
             }
             (Some(Change::Mode), Some(Op::Msg(MsgOp::Stat { .. })), numbers @ [0, ..]) => {
                 numbers[7] &= !0o200;
+            }
+            (Some(Change::Attaches), Some(Op::Shm(ShmOp::Stat { .. })), numbers @ [0, ..]) => {
+                numbers[9] = (numbers[9] - 1).max(0);
             }
             _ => {}
         }

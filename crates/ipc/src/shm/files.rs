@@ -14,7 +14,8 @@
 //!
 //! - To promise memory: a file is sparse, as a segment of the kernel is. Where the file system is full by the time
 //!   that a page is touched, the process gets `SIGBUS`; the kernel would end some process for want of memory. A
-//!   segment that the file system has no room for when it is made is refused with `ENOSPC`.
+//!   segment that the file system has no room for when it is made is refused with `ENOSPC`, and with `ENOMEM` if it
+//!   is larger than the file system.
 //! - To send `SIGXFSZ`: a segment larger than `RLIMIT_FSIZE` is refused with `ENOMEM`.
 //!
 //! Source: shmget(2), shmop(2), tmpfs(5), getrlimit(2).
@@ -87,6 +88,10 @@ impl Backing for SegmentFiles {
             return Err(Errno::NOMEM);
         }
         let room = statvfs(&self.folder).map_err(of_shmget)?;
+        // As Linux refuses what is more than all of memory and swap.
+        if room.f_blocks.saturating_mul(room.f_frsize) < rounded {
+            return Err(Errno::NOMEM);
+        }
         if room.f_bavail.saturating_mul(room.f_frsize) < rounded {
             return Err(Errno::NOSPC);
         }
@@ -223,7 +228,9 @@ mod tests {
     fn segment_that_there_is_no_room_for_is_refused_and_leaves_nothing() {
         let folder = Folder::new("room");
         let files = SegmentFiles::new(&folder.0);
-        assert_eq!(files.create(NAME, 1 << 60), Err(Errno::NOSPC));
+        let all = statvfs(&folder.0).map(|room| room.f_blocks * room.f_frsize).unwrap();
+        assert_eq!(files.create(NAME, all), Err(Errno::NOSPC), "this test has a folder in it");
+        assert_eq!(files.create(NAME, 1 << 60), Err(Errno::NOMEM));
         assert_eq!(files.create(NAME, u64::MAX), Err(Errno::NOMEM));
         assert!(folder.names().is_empty());
         let nowhere = SegmentFiles::new(folder.0.join("nowhere"));
