@@ -132,7 +132,7 @@ impl Segments {
         let memory = Memory { there: Arc::clone(&self.notes), file: Arc::clone(&self.memory) };
         let backing: Option<Box<dyn Backing>> = Some(Box::new(memory));
         let limits = Limits::default();
-        let options = NamespaceOptions { capacity, limits, backing, hook: None };
+        let options = NamespaceOptions { capacity, limits, backing, hook: None, ..<_>::default() };
         Namespace::open_fd(&self.file, options).expect("the namespace")
     }
 
