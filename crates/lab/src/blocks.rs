@@ -25,7 +25,7 @@ pub(crate) use disk::{DiskStore, designs, no_design};
 pub(crate) use memory::MemoryStore;
 pub(crate) use tmpfs::TmpfsStore;
 
-use corewalk_mbcache::{Entry, Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{Entry, Mbcache, MbcacheOptions};
 
 /// Users that a block has at most, as in ext4.
 pub(crate) const USERS_MAX: u32 = 1024;
@@ -40,6 +40,8 @@ pub(crate) trait BlockIndex: Sync {
     const VARIANT: &'static str;
     /// Whether anything is ever found: if not, nobody has to hash.
     const IS_ON: bool = true;
+    /// Whether a block that has as many users as it may have stays in it.
+    const KEEPS_FULL: bool = true;
     /// An entry that was found.
     type Held<'a>: Held
     where
@@ -133,6 +135,7 @@ impl Corewalk {
 
 impl BlockIndex for Corewalk {
     const VARIANT: &'static str = "corewalk";
+    const KEEPS_FULL: bool = false;
     type Held<'a> = Entry<'a>;
     type Leaving<'a> = ();
 
@@ -149,7 +152,7 @@ impl BlockIndex for Corewalk {
     #[inline]
     fn create(&self, key: u64, block: u64) {
         // What cannot be entered is not shared.
-        let _ = self.0.create(key, block, Reusable::Yes);
+        let _ = self.0.create(key, block);
     }
 
     #[inline]

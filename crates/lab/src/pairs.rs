@@ -17,7 +17,7 @@ mod maps;
 
 pub(crate) use maps::{Dash, Locked, Shards};
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 
 /// A multimap of pairs.
 pub(crate) trait Pairs: Sync {
@@ -72,7 +72,7 @@ impl Pairs for Ours {
 
     #[inline]
     fn create(&self, key: u64, value: u64) -> bool {
-        self.0.create(key, value, Reusable::Yes).is_ok()
+        self.0.create(key, value).is_ok()
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 //! `cargo run --release -p corewalk-mbcache --example flags`; a number sets how often. The same
 //! workload runs shorter as a test (`tests/flags.rs`).
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 use corewalk_sync::primitives::thread;
 
 const KEY: u64 = 1;
@@ -21,7 +21,7 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     // So small that a scan comes to the entry at once.
     let options = MbcacheOptions { entries_max: 1, ..MbcacheOptions::default() };
     let cache = Mbcache::new(options).expect("one entry fits");
-    cache.create(KEY, VALUE, Reusable::Yes).expect("it is empty");
+    cache.create(KEY, VALUE).expect("it is empty");
     // Each round changes a flag twice.
     let rounds = changes.div_ceil(4);
     thread::scope(|scope| {
@@ -39,19 +39,25 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
         let is_kept = cache.scan(1) == 0;
         if !is_there || !is_kept {
             lost += 1;
-            let _again = cache.create(KEY, VALUE, Reusable::Yes);
+            let _again = cache.create(KEY, VALUE);
         }
     }
     lost
 }
 
-/// Clears and sets the reusable flag; counts how often it was not as it was left.
+/// Clears and sets the reusable flag of the entry, which is held so that it stays; counts how often it was
+/// not as it was left.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        cache.note_users(KEY, VALUE, cache.users_max());
+        // Between two rounds reclaim could take it, if its mark was lost.
+        let Some(entry) = cache.find_first(KEY) else {
+            lost += 1;
+            continue;
+        };
+        entry.note_users(cache.users_max());
         lost += u64::from(cache.find_first(KEY).is_some());
-        cache.note_users(KEY, VALUE, 0);
+        entry.note_users(0);
         lost += u64::from(cache.find_first(KEY).is_none());
     }
     lost

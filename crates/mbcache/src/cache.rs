@@ -61,15 +61,6 @@ impl Default for MbcacheOptions {
     }
 }
 
-/// Whether a value may have more users.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reusable {
-    /// It may.
-    Yes,
-    /// It has as many as it may have, or is not to be shared: it is entered, but not found.
-    No,
-}
-
 /// Why an entry was not created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -108,7 +99,7 @@ pub struct Stats {
     pub created: u64,
     /// Creations refused since the pair was there.
     pub duplicates: u64,
-    /// Entries deleted by [`Mbcache::delete_or_get`].
+    /// Entries deleted by [`Mbcache::delete_or_get`], or since their values had as many users as they may.
     pub deleted: u64,
     /// Deletions refused since the entry was held.
     pub busy: u64,
@@ -270,28 +261,48 @@ impl Mbcache {
         }
     }
 
-    /// Says how many users a value has now; false if the pair is not there. See [`Entry::note_users`].
+    /// Says how many users a value has now, and returns whether it may be found from here on.
     ///
-    /// To be called also while the cache is switched off, for what is in it.
+    /// With [`Mbcache::users_max`] and more its pair is taken out; if somebody holds it, it is not found any
+    /// more, and goes with the last handle. So a find does not walk over values that it could not return, how
+    /// many there ever are. With fewer the pair is there, entered again if it was not; unless there is no room
+    /// for it ([`Mbcache::create`]). It needs to be told when that number is reached, and when it is left.
+    ///
+    /// The caller counts users under a lock of its own, and calls this under the same. To be called also
+    /// while the cache is switched off, for what is in it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions { users_max: 3, ..MbcacheOptions::default() })?;
+    /// cache.create(1, 10)?;
+    /// assert!(!cache.note_users(1, 10, 3));
+    /// assert!(cache.find_first(1).is_none() && cache.count() == 0);
+    /// assert!(cache.note_users(1, 10, 2));
+    /// assert_eq!(cache.find_first(1).map(|entry| entry.value()), Some(10));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn note_users(&self, key: u64, value: u64, users: u32) -> bool {
         let is_reusable = users < self.users_max;
         while let Some(seen) = self.look_up(key, value) {
             // If not, it has ended, or moved.
             if slots::set_reusable(seen.words, seen.state, is_reusable) {
-                return true;
+                return is_reusable;
             }
         }
-        false
+        is_reusable && self.create(key, value).is_ok()
     }
 
-    /// Enters a pair.
+    /// Enters a pair, whose value may have more users.
     ///
     /// If the budget is used up, an entry that is neither held nor was used lately is dropped for it: of a
     /// bucket of several lines, or of the pair's own.
     ///
     /// # Errors
     ///
-    /// - [`CreateError::Exists`]: the pair is there. It stays as it is, its flag too.
+    /// - [`CreateError::Exists`]: the pair is there. It stays as it is.
     /// - [`CreateError::Full`]: the budget is used up, and every entry that could make room is held or was
     ///   used just now. Those that are alone in a bucket, or two, make room in that bucket only.
     /// - [`CreateError::Off`]: the cache is switched off.
@@ -299,7 +310,7 @@ impl Mbcache {
     /// After an error the value is just not shared.
     #[doc(alias = "mb_cache_entry_create")]
     #[inline]
-    pub fn create(&self, key: u64, value: u64, reusable: Reusable) -> Result<(), CreateError> {
+    pub fn create(&self, key: u64, value: u64) -> Result<(), CreateError> {
         if !self.is_on() {
             return Err(CreateError::Off);
         }
@@ -307,7 +318,7 @@ impl Mbcache {
         let mut locked = self.index.lock(bucket);
         match locked.seat((key, value)) {
             Seat::Free(words) => {
-                locked.fill(words, (key, value), reusable == Reusable::Yes);
+                locked.fill(words, (key, value));
                 Ok(())
             }
             Seat::Taken => {
@@ -317,19 +328,14 @@ impl Mbcache {
             }
             Seat::Behind(_) => {
                 drop(locked);
-                self.create_behind(bucket, (key, value), reusable)
+                self.create_behind(bucket, (key, value))
             }
         }
     }
 
     /// As `create`, in a bucket that was full.
     #[cold]
-    fn create_behind(
-        &self,
-        bucket: u32,
-        pair: (u64, u64),
-        reusable: Reusable,
-    ) -> Result<(), CreateError> {
+    fn create_behind(&self, bucket: u32, pair: (u64, u64)) -> Result<(), CreateError> {
         let mut in_hand = None;
         let mut has_searched = false;
         loop {
@@ -352,7 +358,7 @@ impl Mbcache {
                 }
             };
             if let Some(words) = words {
-                locked.fill(words, pair, reusable == Reusable::Yes);
+                locked.fill(words, pair);
                 drop(locked);
                 self.keep(bucket, in_hand);
                 return Ok(());
@@ -384,10 +390,10 @@ impl Mbcache {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
     ///
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// cache.create(1, 10, Reusable::Yes)?;
+    /// cache.create(1, 10)?;
     /// let entry = cache.find_first(1).expect("it was just created");
     /// let busy = cache.delete_or_get(1, 10).expect("it is held");
     /// drop(entry);

@@ -48,7 +48,7 @@ impl Entry<'_> {
     }
 
     /// Says how many users the value has now: at [`Mbcache::users_max`] and above it is not found any
-    /// more, below it is.
+    /// more, and its entry goes with the last handle; below it is. See [`Mbcache::note_users`].
     ///
     /// The caller counts users under a lock of its own, and calls this under the same.
     pub fn note_users(&self, users: u32) {

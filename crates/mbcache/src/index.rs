@@ -396,8 +396,8 @@ impl<'a> Locked<'a> {
 
     /// Makes a free slot of the bucket an entry, the newest.
     #[inline(always)]
-    pub(crate) fn fill(&mut self, words: &Words, pair: (u64, u64), is_reusable: bool) {
-        slots::fill(words, pair, is_reusable, self.header);
+    pub(crate) fn fill(&mut self, words: &Words, pair: (u64, u64)) {
+        slots::fill(words, pair, self.header);
         self.header = self.header.wrapping_add(AGE);
     }
 

@@ -23,6 +23,9 @@
 //! - To store: hash the content; for each entry found, compare the content, lock the blob, and if it
 //!   still has users, fewer than [`Mbcache::users_max`], add one and tell the new number
 //!   ([`Entry::note_users`]). Then drop the entry. If none fits, store a new blob and `create`.
+//! - A blob with as many users as it may have is not in the index: its entry goes with its last handle, and
+//!   comes back when a user leaves and the number is told. So full blobs make no find longer, of which a
+//!   content may have any number (trap T39; Linux leaves them in the chain, with a flag).
 //! - To release: lock the blob; if there are other users, take one off and tell the number. If it was
 //!   the last, call `delete_or_get` *before* the blob is freed. If that says [`Busy`], somebody who
 //!   found the blob is about to become a user: unlock the blob, wait, and begin again.
@@ -35,8 +38,8 @@
 //!   but no handle of it is given out from when somebody begins to wait to delete it until it has none, so
 //!   that the wait is over when those are done who have one already; who takes one afterwards does not
 //!   prolong it. If others begin to wait in between, it may be over only when they need not wait either.
-//! - G.2: while an [`Entry`] lives, its pair stays in the index: neither `delete_or_get` nor `scan`
-//!   takes it out (traps T34, T35). What is done under an `Entry` happens before a `delete_or_get`
+//! - G.2: while an [`Entry`] lives, its pair stays in the index: neither `delete_or_get` nor `scan` nor
+//!   `note_users` takes it out (traps T34, T35). What is done under an `Entry` happens before a `delete_or_get`
 //!   that says "deleted".
 //! - G.3: `find_next` goes on from an entry that stays where it is, and meets older ones only: a loop
 //!   over a key's values ends and meets none twice, whatever is created and deleted meanwhile
@@ -80,7 +83,7 @@
 //! Blobs that are stored once:
 //!
 //! ```
-//! use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions, Reusable};
+//! use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
 //! use std::hash::{DefaultHasher, Hash, Hasher};
 //!
 //! struct Blob {
@@ -114,7 +117,7 @@
 //!         }
 //!         let number = self.blobs.len();
 //!         self.blobs.push(Blob { content: content.to_vec(), users: 1 });
-//!         match self.cache.create(key(content), number as u64, Reusable::Yes) {
+//!         match self.cache.create(key(content), number as u64) {
 //!             // Not entered means not shared.
 //!             Ok(()) | Err(CreateError::Full | CreateError::Off) => {}
 //!             Err(error) => panic!("{error}"),
@@ -162,7 +165,7 @@ mod room;
 mod sleepers;
 mod slots;
 
-pub use cache::{CreateError, Mbcache, MbcacheOptions, Reusable, Stats};
+pub use cache::{CreateError, Mbcache, MbcacheOptions, Stats};
 pub use handle::{Busy, Entry, Seen, Unused};
 
 #[cfg(all(test, corewalk_loom))]

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::cache::{Mbcache, MbcacheOptions, Reusable};
+use crate::cache::{Mbcache, MbcacheOptions};
 use crate::handle::{Busy, Entry, Unused};
 use crate::index::{SLOTS, Seat, words};
 use crate::slots::{self, REUSABLE, STATE, State, Words};
@@ -34,7 +34,7 @@ impl Shared {
     /// A cache with the pairs (KEY, 1) to (KEY, values).
     fn with(values: u64) -> Arc<Shared> {
         let shared = Self::new();
-        (1..=values).for_each(|value| shared.cache.create(KEY, value, Reusable::Yes).unwrap());
+        (1..=values).for_each(|value| shared.cache.create(KEY, value).unwrap());
         shared
     }
 
@@ -102,7 +102,7 @@ fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
 #[test]
 fn entry_that_is_visible_is_counted() {
     assert_all_reached(&create_against_delete(|shared| {
-        shared.cache.create(KEY, 7, Reusable::Yes).unwrap();
+        shared.cache.create(KEY, 7).unwrap();
     }));
 }
 
@@ -114,7 +114,7 @@ fn control_entry_that_is_completed_later_is_caught() {
         let cache = &shared.cache;
         let mut locked = cache.index.lock(bucket(cache));
         let Seat::Free(words) = locked.seat((KEY, 7)) else { panic!("the bucket is empty") };
-        locked.fill(words, (KEY, 7), true);
+        locked.fill(words, (KEY, 7));
         // ORDERING: Acquire. Strong enough; it is the second step that is wrong.
         let state = words[STATE].load(Ordering::Acquire);
         // ORDERING: Release. As above.
@@ -138,7 +138,7 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
 /// A pair is there once: the lock of its bucket keeps creators apart.
 #[test]
 fn pair_that_two_create_is_there_once() {
-    assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7, Reusable::Yes).is_ok()));
+    assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
 /// The look and the creation are two sections of the lock.
@@ -149,7 +149,7 @@ fn control_look_before_the_lock_is_caught() {
         let is_there = matches!(cache.index.lock(bucket(cache)).seat((KEY, 7)), Seat::Taken);
         let mut locked = cache.index.lock(bucket(cache));
         if let (false, Seat::Free(words)) = (is_there, locked.seat((KEY, 8))) {
-            locked.fill(words, (KEY, 7), true);
+            locked.fill(words, (KEY, 7));
         }
         !is_there
     });
@@ -254,7 +254,7 @@ fn create_delete_and_shrink_keep_the_counts() {
             assert!(shared.cache.delete_or_get(KEY, 1).is_none(), "nobody holds it");
         });
         let shrinker = spawn(&shared, |shared| shared.cache.scan(2));
-        shared.cache.create(KEY, 2, Reusable::Yes).unwrap();
+        shared.cache.create(KEY, 2).unwrap();
         deleter.join().unwrap();
         let dropped = shrinker.join().unwrap();
         shared.check_counts();
@@ -281,7 +281,11 @@ fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
 /// Trap T33: no flag is lost.
 #[test]
 fn flags_that_are_changed_at_once_are_both_kept() {
-    assert_all_reached(&flags(|cache| assert!(cache.note_users(KEY, 1, u32::MAX))));
+    assert_all_reached(&flags(|cache| {
+        // It is held, or it would end.
+        let entry = std::mem::ManuallyDrop::new(cache.find_first(KEY).unwrap());
+        entry.note_users(u32::MAX);
+    }));
 }
 
 /// Trap T33: a flag is changed in two steps, as one of a bit field is.
@@ -319,7 +323,7 @@ fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
 fn entry_whose_slot_is_reused_is_read_whole() {
     assert_all_reached(&read_against_reuse(|cache| {
         assert!(cache.delete_or_get(KEY, 2).is_none());
-        cache.create(other_key(cache), 3, Reusable::Yes).unwrap();
+        cache.create(other_key(cache), 3).unwrap();
     }));
 }
 
@@ -382,14 +386,72 @@ fn flag_of_an_entry_that_moves_is_kept() {
         let shared = Shared::with(3);
         assert!(shared.cache.delete_or_get(KEY, 1).is_none());
         let other = spawn(&shared, |shared| {
-            assert!(shared.cache.note_users(KEY, 3, u32::MAX), "G.1: an entry was missed");
+            assert!(shared.cache.get(KEY, 3).is_some(), "G.1: an entry was missed");
         });
         close_ranks(&shared.cache);
         other.join().unwrap();
-        assert!(!shared.cache.get(KEY, 3).unwrap().is_reusable(), "T33: the flag was lost");
+        let found = shared.cache.index.look_up(bucket(&shared.cache), (KEY, 3)).unwrap();
+        assert!(found.unwrap().state.is_referenced(), "T33: the flag was lost");
         tally.hit(0);
     });
     assert_all_reached(&outcomes);
+}
+
+/// Trap T39: what has become full beside a move is not found.
+#[test]
+fn full_entry_that_moves_is_gone() {
+    let outcomes = Tally::<1>::of_bounded(2, |tally| {
+        let shared = Shared::with(3);
+        assert!(shared.cache.delete_or_get(KEY, 1).is_none());
+        let other = spawn(&shared, |shared| {
+            assert!(!shared.cache.note_users(KEY, 3, u32::MAX));
+        });
+        close_ranks(&shared.cache);
+        other.join().unwrap();
+        assert!(shared.cache.get(KEY, 3).is_none(), "T39: a full entry is there");
+        shared.check_counts();
+        tally.hit(0);
+    });
+    assert_all_reached(&outcomes);
+}
+
+/// Puts the last handle of (KEY, 1), which is full, with `put` beside somebody who says that it has room
+/// again. Returns how often it (stayed, was entered again).
+fn put_against_room(put: fn(&Mbcache, u32)) -> [usize; 2] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(1);
+        let held = std::mem::ManuallyDrop::new(shared.cache.find_first(KEY).unwrap());
+        held.note_users(u32::MAX);
+        let slot = held.slot;
+        let holder = spawn(&shared, move |shared| put(&shared.cache, slot));
+        assert!(shared.cache.note_users(KEY, 1, 1), "there is room");
+        holder.join().unwrap();
+        assert!(shared.cache.find_first(KEY).is_some(), "T39: a value with room is not found");
+        shared.check_counts();
+        tally.hit(usize::from(shared.cache.stats().created == 2));
+    })
+}
+
+/// Trap T39: who lets go of a full entry does not take out what has room by then.
+#[test]
+fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
+    assert_all_reached(&put_against_room(|cache, slot| cache.put(cache.index.slot(slot), slot)));
+}
+
+/// Trap T39: the last handle is put, and then the entry taken out as it was.
+#[test]
+#[should_panic(expected = "T39: a value with room is not found")]
+fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
+    put_against_room(|cache, slot| {
+        let words = cache.index.slot(slot);
+        // ORDERING: AcqRel, and Release below. Strong enough; it is the second step that is wrong.
+        let state = words[STATE].load(Ordering::Acquire);
+        if slots::state(words).is_reusable() {
+            return cache.put(words, slot);
+        }
+        // ORDERING: Release. As above.
+        words[STATE].store(state & slots::GENERATION, Ordering::Release);
+    });
 }
 
 /// Readers are not told of the move.
@@ -473,8 +535,8 @@ fn entry_behind_a_line_that_goes_elsewhere_is_found() {
         });
         let cache = &shared.cache;
         let elsewhere = (KEY..).find(|&key| cache.bucket(key) != bucket(cache)).unwrap();
-        (1..=2).for_each(|value| cache.create(elsewhere, value, Reusable::Yes).unwrap());
-        cache.create(elsewhere, 3, Reusable::Yes).unwrap();
+        (1..=2).for_each(|value| cache.create(elsewhere, value).unwrap());
+        cache.create(elsewhere, 3).unwrap();
         assert_eq!(cache.stats().reclaimed, 0, "G.4: there was room");
         reader.join().unwrap();
         tally.hit(0);
@@ -501,7 +563,7 @@ fn iterate_against_reuse(
             met.len()
         });
         if shared.cache.delete_or_get(KEY, 2).is_none() {
-            shared.cache.create(KEY, 2, Reusable::Yes).unwrap();
+            shared.cache.create(KEY, 2).unwrap();
         }
         tally.hit(reader.join().unwrap() - 2);
     })

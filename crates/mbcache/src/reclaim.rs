@@ -58,11 +58,11 @@ impl Mbcache {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
     ///
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// cache.create(1, 10, Reusable::Yes)?;
-    /// cache.create(1, 11, Reusable::Yes)?;
+    /// cache.create(1, 10)?;
+    /// cache.create(1, 11)?;
     /// cache.get(1, 10);
     /// assert_eq!(cache.scan(2), 1);
     /// assert!(cache.get(1, 10).is_some() && cache.get(1, 11).is_none());

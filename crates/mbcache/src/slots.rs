@@ -18,7 +18,8 @@
 //!
 //! All changes of a living entry's state are single atomic steps on the whole word, so that no two
 //! flags can lose each other (trap T33), a handle is taken only of the entry that was found, and an
-//! entry ends only without handles.
+//! entry ends only without handles. One whose value may have no more users ends with its last handle, in a
+//! step of its own after the put: whoever says in between that there is room again keeps it.
 //!
 //! # Invariants
 //! - S.1: a slot is live from when it is filled, under its bucket's lock, until it is ended, by anybody
@@ -54,7 +55,7 @@ const COUNT: u64 = !GENERATION & !(ONE - 1);
 /// |---|---|---|
 /// | 0 | live | who fills it, under the bucket's lock; who ends it |
 /// | 1 | referenced: used since the hand came by | anybody sets, the hand clears |
-/// | 2 | reusable: may have more users | the caller |
+/// | 2 | reusable: may have more users; without it and without handles an entry ends | the caller |
 /// | 3 | awaited: somebody waits until the count is 0 | a waiter sets while it is not, who puts the last handle clears |
 /// | 4..22 | handles | who finds, and who drops |
 /// | 22..64 | generation | who fills |
@@ -102,7 +103,7 @@ pub(crate) type Words = [AtomicU64; WORDS];
 /// What became of a handle that was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// Nobody waits, or there are other handles.
+    /// Nobody waits, or there are other handles. If the entry is full and has none it has ended.
     Quiet,
     /// It was the last one and somebody waits: wake them.
     LastAwaited,
@@ -163,20 +164,20 @@ pub(crate) fn state(words: &Words) -> State {
 
 /// Makes a slot that is not live an entry with the generation `stamp`. The caller has locked the bucket.
 #[inline]
-pub(crate) fn fill(words: &Words, pair: (u64, u64), is_reusable: bool, stamp: u64) {
-    let flags = if is_reusable { LIVE | REUSABLE } else { LIVE };
-    store(words, pair, State((stamp & GENERATION) | flags));
+pub(crate) fn fill(words: &Words, pair: (u64, u64), stamp: u64) {
+    store(words, pair, State((stamp & GENERATION) | LIVE | REUSABLE));
 }
 
 /// Makes `to`, which is not live, the entry that was `from`, if nobody holds that: it has the same
-/// generation and flags. The caller has locked the bucket of both, and told readers to look again.
+/// generation and flags. If it is full it ends instead. The caller has locked the bucket of both, and told
+/// readers to look again.
 pub(crate) fn relocate(from: &Words, to: &Words) -> bool {
     let mut was = State(0);
     let is_ended = change(from, |now| {
         was = now;
         (now.is_live() && now.count() == 0).then_some(now.0 & GENERATION)
     });
-    if is_ended {
+    if is_ended && was.is_reusable() {
         // Who put the last handle, and is about to clear that flag, looks for it at `from`.
         store(to, pair_of(from), State(was.0 & !AWAITED));
     }
@@ -246,21 +247,25 @@ pub(crate) fn put(words: &Words) -> Put {
     // ORDERING(mbcache-state): AcqRel. As in `change_from`.
     let before = State(words[STATE].fetch_sub(ONE, Ordering::AcqRel));
     debug_assert!(before.count() > 0, "mbcache entry put without a handle");
-    if before.0 & (COUNT | AWAITED) == ONE | AWAITED {
-        end_wait(words, before);
-        return Put::LastAwaited;
+    let is_last = before.0 & COUNT == ONE;
+    if is_last && before.0 & (AWAITED | REUSABLE) != REUSABLE {
+        put_last(words, before)
+    } else {
+        Put::Quiet
     }
-    Put::Quiet
 }
 
-/// Lets handles be taken again of the entry that `state` is of, which has none any more.
+/// Lets handles be taken again of the entry that `before` is of, whose last one was put; or ends it, if it is
+/// full.
 ///
 /// If it has ended meanwhile, or moved, nobody waits for it under this slot.
 #[cold]
-fn end_wait(words: &Words, state: State) {
-    let _ended = change(words, |now| {
-        (now.is_same_entry(state) && now.count() == 0).then_some(now.0 & !AWAITED)
+fn put_last(words: &Words, before: State) -> Put {
+    let _gone = change(words, |now| {
+        let is_idle = now.is_same_entry(before) && now.count() == 0;
+        is_idle.then_some(if now.is_reusable() { now.0 & !AWAITED } else { now.0 & GENERATION })
     });
+    if before.0 & AWAITED == 0 { Put::Quiet } else { Put::LastAwaited }
 }
 
 /// Sets the referenced bit of the entry that `state` is of; false if that has ended. Stores nothing if
@@ -279,14 +284,21 @@ pub(crate) fn age(words: &Words, state: State) {
     let _gone = change(words, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// Sets or clears the reusable flag; false if the entry that `state` is of has ended.
+/// Sets the reusable flag; or clears it, or ends the entry if nobody holds it. False if the entry that
+/// `state` is of had ended.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> bool {
     let now = self::state(words);
-    if now.is_same_entry(state) && now.is_reusable() == is_reusable {
+    if now.is_same_entry(state) && now.is_reusable() && is_reusable {
         return true;
     }
-    let flag = if is_reusable { REUSABLE } else { 0 };
-    change(words, |now| now.is_same_entry(state).then_some(now.0 & !REUSABLE | flag))
+    change(words, |now| {
+        now.is_same_entry(state).then_some(match (is_reusable, now.count()) {
+            (true, _) => now.0 | REUSABLE,
+            // Whoever may still find it looks at it for nothing.
+            (false, 0) => now.0 & GENERATION,
+            (false, _) => now.0 & !REUSABLE,
+        })
+    })
 }
 
 /// Asks the last handle to wake somebody; false if there is none, or the entry has ended.

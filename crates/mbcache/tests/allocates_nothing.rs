@@ -1,7 +1,7 @@
 //! After `new` nothing allocates (guarantee G.5): so no allocator can ask for memory back, and come
 //! upon a lock of ours, in the middle of an operation.
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 use corewalk_testkit::alloc::{Counting, thread_allocations};
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ static ALLOC: Counting = Counting::new();
 fn all_calls(cache: &Mbcache) {
     for value in 0..20_000 {
         let key = value / 3;
-        cache.create(key, value, Reusable::Yes).unwrap();
+        cache.create(key, value).unwrap();
         black_box(cache.get(key, value).is_some());
         if let Some(entry) = cache.find_first(key) {
             entry.note_users(3);
@@ -29,7 +29,7 @@ fn all_calls(cache: &Mbcache) {
         }
     }
     let busy = {
-        cache.create(1 << 40, 1, Reusable::Yes).unwrap();
+        cache.create(1 << 40, 1).unwrap();
         let entry = cache.find_first(1 << 40).unwrap();
         let busy = cache.delete_or_get(1 << 40, 1).unwrap();
         drop(entry);

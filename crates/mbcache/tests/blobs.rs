@@ -4,7 +4,7 @@
 //! documentation. A block that is freed is used again at once for other content, so that whoever is
 //! handed a freed one reads what is not his.
 
-use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
 use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_testkit::{
     race::{self, Watchdog},
@@ -113,7 +113,7 @@ impl Store {
     }
 
     fn enter(&self, content: u64, number: u64) {
-        match self.cache.create(key(content), number, Reusable::Yes) {
+        match self.cache.create(key(content), number) {
             Ok(()) | Err(CreateError::Full) => {}
             Err(error) => panic!("{error}"),
         }

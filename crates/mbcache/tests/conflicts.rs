@@ -4,7 +4,7 @@
 //! compared with each, those of one thread with those of another. The table is printed.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
-use corewalk_mbcache::{Entry, Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{Entry, Mbcache, MbcacheOptions};
 use corewalk_sync::primitives::thread;
 use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_testkit::lines::{Lines, Watched};
@@ -32,16 +32,19 @@ const OPS: [Op; 8] = [
         let first = system.cache.find_first(key).unwrap();
         assert_eq!(system.cache.find_next(&first).unwrap().value(), 0);
     }),
-    ("note users", |system, key| assert!(system.cache.note_users(key, 0, u32::MAX))),
+    ("note users", |system, key| {
+        assert!(!system.cache.note_users(key, 0, u32::MAX));
+        assert!(system.cache.note_users(key, 0, 1));
+    }),
     ("delete, create", |system, key| {
         assert!(system.cache.delete_or_get(key, 0).is_none());
-        system.cache.create(key, 2, Reusable::Yes).unwrap();
+        system.cache.create(key, 2).unwrap();
     }),
     ("delete what is held", |system, key| {
         assert!(system.cache.delete_or_get(key, 1).is_some());
     }),
     ("create what is there", |system, key| {
-        assert!(system.cache.create(key, 1, Reusable::Yes).is_err());
+        assert!(system.cache.create(key, 1).is_err());
     }),
 ];
 
@@ -65,7 +68,7 @@ fn build() -> (&'static System, Vec<Entry<'static>>) {
     let mut held = Vec::new();
     for key in 0..KEYS {
         for value in 0..2 {
-            system.cache.create(key, value, Reusable::Yes).unwrap();
+            system.cache.create(key, value).unwrap();
         }
         system.cache.get(key, 0).unwrap();
         held.push(system.cache.find_first(key).unwrap());

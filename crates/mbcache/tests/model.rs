@@ -3,13 +3,13 @@
 //! The model knows which pairs there are, which may be found, which were used and which are held. The
 //! cache may forget only where it is asked to (`scan`), and then only what is neither held nor used.
 
-use corewalk_mbcache::{CreateError, Entry, Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{CreateError, Entry, Mbcache, MbcacheOptions};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug)]
 enum Call {
-    Create(u64, u64, bool),
+    Create(u64, u64),
     Get(u64, u64),
     /// Finds all values of a key, and holds the one of this number.
     Find(u64, usize),
@@ -59,7 +59,7 @@ impl Run<'_> {
 
     fn call(&mut self, call: &Call) {
         match *call {
-            Call::Create(key, value, is_reusable) => self.create(key, value, is_reusable),
+            Call::Create(key, value) => self.create(key, value),
             Call::Get(key, value) => {
                 let seen = self.cache.get(key, value);
                 let known = self.model.get_mut(&(key, value));
@@ -76,6 +76,7 @@ impl Run<'_> {
                 if number < self.held.len() {
                     let held = self.held.swap_remove(number);
                     self.model.get_mut(&held.pair).unwrap().handles -= 1;
+                    self.drop_if_full(held.pair);
                 }
             }
             Call::Touch(number) => {
@@ -85,11 +86,14 @@ impl Run<'_> {
                 }
             }
             Call::Note(key, value, users) => {
-                let known = self.model.get_mut(&(key, value));
-                assert_eq!(self.cache.note_users(key, value, users), known.is_some());
-                if let Some(pair) = known {
-                    pair.is_reusable = users < USERS_MAX;
+                let is_reusable = users < USERS_MAX;
+                assert_eq!(self.cache.note_users(key, value, users), is_reusable);
+                match self.model.get_mut(&(key, value)) {
+                    Some(pair) => pair.is_reusable = is_reusable,
+                    None if is_reusable => self.insert(key, value),
+                    None => {}
                 }
+                self.drop_if_full((key, value));
             }
             Call::Delete(key, value) => {
                 let handles = self.model.get(&(key, value)).map_or(0, |pair| pair.handles);
@@ -104,15 +108,25 @@ impl Run<'_> {
         assert_eq!(self.cache.count(), self.model.len() as u64);
     }
 
-    fn create(&mut self, key: u64, value: u64, is_reusable: bool) {
-        let reusable = if is_reusable { Reusable::Yes } else { Reusable::No };
-        let created = self.cache.create(key, value, reusable);
+    /// What may have no more users goes with its last handle.
+    fn drop_if_full(&mut self, pair: (u64, u64)) {
+        if self.model.get(&pair).is_some_and(|pair| !pair.is_reusable && pair.handles == 0) {
+            self.model.remove(&pair);
+        }
+    }
+
+    fn create(&mut self, key: u64, value: u64) {
+        let created = self.cache.create(key, value);
         if self.model.contains_key(&(key, value)) {
             return assert_eq!(created, Err(CreateError::Exists));
         }
         assert_eq!(created, Ok(()));
+        self.insert(key, value);
+    }
+
+    fn insert(&mut self, key: u64, value: u64) {
         self.created += 1;
-        let pair = Pair { age: self.created, is_reusable, is_used: false, handles: 0 };
+        let pair = Pair { age: self.created, is_reusable: true, is_used: false, handles: 0 };
         self.model.insert((key, value), pair);
     }
 
@@ -154,12 +168,12 @@ impl Run<'_> {
 fn call() -> impl Strategy<Value = Call> {
     let (key, value) = (0..3_u64, 0..6_u64);
     prop_oneof![
-        4 => (key.clone(), value.clone(), any::<bool>()).prop_map(|(k, v, r)| Call::Create(k, v, r)),
+        4 => (key.clone(), value.clone()).prop_map(|(k, v)| Call::Create(k, v)),
         2 => (key.clone(), value.clone()).prop_map(|(k, v)| Call::Get(k, v)),
         2 => (key.clone(), 0..4_usize).prop_map(|(k, n)| Call::Find(k, n)),
         2 => (0..3_usize).prop_map(Call::Put),
         1 => (0..3_usize).prop_map(Call::Touch),
-        1 => (key.clone(), value.clone(), 0..5_u32).prop_map(|(k, v, u)| Call::Note(k, v, u)),
+        2 => (key.clone(), value.clone(), 0..5_u32).prop_map(|(k, v, u)| Call::Note(k, v, u)),
         3 => (key, value).prop_map(|(k, v)| Call::Delete(k, v)),
         1 => prop_oneof![0..20_u64, Just(u64::MAX)].prop_map(Call::Scan),
     ]

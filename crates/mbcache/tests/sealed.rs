@@ -4,7 +4,7 @@
 //! controls are the smallest stores there are: a get that has a bit to set, and a find, which counts.
 #![cfg(not(miri))]
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 use corewalk_testkit::seal::{Seal, prove};
 use std::hint::black_box;
 
@@ -20,7 +20,7 @@ fn build() -> &'static Mbcache {
     let options = MbcacheOptions { hash_seed: Some(1), ..MbcacheOptions::default() };
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));
     for value in 0..=PAIRS {
-        cache.create(value / 2, value, Reusable::Yes).unwrap();
+        cache.create(value / 2, value).unwrap();
     }
     get_all(cache);
     cache

@@ -1,6 +1,6 @@
 //! Waiting for the last handle: threads, tasks, and wakers that call back into the cache.
 
-use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
 use corewalk_sync::primitives::{
     thread,
     unmodelled::{AtomicBool, Ordering},
@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 fn cache() -> Arc<Mbcache> {
     let cache = Mbcache::new(MbcacheOptions::default()).unwrap();
-    cache.create(1, 5, Reusable::Yes).unwrap();
+    cache.create(1, 5).unwrap();
     Arc::new(cache)
 }
 
@@ -76,7 +76,7 @@ fn waits_beside_finders_all_end() {
                 waited += 1;
                 busy.wait();
             }
-            cache.create(1, 5, Reusable::Yes).unwrap();
+            cache.create(1, 5).unwrap();
         }
         if racer.thread == 0 {
             // ORDERING: Relaxed. As above.
@@ -233,9 +233,9 @@ fn waker_that_calls_the_cache_meets_no_lock() {
         let cache = Arc::clone(&cache);
         move || {
             for value in 0..1_000 {
-                cache.create(value, value, Reusable::Yes).unwrap();
+                cache.create(value, value).unwrap();
             }
-            assert_eq!(cache.create(1, 1, Reusable::Yes), Err(CreateError::Exists));
+            assert_eq!(cache.create(1, 1), Err(CreateError::Exists));
             assert!(cache.delete_or_get(1, 5).is_none());
             let held = cache.find_first(1).unwrap();
             let (_, waker) = woken(|| {});

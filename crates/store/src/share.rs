@@ -20,7 +20,7 @@
 
 use std::io;
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 
 /// What became of a pair that was to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,9 +94,10 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn insert(&self, key: u64, block: u64, users: u32) {
-        let reusable = if users < self.0.users_max() { Reusable::Yes } else { Reusable::No };
-        // H.3.
-        let _ = self.0.create(key, block, reusable);
+        if users < self.0.users_max() {
+            // H.3.
+            let _ = self.0.create(key, block);
+        }
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {

@@ -207,7 +207,7 @@ impl<I: BlockIndex> AttrStore for MemoryStore<I> {
         let mut users = vec![0_u32; self.blocks.len()];
         let files = self.files.iter().flatten().map(|file| *file.lock());
         files.filter(|&number| number != NO_BLOCK).for_each(|number| users[number as usize] += 1);
-        let mut in_use = 0;
+        let (mut in_use, mut expected) = (0, 0);
         for (number, users) in users.into_iter().enumerate() {
             let block = self.block(number as u32);
             ensure!(
@@ -217,6 +217,8 @@ impl<I: BlockIndex> AttrStore for MemoryStore<I> {
                 block.users
             );
             in_use += u64::from(users > 0);
+            let is_entered = I::IS_ON && (I::KEEPS_FULL || users < USERS_MAX);
+            expected += u64::from(users > 0 && is_entered);
         }
         let free: usize = self.free.iter().map(|free| free.lock().len()).sum();
         ensure!(
@@ -226,7 +228,6 @@ impl<I: BlockIndex> AttrStore for MemoryStore<I> {
             self.blocks.len()
         );
         let entries = self.index.entries();
-        let expected = if I::IS_ON { in_use } else { 0 };
         ensure!(
             entries == expected,
             "{}: {entries} entries for {expected} blocks that may be shared",

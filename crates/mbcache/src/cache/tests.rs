@@ -37,7 +37,7 @@ fn handles_may_go_to_other_threads() {
 fn handles_of_one_entry_are_bounded() {
     const MOST: usize = (1 << 18) - 1;
     let cache = cache(10);
-    cache.create(1, 5, Reusable::Yes).unwrap();
+    cache.create(1, 5).unwrap();
     let mut held: Vec<_> = (0..MOST).map(|_| cache.find_first(1).unwrap()).collect();
     assert!(cache.find_first(1).is_none());
     assert_eq!(cache.delete_or_get(1, 5).unwrap().handles() as usize, MOST);
@@ -54,7 +54,7 @@ fn cache_within_its_budget_has_room_for_what_it_says() {
         let cache = Mbcache::new(options).unwrap();
         let entries = u64::from(cache.entries_max());
         for value in 0..entries {
-            cache.create(value / 2, value, Reusable::Yes).unwrap();
+            cache.create(value / 2, value).unwrap();
         }
         let stats = cache.stats();
         assert_eq!((stats.entries, stats.reclaimed), (entries, 0), "G.4: one was dropped");
@@ -79,7 +79,7 @@ fn full_cache_drops_what_was_not_used_and_never_more_than_it_must() {
     let cache = cache(1_000);
     let mut kept = 0;
     for value in 0..5_000 {
-        cache.create(value, value, Reusable::Yes).unwrap();
+        cache.create(value, value).unwrap();
         // One pair is used again and again.
         assert!(cache.get(7, 7).is_some() || value < 7, "T37: what is used was dropped");
         let stats = cache.stats();
@@ -96,7 +96,7 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     let mut held = Vec::new();
     let full = loop {
         let value = held.len() as u64;
-        if let Err(error) = cache.create(1, value, Reusable::Yes) {
+        if let Err(error) = cache.create(1, value) {
             break error;
         }
         held.push(cache.find_first(1).unwrap());
@@ -104,9 +104,9 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     assert_eq!(full, CreateError::Full);
     assert!(held.len() >= 100);
     drop(held.pop());
-    cache.create(1, 1_000, Reusable::Yes).unwrap();
+    cache.create(1, 1_000).unwrap();
     assert_eq!(cache.stats().reclaimed, 1);
-    assert_eq!(cache.create(1, 1_001, Reusable::Yes), Ok(()), "the newest is not held");
+    assert_eq!(cache.create(1, 1_001), Ok(()), "the newest is not held");
 }
 
 /// Entries are dropped only where that brings a line, or a slot of the bucket that wants one.
@@ -121,13 +121,13 @@ fn bucket_whose_further_lines_are_held_loses_no_entry_for_another() {
     let two = other(&[one]);
     let three = other(&[one, two]);
     for key in [one, two] {
-        (0..4).for_each(|value| cache.create(key, value, Reusable::Yes).unwrap());
+        (0..4).for_each(|value| cache.create(key, value).unwrap());
     }
     // The newest stand in the second lines.
     let held: Vec<_> = [one, two].iter().map(|&key| cache.find_first(key).unwrap()).collect();
     assert!(held.iter().all(|entry| entry.value() == 3));
-    (0..2).for_each(|value| cache.create(three, value, Reusable::Yes).unwrap());
-    assert_eq!(cache.create(three, 2, Reusable::Yes), Ok(()), "its own bucket has room to make");
+    (0..2).for_each(|value| cache.create(three, value).unwrap());
+    assert_eq!(cache.create(three, 2), Ok(()), "its own bucket has room to make");
     assert_eq!(values(&cache, three).len(), 2);
     for key in [one, two] {
         assert_eq!(values(&cache, key), [3, 2, 1, 0], "dropped for nothing");
@@ -137,18 +137,22 @@ fn bucket_whose_further_lines_are_held_loses_no_entry_for_another() {
         .filter_map(|value| cache.get(three, value))
         .map(|seen| cache.hold(seen).unwrap())
         .collect();
-    assert_eq!(cache.create(three, 3, Reusable::Yes), Err(CreateError::Full));
+    assert_eq!(cache.create(three, 3), Err(CreateError::Full));
     assert_eq!(cache.stats().reclaimed, 1);
 }
 
 #[test]
 fn pair_is_there_once_and_keeps_its_flag() {
     let cache = cache(10);
-    cache.create(1, 5, Reusable::No).unwrap();
-    assert_eq!(cache.create(1, 5, Reusable::Yes), Err(CreateError::Exists));
+    cache.create(1, 5).unwrap();
+    let held = cache.find_first(1).unwrap();
+    held.note_users(cache.users_max());
+    assert_eq!(cache.create(1, 5), Err(CreateError::Exists));
     assert!(cache.find_first(1).is_none());
     assert!(!cache.get(1, 5).unwrap().is_reusable());
     assert_eq!((cache.count(), cache.stats().duplicates), (1, 1));
+    drop(held);
+    assert_eq!((cache.count(), cache.stats().deleted), (0, 1));
 }
 
 #[test]
@@ -157,15 +161,15 @@ fn values_of_a_key_come_newest_first_without_those_of_others() {
     let mut of_one_bucket = (1..).filter(|&key| cache.bucket(key) == cache.bucket(1));
     let [one, two, three, four] = std::array::from_fn(|_| of_one_bucket.next().unwrap());
     for key in [one, two, three] {
-        cache.create(key, 10 * key, Reusable::Yes).unwrap();
-        cache.create(key, 10 * key + 1, Reusable::Yes).unwrap();
+        cache.create(key, 10 * key).unwrap();
+        cache.create(key, 10 * key + 1).unwrap();
     }
     assert_eq!(values(&cache, two), [10 * two + 1, 10 * two]);
     assert_eq!(values(&cache, four), []);
     assert!(cache.delete_or_get(two, 10 * two + 1).is_none());
     assert_eq!(values(&cache, two), [10 * two]);
     // It takes the place of the one that was deleted, and is newer than the other all the same.
-    cache.create(two, 5, Reusable::Yes).unwrap();
+    cache.create(two, 5).unwrap();
     assert_eq!(values(&cache, two), [5, 10 * two]);
     for key in [one, three] {
         assert_eq!(values(&cache, key), [10 * key + 1, 10 * key]);
@@ -183,7 +187,7 @@ fn values_stay_in_order_and_are_kept_when_lines_go_from_bucket_to_bucket() {
         let room = |cache: &Mbcache| u64::from(cache.entries_max()) - cache.count();
         let new = 1_000 * (turn + 1)..1_000 * (turn + 1) + room(&cache).min(50);
         for value in new.clone() {
-            cache.create(key, value, Reusable::Yes).unwrap();
+            cache.create(key, value).unwrap();
         }
         let of_key: &mut Vec<u64> = expected.entry(key).or_default();
         of_key.splice(0..0, new.rev());
@@ -209,7 +213,7 @@ fn values_stay_in_order_and_are_kept_when_lines_go_from_bucket_to_bucket() {
 #[test]
 fn loop_that_deletes_what_it_meets_ends() {
     let cache = cache(100);
-    (0..20).for_each(|value| cache.create(1, value, Reusable::Yes).unwrap());
+    (0..20).for_each(|value| cache.create(1, value).unwrap());
     let mut found = cache.find_first(1);
     let mut met = 0;
     while let Some(entry) = found {
@@ -219,7 +223,7 @@ fn loop_that_deletes_what_it_meets_ends() {
         found = cache.find_next(&entry);
         drop(entry);
         assert!(cache.delete_or_get(1, value).is_none());
-        cache.create(1, value, Reusable::Yes).unwrap();
+        cache.create(1, value).unwrap();
         assert!(met <= 20, "T40: the loop goes round");
     }
     assert_eq!(met, 20);
@@ -229,14 +233,14 @@ fn loop_that_deletes_what_it_meets_ends() {
 #[test]
 fn control_loop_that_begins_anew_does_not_end() {
     let cache = cache(100);
-    (0..20).for_each(|value| cache.create(1, value, Reusable::Yes).unwrap());
+    (0..20).for_each(|value| cache.create(1, value).unwrap());
     let mut met = 0;
     while let Some(entry) = cache.find_first(1) {
         met += 1;
         let value = entry.value();
         drop(entry);
         assert!(cache.delete_or_get(1, value).is_none());
-        cache.create(1, value, Reusable::Yes).unwrap();
+        cache.create(1, value).unwrap();
         if met > 20 {
             return;
         }
@@ -249,7 +253,7 @@ fn control_loop_that_begins_anew_does_not_end() {
 fn entries_that_were_used_survive_a_scan() {
     let cache = cache(1_000);
     for value in 0..100 {
-        cache.create(value, value, Reusable::Yes).unwrap();
+        cache.create(value, value).unwrap();
         if value % 4 == 0 {
             assert!(cache.get(value, value).is_some());
         }
@@ -268,7 +272,7 @@ fn entries_that_were_used_survive_a_scan() {
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
     for value in 0..100 {
-        cache.create(value, value, Reusable::Yes).unwrap();
+        cache.create(value, value).unwrap();
         assert!(cache.find_first(value).is_some());
     }
     assert_eq!(cache.scan(u64::MAX), 100);
@@ -277,7 +281,7 @@ fn control_entries_that_were_only_looked_at_are_dropped() {
 #[test]
 fn scan_looks_at_no_more_than_it_is_told() {
     let cache = cache(1_000);
-    (0..100).for_each(|value| cache.create(value, value, Reusable::Yes).unwrap());
+    (0..100).for_each(|value| cache.create(value, value).unwrap());
     assert_eq!([cache.scan(0), cache.scan(30), cache.count()], [0, 30, 70]);
     assert_eq!(cache.stats().reclaimed, 30);
 }
@@ -291,11 +295,11 @@ fn scans_look_at_each_entry_once_a_turn_while_slots_are_added() {
         assert_eq!(cache.scan(u64::MAX), 0);
     }
     for value in 0..40 {
-        cache.create(value, value, Reusable::Yes).unwrap();
+        cache.create(value, value).unwrap();
         assert!(cache.get(value, value).is_some());
     }
     assert_eq!(cache.scan(20), 0);
-    (0..20).for_each(|value| cache.create(1 << 40, value, Reusable::Yes).unwrap());
+    (0..20).for_each(|value| cache.create(1 << 40, value).unwrap());
     assert!((0..20).all(|value| cache.delete_or_get(1 << 40, value).is_none()));
     assert!(cache.index.lines() > lines, "slots were added");
     assert_eq!(cache.scan(20), 0, "one was looked at twice, and another one not at all");
@@ -305,7 +309,7 @@ fn scans_look_at_each_entry_once_a_turn_while_slots_are_added() {
 #[test]
 fn held_entry_is_busy_and_stays_through_a_scan() {
     let cache = cache(100);
-    cache.create(1, 5, Reusable::Yes).unwrap();
+    cache.create(1, 5).unwrap();
     let (one, two) = (cache.find_first(1).unwrap(), cache.get(1, 5).unwrap());
     let two = cache.hold(two).unwrap();
     assert_eq!(cache.scan(u64::MAX) + cache.scan(u64::MAX), 0);
@@ -320,11 +324,11 @@ fn held_entry_is_busy_and_stays_through_a_scan() {
 #[test]
 fn glimpse_of_what_has_ended_is_not_held() {
     let cache = cache(100);
-    cache.create(1, 5, Reusable::Yes).unwrap();
+    cache.create(1, 5).unwrap();
     let seen = cache.get(1, 5).unwrap();
     assert!(cache.delete_or_get(1, 5).is_none());
     assert!(cache.hold(seen).is_none());
-    cache.create(1, 5, Reusable::Yes).unwrap();
+    cache.create(1, 5).unwrap();
     assert!(cache.hold(seen).is_none(), "the slot is the same, the entry is another");
     assert!(cache.hold(cache.get(1, 5).unwrap()).is_some());
 }
@@ -333,24 +337,75 @@ fn glimpse_of_what_has_ended_is_not_held() {
 fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     let options = MbcacheOptions { users_max: 3, ..MbcacheOptions::default() };
     let cache = Mbcache::new(options).unwrap();
-    cache.create(1, 5, Reusable::Yes).unwrap();
+    cache.create(1, 5).unwrap();
     cache.find_first(1).unwrap().note_users(2);
     cache.find_first(1).unwrap().note_users(3);
-    assert!(cache.find_first(1).is_none());
-    assert!(cache.note_users(1, 5, 2) && !cache.note_users(1, 6, 2));
-    assert!(cache.find_first(1).unwrap().is_reusable());
+    assert!(cache.find_first(1).is_none() && cache.count() == 0);
+    assert!(cache.note_users(1, 5, 2), "it is entered again");
+    let held = cache.find_first(1).unwrap();
+    assert!(held.is_reusable() && !cache.note_users(1, 5, 3) && !held.is_reusable());
+    assert!(cache.note_users(1, 5, 2) && held.is_reusable(), "it was there all the time");
+    drop(held);
+    assert_eq!(values(&cache, 1), [5]);
+    assert!(!cache.note_users(1, 5, 3), "nobody holds it, so it goes at once");
+    assert_eq!((cache.count(), cache.stats().created), (0, 2));
+}
+
+/// Makes `count` values of one key full, one after the other, and does with each what `each` says; returns
+/// the lines that a find of that key looks at then.
+fn lines_with_full_values<'c>(
+    cache: &'c Mbcache,
+    count: u64,
+    mut each: impl FnMut(crate::Entry<'c>),
+) -> u32 {
+    for value in 0..count {
+        cache.create(1, value).unwrap();
+        let entry = cache.find_first(1).unwrap();
+        assert_eq!(entry.value(), value);
+        entry.note_users(cache.users_max());
+        each(entry);
+    }
+    let mut lines = 0;
+    let walk = cache.index.walk_lines(cache.bucket(1), |_, _| {
+        lines += 1;
+        None::<()>
+    });
+    assert!(matches!(walk, Ok(None)));
+    lines
+}
+
+/// Trap T39: how many blocks with a content are full makes no find of it longer.
+#[test]
+fn find_among_any_number_of_full_values_looks_at_one_line() {
+    for count in [10, 1_000] {
+        let cache = cache(2_000);
+        assert_eq!(lines_with_full_values(&cache, count, drop), 1, "{count} values");
+        assert!(cache.find_first(1).is_none());
+        assert!(cache.note_users(1, 7, cache.users_max() - 1));
+        assert_eq!(values(&cache, 1), [7], "a value that has room again is found");
+    }
+}
+
+/// Trap T39: those that stay, since somebody holds them, are looked at.
+#[test]
+fn control_find_looks_at_full_values_that_stay() {
+    let cache = cache(2_000);
+    let mut held = Vec::new();
+    assert_eq!(lines_with_full_values(&cache, 1_000, |entry| held.push(entry)), 500);
+    drop(held);
+    assert_eq!(cache.count(), 0);
 }
 
 #[test]
 fn cache_that_is_off_finds_nothing_and_still_knows_what_is_held() {
     let cache = cache(100);
-    cache.create(1, 5, Reusable::Yes).unwrap();
-    cache.create(1, 6, Reusable::Yes).unwrap();
+    cache.create(1, 5).unwrap();
+    cache.create(1, 6).unwrap();
     assert!(cache.get(1, 5).is_some());
     let entry = cache.find_first(1).unwrap();
     cache.switch_off();
     assert!(cache.find_first(1).is_none() && cache.get(1, 6).is_none());
-    assert_eq!(cache.create(2, 7, Reusable::Yes), Err(CreateError::Off));
+    assert_eq!(cache.create(2, 7), Err(CreateError::Off));
     assert_eq!(cache.count(), 1);
     assert!(cache.delete_or_get(1, 6).is_some() && cache.delete_or_get(1, 5).is_none());
     drop(entry);
@@ -361,8 +416,8 @@ fn cache_that_is_off_finds_nothing_and_still_knows_what_is_held() {
 #[test]
 fn entry_of_another_cache_leads_nowhere() {
     let (one, other) = (cache(10), cache(10));
-    one.create(1, 5, Reusable::Yes).unwrap();
-    one.create(1, 6, Reusable::Yes).unwrap();
+    one.create(1, 5).unwrap();
+    one.create(1, 6).unwrap();
     let entry = one.find_first(1).unwrap();
     assert!(other.find_next(&entry).is_none());
     assert!(one.find_next(&entry).is_some());

@@ -30,7 +30,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions, Reusable};
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 use corewalk_sync::{Mutex, SlotArena};
 
 use super::set::Set;
@@ -155,7 +155,7 @@ impl Blocks {
         let block = Arc::new(block);
         *self.place(number).lock() = Place { users: 1, block: Some(Arc::clone(&block)) };
         // K.2: no entry leads here, so the pair is new. Without an entry it is just not found.
-        let entered = self.cache.create(key, u64::from(number), Reusable::Yes);
+        let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block
     }
