@@ -103,6 +103,7 @@ impl Scene {
             hook: Some(Box::new(looked_up.clone())),
             backing: Some(Box::new(memory.clone())),
             ..NamespaceOptions::default()
+            ..NamespaceOptions::default()
         };
         Self { namespace: Namespace::new(options).unwrap(), looked_up, memory }
     }
