@@ -146,6 +146,8 @@ pub struct NamespaceOptions {
     /// For how long a semop(2) of this process that has to wait looks for its turn before it sleeps, in
     /// nanoseconds; 0 to sleep at once. The default is [`SPIN_NS_MAX`], and more counts as that.
     ///
+    /// Each look is a sched_yield(2), so it is 0 that threads with `SCHED_DEADLINE` want.
+    ///
     /// A signal that comes meanwhile does not end the wait with `EINTR`; [`Task::interrupt`] does, and
     /// [`Task::interrupt_own`] in the signal's handler.
     pub spin_ns_max: u64,

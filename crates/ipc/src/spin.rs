@@ -43,7 +43,7 @@ impl Spin {
             // One in vain among many that are not is no reason to rest for long.
             if last > REST_MIN {
                 // ORDERING: Relaxed. As in `is_worth_it`.
-                self.last_rest.store(last - last / 16, Ordering::Relaxed);
+                self.last_rest.store(last - last / 64, Ordering::Relaxed);
             }
             return;
         }

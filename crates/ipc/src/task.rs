@@ -62,7 +62,8 @@ const PID: usize = 3;
 pub(crate) const LAST_GENERATION: usize = 7;
 
 thread_local! {
-    /// The call of this thread that waits: where its namespace lies, and its node or 0.
+    /// The call of this thread that waits: where its task lies, and its node or 0. A forked child, which has
+    /// a copy of this, has another task.
     static WAITING: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
 }
 
@@ -98,12 +99,20 @@ pub struct Task {
     pub(crate) abandoned: Mutex<Vec<u32>>,
     /// Tasks of programs that this process was before, see [`Task::adopt`].
     former: Vec<u32>,
-    /// The lines of a message that it has done with and keeps for its next one, or 0.
-    pub(crate) kept_message: AtomicU32,
-    /// Whether waits of this task look before they sleep.
-    pub(crate) spin: Spin,
+    /// What many of its calls write.
+    pub(crate) hot: Hot,
     /// Segments that it has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
+}
+
+/// What many calls of a task write, apart from what all of them read.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Hot {
+    /// Whether waits of the task look before they sleep.
+    pub(crate) spin: Spin,
+    /// The lines of a message that it has done with and keeps for its next one, or 0.
+    pub(crate) kept_message: AtomicU32,
 }
 
 impl Task {
@@ -124,7 +133,7 @@ impl Task {
         let cred = CredCell::new(cred);
         let [undos, waiting, abandoned] = [(); 3].map(|()| Mutex::new(Vec::new()));
         let (shm, former) = (Mutex::default(), Vec::new());
-        let (spin, kept_message) = (Spin::default(), AtomicU32::new(0));
+        let hot = Hot::default();
         Ok(Self {
             shared,
             owner,
@@ -136,8 +145,7 @@ impl Task {
             abandoned,
             shm,
             former,
-            spin,
-            kept_message,
+            hot,
         })
     }
 
@@ -199,8 +207,8 @@ impl Task {
     ///
     /// It takes no lock and makes no system call. A wait that is over already returns what it came to.
     pub fn interrupt_own(&self) {
-        let (namespace, node) = WAITING.get();
-        if node != 0 && namespace == self.namespace_address() {
+        let (task, node) = WAITING.get();
+        if node != 0 && task == self.address() {
             let status = &self.shared.region.line(node)[STATUS];
             if is_interruptible(status) {
                 // ORDERING: Relaxed. The same thread; it takes the set's lock before it gives up.
@@ -209,8 +217,8 @@ impl Task {
         }
     }
 
-    fn namespace_address(&self) -> usize {
-        std::ptr::from_ref(&*self.shared).addr()
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// Returns how many calls of the task wait and are not yet completed.
@@ -258,7 +266,7 @@ impl Task {
 
     pub(crate) fn begin_wait(&self, node: u32) {
         self.waiting.lock().push(node);
-        WAITING.set((self.namespace_address(), node));
+        WAITING.set((self.address(), node));
     }
 
     pub(crate) fn end_wait(&self, node: u32) {
@@ -313,6 +321,11 @@ impl Shared {
     /// Returns true if the process of the task numbered `index` has ended, as far as one quick look tells.
     pub(crate) fn is_surely_dead(&self, index: u32) -> bool {
         self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(Look::Quick)
+    }
+
+    /// Returns true if one system call finds a process for the task numbered `index`.
+    pub(crate) fn has_process(&self, index: u32) -> bool {
+        identity(task_line(self, index)).has_process()
     }
 
     /// Returns true if the tasks numbered `one` and `other` belong to one process.

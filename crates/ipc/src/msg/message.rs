@@ -20,7 +20,7 @@
 //!
 //! Who is done with a message keeps its lines for its next one, those of one message at most. They stay a
 //! private message of the task. So who receives and sends by turns does not take the lock of the pool, which
-//! all queues share; where lines are short, each task may keep some from the others.
+//! all queues share. All tasks together keep at most a quarter of the lines.
 
 use corewalk_sync::Line;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
@@ -30,6 +30,7 @@ use super::queue::Place;
 use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::namespace::Shared;
+use crate::recover;
 use crate::task::Task;
 
 // Words of a message's first line; 6 and 7 are the pool's, and 1 the links of its list.
@@ -44,8 +45,8 @@ const WORD_BYTES: usize = 8;
 
 const NODE_SHIFT: u32 = 37;
 
-/// Lines of a message that its task may keep at most: those of the longest that a namespace takes by default.
-const KEPT_LINES: u32 = 256;
+/// Of how many lines those are that all tasks together may keep at most: a quarter.
+const KEPT_SHARE: u32 = 4;
 
 /// Whose a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +100,7 @@ impl<'s> Message<'s> {
         let lines = 1 + text.len().div_ceil(LINE_BYTES) as u32;
         let line = match take_kept(task, lines) {
             Some(line) => line,
-            None => shared.layout.msgs.alloc(shared, lines, task.owner, task.owner.index)?,
+            None => alloc_lines(task, lines)?,
         };
         let message = Self { shared, line };
         let first = message.first();
@@ -120,10 +121,13 @@ impl<'s> Message<'s> {
     /// What is kept is a private message still, to whoever reaps the task.
     #[inline]
     pub(super) fn let_go(self, task: &Task) {
-        let is_small = self.shared.layout.msgs.len(&self.shared.region, self.line) <= KEPT_LINES;
+        let layout = &self.shared.layout;
+        let kept_max = layout.msgs.lines / (KEPT_SHARE * layout.tasks_max.max(1));
+        let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
         // ORDERING(ipc-kept): Release. What was read of it was read before another thread writes it.
         let kept = is_small
             && task
+                .hot
                 .kept_message
                 .compare_exchange(0, self.line, Ordering::Release, Ordering::Relaxed)
                 .is_ok();
@@ -220,15 +224,26 @@ impl<'s> Message<'s> {
     }
 }
 
+/// Takes lines from the pool; if there are none, after those of the dead have come back.
+#[inline]
+fn alloc_lines(task: &Task, lines: u32) -> Result<u32, Errno> {
+    let (shared, owner) = (&*task.shared, task.owner);
+    let alloc = || shared.layout.msgs.alloc(shared, lines, owner, owner.index);
+    match alloc() {
+        Err(Errno::NOMEM) if recover::reap_all(shared, owner)? != 0 => alloc(),
+        line => line,
+    }
+}
+
 /// Returns the lines that `task` has kept, if they are as many as a message of `lines` lines takes.
 #[inline]
 fn take_kept(task: &Task, lines: u32) -> Option<u32> {
     // ORDERING: Relaxed. A guess.
-    if task.kept_message.load(Ordering::Relaxed) == 0 {
+    if task.hot.kept_message.load(Ordering::Relaxed) == 0 {
         return None;
     }
     // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
-    let line = Some(task.kept_message.swap(0, Ordering::Acquire)).filter(|line| *line != 0)?;
+    let line = Some(task.hot.kept_message.swap(0, Ordering::Acquire)).filter(|line| *line != 0)?;
     let (pool, region) = (&task.shared.layout.msgs, &task.shared.region);
     let is_own = pool.whose(region, line) == Some(task.owner.index);
     if is_own && pool.len(region, line) == lines.next_power_of_two() {
@@ -243,7 +258,7 @@ fn take_kept(task: &Task, lines: u32) -> Option<u32> {
 /// Gives back the lines that a task has kept, at its end.
 pub(crate) fn exit_msg(task: &Task) {
     // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
-    let line = task.kept_message.swap(0, Ordering::Acquire);
+    let line = task.hot.kept_message.swap(0, Ordering::Acquire);
     let pool = &task.shared.layout.msgs;
     if line != 0 && pool.whose(&task.shared.region, line) == Some(task.owner.index) {
         pool.free(&task.shared, line, task.owner);

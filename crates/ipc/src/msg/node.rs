@@ -178,6 +178,12 @@ impl<'s> Node<'s> {
         }
     }
 
+    /// Returns what the low half of the status is as long as the task sleeps: what is there, whoever wrote it,
+    /// without what ends the sleep.
+    pub(super) fn asleep(&self) -> u32 {
+        low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
+    }
+
     /// Tells the task what its call came to: a receiver the line of its message. The node is in no list
     /// any more, and is not looked at after this; but if the task has left it, this returns false, and the
     /// node is to be freed.

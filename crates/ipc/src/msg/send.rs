@@ -179,7 +179,7 @@ impl Task {
             Scope::Private => Deadline::NEVER,
             Scope::Shared => Deadline { monotonic_ns: futex::now().monotonic_ns + HEARTBEAT_NS },
         };
-        let ended = futex::wait(node.word(), 0, deadline, scope);
+        let ended = futex::wait(node.word(), node.asleep(), deadline, scope);
         if ended == Ended::TimedOut {
             drop(queue.lock(self.owner));
         }

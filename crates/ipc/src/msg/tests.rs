@@ -2,6 +2,7 @@
 //! nodes alone.
 
 use corewalk_sync::primitives::{Arc, thread};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 use super::message::{Message, Truth};
@@ -407,6 +408,21 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
         }
         assert_eq!(ranges(&other), 0);
     }
+}
+
+/// Lines that the dead have kept or were writing come back to who finds none.
+#[test]
+fn sender_that_finds_no_lines_gets_those_of_the_dead() {
+    let capacity = Capacity { queues: 1, msgs: 16, waits: 4, tasks: 4, ..Capacity::LEAST };
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let file = memfd_create("lines", MemfdFlags::CLOEXEC).unwrap();
+    let namespace = Namespace::open_fd(&file, options).unwrap();
+    let [one, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    while Message::alloc(&other, 1, b"written").is_ok() {}
+    assert_eq!(one.msgsnd(id, 1, b"text", 0), Err(Errno::NOMEM), "they are those of the living");
+    crate::sem::dead::kill(other);
+    assert_eq!(one.msgsnd(id, 1, b"text", 0), Ok(()));
 }
 
 #[test]

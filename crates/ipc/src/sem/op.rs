@@ -225,7 +225,7 @@ impl Task {
                 Ok(())
             }
             Verdict::Blocks(at) => {
-                let is_watched = self.shared.spin_ns != 0 && self.spin.is_worth_it();
+                let is_watched = self.is_to_watch(deadline);
                 let node = Node::alloc(&self.shared, call, at, (self.owner, is_watched))?;
                 if let Err(errno) = queue::enqueue(&mut txn, node, sops) {
                     node.free(self.owner);
@@ -247,6 +247,16 @@ impl Task {
         }
     }
 
+    /// Returns true if a wait until `deadline` is to look before it sleeps.
+    fn is_to_watch(&self, deadline: Deadline) -> bool {
+        let spin_ns = self.shared.spin_ns;
+        let is_long = || {
+            let end = Deadline { monotonic_ns: futex::now().monotonic_ns + spin_ns };
+            deadline == Deadline::NEVER || deadline > end
+        };
+        spin_ns != 0 && is_long() && self.hot.spin.is_worth_it()
+    }
+
     /// Waits until the call of `node` is completed, or gives up.
     fn wait(
         &self,
@@ -256,7 +266,7 @@ impl Task {
         (deadline, is_watched): (Deadline, bool),
     ) -> Result<(), Errno> {
         if is_watched {
-            self.spin.tell(node.watch(self.shared.spin_ns));
+            self.hot.spin.tell(node.watch(self.shared.spin_ns));
         }
         loop {
             if let Some(outcome) = node.outcome() {
@@ -272,7 +282,7 @@ impl Task {
                     deadline.min(Deadline { monotonic_ns: beat })
                 }
             };
-            match futex::wait(node.status(), 0, until, self.shared.scope) {
+            match futex::wait(node.status(), node.asleep(), until, self.shared.scope) {
                 Ended::Woken => {}
                 Ended::TimedOut if until == deadline => {
                     return self.give_up(set, node, Errno::AGAIN);

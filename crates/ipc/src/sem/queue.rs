@@ -198,6 +198,12 @@ impl<'s> Node<'s> {
         (status & DONE != 0).then(|| if errno == 0 { Ok(()) } else { Err(errno_of(errno)) })
     }
 
+    /// Returns what the low half of the status is as long as the task sleeps: what is there, whoever wrote it,
+    /// without what ends the sleep.
+    pub(super) fn asleep(&self) -> u32 {
+        low(get(self.status()) & !(DONE | INTERRUPTED))
+    }
+
     pub(super) fn is_interrupted(&self) -> bool {
         status_of(self.status()) & INTERRUPTED != 0
     }
@@ -543,8 +549,9 @@ impl Completed {
 /// Wakes the tasks of completed calls; no lock is held. Returns the tasks that may have died: nobody slept.
 ///
 /// Who was looking at its status sees it without being woken, unless it has died. Nobody looks for
-/// longer than [`SPIN_MS_MAX`], so who has not been there for longer is asked about with one system call,
-/// and a task of this process with none.
+/// longer than [`SPIN_MS_MAX`], so who has not been there for longer is asked about with kill(2) only,
+/// and a task of this process not at all. One that died within that time and that nobody has waited for is not
+/// found so: it is as if it had been killed after.
 pub(crate) fn wake(shared: &Shared, owner: Owner, wakes: &[Wake]) -> Absent {
     let mut absent = Absent::new();
     for wake in wakes {
@@ -552,7 +559,7 @@ pub(crate) fn wake(shared: &Shared, owner: Owner, wakes: &[Wake]) -> Absent {
             None => futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) != 0,
             Some(since) if now_ms().wrapping_sub(since) > SPIN_MS_MAX => false,
             Some(_) => {
-                shared.is_same_process(owner.index, wake.task) || !shared.is_surely_dead(wake.task)
+                shared.is_same_process(owner.index, wake.task) || shared.has_process(wake.task)
             }
         };
         if !is_there {

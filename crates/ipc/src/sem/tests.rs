@@ -7,7 +7,8 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 
-use crate::field::get;
+use crate::field::{get, put};
+use crate::sem::STATUS;
 use crate::{
     Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SPIN_NS_MAX, SemBuf, Task,
 };
@@ -123,4 +124,25 @@ fn waits_that_look_first_lose_no_wake() {
         });
         assert_eq!(ask.sem_getall(id).unwrap(), [0, 0]);
     }
+}
+
+/// What others write into the region is no reason for a wait never to end.
+#[test]
+fn wait_whose_status_means_nothing_ends_in_time() {
+    let _watchdog = Watchdog::start("status that means nothing", Duration::from_secs(120));
+    let task = task();
+    let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+    let timeout = Some(Duration::from_millis(300));
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| task.semtimedop(id, &[SemBuf::new(0, -1, 0)], timeout));
+        let (region, waits) = (&task.shared.region, task.shared.layout.waits);
+        while !wait.is_finished() {
+            for (line, _) in waits.used(region) {
+                put(&region.line(line)[STATUS], 2);
+            }
+            thread::yield_now();
+        }
+        // It is not said which: what is written last is read.
+        assert_eq!(wait.join().unwrap(), Err(Errno::AGAIN));
+    });
 }
