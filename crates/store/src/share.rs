@@ -152,11 +152,13 @@ mod tests {
     use std::collections::{HashMap, HashSet};
     use std::path::PathBuf;
     use std::sync::Arc;
+    use std::time::Duration;
 
     use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
     use corewalk_sync::Mutex;
     use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
     use corewalk_sync::primitives::thread;
+    use corewalk_testkit::race::Watchdog;
 
     use super::*;
     use crate::{Store, StoreOptions, fsck};
@@ -357,6 +359,7 @@ mod tests {
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;
+        let _watchdog = Watchdog::start("two who meet", Duration::from_secs(120));
         let folder = Folder::new("entered");
         let store = folder.open(&Watched::new());
         let files: Vec<_> = (0..PAIRS)
