@@ -46,7 +46,7 @@ pub(crate) fn end() {
     if task.pid() != process::pid() {
         return;
     }
-    if shm::is_on() {
+    if shm::is_on() && task.attached() != 0 {
         shm::unmark_own();
     }
     if call::is_interrupted() || !is_alone() {

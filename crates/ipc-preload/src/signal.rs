@@ -129,7 +129,8 @@ impl Change {
         cell: &'static AtomicPtr<c_void>,
         handler: Option<sighandler_t>,
     ) -> (Self, sighandler_t) {
-        let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR];
+        // The last is ours already: somebody was told of it by a call that we do not see.
+        let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, entry_address()];
         let function = handler.filter(|handler| !words.contains(handler));
         let before = match function {
             // ORDERING: Relaxed. See `arrived`.
