@@ -102,7 +102,7 @@ impl Scene {
             limits: Limits { is_shm_rmid_forced, ..Limits::default() },
             hook: Some(Box::new(looked_up.clone())),
             backing: Some(Box::new(memory.clone())),
-            ..NamespaceOptions::default()..NamespaceOptions::default()
+            ..NamespaceOptions::default()
         };
         Self { namespace: Namespace::new(options).unwrap(), looked_up, memory }
     }
