@@ -8,7 +8,8 @@ use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 
 use crate::field::{get, put};
-use crate::sem::STATUS;
+use crate::sem::dead::wait_without_sleep;
+use crate::sem::{INTERRUPTED, STATUS};
 use crate::{
     Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SPIN_NS_MAX, SemBuf, Task,
 };
@@ -145,4 +146,21 @@ fn wait_whose_status_means_nothing_ends_in_time() {
         // It is not said which: what is written last is read.
         assert_eq!(wait.join().unwrap(), Err(Errno::AGAIN));
     });
+}
+
+/// A signal's handler that forks leaves the child a copy of what the thread waits for, which is not the
+/// child's.
+#[test]
+fn handler_ends_the_wait_of_its_own_task_alone() {
+    let namespace = Namespace::new(NamespaceOptions::default()).unwrap();
+    let [parent, child] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+    let id = parent.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+    let node = wait_without_sleep(&parent, id, &[SemBuf::new(0, -1, 0)]);
+    let is_interrupted = || get(&parent.shared.region.line(node)[STATUS]) & INTERRUPTED != 0;
+    parent.begin_wait(node);
+    child.interrupt_own();
+    assert!(!is_interrupted());
+    parent.interrupt_own();
+    assert!(is_interrupted());
+    parent.end_wait(node);
 }
