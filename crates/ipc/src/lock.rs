@@ -15,9 +15,9 @@
 //! # A holder that has died
 //!
 //! Who has slept for [`BEAT_NS`], and then after ever longer sleeps, asks whether the owner is still there
-//! ([`Shared::is_dead`]). If it is not, the lock changes hands, and the new holder first puts in order what the
-//! lock protects: the caller says how. Who dies at that leaves the same to the next. Within one process nobody
-//! dies alone, and nothing of this runs.
+//! ([`Shared::is_over`]). If it is not, or its process has another program by now, the lock changes hands, and the
+//! new holder first puts in order what the lock protects: the caller says how. Who dies at that leaves the same to
+//! the next. Within one process nobody dies alone, and nothing of this runs.
 //!
 //! A holder that is there and does not let go (a stopped process, or one that means harm) is waited
 //! for [`WAIT_MAX_NS`], and then the call fails with `EIO`. That is counted anew with each holder, and whenever the
@@ -159,7 +159,7 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
             return Ok(Taken::Free);
         }
         let holder = low(next) & (SLEEPERS - 1) as u32;
-        if !patience.sleep(word, next)? || !is_dead(shared, holder, high(next)) {
+        if !patience.sleep(word, next)? || !is_over(shared, holder, high(next)) {
             continue;
         }
         // The generation in the word makes this fail if it was let go and taken again meanwhile.
@@ -172,9 +172,9 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
 }
 
-fn is_dead(shared: &Shared, holder: u32, generation: u32) -> bool {
+fn is_over(shared: &Shared, holder: u32, generation: u32) -> bool {
     let index = holder.wrapping_sub(1);
-    shared.is_dead(index, Some(generation))
+    shared.is_over(index, Some(generation))
 }
 
 /// Sleeps in turns on a word that somebody is to change, until patience is over.

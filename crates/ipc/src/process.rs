@@ -14,6 +14,14 @@
 //! A process that has died and is not yet waited for has no memory any more: it counts as gone. One
 //! whose first thread has ended while others run is not: it has other threads.
 //!
+//! # Programs
+//!
+//! execve(2) keeps pid and start time, and ends what the program was in the middle of. Where its stack began (field 28)
+//! tells one program of a process from the next: the kernel chooses it anew each time, and above it lie
+//! arguments and environment. Without randomization a program that is replaced by one with the same of both is
+//! taken for it. The random bytes that each program is given (getauxval(3) `AT_RANDOM`) would tell those too, but
+//! no other process may read them. 0 is what is shown of a process that may not be looked at: then nothing is said.
+//!
 //! Where `/proc` shows nothing of a process that kill(2) says is there, it counts as there: that is what
 //! `hidepid` does.
 //!
@@ -95,6 +103,23 @@ impl Identity {
     }
 }
 
+/// Returns what tells the program of a process from those that it was and will be, or 0 if that is not known.
+pub(crate) fn image_of(pid: u32) -> u64 {
+    stat(pid).map_or(0, |stat| stat.image)
+}
+
+/// Returns true if the process has another program now than when `image` was what told it.
+pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
+    if image == 0 || identity == Identity::PRIVATE || identity.0 & IS_SET == 0 {
+        return false;
+    }
+    let is_other = |stat: Stat| {
+        let is_same_process = stat.start & START_MASK == identity.start();
+        is_same_process && stat.image != 0 && stat.image != image
+    };
+    stat(identity.pid()).is_some_and(is_other)
+}
+
 fn is_there(pid: u32) -> bool {
     let pid = Pid::from_raw(pid.cast_signed());
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
@@ -115,6 +140,8 @@ fn has_ended(pid: u32) -> bool {
 
 struct Stat {
     start: u64,
+    /// Where the stack of the program began, or 0.
+    image: u64,
     is_dead: bool,
 }
 
@@ -152,7 +179,8 @@ fn parse(line: &str) -> Option<Stat> {
     let state = fields.first()?;
     let threads: u64 = fields.get(17)?.parse().ok()?;
     let start = fields.get(19)?.parse().ok()?;
-    Some(Stat { start, is_dead: matches!(*state, "Z" | "X" | "x") && threads <= 1 })
+    let image = fields.get(25).and_then(|field| field.parse().ok()).unwrap_or(0);
+    Some(Stat { start, image, is_dead: matches!(*state, "Z" | "X" | "x") && threads <= 1 })
 }
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]

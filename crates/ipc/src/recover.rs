@@ -26,6 +26,7 @@
 use corewalk_sync::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
+use crate::field::put;
 use crate::ids::{Ids, Kind};
 use crate::lock::{Owner, lock};
 use crate::msg;
@@ -33,7 +34,7 @@ use crate::namespace::Shared;
 use crate::process::Look;
 use crate::sem::{self, Absent, Gone};
 use crate::shm;
-use crate::task::{REAPER, STATE, identity, task_line};
+use crate::task::{IMAGE, REAPER, STATE, identity, task_line};
 
 /// How long a waiting call sleeps before it looks whether anybody has died.
 pub(crate) const HEARTBEAT_NS: u64 = 100_000_000;
@@ -134,6 +135,7 @@ fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent)
     let line = task_line(shared, index);
     let state = identity(line);
     let absent = end_all(shared, owner, index)?;
+    put(&line[IMAGE], 0);
     // ORDERING(ipc-task): Release. See `identity`.
     let freed = line[STATE].compare_exchange(state.0, 0, Ordering::Release, Ordering::Relaxed);
     Ok((freed.is_ok(), absent))

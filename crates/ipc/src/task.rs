@@ -14,6 +14,7 @@
 //! | `GENERATION` | which of the tasks that had this line, counted over the namespace |
 //! | `REAPER` | the lock of who cleans up after the task |
 //! | `PID` | the number that `GETPID` tells |
+//! | `IMAGE` | which program of the process it is, or 0 (`process`); 0 in a line that is free |
 //!
 //! The other words are free. A line is given up by the task itself, or, after its death, by a holder of `REAPER`.
 //!
@@ -34,7 +35,7 @@ use crate::lock::Owner;
 use crate::msg::is_interruptible;
 use crate::namespace::{Limits, Shared};
 use crate::perm::{Cred, CredCell};
-use crate::process::{Identity, Look};
+use crate::process::{Identity, Look, has_other_image, image_of};
 use crate::recover;
 use crate::sem::{INTERRUPTED, STATUS, is_waiting};
 use crate::spare;
@@ -57,6 +58,7 @@ pub(crate) const STATE: usize = 0;
 pub(crate) const GENERATION: usize = 1;
 pub(crate) const REAPER: usize = 2;
 const PID: usize = 3;
+pub(crate) const IMAGE: usize = 4;
 
 /// Word of the header: the generation that was handed out last.
 pub(crate) const LAST_GENERATION: usize = 7;
@@ -318,6 +320,16 @@ impl Shared {
         is_other || identity(line).is_gone(Look::Close)
     }
 
+    /// Returns true if the task numbered `index` will not go on with what it is in the middle of: it is gone, or its
+    /// process has another program by now. Its adjustments stay then, until the process ends.
+    pub(crate) fn is_over(&self, index: u32, generation: Option<u32>) -> bool {
+        if self.is_dead(index, generation) {
+            return true;
+        }
+        let line = task_line(self, index);
+        self.scope == futex::Scope::Shared && has_other_image(identity(line), get(&line[IMAGE]))
+    }
+
     /// Returns true if the process of the task numbered `index` has ended, as far as one quick look tells.
     pub(crate) fn is_surely_dead(&self, index: u32) -> bool {
         self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(Look::Quick)
@@ -388,9 +400,9 @@ fn former_lines(shared: &Shared, owner: Owner, pid: u32) -> Vec<u32> {
 
 /// Takes a free line for a task of this process.
 fn claim_line(shared: &Shared, pid: u32) -> Option<Owner> {
-    let identity = match shared.scope {
-        futex::Scope::Private => Identity::PRIVATE,
-        futex::Scope::Shared => Identity::own(),
+    let (identity, image) = match shared.scope {
+        futex::Scope::Private => (Identity::PRIVATE, 0),
+        futex::Scope::Shared => (Identity::own(), image_of(std::process::id())),
     };
     let generation = next_generation(shared);
     lines_for(shared, pid).find_map(|index| {
@@ -399,6 +411,7 @@ fn claim_line(shared: &Shared, pid: u32) -> Option<Owner> {
         line[STATE].compare_exchange(0, identity.0, Ordering::Acquire, Ordering::Relaxed).ok()?;
         put(&line[GENERATION], u64::from(generation));
         put(&line[PID], u64::from(pid));
+        put(&line[IMAGE], image);
         Some(Owner { index, generation })
     })
 }
@@ -423,8 +436,10 @@ impl Drop for Task {
         if detached.is_err() {
             return;
         }
+        let line = task_line(&self.shared, self.owner.index);
+        put(&line[IMAGE], 0);
         // ORDERING(ipc-task): Release. See `identity`.
-        task_line(&self.shared, self.owner.index)[STATE].store(0, Ordering::Release);
+        line[STATE].store(0, Ordering::Release);
     }
 }
 

@@ -349,7 +349,7 @@ impl Pause<'_, '_> {
             if is_time {
                 let (shared, owner) = (self.patience.shared, seen.frozen_by());
                 let state = identity(task_line(shared, owner));
-                let is_dead = shared.is_dead(owner, None);
+                let is_dead = shared.is_over(owner, None);
                 return Ok(Some(state).filter(|_| is_dead));
             }
         }

@@ -3,10 +3,14 @@
 use corewalk_sync::primitives::thread;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use super::dead::{kill, wait_without_sleep};
 use super::set::{Set, WORD};
 use crate::field::put;
+use crate::process::{Identity, image_of};
+use crate::task::{IMAGE, STATE, task_line};
 use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
 
 const DOWN: SemBuf = SemBuf::new(1, -1, 0);
@@ -111,6 +115,41 @@ fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     assert_eq!(found.lock(other.owner).err(), Some(Errno::IDRM));
     go_on();
     assert_eq!(found.lock(other.owner).err(), Some(Errno::IDRM));
+}
+
+/// A thread calls execve(2) while another is in the middle of something; the next program uses no namespace.
+#[test]
+fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
+    let namespace = namespace(1);
+    let (holder, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    holder.semop(id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
+    let mut child = Command::new("sh")
+        .args(["-c", "read line; exec sleep 600"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (identity, image) = (Identity::of(child.id()), image_of(child.id()));
+    let line = task_line(&other.shared, holder.owner.index);
+    put(&line[STATE], identity.0);
+    put(&line[IMAGE], image);
+    let index = holder.owner.index;
+    assert!(!other.shared.is_over(index, None), "it is still the same program");
+    drop(stop(&holder, id));
+    std::mem::forget(set(&holder, id).lock(holder.owner).unwrap());
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    // Where nothing is shown of a program there is nothing to tell it by.
+    while image != 0 && image_of(child.id()) == image {
+        thread::yield_now();
+    }
+    let seen = other.sem_getall(id);
+    assert_eq!(seen, if image == 0 { Err(Errno::IO) } else { Ok(vec![0, 1]) });
+    assert!(!other.shared.is_dead(index, None), "its adjustment stays");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::mem::forget(holder);
+    namespace.recover().unwrap();
+    assert_eq!(other.sem_getall(id), Ok(vec![0, 0]));
 }
 
 #[test]
