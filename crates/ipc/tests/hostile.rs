@@ -7,8 +7,8 @@
 //! `COREWALK_IPC_MUTATIONS=1000000` makes as many changes; the default is 50,000.
 
 use corewalk_ipc::{
-    Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO,
-    SemBuf, Task,
+    Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, MSG_COPY, MSG_NOERROR, Namespace,
+    NamespaceOptions, SEM_UNDO, SemBuf, Task,
 };
 use corewalk_sync::Region;
 use corewalk_sync::primitives::atomic::Ordering;
@@ -24,6 +24,8 @@ const BATCHES: u64 = 16;
 /// What a call may take: two locks that a living task seems to hold, and some.
 const CALL_MAX: Duration = Duration::from_secs(45);
 
+const NOWAIT: i32 = IPC_NOWAIT as i32;
+
 /// Above all numbers of tasks, so that a pid is never taken for the number of a task that lives.
 const PID: u32 = 3_000_000;
 
@@ -34,10 +36,58 @@ struct Victim {
     ids: Vec<i32>,
 }
 
+/// Sets, and the least of the others.
+const SETS: Capacity =
+    Capacity { sets: 8, sems: 64, undos: 128, waits: 64, tasks: 16, ..Capacity::LEAST };
+
+/// Queues and segments, and the least of sets.
+const OTHERS: Capacity = Capacity {
+    queues: 8,
+    msgs: 256,
+    waits: 32,
+    segments: 8,
+    attaches: 32,
+    tasks: 16,
+    ..Capacity::LEAST
+};
+
 impl Victim {
-    fn new() -> Self {
-        let capacity =
-            Capacity { sets: 8, sems: 64, undos: 128, waits: 64, tasks: 16, ..Capacity::LEAST };
+    /// A namespace in which most lines are those of sets.
+    fn with_sets() -> Self {
+        let mut victim = Self::new(SETS);
+        let task = &victim.task;
+        let ids =
+            (0..3).map(|key| task.semget(key, 4, IPC_CREAT | 0o600).unwrap()).collect::<Vec<_>>();
+        for id in &ids {
+            task.sem_setall(*id, &[9; 4]).unwrap();
+            for task in [task, &victim.others[0], &victim.others[1]] {
+                task.semop(*id, &[SemBuf::new(1, 1, SEM_UNDO), SemBuf::new(0, -1, SEM_UNDO)])
+                    .unwrap();
+            }
+        }
+        victim.ids = ids;
+        victim
+    }
+
+    /// A namespace in which most lines are those of queues and segments.
+    fn with_others() -> Self {
+        let mut victim = Self::new(OTHERS);
+        for key in 1..4 {
+            let task = &victim.task;
+            let queue = task.msgget(key, IPC_CREAT | 0o600).unwrap();
+            for size in [1, 70, 200] {
+                task.msgsnd(queue, 1 + size as i64 % 3, &vec![7; size], NOWAIT).unwrap();
+            }
+            let segment = task.shmget(key, 4096, IPC_CREAT | 0o600).unwrap();
+            for task in [task, &victim.others[0], &victim.others[1]] {
+                task.shmat(segment, 0, 0).unwrap().attached_at(0x1000 * key as usize);
+            }
+            victim.ids.extend([queue, segment]);
+        }
+        victim
+    }
+
+    fn new(capacity: Capacity) -> Self {
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
         let file = memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap();
         let namespace = Namespace::open_fd(&file, options).unwrap();
@@ -46,16 +96,7 @@ impl Victim {
         let register = || namespace.register(Cred::root(), PID).unwrap();
         drop(register());
         let (task, others) = (register(), [register(), register()]);
-        let ids =
-            (0..3).map(|key| task.semget(key, 4, IPC_CREAT | 0o600).unwrap()).collect::<Vec<_>>();
-        for id in &ids {
-            task.sem_setall(*id, &[9; 4]).unwrap();
-            for task in [&task, &others[0], &others[1]] {
-                task.semop(*id, &[SemBuf::new(1, 1, SEM_UNDO), SemBuf::new(0, -1, SEM_UNDO)])
-                    .unwrap();
-            }
-        }
-        Self { task, others, region, ids }
+        Self { task, others, region, ids: Vec::new() }
     }
 
     /// Changes one place of the file, but not its header: that is read only to join.
@@ -86,6 +127,27 @@ impl Victim {
         }
     }
 
+    /// Makes a call on queues or segments; what it returns is anybody's guess.
+    fn call_others(&self, rng: &mut Rng) {
+        let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
+        let id = *rng.pick(&self.ids);
+        let (num, at) = (rng.below(8) as i32, 0x1000 * rng.below(8) as usize);
+        let msgtyp = rng.below(7) as i64 - 3;
+        match rng.below(16) {
+            0..3 => drop(task.msgsnd(id, 1 + rng.below(3) as i64, &[1; 100], NOWAIT)),
+            3..6 => drop(task.msgrcv(id, &mut [0; 64], msgtyp, NOWAIT | MSG_NOERROR)),
+            6 => drop(task.msgrcv(id, &mut [0; 4096], i64::from(num), NOWAIT | MSG_COPY)),
+            7 => drop((task.msg_stat(id), task.msg_totals(), task.msg_stat_any(num))),
+            8 => drop(task.msg_set(id, 1, 1, 0o666, 100 + rng.below(2000))),
+            9 => drop(task.msgget(IPC_PRIVATE, 0o600).map(|id| task.msg_rmid(id))),
+            10 => drop(task.msgget(num, IPC_CREAT | 0o600)),
+            11..13 => drop(task.shmat(id, 0, 0).map(|mapping| mapping.attached_at(at))),
+            13 => drop((task.shmdt(at), task.shm_totals(), task.shm_stat_any(num))),
+            14 => drop(task.shmget(num, 1, IPC_CREAT | 0o600).map(|id| task.shm_rmid(id))),
+            _ => drop((task.shm_stat(id), task.shm_set(id, 1, 1, 0o666), task.shm_lock(id))),
+        }
+    }
+
     /// Makes a call of any kind; what it returns is anybody's guess.
     fn call(&self, rng: &mut Rng) {
         let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
@@ -110,15 +172,27 @@ impl Victim {
 
 #[test]
 fn calls_on_a_region_that_others_overwrite_return() {
-    let wanted = std::env::var("COREWALK_IPC_MUTATIONS").ok().and_then(|text| text.parse().ok());
-    let wanted: u64 = wanted.unwrap_or(50_000);
+    overwrite(Victim::with_sets, Victim::call, 1);
+}
+
+/// Fewer changes, since there are fewer protocols.
+#[test]
+fn calls_on_queues_and_segments_that_others_overwrite_return() {
+    overwrite(Victim::with_others, Victim::call_others, 4);
+}
+
+/// Makes a part of the changes that are wanted.
+fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
+    let wanted = std::env::var("COREWALK_IPC_MUTATIONS").ok();
+    let wanted: Option<u64> = wanted.and_then(|text| text.parse().ok());
+    let wanted = wanted.unwrap_or(50_000) / part;
     let seed = Seed::choose();
     let _report = ReportSeed::new(seed);
     let mut rng = Rng::new(seed);
     let (mut mutations, mut slowest) = (0, Duration::ZERO);
     let mut slow = 0;
     while mutations < wanted {
-        let victim = Victim::new();
+        let victim = make();
         let mut is_slow = false;
         for _ in 0..BATCHES {
             (0..BATCH).for_each(|_| victim.mutate(&mut rng));
@@ -126,7 +200,7 @@ fn calls_on_a_region_that_others_overwrite_return() {
             for _ in 0..8 {
                 let _watchdog = Watchdog::start("a call on a hostile region", 2 * CALL_MAX);
                 let start = Instant::now();
-                victim.call(&mut rng);
+                call(&victim, &mut rng);
                 slowest = slowest.max(start.elapsed());
                 is_slow |= start.elapsed() > Duration::from_secs(1);
             }
