@@ -29,7 +29,7 @@ use crate::process::{self, AttachLock};
 use crate::shm;
 
 /// How long a parent waits for a child that is stopped, in seconds.
-const WAIT_MAX_S: i64 = 10;
+const WAIT_MAX_S: i64 = 30;
 
 /// What a fork under way holds.
 struct Forking {

@@ -39,7 +39,7 @@ const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
 
 /// Looks at most so often whether something has happened, a tenth of a millisecond apart.
-const LOOKS_MAX: u32 = 100_000;
+const LOOKS_MAX: u32 = 1_000_000;
 
 pub(crate) fn set(nsems: i32) -> i32 {
     sysv::semget(libc::IPC_PRIVATE, nsems, 0o600).expect("a set")

@@ -55,7 +55,7 @@ fn install(signal: i32, new: Option<&libc::sigaction>) -> libc::sigaction {
 
 /// One signal ends a wait, however soon it comes after the call was queued.
 pub(crate) fn soon() {
-    const ROUNDS: u32 = 2000;
+    const ROUNDS: u32 = 500;
     let id = set(2);
     sysv::catch_usr1().expect("a handler");
     let pid = child(|| {
