@@ -5,6 +5,7 @@ use corewalk_sync::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
+use super::filter::Filter;
 use super::message::{Message, Truth};
 use super::node::{Node, Role, Status};
 use super::queue::Queue;
@@ -25,6 +26,25 @@ fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
 
 fn queue(task: &Task, id: i32) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id).unwrap())
+}
+
+/// A sender that was called because there is room has stopped waiting, although it may find none.
+#[test]
+fn call_that_is_to_look_again_does_not_count_as_waiting() {
+    let namespace = namespace();
+    let task = task(&namespace, 1);
+    let id = task.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let who = (Role::Sender, queue(&task, id).place, 1);
+    let node = Node::alloc(&task, who, 1, Filter::Any).unwrap();
+    task.begin_wait(node.line);
+    assert_eq!(task.waiting(), 1);
+    assert!(node.call());
+    assert_eq!(task.waiting(), 0);
+    node.answer_call();
+    assert_eq!(task.waiting(), 1);
+    task.end_wait(node.line);
+    node.forget();
+    node.free(task.owner);
 }
 
 /// Runs `call` on a thread of its own, and returns once it waits.

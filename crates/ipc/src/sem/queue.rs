@@ -108,9 +108,10 @@ pub(crate) struct Wake {
 /// Tasks that did not sleep when they were woken: they may have died.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
-/// Returns true if the call of a node is neither completed nor asked to give up.
+/// Returns true if the call of a node is neither completed nor asked to give up, nor, if it is one about a
+/// message queue, called to look again. Whether its task looks or sleeps does not matter.
 pub(crate) fn is_waiting(status: &AtomicU64) -> bool {
-    status_of(status) & (DONE | INTERRUPTED) == 0
+    status_of(status) as u32 & !(AWAKE as u32) == 0
 }
 
 fn status_of(status: &AtomicU64) -> u64 {
