@@ -105,8 +105,8 @@ impl Block {
     }
 
     /// Returns the content.
-    pub(crate) fn content(&self) -> Arc<[u8]> {
-        self.content.clone()
+    pub(crate) fn content(&self) -> &Arc<[u8]> {
+        &self.content
     }
 
     fn new(id: u64, content: Arc<[u8]>, hash: Hash, users: u32) -> Arc<Block> {

@@ -93,11 +93,13 @@ impl Store {
         let mut state = inode.state.write();
         state.check()?;
         let before = state.record;
-        let set = self.set_of(&state, view)?;
-        let changed = change(&mut state, &set)
-            .and_then(|set| self.change_set(&mut state, &set, view))
-            .inspect_err(|_| state.record = before);
-        changed?;
+        self.load_block(&mut state, view)?;
+        // Taken, and not cloned: all who share it would meet at its count of references.
+        let block = state.block.take();
+        let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
+        state.block = block;
+        let changed = changed.and_then(|set| self.change_set(&mut state, &set, view));
+        changed.inspect_err(|_| state.record = before)?;
         state.record.ctime = now();
         inode.save(&state, view);
         Ok(())

@@ -281,13 +281,13 @@ impl Store {
     pub(crate) fn set_of(&self, state: &State, view: &View) -> Result<Arc<[u8]>, Errno> {
         match (&state.block, state.record.xattr) {
             (_, 0) => Ok(Arc::default()),
-            (Some(block), _) => Ok(block.content()),
-            (None, id) => Ok(self.blocks.get(id, view)?.content()),
+            (Some(block), _) => Ok(block.content().clone()),
+            (None, id) => Ok(self.blocks.get(id, view)?.content().clone()),
         }
     }
 
     /// Gets the block of attributes of an inode into memory, if it has one. `EIO` if it cannot be read.
-    fn load_block(&self, state: &mut State, view: &View) -> Result<(), Errno> {
+    pub(crate) fn load_block(&self, state: &mut State, view: &View) -> Result<(), Errno> {
         if state.block.is_none() && state.record.xattr != 0 {
             state.block = Some(self.blocks.get(state.record.xattr, view)?);
         }
@@ -312,7 +312,7 @@ impl Store {
                 self.blocks.release(&old, view, &self.space);
                 None
             }
-            (Some(old), false) if *old.content() == *set => Some(old),
+            (Some(old), false) if **old.content() == *set => Some(old),
             (Some(old), false) => {
                 let new = self.blocks.replace(&old, set, view, &self.space);
                 // The inode keeps what it had.
