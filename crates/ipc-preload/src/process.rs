@@ -106,7 +106,8 @@ pub(crate) fn register_child(parent: &Task) {
 
 /// Asks anew who the process acts as.
 pub(crate) fn refresh_cred() {
-    if let Some(task) = known_task() {
+    // A child of vfork(2) has its parent's memory, and is another.
+    if let Some(task) = own_task() {
         // A child that is registered reads it: see `fork`.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());

@@ -385,7 +385,10 @@ impl Blocks {
     /// Takes a user off a block that has others, and unlocks it.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        self.index.note_users(block.hash.key, block.id, *users);
+        // Stores of before may have longer ones with several users; those stay out of the index.
+        if block.content().len() <= SHARED_BYTES_MAX {
+            self.index.note_users(block.hash.key, block.id, *users);
+        }
         block.save_users(*users, view);
         drop(users);
         self.index.left(block.id);

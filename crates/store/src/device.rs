@@ -132,12 +132,13 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // The zeros first: whoever is killed meanwhile, or finds no room, leaves a shorter file without holes.
+        // The length first, in one step: the database goes by the length of its file, and takes one that it has
+        // not set for another's. Whoever is killed before the zeros leaves holes, which `reserve` gives room.
+        self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
             return Err(error);
         }
-        self.file.set_len(len)?;
         *end = len;
         Ok(())
     }

@@ -137,7 +137,11 @@ impl Place {
                 }
                 Ok(())
             }
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => self.check_shm(),
+            // One of ours has been removed above: this is somebody else's.
+            Err(error) if self.anonymous.is_some() => Err(failed(&error)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                self.check_shm(status.uid(), mode)
+            }
             Err(error) => Err(failed(&error)),
         }
     }
@@ -153,16 +157,21 @@ impl Place {
         }
     }
 
-    /// Looks whether the folder that is there is one of ours.
-    fn check_shm(&self) -> Result<(), Failure> {
+    /// Looks whether the folder that is there belongs to whom the namespace belongs to, and lets in nobody else:
+    /// all memory that is made goes to who has the folder.
+    fn check_shm(&self, owner: u32, mode: u32) -> Result<(), Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::of(self.shm.display(), error);
         let status = fs::symlink_metadata(&self.shm).map_err(|error| failed(&error))?;
-        let user = geteuid();
         if !status.is_dir() {
             return Err(failed(&"the memory of segments needs a folder of this name"));
         }
-        if !user.is_root() && status.uid() != user.as_raw() {
+        if status.uid() != owner {
             return Err(failed(&"the folder for the memory of segments is another user's"));
+        }
+        if status.mode() & 0o777 & !(mode | 0o700) != 0 {
+            return Err(failed(
+                &"the folder for the memory of segments lets in who may not read the namespace",
+            ));
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! `corewalk ipc`: what a user sees of it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use crate::fixtures::{Folder, corewalk, run};
 
@@ -111,4 +112,11 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     fs::write(format!("{path}.shm"), "no folder").expect("a folder of ours");
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
+    fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
+    // Whoever made it for others to enter would be given the memory of all segments.
+    fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
+    let open = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");
+    let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
+    folder.assert_refused(exec, 1, "lets in who may not read the namespace");
 }

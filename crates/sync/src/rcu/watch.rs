@@ -47,6 +47,10 @@ struct Watch {
     met_at: Instant,
 }
 
+/// How long a thread waits for the registry, which is for diagnosis only: in the child of a fork it may have been
+/// copied locked, and then nobody lets go of it.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 static REGISTRY: Mutex<Vec<Watch>> = Mutex::new(Vec::new());
 
 /// A thread's own side.
@@ -120,7 +124,9 @@ impl Reader {
     fn register() -> Self {
         let record = Arc::new(Record::new(AtomicU64::new(0)));
         let watch = Watch { record: Arc::clone(&record), met: 0, met_at: Instant::now() };
-        REGISTRY.lock().push(watch);
+        if let Some(mut registry) = REGISTRY.try_lock_for(PATIENCE) {
+            registry.push(watch);
+        }
         Self { record, depth: Cell::new(0), defers: Cell::new(0) }
     }
 
@@ -135,7 +141,9 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        REGISTRY.lock().retain(|watch| !Arc::ptr_eq(&watch.record, &self.record));
+        if let Some(mut registry) = REGISTRY.try_lock_for(PATIENCE) {
+            registry.retain(|watch| !Arc::ptr_eq(&watch.record, &self.record));
+        }
     }
 }
 
