@@ -5,7 +5,8 @@
 //! - There is memory of the segments that are there, and of no other.
 //! - All lines for attaches can be had again.
 //!
-//! In the control nobody cleans up after those who were killed: what they have attached has to be noticed.
+//! In the control the memory of segments that are gone is not given back, which has to be noticed. Attaches of the
+//! killed are no control: whoever asks for `shm_nattch` cleans up after them.
 
 use corewalk_ipc::{
     Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, SHM_DEST,
@@ -32,6 +33,7 @@ const CHURN: i32 = 10;
 struct Memory {
     there: Arc<Region>,
     file: Arc<OwnedFd>,
+    mode: Mode,
 }
 
 impl Memory {
@@ -53,6 +55,9 @@ impl Backing for Memory {
     }
 
     fn remove(&self, name: SegmentName) {
+        if self.mode == Mode::Control {
+            return;
+        }
         let (word, bit) = self.word(name);
         // ORDERING: Relaxed. As above.
         word.fetch_and(!bit, Ordering::Relaxed);
@@ -129,7 +134,8 @@ impl Segments {
     fn namespace(&self) -> Namespace {
         let capacity =
             Capacity { segments: SEGMENTS, attaches: ATTACHES, tasks: 64, ..Capacity::LEAST };
-        let memory = Memory { there: Arc::clone(&self.notes), file: Arc::clone(&self.memory) };
+        let (there, file) = (Arc::clone(&self.notes), Arc::clone(&self.memory));
+        let memory = Memory { there, file, mode: self.mode };
         let backing: Option<Box<dyn Backing>> = Some(Box::new(memory));
         let limits = Limits::default();
         let options = NamespaceOptions { capacity, limits, backing, hook: None, ..<_>::default() };
@@ -141,9 +147,7 @@ impl Segments {
     }
 
     fn check_all(&self) -> Result<Result<(), String>, Errno> {
-        if self.mode == Mode::Real {
-            self.namespace().recover()?;
-        }
+        self.namespace().recover()?;
         let task = self.task();
         for index in 0..SEGMENTS as i32 {
             let Ok(stat) = task.shm_stat_any(index) else { continue };
