@@ -3,7 +3,7 @@
 use corewalk_sync::primitives::thread;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
 use super::dead::{kill, wait_without_sleep};
@@ -125,10 +125,14 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
     holder.semop(id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
     let mut child = Command::new("sh")
-        .args(["-c", "read line; exec sleep 600"])
+        .args(["-c", "echo there; read line; exec sleep 600"])
         .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    // It is started before its stack is where it stays.
+    let mut there = [0; 5];
+    child.stdout.take().unwrap().read_exact(&mut there).unwrap();
     let (identity, image) = (Identity::of(child.id()), image_of(child.id()));
     let line = task_line(&other.shared, holder.owner.index);
     put(&line[STATE], identity.0);
