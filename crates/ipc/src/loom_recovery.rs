@@ -24,7 +24,8 @@ fn shared() -> Arc<Shared> {
     let layout = Layout::new(&capacity).unwrap();
     let region = Region::private(layout.lines).unwrap();
     let (limits, backing) = (Limits::default(), Box::new(Memfds::default()));
-    Arc::new(Shared { region, layout, limits, hook: None, backing, scope: Scope::Shared })
+    let (hook, scope, spin_ns) = (None, Scope::Shared, 0);
+    Arc::new(Shared { region, layout, limits, hook, backing, scope, spin_ns })
 }
 
 fn task(shared: &Arc<Shared>, pid: u32) -> Task {

@@ -109,7 +109,7 @@ impl World {
         let limits = Limits { is_shm_rmid_forced: case.is_forced, ..Limits::default() };
         let memory = Counted::new();
         let backing: Option<Box<dyn Backing>> = Some(Box::new(memory.clone()));
-        let options = NamespaceOptions { capacity, limits, backing, hook: None };
+        let options = NamespaceOptions { capacity, limits, backing, ..<_>::default() };
         let file = memfd_create("crash", MemfdFlags::CLOEXEC).unwrap();
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let task = |pid| namespace.register(Cred::root(), pid).unwrap();
