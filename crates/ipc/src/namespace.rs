@@ -153,8 +153,8 @@ pub struct NamespaceOptions {
     pub spin_ns_max: u64,
 }
 
-/// The longest that a call looks before it sleeps: about what a sleep and a wake cost where the processor has
-/// to come out of idleness for it (16 to 27 us between two processors, table `wakeup`).
+/// The longest that a call looks before it sleeps: somewhat less than a sleep and a wake cost where the processor
+/// has to come out of idleness for it (28 us: half a round trip of the host's on two processors, table `wakeup`).
 pub const SPIN_NS_MAX: u64 = 20_000;
 
 impl Default for NamespaceOptions {

@@ -1,9 +1,9 @@
 //! Whether a call that has to wait looks for a moment before it sleeps.
 //!
-//! A sleep and a wake cost two system calls and, where the processor was idle, its way out of that: 5 to
-//! 25 us. Where the answer comes sooner, looking for it costs less. Where it does not, or where a third
-//! program wants the processor, looking only costs: so a task that has looked in vain does not look again
-//! for [`REST_MIN`] waits, and for more if that happens again.
+//! A sleep and a wake cost two system calls and, where the processor was idle, its way out of that: 1.4 to
+//! 28 us (half a round trip of the host's in the table `wakeup`). Where the answer comes sooner, looking for it
+//! costs less. Where it does not, or where a third program wants the processor, looking only costs: so a task
+//! that has looked in vain does not look again for [`REST_MIN`] waits, and for more if that happens again.
 //!
 //! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990, for looking
 //! as long as a sleep costs.
