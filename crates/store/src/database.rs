@@ -13,7 +13,7 @@ use corewalk::Errno;
 use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 use redb::{ReadOnlyTable, ReadableDatabase as _, TableDefinition};
 
-use crate::device::{Backend, Device};
+use crate::device::{Backend, Device, Loss};
 use crate::layer::Record;
 use crate::record::{KEY_BYTES, Key};
 
@@ -25,7 +25,7 @@ pub(crate) type Put<'a> = dyn FnMut(&Key, Option<&[u8]>) -> io::Result<()> + 'a;
 /// The open database.
 pub(crate) struct Database {
     inner: redb::Database,
-    is_lost: Arc<AtomicBool>,
+    loss: Loss,
 }
 
 impl Database {
@@ -34,18 +34,28 @@ impl Database {
     /// # Errors
     /// What the device says; `InvalidData` if it holds no database.
     pub(crate) fn open(device: &Arc<dyn Device>, cache_bytes: usize) -> io::Result<Database> {
-        let mut builder = redb::Builder::new();
-        builder.set_cache_size(cache_bytes);
-        let (backend, is_lost) = Backend::new(device.clone());
-        let opened = builder.create_with_backend(backend);
-        opened.map(|inner| Database { inner, is_lost }).map_err(|error| io_error(error.into()))
+        Database::open_with(device, cache_bytes, &Loss::default())
     }
 
-    /// Returns true if no write of its has failed but for want of room, and no sync at all: to open it
-    /// again gives what was confirmed.
-    pub(crate) fn is_intact(&self) -> bool {
-        // ORDERING: Relaxed. Set by a call of this thread.
-        !self.is_lost.load(Ordering::Relaxed)
+    /// As [`Database::open`]; `loss` is told what the device loses, from now until the database is closed.
+    ///
+    /// # Errors
+    /// As [`Database::open`].
+    pub(crate) fn open_with(
+        device: &Arc<dyn Device>,
+        cache_bytes: usize,
+        loss: &Loss,
+    ) -> io::Result<Database> {
+        let mut builder = redb::Builder::new();
+        builder.set_cache_size(cache_bytes);
+        let opened = builder.create_with_backend(Backend::new(device.clone(), loss.clone()));
+        let loss = loss.clone();
+        opened.map(|inner| Database { inner, loss }).map_err(|error| io_error(error.into()))
+    }
+
+    /// Returns what says whether written bytes may have been lost.
+    pub(crate) fn loss(&self) -> &Loss {
+        &self.loss
     }
 
     /// Writes records as one transaction, and returns the database as it is then.

@@ -153,23 +153,36 @@ impl Device for FileDevice {
     }
 }
 
+/// Whether a device may have lost bytes that were written to it: a write has failed for another reason than
+/// want of room, or a sync for any. Then a read may show what is not on the disk, and the next sync say nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Loss(Arc<AtomicBool>);
+
+impl Loss {
+    /// Says that it may.
+    pub(crate) fn note(&self) {
+        // ORDERING: Relaxed. Who asks has the lock of the database, and so had who got the error.
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if it may.
+    pub(crate) fn is_noted(&self) -> bool {
+        // ORDERING: Relaxed. See `note`.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A device as the database wants it.
 #[derive(Debug)]
 pub(crate) struct Backend {
     device: Arc<dyn Device>,
-    is_lost: Arc<AtomicBool>,
+    loss: Loss,
 }
 
 impl Backend {
-    /// Returns `device` for a database, and what says later whether written bytes may have been lost.
-    pub(crate) fn new(device: Arc<dyn Device>) -> (Backend, Arc<AtomicBool>) {
-        let is_lost = Arc::new(AtomicBool::new(false));
-        (Backend { device, is_lost: is_lost.clone() }, is_lost)
-    }
-
-    fn lose(&self) {
-        // ORDERING: Relaxed. Read by the thread that got the error.
-        self.is_lost.store(true, Ordering::Relaxed);
+    /// Returns `device` for a database; `loss` is told what it loses.
+    pub(crate) fn new(device: Arc<dyn Device>, loss: Loss) -> Backend {
+        Backend { device, loss }
     }
 }
 
@@ -190,7 +203,7 @@ impl redb::StorageBackend for Backend {
         self.device.sync().map_err(|error| {
             // The host may have dropped what it could not write, and a read would still show it: whatever
             // the reason was, there is no second try.
-            self.lose();
+            self.loss.note();
             io::Error::other(error)
         })
     }
@@ -198,7 +211,7 @@ impl redb::StorageBackend for Backend {
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
         self.device.write_at(offset, data).inspect_err(|error| {
             if errno_of(error) != Errno::NOSPC {
-                self.lose();
+                self.loss.note();
             }
         })
     }

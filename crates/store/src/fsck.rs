@@ -47,6 +47,11 @@ pub enum Finding {
     Log(u64),
     /// An entry of the log is whole and not understood, at this byte. As above.
     LogEntry(u64),
+    /// The log cannot be read at this byte. As above.
+    LogRead(u64),
+    /// The database is older than its log, so that commits which were confirmed are lost: its generation, and that of
+    /// an entry of the log. As above.
+    DatabaseBehind(u64, u64),
     /// There is no root directory.
     NoRoot,
     /// A record that does not parse; its kind, and the numbers of its key.
@@ -100,6 +105,12 @@ impl fmt::Display for Finding {
                  log, the rest is as it was at the last commit of the database"
             ),
             LogEntry(at) => write!(f, "the log has an entry at byte {at} that is not understood"),
+            LogRead(at) => write!(f, "the log cannot be read at byte {at}"),
+            DatabaseBehind(database, log) => write!(
+                f,
+                "the database is at generation {database}, and its log at {log}: commits that were confirmed are \
+                 lost"
+            ),
             NoRoot => f.write_str("there is no root directory"),
             Unreadable(kind, a, b) => write!(f, "record {kind}/{a}/{b} is not readable"),
             NoInode(dir, ino) => write!(f, "a name in directory {dir} leads to no inode: {ino}"),
@@ -170,6 +181,10 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
         Ok(superblock) => Ok(superblock),
         Err(OpenError::LogDamaged { at, .. }) => Err(Finding::Log(at)),
         Err(OpenError::LogUnreadable { at }) => Err(Finding::LogEntry(at)),
+        Err(OpenError::LogRead { at, .. }) => Err(Finding::LogRead(at)),
+        Err(OpenError::DatabaseBehind { database, log, .. }) => {
+            Err(Finding::DatabaseBehind(database, log))
+        }
         Err(error) => return Err(error),
     };
     let snapshot = database.snapshot()?;

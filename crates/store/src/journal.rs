@@ -33,8 +33,8 @@
 //! # When the host is full
 //! A commit of the database needs room of the host, and there is nobody to refuse any more. So a reserve
 //! is kept: a file of [`RESERVE_BYTES`]. A commit that meets `ENOSPC` gives the reserve up, opens the
-//! database again (it refuses to go on after an error) and tries once more; then
-//! whatever needs more room is refused with `ENOSPC` until the reserve can be had again. If it fails even
+//! database again (it refuses to go on after an error) and tries once more, also where it has been opened again
+//! already since it could not read; then whatever needs more room is refused with `ENOSPC` until the reserve can be had again. If it fails even
 //! so, or with any other error, the store is read-only from then on: `EROFS` for changes, `EIO` for
 //! fsync. What was confirmed is in the database and the log still.
 //!
@@ -42,7 +42,8 @@
 //! The database refuses every read after one that failed, and every transaction: what is not in memory is `EIO`
 //! until it is opened again. So do the next sync, also one that finds nothing to commit, the next commit, and
 //! whoever commits in time (`heal`). If the host still fails then, a commit of records makes the store
-//! read-only; with nothing to commit it is tried again later.
+//! read-only; with nothing to commit it is tried again later. What is opened again must not be older than the last
+//! commit: a database that is, or may be, makes the store read-only at once (`opened`).
 //!
 //! # When the log fails
 //! A write or a sync of the log that fails is no error to anybody: the transaction goes to the database
@@ -52,11 +53,12 @@
 //!
 //! # Locks
 //! The gate, before every other lock of the store. `state` is held for moments, and never while the gate
-//! is asked for. `data_sync`, `log` and `database` are for whoever commits, in this order.
+//! is asked for. `data_sync`, `log` and `opened` are for whoever commits, in this order.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
 
 mod commit;
+mod opened;
 
 use std::io;
 use std::sync::Arc;
@@ -68,6 +70,7 @@ use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_sync::primitives::{SHARDS, shard_index};
 use corewalk_sync::{Condvar, Mutex, OwnLine, RwLock, RwLockReadGuard};
 
+use self::opened::Opened;
 use crate::alloc::Allocator;
 use crate::database::{Database, Snapshot};
 use crate::device::{Device, errno_of};
@@ -118,9 +121,8 @@ pub(crate) struct Journal {
     gate: Box<[OwnLine<RwLock<View>>]>,
     state: Mutex<State>,
     changed: Condvar,
-    database: Mutex<Option<Database>>,
+    opened: Mutex<Opened>,
     devices: Devices,
-    cache_bytes: usize,
     /// Bytes of records from which on the running layer is heavy.
     running_max: u64,
     log: Mutex<Log>,
@@ -300,6 +302,8 @@ impl Journal {
         allocator: Allocator,
     ) -> Result<Journal, Errno> {
         let base = Arc::new(database.snapshot().map_err(|error| errno_of(&error))?);
+        let meta = devices.meta.clone();
+        let opened = Opened::new(database, log.generation(), meta, cache_bytes);
         let running = Arc::new(Layer::new(running_max));
         let view = || View {
             running: running.clone(),
@@ -313,9 +317,8 @@ impl Journal {
             gate: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(view()))).collect(),
             state: Mutex::default(),
             changed: Condvar::new(),
-            database: Mutex::new(Some(database)),
+            opened: Mutex::new(opened),
             devices,
-            cache_bytes,
             running_max,
             log: Mutex::new(log),
             allocator,
@@ -409,7 +412,7 @@ impl Journal {
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && self.is_full.load(Ordering::Relaxed) {
             // A commit that has just given the reserve up is not to find it taken again.
-            let is_renewed = self.database.try_lock().is_some_and(|_idle| self.renew_reserve());
+            let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
             }

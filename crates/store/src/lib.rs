@@ -68,6 +68,8 @@
 //! - A log that is lost while the store is not mounted takes what was confirmed since the last commit of the
 //!   database with it, and nobody notices; so does its last entry if that is damaged, since it might be a write
 //!   that was torn. Damage before it is noticed: the store is not mounted, and `fsck` says so.
+//! - A database that goes back by a commit, since a page of the last one is damaged or `meta` is replaced by an older
+//!   file, is refused if anything went to the log after that commit. If nothing did, nobody notices.
 //! - sync(2) and syncfs(2) do not reach a FUSE server: only fsync does, of files and directories.
 //! - A store whose pages were changed by somebody who knows how is detected by `fsck`, and by a mount only
 //!   in part.

@@ -3,8 +3,8 @@
 //! A commit of the database writes pages here and there, and the blocks of files lie elsewhere still. So
 //! a small transaction is appended to the log as one *entry* instead: its records, and the bytes that it
 //! wrote to files. What the log holds is in memory as well ([`crate::journal`]), until a later commit
-//! writes all of it to the database. That commit also says the log's next *generation*, which makes what
-//! the log holds void. A log is only read when a store is mounted, or checked, after a crash.
+//! writes all of it to the database. Every commit of the database also says the log's next *generation*, which makes
+//! what the log holds void, and tells a database that has lost its last commit from one that has not. A log is only read when a store is mounted, or checked, after a crash.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -19,7 +19,8 @@
 //! # Guarantees
 //! - I.1: an entry counts if all before it count, and generation, number and hash are right. So what was
 //!   synced counts, and what was cut off does not, nor what an earlier generation left. Where one does not
-//!   count and a later one would, the log is damaged, and refused ([`replay`]).
+//!   count and a later one would, the log is damaged, and refused; so is the store if one is of a later generation
+//!   than the database says ([`replay`]).
 //! - I.2: no write touches a block of an entry that counts: each begins on a block of its own.
 //! - I.3: to read a log twice is as to read it once: [`replay`] ends with one transaction of the
 //!   database, which has the next generation.
@@ -101,10 +102,9 @@ impl Log {
         Entry { log: self }
     }
 
-    /// Returns the superblock with which the log becomes void; the same as now if it is empty.
+    /// Returns the superblock of the next commit of the database, with which the log becomes void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
-        let generation = self.superblock.generation + u64::from(self.end > 0);
-        SuperRecord { generation, ..self.superblock }
+        SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
 
     /// Says that the database has the superblock `next_superblock`.
@@ -113,9 +113,9 @@ impl Log {
         (self.end, self.number) = (0, 0);
     }
 
-    /// Returns the bytes of it that are taken.
-    pub(crate) fn used_bytes(&self) -> u64 {
-        self.end
+    /// Returns the generation of the superblock that the database has.
+    pub(crate) fn generation(&self) -> u64 {
+        self.superblock.generation
     }
 }
 

@@ -56,6 +56,23 @@ pub enum OpenError {
         /// The byte at which it begins.
         at: u64,
     },
+    /// The log cannot be read at `at`, where it may have what was confirmed.
+    LogRead {
+        /// The byte.
+        at: u64,
+        /// What the host says.
+        error: io::Error,
+    },
+    /// The database has gone back: the log has an entry of a generation that only a later commit of the database
+    /// begins.
+    DatabaseBehind {
+        /// The generation of the database.
+        database: u64,
+        /// The generation of the entry.
+        log: u64,
+        /// The byte of the log at which it begins.
+        at: u64,
+    },
     /// What the host says.
     Io(io::Error),
 }
@@ -78,6 +95,18 @@ impl fmt::Display for OpenError {
                 f,
                 "the log of the store has an entry at byte {at} that is whole and not understood: another \
                  version of this program may have written it. Mount the store with that one"
+            ),
+            OpenError::LogRead { at, error } => write!(
+                f,
+                "the log of the store cannot be read at byte {at}, where something may be that was confirmed: \
+                 {error}"
+            ),
+            OpenError::DatabaseBehind { database, log, at } => write!(
+                f,
+                "the database of the store is older than its log, which has an entry of generation {log} at byte \
+                 {at}, where the database is at {database}: commits that were confirmed are lost, since `meta` is \
+                 damaged or was replaced. Restore all files of the store from one copy; `corewalk fsck` says what \
+                 the older commit has"
             ),
             OpenError::Io(error) => error.fmt(f),
         }

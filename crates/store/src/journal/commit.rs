@@ -19,14 +19,18 @@ use corewalk::Errno;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::{MutexGuard, RwLockWriteGuard};
 
+use super::opened::Opened;
 use super::{Journal, PATIENCE_MAX, State, View};
-use crate::database::{Database, Snapshot};
+use crate::database::Snapshot;
 use crate::device::errno_of;
 use crate::layer::{Layer, Record};
 use crate::record::{Key, SuperRecord};
 
 /// The most bytes of records, about, that one entry of the log has.
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
+/// How often records are written to the database at most: it has failed to read before, it has no room, and
+/// then it has some.
+const ATTEMPTS_MAX: u32 = 3;
 
 /// How far what is committed must get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,11 +173,15 @@ impl Journal {
         MutexGuard::unlocked(&mut state, || {
             let done = Some(Done::Nothing);
             let _turn = Turn { journal: self, done, since: Instant::now() };
-            let mut database = self.database.lock();
+            let mut opened = self.opened.lock();
             // It may be well by now. What writes of its have lost, to open it again does not bring back.
-            if self.look().base.is_sick() && database.as_ref().is_none_or(Database::is_intact) {
+            if self.look().base.is_sick() && !opened.is_lost() {
                 // Nothing is lost by that: the last commit, and what is above it.
-                let _ = self.open_again(&mut database);
+                let _ = self.open_again(&mut opened);
+                if opened.is_lost() {
+                    // It has gone back, or may: what was confirmed is not to be seen as something else.
+                    self.fail();
+                }
             }
         });
     }
@@ -290,10 +298,9 @@ impl Journal {
         let mut log = self.log.lock();
         let superblock = log.next_superblock();
         let mut records = frozen.all().collect_sorted();
-        if log.used_bytes() > 0 {
-            records.insert(0, super_record(superblock));
-        }
-        let base = Arc::new(self.write_records(&records)?);
+        // Also if the log is empty: what comes next into it is told from what came before.
+        records.insert(0, super_record(superblock));
+        let base = Arc::new(self.write_records(&records, superblock.generation)?);
         log.restart();
         drop(log);
         for shard in &self.gate {
@@ -312,40 +319,43 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes records durable in the database, and returns that as it is then.
-    fn write_records(&self, records: &[(Key, Record)]) -> io::Result<Snapshot> {
-        let mut database = self.database.lock();
-        let first = match &*database {
-            Some(database) => database.write(records),
-            None => Err(io::ErrorKind::Other.into()),
-        };
-        // Where it is none, it was intact when it was to be opened again.
-        let is_intact = database.as_ref().is_none_or(Database::is_intact);
-        match first {
-            Err(error) if is_intact && errno_of(&error) == Errno::NOSPC => {
+    /// Makes records durable in the database, and returns that as it is then. They have a superblock of
+    /// `generation`.
+    fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {
+        let mut opened = self.opened.lock();
+        if !opened.is_open() && !opened.is_lost() {
+            // What it says now it says again below.
+            let _ = self.open_again(&mut opened);
+        }
+        let mut done = opened.write(records, generation);
+        for _ in 1..ATTEMPTS_MAX {
+            let Err(error) = &done else { break };
+            if opened.is_lost() {
+                break;
+            }
+            if errno_of(error) == Errno::NOSPC {
                 // ORDERING: Relaxed. See `grow`.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
-            // A read that failed once makes the database refuse everything; nothing is lost by that.
-            Err(_) if is_intact => {}
-            done => return done,
+            // It refuses everything now, whatever the reason was; nothing is lost by that.
+            done = match self.open_again(&mut opened) {
+                Ok(()) => opened.write(records, generation),
+                Err(error) => Err(error),
+            };
         }
-        self.open_again(&mut database)?.write(records)
+        done
     }
 
     /// Opens the database as the last commit left it.
-    fn open_again<'a>(&self, database: &'a mut Option<Database>) -> io::Result<&'a Database> {
+    fn open_again(&self, opened: &mut Opened) -> io::Result<()> {
         // Nobody may read from the database while it is opened again.
         let mut views = self.close();
         let nothing = Arc::new(Snapshot::closed());
         views.iter_mut().for_each(|view| view.base = nothing.clone());
-        *database = None;
-        let again = Database::open(&self.devices.meta, self.cache_bytes)?;
-        let base = Arc::new(again.snapshot()?);
+        let base = Arc::new(opened.open_again()?);
         views.iter_mut().for_each(|view| view.base = base.clone());
-        drop(views);
-        Ok(database.insert(again))
+        Ok(())
     }
 }
 

@@ -11,11 +11,17 @@
 //! is one, what is missing had been confirmed, and the log is damaged: it is refused, rather than taken
 //! for a shorter one. (Damage to the last entry is not told from a write that was torn.)
 //!
+//! # A database that has gone back
+//! Each commit of the database has a generation that is larger by one, and entries are appended in that
+//! generation after it has become durable. So a later generation than the database's, anywhere in the log, means that
+//! a commit is gone which was confirmed: a page of it was damaged, and the database took the commit before, or
+//! an older file was put in its place. The store is refused. What the log has does not fit that database, and the
+//! bytes of files may not either.
+//!
 //! That an entry has bytes of a file which look like an entry does not matter: who copied them from the
 //! log has a number below that of the entry in which they are, and others do not know the secret.
 
 use std::io;
-use std::ops::RangeInclusive;
 
 use super::{BLOCK_BYTES, DATA, ENTRY_BYTES_MAX, GONE, HASH_BYTES, HEADER_BYTES, VALUE};
 use crate::database::Database;
@@ -29,23 +35,23 @@ use crate::record::{Fields, KEY_BYTES, Key, SuperRecord};
 /// that the database has then.
 ///
 /// # Errors
-/// [`OpenError::LogDamaged`] and [`OpenError::LogUnreadable`], with nothing changed; what the devices say.
+/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`] and
+/// [`OpenError::LogRead`], with nothing changed; what the devices say.
 pub(crate) fn replay(
     devices: &Devices,
     database: &Database,
     superblock: SuperRecord,
 ) -> Result<SuperRecord, OpenError> {
-    let mut reader = Reader::new(&*devices.log, superblock)?;
+    let failed_at = |at: u64| move |error| OpenError::LogRead { at, error };
+    let mut reader = Reader::new(&*devices.log, superblock).map_err(failed_at(0))?;
     loop {
         let at = reader.at;
-        let Some(entry) = reader.next()? else { break };
+        let Some(entry) = reader.next().map_err(failed_at(at))? else { break };
         if each(entry, |_| Ok(())).is_err() {
             return Err(OpenError::LogUnreadable { at });
         }
     }
-    if let Some(later) = reader.find_later()? {
-        return Err(OpenError::LogDamaged { at: reader.at, later });
-    }
+    reader.check_behind()?;
     let count = reader.number;
     if count == 0 {
         return Ok(superblock);
@@ -93,7 +99,8 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// What the device says.
     fn next(&mut self) -> io::Result<Option<&[u8]>> {
-        if !self.read(self.at, self.number..=self.number)? {
+        let found = self.read(self.at)?;
+        if found != Some((self.generation, self.number)) {
             return Ok(None);
         }
         self.number += 1;
@@ -101,44 +108,50 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buffer[HEADER_BYTES..]))
     }
 
-    /// Returns where an entry begins that is later than the next, which does not count, if there is one.
+    /// Looks through all blocks from the next entry on, which does not count.
     ///
     /// # Errors
-    /// What the device says.
-    fn find_later(&mut self) -> io::Result<Option<u64>> {
-        let mut at = self.at;
-        // Each has a block at least.
-        for behind in 1.. {
-            at += BLOCK_BYTES as u64;
-            if at >= self.len {
-                break;
+    /// As `replay`: an entry that is later than the next, or of a later generation; a block that cannot be
+    /// read, since it may have one.
+    fn check_behind(&mut self) -> Result<(), OpenError> {
+        let mut damaged = None;
+        let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
+        // Each has a block at least, so `behind` is how many there may be before this one.
+        for (behind, at) in (0..).zip(blocks) {
+            let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
+            let Some((log, number)) = found else { continue };
+            let later = self.number + 1..=self.number + behind;
+            if log > self.generation {
+                return Err(OpenError::DatabaseBehind { database: self.generation, log, at });
             }
-            if self.read(at, self.number + 1..=self.number + behind)? {
-                return Ok(Some(at));
+            if damaged.is_none() && later.contains(&number) {
+                damaged = Some(OpenError::LogDamaged { at: self.at, later: at });
             }
         }
-        Ok(None)
+        damaged.map_or(Ok(()), Err)
     }
 
-    /// Reads the entry at `at`; returns false if none counts there that has one of these numbers.
-    fn read(&mut self, at: u64, numbers: RangeInclusive<u64>) -> io::Result<bool> {
+    /// Reads the entry at `at`; returns its generation and number, or None if there is none that is whole and
+    /// of this generation or a later one.
+    fn read(&mut self, at: u64) -> io::Result<Option<(u64, u64)>> {
         let mut header = [0; HEADER_BYTES];
         if at + HEADER_BYTES as u64 > self.len {
-            return Ok(false);
+            return Ok(None);
         }
         self.device.read_at(at, &mut header)?;
         let word = |nth: usize| {
             header[8 * nth..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
         };
         let [hash, generation, number, payload] = [0, 1, 2, 3].map(word);
-        let is_asked_for = generation == self.generation && numbers.contains(&number);
         let bytes = payload.saturating_add(HEADER_BYTES as u64);
-        if !is_asked_for || bytes > ENTRY_BYTES_MAX as u64 || at + bytes > self.len {
-            return Ok(false);
+        let is_long = bytes > ENTRY_BYTES_MAX as u64 || at + bytes > self.len;
+        if generation < self.generation || is_long {
+            return Ok(None);
         }
         self.buffer.resize(bytes as usize, 0);
         self.device.read_at(at, &mut self.buffer)?;
-        Ok(hash == self.secret.hash_whole(&self.buffer[HASH_BYTES..]))
+        let is_whole = hash == self.secret.hash_whole(&self.buffer[HASH_BYTES..]);
+        Ok(is_whole.then_some((generation, number)))
     }
 }
 

@@ -16,7 +16,7 @@ const WRITES: Set = |shared, devices| shared.writes_fail_on = devices;
 const SYNCS: Set = |shared, devices| shared.syncs_fail_on = devices;
 
 /// Makes a file with bytes, and fsyncs it.
-fn add(store: &Store, name: &str) -> Result<(), Errno> {
+pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     let (root, this) =
         (Node::detached(1, FileKind::Directory), Name::new(name.as_bytes()).unwrap());
     let made = store.make(root, this, &Make::new(0o644, 0, 0))?;

@@ -10,6 +10,7 @@ mod faults;
 mod group;
 mod log_fails;
 mod memory;
+mod older;
 mod places;
 mod reads_fail;
 mod replays;

@@ -182,6 +182,12 @@ impl Disks {
         self.all.each_ref().map(|disk| disk.bytes.lock().clone())
     }
 
+    /// Puts something else in place of what a device has.
+    pub(crate) fn replace(&self, device: usize, content: Vec<u8>) {
+        self.shared.lock().lens[device] = content.len() as u64;
+        *self.all[device].bytes.lock() = content;
+    }
+
     pub(crate) fn devices(&self) -> Devices {
         let all = self.all.clone().map(|disk| Arc::new(disk) as Arc<dyn Device>);
         let [meta, data, reserve, log] = all;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
+use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
 use corewalk_store::{Store, StoreOptions};
 use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
@@ -97,6 +97,39 @@ fn change_after_a_failed_attempt_is_committed() {
     let store = disks.open(&quiet());
     let mut bytes = [0; 4];
     assert_eq!((store.read(first, 0, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
+}
+
+/// A host that has failed to read, and is full when that is over: the database is opened again, has no room, and
+/// gets that of the reserve.
+#[test]
+fn commit_after_a_failed_read_has_the_reserve() {
+    let disks = disks();
+    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    assert!(store.stats().has_reserve);
+    let root = Node::detached(1, FileKind::Directory);
+    let new: Vec<_> = (0..400).map(|number| format!("new{number:0200}")).collect();
+    for name in &new {
+        let name = Name::new(name.as_bytes()).unwrap();
+        let made = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
+        let file = Node::detached(made.ino, FileKind::Regular);
+        let value = name.as_bytes().repeat(2);
+        store.setxattr(file, b"user.a", &value, XattrMode::Set).unwrap();
+    }
+    disks.shared.lock().is_read_failing = true;
+    assert!(count_found(&store) < FILES);
+    disks.shared.lock().is_read_failing = false;
+    // Others have taken all that there was.
+    disks.shared.lock().room = Some(disks.used());
+    // Unlike a sync, which opens the database again before it has anything to commit.
+    assert_eq!(store.fsync(root, 0, false), Ok(()));
+    let stats = store.stats();
+    assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");
+    assert_eq!(count_found(&store), FILES);
+    let again = disks.killed().open(&quiet());
+    assert_eq!(count_found(&again), FILES);
+    for name in &new {
+        assert!(again.lookup(root, Name::new(name.as_bytes()).unwrap()).is_ok());
+    }
 }
 
 /// Those who only read need not wait for somebody who syncs.

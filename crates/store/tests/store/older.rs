@@ -1,0 +1,187 @@
+//! A database that has gone back to an older commit: a page of it is damaged, so that it takes the commit
+//! before, or an older file is put in its place.
+//!
+//! What was confirmed after that is lost, and neither a mount nor a look at the database again may pass over it:
+//! the log, whose entries came later, must not be put over what they do not fit.
+
+use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
+use corewalk_store::{Finding, OpenError, Store, StoreOptions, fsck_devices};
+
+use crate::differential::{Tree, tree};
+use crate::log_fails::add;
+use crate::memory::{Disks, quiet};
+
+const META: usize = 0;
+const DATA: usize = 1;
+const LOG: usize = 3;
+const PAGE: usize = 4096;
+
+/// Makes a file durable with more records than the log takes: they go to the database, and the log stays empty
+/// if it is.
+fn add_to_database(store: &Store, name: &str) {
+    let before = store.stats();
+    let (root, this) =
+        (Node::detached(1, FileKind::Directory), Name::new(name.as_bytes()).unwrap());
+    let made = store.make(root, this, &Make::new(0o644, 0, 0)).unwrap();
+    let file = Node::detached(made.ino, FileKind::Regular);
+    for attribute in ["user.a", "user.b", "user.c", "user.d", "user.e"] {
+        let value = name.as_bytes().repeat(60_000 / name.len());
+        store.setxattr(file, attribute.as_bytes(), &value, XattrMode::Set).unwrap();
+    }
+    store.fsync(file, 0, false).unwrap();
+    let after = store.stats();
+    assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
+}
+
+/// What a kill leaves, and what was there at an earlier commit.
+struct Killed {
+    contents: [Vec<u8>; 4],
+    tree: Tree,
+    /// The database before its last commit.
+    older: Vec<u8>,
+}
+
+/// Returns what a kill leaves some time after a commit of the database. At that commit the log had
+/// something, or nothing.
+fn killed(is_log_used: bool) -> Killed {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    add(&store, "first").unwrap();
+    // The database is as long as it needs to be after some commits.
+    for number in 0..3 {
+        add_to_database(&store, &format!("{number:0200}"));
+    }
+    if is_log_used {
+        add(&store, "logged").unwrap();
+    }
+    let older = disks.contents()[META].clone();
+    add_to_database(&store, "newer");
+    for name in ["one", "two"] {
+        add(&store, name).unwrap();
+    }
+    assert_eq!(store.stats().logged_commits, 3 + u64::from(is_log_used));
+    Killed { contents: disks.contents(), tree: tree(&store), older }
+}
+
+#[test]
+fn older_database_beside_a_newer_log_is_refused() {
+    for is_log_used in [false, true] {
+        let Killed { mut contents, older, .. } = killed(is_log_used);
+        contents[META] = older;
+        let disks = Disks::with(contents.clone());
+        let (database, log) = match Store::open_devices(disks.devices(), &quiet()).map(drop) {
+            Err(error @ OpenError::DatabaseBehind { database, log, at: 0 }) => {
+                let text = error.to_string();
+                assert!(
+                    text.contains("older than its log") && !text.contains("truncate"),
+                    "{text}"
+                );
+                (database, log)
+            }
+            other => panic!("{is_log_used}: {other:?}"),
+        };
+        assert_eq!(log, database + 1);
+        let report = fsck_devices(&disks.devices()).unwrap();
+        assert_eq!(report.findings, [Finding::DatabaseBehind(database, log)]);
+        assert!(report.findings[0].to_string().contains("lost"));
+        let after = disks.contents();
+        assert!(after[LOG] == contents[LOG] && after[DATA] == contents[DATA], "changed");
+    }
+}
+
+/// An entry of the next generation that follows damaged ones says as much.
+#[test]
+fn older_database_is_refused_though_the_first_entries_are_damaged() {
+    let Killed { mut contents, older, .. } = killed(false);
+    contents[META] = older;
+    contents[LOG][..PAGE].fill(0);
+    let opened = Store::open_devices(Disks::with(contents).devices(), &quiet()).map(drop);
+    assert!(
+        matches!(opened, Err(OpenError::DatabaseBehind { at, .. }) if at == 2 * PAGE as u64),
+        "{opened:?}"
+    );
+}
+
+/// The control: with its own database the same log is read.
+#[test]
+fn control_database_that_fits_its_log_is_mounted() {
+    for is_log_used in [false, true] {
+        let Killed { contents, tree: expected, .. } = killed(is_log_used);
+        let disks = Disks::with(contents);
+        assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+        assert!(tree(&disks.open(&quiet())) == expected);
+    }
+}
+
+/// Of a store that is damaged anywhere in its database, a mount has all that was confirmed, or there is none.
+#[test]
+fn damaged_page_of_the_database_loses_nothing_in_silence() {
+    for is_log_used in [false, true] {
+        let Killed { contents, tree: expected, .. } = killed(is_log_used);
+        let (mut behind, mut mounted) = (0, 0);
+        let meta = &contents[META];
+        let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
+        // More of the first page, which says what the commits are; of every other one behind it a byte.
+        let others = (1..meta.len() / PAGE).step_by(2).map(|page| page * PAGE + page * 97 % PAGE);
+        let places = (0..320).step_by(3).chain(others).filter(is_used);
+        for at in places {
+            let mut damaged = contents.clone();
+            damaged[META][at] ^= 4;
+            let disks = Disks::with(damaged);
+            match Store::open_devices(disks.devices(), &quiet()) {
+                Ok(store) => {
+                    assert!(tree(&store) == expected, "byte {at}");
+                    mounted += 1;
+                }
+                Err(OpenError::DatabaseBehind { .. }) => behind += 1,
+                // Both commits have this byte.
+                Err(OpenError::Foreign) => {}
+                Err(other) => panic!("byte {at}: {other:?}"),
+            }
+        }
+        println!("{behind} refused, {mounted} mounted");
+        assert!(behind > 0 && mounted > 0);
+    }
+}
+
+/// A database that is opened again after a failed read, and has gone back meanwhile, is not used: what is
+/// confirmed is not there, and nothing more is.
+#[test]
+fn database_that_goes_back_while_it_is_mounted_is_not_used() {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let root = Node::detached(1, FileKind::Directory);
+    let names: Vec<_> = (0..1_500).map(|number| format!("{number:0100}")).collect();
+    for name in &names {
+        store.make(root, Name::new(name.as_bytes()).unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+    }
+    drop(store);
+    for goes_back in [true, false] {
+        let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+        let older = disks.contents()[META].clone();
+        add_to_database(&store, if goes_back { "newer" } else { "newest" });
+        disks.shared.lock().is_read_failing = true;
+        let failed = names.iter().filter(|name| {
+            let found = store.lookup(root, Name::new(name.as_bytes()).unwrap());
+            assert!(found.is_ok() || found == Err(Errno::IO));
+            found.is_err()
+        });
+        assert!(failed.count() > 0);
+        disks.shared.lock().is_read_failing = false;
+        let newer = disks.contents()[META].clone();
+        if goes_back {
+            disks.replace(META, older);
+        }
+        let expected = if goes_back { Err(Errno::IO) } else { Ok(()) };
+        // Once a failure, always a failure.
+        assert_eq!([store.sync(), store.sync()], [expected; 2]);
+        let changed = add(&store, "more");
+        assert_eq!(changed, if goes_back { Err(Errno::ROFS) } else { Ok(()) });
+        assert_eq!(store.stats().is_read_only, goes_back);
+        drop(store);
+        if goes_back {
+            disks.replace(META, newer);
+        }
+        assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+    }
+}
