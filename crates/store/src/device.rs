@@ -4,7 +4,7 @@
 //! tests have others, which lose what was not synced, run full, or fail to read. Nothing above this
 //! knows which it has.
 //!
-//! Source: pread(2), pwrite(2), fdatasync(2), ftruncate(2).
+//! Source: pread(2), pwrite(2), fdatasync(2), ftruncate(2), posix_fadvise(2).
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -15,6 +15,7 @@ use std::sync::Arc;
 use corewalk::Errno;
 use corewalk_sync::Mutex;
 use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use rustix::fs::Advice;
 
 /// A row of bytes that grows.
 ///
@@ -57,6 +58,10 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// # Errors
     /// `StorageFull` (ENOSPC), and what else the host says.
     fn reserve(&self, len: u64) -> io::Result<()>;
+
+    /// Has the host forget what it keeps in memory of the device and need not write, so that reads ask the disk.
+    /// A device that keeps nothing has nothing to do.
+    fn drop_cached(&self) {}
 
     /// Returns once all that was written is durable.
     ///
@@ -148,6 +153,11 @@ impl Device for FileDevice {
         rustix::fs::fallocate(&self.file, flags, 0, len).map_err(io::Error::from)
     }
 
+    fn drop_cached(&self) {
+        // A host that does not take advice is as before.
+        let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
@@ -235,6 +245,16 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
         // A host that cannot say.
         _ => Ok(()),
     }
+}
+
+/// Has reads say what is on the disk, before anything is read.
+///
+/// A host that fails to write pages may keep them in memory as if it had written them, and tell of the failure
+/// once, to somebody who is gone: then what is read is lost later, though a sync of it succeeds.
+pub(crate) fn read_anew(device: &dyn Device) {
+    // What can be written is, so that it can be forgotten; what is not written is still to be synced, or lost.
+    let _ = device.sync();
+    device.drop_cached();
 }
 
 /// Returns the errno that a file system says: a full host is `ENOSPC`, all else `EIO`.

@@ -27,7 +27,7 @@ use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot};
 use crate::directory::hash_of_name;
 use crate::hash::Secret;
-use crate::journal::{Devices, RESERVE_BYTES};
+use crate::journal::Devices;
 use crate::place::{OpenError, Place};
 use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UsersRecord};
 use crate::store::{ROOT_INO, each, read_super, settle};
@@ -175,6 +175,7 @@ pub fn fsck(path: &Path) -> Result<Report, OpenError> {
 /// # Errors
 /// As [`fsck`].
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
+    devices.read_anew();
     let mut database = Database::open(&devices.meta, CACHE_BYTES)?;
     let is_whole = database.check()?;
     let settled = match settle(devices, &database) {
@@ -197,7 +198,7 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     check.read(&snapshot, &secret)?;
     check.compare();
     // What the log had may have wanted the reserve; a host without room for it is no damage.
-    let _ = devices.reserve.reserve(RESERVE_BYTES);
+    devices.take_reserve();
     Ok(check.report)
 }
 

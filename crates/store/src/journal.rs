@@ -32,7 +32,7 @@
 //!
 //! # When the host is full
 //! A commit of the database needs room of the host, and there is nobody to refuse any more. So a reserve
-//! is kept: a file of [`RESERVE_BYTES`]. A commit that meets `ENOSPC` gives the reserve up, opens the
+//! is kept: a file of [`RESERVE_BYTES`], which comes before the room of the log. A commit that meets `ENOSPC` gives the reserve up, opens the
 //! database again (it refuses to go on after an error) and tries once more, also where it has been opened again
 //! already since it could not read; then whatever needs more room is refused with `ENOSPC` until the reserve can be had again. If it fails even
 //! so, or with any other error, the store is read-only from then on: `EROFS` for changes, `EIO` for
@@ -73,7 +73,7 @@ use corewalk_sync::{Condvar, Mutex, OwnLine, RwLock, RwLockReadGuard};
 use self::opened::Opened;
 use crate::alloc::Allocator;
 use crate::database::{Database, Snapshot};
-use crate::device::{Device, errno_of};
+use crate::device::{Device, errno_of, read_anew};
 use crate::dirty::Dirty;
 use crate::layer::{Layer, Record};
 use crate::log::Log;
@@ -98,6 +98,22 @@ pub struct Devices {
     pub reserve: Arc<dyn Device>,
     /// Small transactions that are not in the database yet.
     pub log: Arc<dyn Device>,
+}
+
+impl Devices {
+    /// Has reads say what is on the disk.
+    pub(crate) fn read_anew(&self) {
+        [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
+    }
+
+    /// Takes the reserve from the host, and returns true if it is there.
+    pub(crate) fn take_reserve(&self) -> bool {
+        match self.reserve.reserve(RESERVE_BYTES) {
+            // A host that cannot reserve: a full one is then met at a commit.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => true,
+            result => result.is_ok(),
+        }
+    }
 }
 
 /// What operations see: the layers above a snapshot of the database.
@@ -126,6 +142,7 @@ pub(crate) struct Journal {
     /// Bytes of records from which on the running layer is heavy.
     running_max: u64,
     log: Mutex<Log>,
+    log_bytes: u64,
     pub(crate) allocator: Allocator,
     dirty: Dirty,
     is_data_dirty: AtomicBool,
@@ -320,6 +337,7 @@ impl Journal {
             opened: Mutex::new(opened),
             devices,
             running_max,
+            log_bytes: log.capacity(),
             log: Mutex::new(log),
             allocator,
             dirty: Dirty::default(),
@@ -440,11 +458,7 @@ impl Journal {
 
     /// Takes the reserve from the host, and returns true if it is there.
     fn renew_reserve(&self) -> bool {
-        let reserved = match self.devices.reserve.reserve(RESERVE_BYTES) {
-            // A host that cannot reserve: a full one is then met at a commit.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => true,
-            result => result.is_ok(),
-        };
+        let reserved = self.devices.take_reserve();
         // ORDERING: Relaxed. See `grow`.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
@@ -485,6 +499,7 @@ impl Journal {
         // ORDERING: Relaxed. As above.
         stats.has_reserve = !self.is_full.load(Ordering::Relaxed);
         stats.is_read_only = self.check().is_err();
+        stats.log_bytes = self.log_bytes;
     }
 
     /// Lets nothing become durable any more: an operation has failed when half of it was done.

@@ -70,17 +70,17 @@
 //!   that was torn. Damage before it is noticed: the store is not mounted, and `fsck` says so.
 //! - A database that goes back by a commit, since a page of the last one is damaged or `meta` is replaced by an older
 //!   file, is refused if anything went to the log after that commit. If nothing did, nobody notices.
-//! - sync(2) and syncfs(2) do not reach a FUSE server: only fsync does, of files and directories.
+//! - sync(2) and syncfs(2) do not reach a mount: only fsync does, of files and directories, and `commit=` seconds.
+//!   Linux tells servers of virtiofs and of fuseblk, and no others, since such a server could hold up the host's
+//!   sync (2d82ab251ef0, d3906d8f3cee).
 //! - A store whose pages were changed by somebody who knows how is detected by `fsck`, and by a mount only
 //!   in part.
 //! - An fsync whose bytes go to the log reads them back from the host, and does not hear that the host has
 //!   failed to write those of the data file: the next sync of that file does, at the latest the next commit
 //!   of the database. The log has them until then.
-//! - After `EIO` from the sync of the database, what was confirmed earlier by commits of the log may be lost
-//!   too, if the store is mounted again before the host is restarted: the host may show pages of the database
-//!   that say the log is void, and not have them on the disk.
-//! - To mount again right after `EIO` from fsync, on a host that then says nothing more about the pages
-//!   that it lost, may show what is not on the disk: restart the host first.
+//! - A host may show what it has failed to write. So a mount has it write what is in its memory and forget that
+//!   (posix_fadvise(2)), and goes by what is on the disk: a first read of each page. To a host that does not take
+//!   that advice the store believes what it shows; restart it after `EIO` from fsync.
 //!
 //! # Lock order
 //! The gate of the journal; the bytes of one file; directories in ascending order of their numbers; one

@@ -33,7 +33,7 @@
 //! # What it refuses
 //! Its room is taken when the store is mounted, with zeros written to it the first time: a sync of blocks that a
 //! file has already is one write for the host, and does not fail for want of room. Whatever does not fit is
-//! for the database.
+//! for the database; all of it if there is no room, or the host fails to write or to sync the log then.
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, and its revoke records for I.4.
 
@@ -76,23 +76,22 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Returns the empty log of a store, of `capacity` bytes; of none where the host has no room.
-    ///
-    /// # Errors
-    /// What the device says.
-    pub(crate) fn new(
-        device: Arc<dyn Device>,
-        superblock: SuperRecord,
-        capacity: u64,
-    ) -> io::Result<Log> {
+    /// Returns the empty log of a store, of `capacity` bytes; of none, so that all is for the database, where
+    /// the host has no room or fails.
+    pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
-        if take_room(&*device, capacity).is_err() {
-            device.set_len(0)?;
+        if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
+            // Nothing of it is needed. Where it cannot be cut, what it has is void even so.
+            let _ = device.set_len(0);
         }
-        device.sync()?;
         let secret = Secret::new(superblock.seed);
-        Ok(Log { device, secret, superblock, capacity, end: 0, number: 0, buffer: Vec::new() })
+        Log { device, secret, superblock, capacity, end: 0, number: 0, buffer: Vec::new() }
+    }
+
+    /// Returns the bytes that it may have.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity
     }
 
     /// Begins an entry, in place of one that was begun and not appended.

@@ -117,6 +117,8 @@ pub struct StoreStats {
     pub running_bytes: u64,
     /// Bytes of records that are in the log and not in the database, about.
     pub logged_running_bytes: u64,
+    /// Bytes that the log may have; 0 if the host had no room for it, or failed, when the store was mounted.
+    pub log_bytes: u64,
     /// True if the room for commits on a full host is there.
     pub has_reserve: bool,
     /// True if a commit has failed, so that nothing can be changed any more.
@@ -126,7 +128,7 @@ pub struct StoreStats {
 impl StoreStats {
     /// Returns each count with its name, in a fixed order; what is true is 1.
     #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 17] {
+    pub fn fields(&self) -> [(&'static str, u64); 18] {
         [
             ("store_inodes", self.inodes),
             ("store_used_bytes", self.blocks.saturating_mul(BLOCK_BYTES)),
@@ -134,6 +136,7 @@ impl StoreStats {
             ("store_logged_commits", self.logged_commits),
             ("store_logged_bytes", self.logged_bytes),
             ("store_log_failures", self.log_failures),
+            ("store_log_bytes", self.log_bytes),
             ("store_shared_commits", self.shared_commits),
             ("store_records", self.records),
             ("store_syncs", self.syncs),
@@ -184,6 +187,7 @@ impl Store {
     /// # Errors
     /// See [`OpenError`].
     pub fn open_devices(devices: Devices, options: &StoreOptions) -> Result<Store, OpenError> {
+        devices.read_anew();
         let database = Database::open(&devices.meta, options.cache_bytes)?;
         let snapshot = database.snapshot()?;
         if snapshot.get(&Key::SUPER).map_err(OpenError::from)?.is_none() {
@@ -196,7 +200,12 @@ impl Store {
         drop(snapshot);
         let superblock = settle(&devices, &database)?;
         let seed = superblock.seed;
-        let log = Log::new(devices.log.clone(), superblock, options.log_bytes)?;
+        // Without the reserve nothing can grow, without a log only fsync is slower.
+        if !devices.take_reserve() {
+            let _ = devices.log.set_len(0);
+            devices.take_reserve();
+        }
+        let log = Log::new(devices.log.clone(), superblock, options.log_bytes);
         let found = Found::scan(&database.snapshot()?)?;
         let share = match &options.share {
             Some(share) => share.clone(),

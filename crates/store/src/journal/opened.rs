@@ -79,6 +79,8 @@ impl Opened {
         if self.is_lost() {
             return Err(io::ErrorKind::Other.into());
         }
+        // What the last commit wrote is on the disk, or the database has gone back.
+        self.device.drop_cached();
         let again = Database::open_with(&self.device, self.cache_bytes, &self.loss)?;
         let snapshot = again.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER)?.map(|value| SuperRecord::decode(&value));

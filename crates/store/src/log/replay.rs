@@ -224,7 +224,7 @@ mod tests {
         let cut =
             [&[VALUE], &Key::SUPER.to_bytes()[..], &9_u32.to_le_bytes(), b"12345678"].concat();
         for bytes in [unknown, kind, cut] {
-            let mut log = Log::new(device("log"), superblock, 64 << 10).unwrap();
+            let mut log = Log::new(device("log"), superblock, 64 << 10);
             assert!(log.begin().append().unwrap().is_some(), "an empty one is none of them");
             let entry = log.begin();
             entry.log.buffer.extend_from_slice(&bytes);
@@ -239,7 +239,7 @@ mod tests {
             assert_eq!(fsck(&path).unwrap().findings, [Finding::LogEntry(4096)]);
         }
         // The control: the same log without such an entry is put into the database.
-        let mut log = Log::new(device("log"), superblock, 64 << 10).unwrap();
+        let mut log = Log::new(device("log"), superblock, 64 << 10);
         for _ in 0..2 {
             assert!(log.begin().append().unwrap().is_some());
         }

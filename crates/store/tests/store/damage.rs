@@ -153,3 +153,37 @@ fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     let (_, again) = open(&disks.contents());
     assert_eq!(tree(&again.unwrap()), now);
 }
+
+/// A log that cannot be read somewhere may have had what was confirmed there, also behind its end: the mount is
+/// refused, and says where.
+#[test]
+fn block_of_the_log_that_cannot_be_read_is_refused() {
+    let (contents, entries, trees) = load();
+    let end = entries.last().map_or(0, |last| last.at + last.blocks * BLOCK);
+    assert!(end + BLOCK < contents[LOG].len());
+    let mut is_behind = 0;
+    for at in (0..contents[LOG].len()).step_by(BLOCK) {
+        let entry =
+            entries.iter().find(|entry| (entry.at..entry.at + entry.blocks * BLOCK).contains(&at));
+        let expected = entry.map_or(at, |entry| entry.at) as u64;
+        is_behind += usize::from(entry.is_none());
+        let disks = Disks::with(contents.clone());
+        // The beginning of a block behind the end is all that is looked at.
+        let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
+        disks.shared.lock().bad_byte = Some((LOG, byte));
+        match Store::open_devices(disks.devices(), &quiet()).map(drop) {
+            Err(error @ OpenError::LogRead { at: said, .. }) => {
+                assert_eq!(said, expected);
+                let text = error.to_string();
+                assert!(text.contains(&format!("read at byte {expected}")), "{text}");
+            }
+            other => panic!("byte {byte}: {other:?}"),
+        }
+        let report = fsck_devices(&disks.devices()).unwrap();
+        assert_eq!(report.findings, [Finding::LogRead(expected)]);
+        // Nothing has changed: once it can be read all is there.
+        disks.shared.lock().bad_byte = None;
+        assert_eq!(tree(&disks.open(&quiet())), trees[entries.len()]);
+    }
+    assert!(is_behind > 10);
+}

@@ -1,7 +1,7 @@
 //! A host that cannot write or sync the log: fsync makes things durable even so, or says that it has not.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
-use corewalk_store::{Store, fsck_devices};
+use corewalk_store::{Store, StoreOptions, fsck_devices};
 
 use crate::differential::{Tree, tree};
 use crate::memory::{Disks, Shared, quiet};
@@ -14,6 +14,8 @@ const LOG: usize = 3;
 type Set = fn(&mut Shared, Vec<usize>);
 const WRITES: Set = |shared, devices| shared.writes_fail_on = devices;
 const SYNCS: Set = |shared, devices| shared.syncs_fail_on = devices;
+
+const LENGTHS: Set = |shared, devices| shared.lengths_fail_on = devices;
 
 /// Makes a file with bytes, and fsyncs it.
 pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
@@ -94,4 +96,68 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             assert!(before.keys().all(|path| after.contains_key(path)));
         }
     }
+}
+
+/// Returns devices of a store that has a file, and never had a log.
+fn without_log() -> Disks {
+    let disks = Disks::new();
+    let store = disks.open(&StoreOptions { log_bytes: 0, ..quiet() });
+    add(&store, "first").unwrap();
+    drop(store);
+    Disks::with(disks.contents())
+}
+
+/// A store without a log takes everything into the database.
+fn assert_is_of_use(disks: &Disks, store: &Store) {
+    assert_eq!(store.stats().log_bytes, 0);
+    add(store, "more").unwrap();
+    let stats = store.stats();
+    assert_eq!((stats.logged_commits, stats.commits, stats.is_read_only), (0, 1, false));
+    assert_eq!(tree_without_log(disks), tree(store));
+}
+
+#[test]
+fn log_that_fails_when_it_is_mounted_is_done_without() {
+    for set in [SYNCS, LENGTHS] {
+        let disks = without_log();
+        set(&mut disks.shared.lock(), vec![LOG]);
+        let store = disks.open(&quiet());
+        assert_is_of_use(&disks, &store);
+        set(&mut disks.shared.lock(), vec![]);
+        let expected = tree(&store);
+        drop(store);
+        let store = disks.open(&quiet());
+        assert_eq!((store.stats().log_bytes, tree(&store)), (256 << 10, expected));
+    }
+}
+
+/// On a host that has room for the reserve and not for a log besides, the store can grow.
+#[test]
+fn reserve_comes_before_the_log() {
+    const RESERVE: u64 = 2 << 20;
+    let disks = without_log();
+    let room = disks.used() + RESERVE + (200 << 10);
+    disks.shared.lock().room = Some(room);
+    let store = disks.open(&quiet());
+    assert!(store.stats().has_reserve);
+    assert_is_of_use(&disks, &store);
+    drop(store);
+    // A log that is there gives its room up for it, too.
+    let disks = without_log();
+    drop(disks.open(&quiet()));
+    let disks = Disks::with(disks.contents());
+    assert!(disks.used() + RESERVE > room);
+    disks.shared.lock().room = Some(room);
+    let store = disks.open(&quiet());
+    assert!(store.stats().has_reserve);
+    assert_is_of_use(&disks, &store);
+}
+
+/// The control: with room for both there are both.
+#[test]
+fn control_room_for_reserve_and_log_is_taken_for_both() {
+    let disks = without_log();
+    disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10));
+    let stats = disks.open(&quiet()).stats();
+    assert_eq!((stats.has_reserve, stats.log_bytes), (true, 256 << 10));
 }

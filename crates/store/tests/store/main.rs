@@ -7,6 +7,7 @@ mod cuts;
 mod damage;
 mod differential;
 mod faults;
+mod forgets;
 mod group;
 mod log_fails;
 mod memory;

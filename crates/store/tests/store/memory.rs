@@ -1,6 +1,7 @@
 //! Devices in memory, with the faults that a test asks for.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,9 +25,12 @@ pub(crate) struct Shared {
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// Devices whose writes, and whose syncs, fail.
+    /// Devices whose writes, whose syncs, and whose changes of length fail.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
+    pub(crate) lengths_fail_on: Vec<usize>,
+    /// A device and a byte of it that cannot be read.
+    pub(crate) bad_byte: Option<(usize, u64)>,
     pub(crate) syncs: u64,
     /// How long a sync takes.
     pub(crate) sync_takes: Duration,
@@ -37,17 +41,43 @@ pub(crate) struct Shared {
     lens: [u64; 4],
 }
 
+/// What a host has of a device in its memory, and what is on its disk.
+#[derive(Debug, Default)]
+struct Host {
+    bytes: Vec<u8>,
+    disk: Vec<u8>,
+    /// What is to be written to the disk yet. A sync that fails drops it, and what is in memory stays: as ext4 and
+    /// XFS do.
+    dirty: Vec<Range<usize>>,
+}
+
+impl Host {
+    fn new(bytes: Vec<u8>) -> Host {
+        Host { disk: bytes.clone(), bytes, dirty: Vec::new() }
+    }
+
+    /// Returns what is left when the host has lost its memory.
+    fn kept(&self) -> Vec<u8> {
+        let mut kept = self.disk.clone();
+        kept.resize(self.bytes.len(), 0);
+        kept
+    }
+}
+
 /// A device in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     number: usize,
-    bytes: Arc<Mutex<Vec<u8>>>,
+    host: Arc<Mutex<Host>>,
     pub(crate) shared: Arc<Mutex<Shared>>,
 }
 
 impl Memory {
     fn resize(&self, bytes: &mut Vec<u8>, len: u64) -> io::Result<()> {
         let mut shared = self.shared.lock();
+        if shared.lengths_fail_on.contains(&self.number) {
+            return Err(io::ErrorKind::Other.into());
+        }
         let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
         if len > shared.lens[self.number] && shared.room.is_some_and(|room| others + len > room) {
             return Err(io::ErrorKind::StorageFull.into());
@@ -66,7 +96,7 @@ impl Memory {
 
 impl Device for Memory {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.bytes.lock().len() as u64)
+        Ok(self.host.lock().bytes.len() as u64)
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -74,12 +104,16 @@ impl Device for Memory {
         if shared.is_read_failing || shared.reads_left == Some(0) {
             return Err(io::ErrorKind::Other.into());
         }
+        let range = offset..offset + buf.len() as u64;
+        if shared.bad_byte.is_some_and(|(at, byte)| at == self.number && range.contains(&byte)) {
+            return Err(io::ErrorKind::Other.into());
+        }
         shared.reads_left = shared.reads_left.map(|left| left - 1);
         let largest = &mut shared.largest_reads[self.number];
         *largest = buf.len().max(*largest);
         drop(shared);
-        let bytes = self.bytes.lock();
-        let from = bytes.get(offset as usize..offset as usize + buf.len());
+        let host = self.host.lock();
+        let from = host.bytes.get(offset as usize..offset as usize + buf.len());
         buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
@@ -92,23 +126,28 @@ impl Device for Memory {
             return Err(io::ErrorKind::Other.into());
         }
         let (start, end) = (offset as usize, offset as usize + new.len());
-        let mut bytes = self.bytes.lock();
-        if bytes.len() < end {
-            self.resize(&mut bytes, end as u64)?;
+        let mut host = self.host.lock();
+        if host.bytes.len() < end {
+            self.resize(&mut host.bytes, end as u64)?;
         }
-        bytes[start..end].copy_from_slice(new);
+        host.bytes[start..end].copy_from_slice(new);
+        host.dirty.push(start..end);
         self.log(|| Step::Write { device: self.number, offset, bytes: new.into() });
         Ok(())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.resize(&mut self.bytes.lock(), len)?;
+        let mut host = self.host.lock();
+        self.resize(&mut host.bytes, len)?;
+        // What comes later behind that has zeros before it.
+        host.disk.truncate(len as usize);
+        host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
         Ok(())
     }
 
     fn reserve(&self, len: u64) -> io::Result<()> {
-        if self.bytes.lock().len() as u64 >= len {
+        if self.host.lock().bytes.len() as u64 >= len {
             return Ok(());
         }
         let mut shared = self.shared.lock();
@@ -122,15 +161,33 @@ impl Device for Memory {
         Ok(())
     }
 
+    fn drop_cached(&self) {
+        let mut host = self.host.lock();
+        let mut bytes = host.kept();
+        for range in host.dirty.iter().filter(|range| !range.is_empty()) {
+            bytes[range.clone()].copy_from_slice(&host.bytes[range.clone()]);
+        }
+        host.bytes = bytes;
+    }
+
     fn sync(&self) -> io::Result<()> {
         let mut shared = self.shared.lock();
         shared.syncs += 1;
         let takes = shared.sync_takes;
         let is_failing = shared.syncs_fail_on.contains(&self.number);
         drop(shared);
+        let mut host = self.host.lock();
+        let dirty = std::mem::take(&mut host.dirty);
         if is_failing {
             return Err(io::ErrorKind::Other.into());
         }
+        let Host { bytes, disk, .. } = &mut *host;
+        disk.resize(bytes.len(), 0);
+        // One that was cut is empty, or begins behind its end.
+        for range in dirty.into_iter().filter(|range| !range.is_empty()) {
+            disk[range.clone()].copy_from_slice(&bytes[range]);
+        }
+        drop(host);
         // What comes while it lasts need not be durable.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
@@ -156,7 +213,7 @@ impl Disks {
         let mut contents = contents.into_iter();
         let all = std::array::from_fn(|number| Memory {
             number,
-            bytes: Arc::new(Mutex::new(contents.next().unwrap())),
+            host: Arc::new(Mutex::new(Host::new(contents.next().unwrap()))),
             shared: shared.clone(),
         });
         Disks { all, shared }
@@ -172,6 +229,11 @@ impl Disks {
         disks
     }
 
+    /// Returns what is left when the host loses its power: what was synced.
+    pub(crate) fn without_power(&self) -> Disks {
+        Disks::with(self.all.each_ref().map(|disk| disk.host.lock().kept()))
+    }
+
     /// Returns the bytes that all devices have in all.
     pub(crate) fn used(&self) -> u64 {
         self.shared.lock().lens.iter().sum()
@@ -179,13 +241,13 @@ impl Disks {
 
     /// Returns what is on the devices now.
     pub(crate) fn contents(&self) -> [Vec<u8>; 4] {
-        self.all.each_ref().map(|disk| disk.bytes.lock().clone())
+        self.all.each_ref().map(|disk| disk.host.lock().bytes.clone())
     }
 
     /// Puts something else in place of what a device has.
     pub(crate) fn replace(&self, device: usize, content: Vec<u8>) {
         self.shared.lock().lens[device] = content.len() as u64;
-        *self.all[device].bytes.lock() = content;
+        *self.all[device].host.lock() = Host::new(content);
     }
 
     pub(crate) fn devices(&self) -> Devices {
