@@ -22,7 +22,8 @@
 //! - K.6: who has got a block from the table counts its users after the index has heard of it: a block is
 //!   locked before it is in the table, until it is entered. So the index is never told of users of what it does
 //!   not know (H.5), and a block that is gone is not entered.
-//! - K.7: what nobody uses in memory takes no more of it than what is used, or [`SHARD_BYTES`] in each shard.
+//! - K.7: what nobody uses in memory takes no more of it than what is used, or [`SHARD_BYTES`] in each shard; or
+//!   than what was used when a shard was looked through last, which is [`SHARD_BLOCKS`] new ones ago at most.
 //!
 //! Contents of more than [`SHARED_BYTES_MAX`] bytes are not shared: equal ones are not to be expected, and to
 //! compare them takes long.
@@ -78,6 +79,8 @@ struct Shard {
     /// How many blocks, and bytes, there may be before the next look for what can go.
     bound: usize,
     bytes_bound: usize,
+    /// How many have come since the last one.
+    kept: usize,
 }
 
 /// A block in memory.
@@ -407,7 +410,10 @@ impl Shard {
         self.bytes += block.content.len();
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
-        let has_few = self.blocks.len() <= self.bound.max(SHARD_BLOCKS);
+        self.kept += 1;
+        // The bounds are those of what was in use then, which may have been many more.
+        let has_few =
+            self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
             return;
         }
@@ -415,6 +421,7 @@ impl Shard {
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
         // As much again may come before the next look: so looks cost as little as what comes.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
+        self.kept = 0;
     }
 
     fn drop_block(&mut self, id: u64) {
@@ -471,6 +478,20 @@ mod tests {
             keep(&mut shard, &block(id, 10 << 20));
         }
         assert!(shard.blocks.len() <= 2, "the last, and one more");
+    }
+
+    /// K.7: the bound of a time when many were in use is not that of later times.
+    #[test]
+    fn bound_of_a_peak_is_not_kept() {
+        let mut shard = Shard::default();
+        // The last look was at about 4, and the next would be at 8.
+        let peak = 5 * SHARD_BLOCKS as u64;
+        let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
+        used.iter().for_each(|block| keep(&mut shard, block));
+        assert!(used.iter().all(|block| shard.blocks.contains_key(&block.id)), "K.5");
+        drop(used);
+        (peak..peak + 2 * SHARD_BLOCKS as u64).for_each(|id| keep(&mut shard, &block(id, 10)));
+        assert!(shard.blocks.len() <= SHARD_BLOCKS, "{} blocks", shard.blocks.len());
     }
 
     /// As long as there are few bytes, the number of blocks is the bound.
