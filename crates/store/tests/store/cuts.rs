@@ -20,11 +20,13 @@ use crate::differential::{Tree, tree};
 use crate::memory::{Disks, Step, quiet};
 
 /// Syncs of the load.
-const EPOCHS: usize = 40;
+const EPOCHS: usize = 60;
 /// Operations between two syncs.
 const STEPS: u64 = 12;
-/// Cuts that are tried.
-const CUTS: usize = 1_200;
+/// Cuts that are tried of a load, or as many as it has writes and syncs if those are more.
+const CUTS: usize = 400;
+/// From one place that is cut to the next one; a prime number.
+const STRIDE: usize = 7919;
 /// The numbers of devices in the log: database, data, the log of the store.
 const META: usize = 0;
 const DATA: usize = 1;
@@ -236,8 +238,8 @@ fn try_cuts_of(
 ) -> Option<String> {
     let first = confirmed[0].at;
     for number in 0..count {
-        // Every write in turn, as often as there are cuts to try.
-        let cut = first + number * 7919 % (len + 1 - first);
+        // Every place once before one is tried again, far ones next to each other.
+        let cut = first + number * STRIDE % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
         if let Err(wrong) = try_cut(&steps(cut), confirmed, cut, &mut rng) {
             return Some(format!("seed {seed}, number {number}, cut {cut}: {wrong}"));
@@ -246,13 +248,20 @@ fn try_cuts_of(
     None
 }
 
+/// The storage is cut off behind every write and every sync of three loads, at least a thousand times.
 #[test]
 fn cut_at_any_write_leaves_what_was_confirmed() {
+    let mut places = 0;
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
-        println!("{} steps, {} syncs", log.len(), confirmed.len());
-        assert_eq!(try_cuts(&log, &confirmed, seed, CUTS / 3), None);
+        let cuts = log.len() + 1 - confirmed[0].at;
+        // Else some places would be tried twice, and others never.
+        assert!(!cuts.is_multiple_of(STRIDE), "seed {seed}: {cuts} places");
+        println!("seed {seed}: {cuts} places to cut at, {} syncs", confirmed.len());
+        assert_eq!(try_cuts(&log, &confirmed, seed, cuts.max(CUTS)), None);
+        places += cuts;
     }
+    assert!(places >= 1_000, "{places} places are fewer than a thousand");
 }
 
 /// Returns what is wrong if syncs of some devices do nothing.
