@@ -41,6 +41,8 @@
 #[cfg(all(test, corewalk_crash))]
 mod crash_models;
 mod ctl;
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
+mod ends;
 mod filter;
 mod get;
 #[cfg(all(test, corewalk_loom))]

@@ -250,9 +250,11 @@ impl Task {
                     if let Err(errno) = self.permitted_still(queue, may) {
                         return self.give_up_receiving(queue, node, errno);
                     }
-                    let guard = queue.lock(self.owner);
+                    // A removal has told the node before the lock is free again, and `Node::leave` looks there
+                    // first. So whatever the error, and whatever others wrote, the call ends.
+                    let _guard = queue.lock(self.owner)?;
                     // Nothing that it takes can have come: it would have been handed over.
-                    if guard.is_ok() && !matches!(node.status(), Status::Done(_)) {
+                    if !matches!(node.status(), Status::Done(_)) {
                         node.answer_call();
                     }
                 }

@@ -143,12 +143,9 @@ impl Task {
                     if let Err(errno) = permitted {
                         return self.give_up_sending(queue, node, errno);
                     }
-                    let guard = queue.lock(self.owner);
-                    // A removal has told the node before the lock was free again.
-                    let guard = match guard {
-                        Err(Errno::IDRM) => continue,
-                        guard => guard?,
-                    };
+                    // A removal has told the node before the lock is free again, and `Node::leave` looks there
+                    // first. So whatever the error, and whatever others wrote, the call ends.
+                    let guard = queue.lock(self.owner)?;
                     guard.senders().unlink(node.line);
                     if guard.fits(message.size()) {
                         node.forget();

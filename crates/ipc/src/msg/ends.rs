@@ -1,0 +1,98 @@
+//! Waiting calls that were called and then cannot have their queue: they end, whatever the reason is.
+
+use corewalk_sync::primitives::{Arc, thread};
+use corewalk_testkit::race::Watchdog;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use std::time::Duration;
+
+use super::node::{self, Node};
+use super::queue::{LIVE, Locked, QUEUE_LINES, Queue};
+use crate::field::put;
+use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+
+/// A queue that is full, with a sender and a receiver of another type that wait there.
+struct Waiting {
+    one: Task,
+    other: Arc<Task>,
+    id: i32,
+}
+
+type Calls = [thread::JoinHandle<Result<(), Errno>>; 2];
+
+impl Waiting {
+    fn new() -> (Self, Calls) {
+        let capacity = Capacity { queues: 2, msgs: 64, waits: 8, tasks: 4, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("ends", MemfdFlags::CLOEXEC).unwrap();
+        let namespace = Namespace::open_fd(&file, options).unwrap();
+        let one = namespace.register(Cred::root(), 1).unwrap();
+        let other = Arc::new(namespace.register(Cred::root(), 2).unwrap());
+        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        one.msg_set(id, 0, 0, 0o600, 4).unwrap();
+        one.msgsnd(id, 1, b"full", 0).unwrap();
+        let start = |call: fn(&Task, i32) -> Result<(), Errno>| {
+            let task = Arc::clone(&other);
+            thread::spawn(move || call(&task, id))
+        };
+        let calls = [
+            start(|task, id| task.msgsnd(id, 1, b"more", 0)),
+            start(|task, id| task.msgrcv(id, &mut [0; 4], 2, 0).map(drop)),
+        ];
+        while other.waiting() != 2 {
+            thread::yield_now();
+        }
+        (Self { one, other, id }, calls)
+    }
+
+    fn queue(&self) -> Queue<'_> {
+        Queue::new(&self.one.shared, &self.one.msg_ids().obtain_object_check(self.id).unwrap())
+    }
+
+    /// Has both look again, as a change of the queue does.
+    fn call_both(&self, locked: &Locked<'_>) {
+        let lists = [locked.receivers(), locked.senders()];
+        let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
+        let called: Vec<u32> =
+            lines.filter(|line| Node { shared: &self.one.shared, line: *line }.call()).collect();
+        assert_eq!(called.len(), 2);
+        node::wake(&self.one.shared, &called);
+    }
+}
+
+/// Somebody writes over the word that says which queue is in the slot: nobody tells the nodes.
+#[test]
+fn call_at_a_queue_that_was_overwritten_ends() {
+    let _watchdog = Watchdog::start("calls at an overwritten queue", Duration::from_secs(300));
+    let (waiting, calls) = Waiting::new();
+    let queue = waiting.queue();
+    let guard = queue.lock(waiting.one.owner).unwrap();
+    let line = waiting.one.shared.layout.queues + QUEUE_LINES * queue.place.index;
+    put(&waiting.one.shared.region.line(line)[LIVE], 0);
+    waiting.call_both(&guard);
+    drop(guard);
+    for call in calls {
+        assert_eq!(call.join().unwrap(), Err(Errno::IDRM));
+    }
+}
+
+/// Somebody who lives does not let go of the queue.
+#[test]
+fn call_at_a_queue_that_is_held_ends_with_eio_and_its_node_is_freed_later() {
+    let _watchdog = Watchdog::start("calls at a queue that is held", Duration::from_secs(300));
+    let (waiting, calls) = Waiting::new();
+    let guard = waiting.queue().lock(waiting.one.owner).unwrap();
+    waiting.call_both(&guard);
+    for call in calls {
+        assert_eq!(call.join().unwrap(), Err(Errno::IO));
+    }
+    assert_eq!(waiting.other.waiting(), 0);
+    drop(guard);
+    let Waiting { one, id, .. } = waiting;
+    // Who meets the nodes frees them, and no message goes to them.
+    one.msgrcv(id, &mut [0; 4], 1, 0).unwrap();
+    one.msgsnd(id, 2, b"text", 0).unwrap();
+    assert_eq!(one.msgrcv(id, &mut [0; 4], 2, IPC_NOWAIT.into()).unwrap().mtype, 2);
+    let pool = one.shared.layout.msg_waits;
+    assert_eq!(pool.used(&one.shared.region).count(), 0);
+}
