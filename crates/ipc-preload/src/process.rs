@@ -23,9 +23,10 @@
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
-use corewalk_ipc::{Namespace, Task};
+use corewalk_ipc::{Namespace, OpenError, Task};
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicPtr, Ordering};
 use corewalk_sync::primitives::thread;
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ptr;
 
@@ -100,7 +101,7 @@ pub(crate) fn register_child(parent: &Task) {
     let _lock = PageLock::take(&page.is_locked);
     match parent.fork(pid()) {
         Ok(task) => drop(publish(page, task)),
-        Err(errno) => exit::refuse(&format!("the child cannot be registered: {errno}")),
+        Err(errno) => refuse("child", errno),
     }
 }
 
@@ -152,8 +153,18 @@ fn register() -> &'static Task {
     };
     match made {
         Ok(task) => publish(page, task),
-        Err(errno) => exit::refuse(&format!("the process cannot be registered: {errno}")),
+        Err(errno) => refuse("process", errno),
     }
+}
+
+/// Ends a process that cannot be registered.
+fn refuse(who: &str, errno: Errno) -> ! {
+    let why = if errno == OpenError::OtherPidNamespace.errno() {
+        OpenError::OtherPidNamespace.to_string()
+    } else {
+        errno.to_string()
+    };
+    exit::refuse(&format!("the {who} cannot be registered: {why}"))
 }
 
 /// Returns the copy of its parent's task in a child that was forked without the C library and has segments

@@ -13,7 +13,8 @@
 //! # What it refuses
 //!
 //! - A file of another boot: all its processes have gone with their machine, or are on another one.
-//! - Another pid namespace: pids are how a dead process is told from a living one.
+//! - Another pid namespace: pids are how a dead process is told from a living one. A child that is forked into another
+//!   one has its parent's mapping, and is refused when it registers ([`is_in_other_pid_namespace`]).
 //! - A file of another user, unless the caller is root: who can write to it can make calls return anything.
 //! - To guard against truncation: who cuts the file short while it is mapped ends everybody who uses
 //!   it by `SIGBUS`. A memfd is sealed against it.
@@ -33,7 +34,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::{error, fmt};
 
-use crate::field::put;
+use crate::field::{get, put};
 use crate::layout::{Capacity, HEADER, HEADER_LINES, Layout};
 use crate::lock::{BEAT_NS, WAIT_MAX_NS};
 use crate::namespace::Limits;
@@ -247,6 +248,13 @@ fn boot_id() -> [u64; 2] {
     [half(0), half(16)]
 }
 
+/// Returns true if this process is known to be in another pid namespace than those that share the file: it was forked
+/// there by one that has it mapped. Where there is no `/proc` to ask, as in an empty root directory, nothing is known.
+pub(crate) fn is_in_other_pid_namespace(region: &Region) -> bool {
+    let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), pid_namespace());
+    theirs != 0 && own != 0 && theirs != own
+}
+
 /// Returns the number of the pid namespace, or 0 where it is not to be had.
 fn pid_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
@@ -276,5 +284,38 @@ impl Drop for FileLock<'_> {
     fn drop(&mut self) {
         // The file is open: this cannot fail.
         let _unlocked = flock(self.file, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+    use crate::{Cred, Namespace, NamespaceOptions};
+
+    /// As a child finds it that was forked into another pid namespace: what is mapped is its parent's.
+    #[test]
+    fn process_in_another_pid_namespace_is_not_registered() {
+        let capacity = Capacity { tasks: 4, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("pids", MemfdFlags::CLOEXEC).unwrap();
+        let namespace = Namespace::open_fd(&file, options).unwrap();
+        let parent = namespace.register(Cred::root(), 1).unwrap();
+        let word = &namespace.shared().region.line(HEADER)[PIDNS_AT];
+        let own = get(word);
+        assert_eq!(own, pid_namespace());
+        put(word, own ^ 1);
+        let refused = if own == 0 { None } else { Some(Errno::XDEV) };
+        assert_eq!(namespace.register(Cred::root(), 2).err(), refused);
+        assert_eq!(namespace.adopt(Cred::root(), 2).err(), refused);
+        assert_eq!(parent.fork(2).err(), refused);
+        assert_eq!(namespace.recover().err(), refused);
+        assert_eq!(namespace.pids().len(), 1, "none of them took a line");
+        // Nothing is known, or it is the same.
+        for known in [0, own] {
+            put(word, known);
+            assert!(namespace.register(Cred::root(), 2).is_ok());
+        }
     }
 }

@@ -272,7 +272,8 @@ impl Namespace {
     /// # Errors
     ///
     /// `EINVAL` for a `pid` out of range, `ENOMEM` if there are as many tasks as there is room for; those that
-    /// have died do not count.
+    /// have died do not count. `EXDEV` if the namespace is shared, and the process was forked into another pid
+    /// namespace than that of its file: it would be taken for dead, or for another.
     pub fn register(&self, cred: Cred, pid: u32) -> Result<Task, Errno> {
         Task::register(Arc::clone(&self.shared), cred, pid)
     }
@@ -305,7 +306,7 @@ impl Namespace {
     /// # Errors
     ///
     /// `ENOMEM` if there are as many tasks as there is room for; `EIO` if a process that lives does not let go
-    /// of a lock for 10 s.
+    /// of a lock for 10 s; `EXDEV` as with [`Namespace::register`].
     ///
     /// # Examples
     ///

@@ -29,6 +29,7 @@ use std::cell::Cell;
 use std::fmt;
 
 use crate::field::{get, low, put};
+use crate::file::is_in_other_pid_namespace;
 use crate::ids::{Ids, Kind, Object};
 use crate::layout::HEADER;
 use crate::lock::Owner;
@@ -121,6 +122,9 @@ impl Task {
     pub(crate) fn register(shared: Arc<Shared>, cred: Cred, pid: u32) -> Result<Self, Errno> {
         if pid >= PID_END {
             return Err(Errno::INVAL);
+        }
+        if shared.scope == futex::Scope::Shared && is_in_other_pid_namespace(&shared.region) {
+            return Err(Errno::XDEV);
         }
         let owner = match claim_line(&shared, pid) {
             Some(owner) => owner,

@@ -63,6 +63,11 @@ fn undo_of_a_killed_process_is_applied() {
 }
 
 #[test]
+fn holder_in_another_pid_namespace_is_not_taken_for_dead() {
+    run("pid_namespace", &Namespace::new());
+}
+
+#[test]
 fn segments_are_those_of_the_kernel() {
     run("shm_calls", &Namespace::with_shm());
 }

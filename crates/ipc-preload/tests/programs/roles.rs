@@ -9,10 +9,11 @@ use std::ptr;
 
 use crate::{shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 23] = [
+pub(crate) const ROLES: [(&str, fn()); 24] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
+    ("pid_namespace", pid_namespace),
     ("undo_at_the_end", undo_at_the_end),
     ("vfork", vfork),
     ("fork", fork),
@@ -331,5 +332,71 @@ fn killed() {
     // And by who waits: it wakes when the adjustment of the one that is killed is applied.
     let waiter = child(|| semop(id, (1, 0, 0)).err().unwrap_or(0));
     assert_eq!(exited(wait(waiter)), 0);
+    remove(id);
+}
+
+/// The ends of a pipe: to read from, and to write to.
+fn pipe() -> [i32; 2] {
+    let mut ends = [0; 2];
+    // SAFETY: there is room for both.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    ends
+}
+
+fn tell(pipe: [i32; 2], byte: u8) {
+    // SAFETY: the byte lives during the call.
+    assert_eq!(unsafe { libc::write(pipe[1], ptr::from_ref(&byte).cast(), 1) }, 1);
+}
+
+fn hear(pipe: [i32; 2]) -> u8 {
+    let mut byte = 0;
+    // SAFETY: the byte is ours.
+    assert_eq!(unsafe { libc::read(pipe[0], ptr::from_mut(&mut byte).cast(), 1) }, 1);
+    byte
+}
+
+/// What a process in another pid namespace has taken and still has, nobody else is given; with the library
+/// it is refused.
+fn pid_namespace() {
+    let id = set(1);
+    assert_eq!(semop(id, (0, 1, 0)), Ok(0));
+    let (told, go_on) = (pipe(), pipe());
+    let pid = child(|| {
+        // SAFETY: the call takes a number.
+        if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
+            tell(told, b's');
+            return 0;
+        }
+        // The first process is the other namespace's init(8): as long as it lives others can be made.
+        let init = child(|| {
+            hear(go_on);
+            0
+        });
+        let holder = child(|| {
+            let taken = semop(id, (0, -1, UNDO));
+            tell(told, b't');
+            hear(go_on);
+            i32::from(taken != Ok(0))
+        });
+        let status = exited(wait(holder));
+        if status == 127 {
+            tell(told, b'r');
+            wait(init);
+            return 0;
+        }
+        wait(init);
+        status
+    });
+    let what = hear(told);
+    let seen = value(id, 0);
+    tell(go_on, 0);
+    tell(go_on, 0);
+    assert_eq!(exited(wait(pid)), 0);
+    match what {
+        b's' => println!("skipped: no pid namespace of our own here"),
+        b't' => assert_eq!(seen, 0, "it has been taken"),
+        _ => assert_eq!(seen, 1, "it was refused"),
+    }
+    assert_eq!(value(id, 0), 1);
     remove(id);
 }
