@@ -11,7 +11,7 @@
 //!
 //! - by a waiting call, which looks every [`HEARTBEAT_NS`] at who holds adjustments of its set or waits for it;
 //! - by a call that would return `EAGAIN`, and by `GETVAL` and its like, where somebody holds adjustments;
-//! - by who wakes it in vain; by who registers and finds it beside its own line, or no line at all (`spare`);
+//! - by a call that would return `ENOMEM`; by who wakes it in vain; by who registers and finds it beside its own line, or no line at all (`spare`);
 //! - by [`crate::Namespace::recover`].
 //!
 //! So after a kill the adjustments show at once to those who ask or try, and within a tenth of a second
@@ -196,4 +196,156 @@ pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
         }
     }
     Ok(count)
+}
+
+/// Carries a call out, and again if it found no room and those who have died had some. The caller holds no lock.
+///
+/// # Errors
+///
+/// Those of `call`, and of [`reap`].
+#[inline]
+pub(crate) fn with_room<T>(
+    shared: &Shared,
+    owner: Owner,
+    mut call: impl FnMut() -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    match call() {
+        Err(Errno::NOMEM) if reap_all(shared, owner)? != 0 => call(),
+        done => done,
+    }
+}
+
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]
+mod tests {
+    use corewalk_sync::primitives::thread;
+    use corewalk_testkit::race::Watchdog;
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::sem::dead::kill;
+    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+
+    const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+    const UNDO: SemBuf = SemBuf::new(0, 1, SEM_UNDO);
+
+    /// Room for one of everything that a task has while it waits, holds or has attached.
+    fn namespace() -> Namespace {
+        let capacity = Capacity { undos: 2, waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("room", MemfdFlags::CLOEXEC).unwrap();
+        Namespace::open_fd(&file, options).unwrap()
+    }
+
+    /// A task that is about to die, and one that lives.
+    fn two(namespace: &Namespace) -> (Task, Task) {
+        let task = |pid| namespace.register(Cred::root(), pid).unwrap();
+        (task(1), task(3))
+    }
+
+    #[test]
+    fn adjustments_of_the_dead_make_room_for_those_of_the_living() {
+        let namespace = namespace();
+        let (dead, other) = two(&namespace);
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        dead.semop(id, &[UNDO]).unwrap();
+        assert_eq!(other.semop(id, &[UNDO]), Err(Errno::NOMEM), "it lives");
+        kill(dead);
+        assert_eq!(other.semop(id, &[UNDO]), Ok(()));
+        assert_eq!(other.sem_getval(id, 0), Ok(1));
+    }
+
+    #[test]
+    fn waits_of_the_dead_for_semaphores_make_room_for_those_of_the_living() {
+        let namespace = namespace();
+        let (dead, other) = two(&namespace);
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let (pool, region) = (other.shared.layout.waits, &other.shared.region);
+        pool.alloc(&other.shared, pool.lines, dead.owner, dead.owner.index).unwrap();
+        let soon = Some(Duration::from_millis(1));
+        assert_eq!(other.semtimedop(id, &[DOWN], soon), Err(Errno::NOMEM), "it lives");
+        kill(dead);
+        assert_eq!(other.semtimedop(id, &[DOWN], soon), Err(Errno::AGAIN), "it has waited");
+        assert_eq!(pool.used(region).count(), 0);
+    }
+
+    #[test]
+    fn waits_of_the_dead_for_messages_make_room_for_those_of_the_living() {
+        let _watchdog = Watchdog::start("waits that find room", Duration::from_secs(300));
+        let namespace = namespace();
+        let (dead, other) = two(&namespace);
+        let one = namespace.register(Cred::root(), 2).unwrap();
+        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        one.msg_set(id, 0, 0, 0o600, 4).unwrap();
+        one.msgsnd(id, 1, b"full", 0).unwrap();
+        let receive = || other.msgrcv(id, &mut [0; 4], 2, 0).map(drop);
+        let send = || other.msgsnd(id, 2, b"more", 0);
+        let pool = one.shared.layout.msg_waits;
+        let fill = |of: &Task| pool.alloc(&one.shared, pool.lines, of.owner, of.owner.index);
+        fill(&dead).unwrap();
+        assert_eq!((receive(), send()), (Err(Errno::NOMEM), Err(Errno::NOMEM)), "it lives");
+        kill(dead);
+        // Each waits by now, or has failed.
+        let until_it_waits = |call: &thread::ScopedJoinHandle<'_, _>| {
+            while other.waiting() == 0 && !call.is_finished() {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            let call = scope.spawn(send);
+            until_it_waits(&call);
+            one.msgrcv(id, &mut [0; 4], 1, 0).unwrap();
+            assert_eq!(call.join().unwrap(), Ok(()));
+        });
+        one.msgrcv(id, &mut [0; 4], 2, 0).unwrap();
+        let dead = namespace.register(Cred::root(), 1).unwrap();
+        fill(&dead).unwrap();
+        kill(dead);
+        thread::scope(|scope| {
+            let call = scope.spawn(receive);
+            until_it_waits(&call);
+            one.msgsnd(id, 2, b"text", 0).unwrap();
+            assert_eq!(call.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn attaches_of_the_dead_make_room_for_those_of_the_living() {
+        let namespace = namespace();
+        let (dead, other) = two(&namespace);
+        let id = other.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        let attach = |task: &Task| {
+            let mapping = task.shmat(id, 0, 0)?;
+            mapping.attached_at(0x1000);
+            Ok::<_, Errno>(())
+        };
+        attach(&dead).unwrap();
+        assert_eq!(attach(&other), Err(Errno::NOMEM), "it lives");
+        kill(dead);
+        assert_eq!(attach(&other), Ok(()));
+        assert!(matches!(other.fork(1), Err(Errno::NOMEM)), "it lives");
+        let pool = other.shared.layout.attaches;
+        assert_eq!(pool.used(&other.shared.region).count(), 1, "the child has none");
+    }
+
+    /// The child needs a second record, and finds that of one who has died.
+    #[test]
+    fn attaches_of_the_dead_make_room_for_those_of_a_child() {
+        let capacity = Capacity { attaches: 3, segments: 2, tasks: 4, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("room", MemfdFlags::CLOEXEC).unwrap();
+        let namespace = Namespace::open_fd(&file, options).unwrap();
+        let (dead, other) = two(&namespace);
+        let id = other.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        for address in [0x1000, 0x3000] {
+            other.shmat(id, 0, 0).unwrap().attached_at(address);
+        }
+        let second = other.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        for (task, id) in [(&dead, id), (&dead, second)] {
+            task.shmat(id, 0, 0).unwrap().attached_at(0x1000 * id as usize + 0x1000);
+        }
+        kill(dead);
+        let child = other.fork(1).unwrap();
+        assert_eq!((child.attached(), other.shm_stat(id).unwrap().nattch), (2, 4));
+    }
 }

@@ -229,10 +229,7 @@ impl<'s> Message<'s> {
 fn alloc_lines(task: &Task, lines: u32) -> Result<u32, Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
     let alloc = || shared.layout.msgs.alloc(shared, lines, owner, owner.index);
-    match alloc() {
-        Err(Errno::NOMEM) if recover::reap_all(shared, owner)? != 0 => alloc(),
-        line => line,
-    }
+    recover::with_room(shared, owner, alloc)
 }
 
 /// Returns the lines that `task` has kept, if they are as many as a message of `lines` lines takes.

@@ -16,6 +16,7 @@ use super::node::{self, Node, Role, Status};
 use super::queue::{Queue, QueueGuard};
 use crate::ids::Object;
 use crate::namespace::now_s;
+use crate::recover;
 use crate::sem::IPC_NOWAIT;
 use crate::task::Task;
 
@@ -170,8 +171,13 @@ impl Task {
         if msgflg & i32::from(IPC_NOWAIT) != 0 {
             return Err(Errno::NOMSG);
         }
-        let line = self.receive_waiting(guard, filter, size_max, (msgtyp, msgflg))?;
-        Ok(self.arrived(Message { shared: &self.shared, line }, size_max))
+        match self.receive_waiting(guard, filter, size_max, (msgtyp, msgflg)) {
+            // As `recover::with_room` does, for the calls only that wait.
+            Err(Errno::NOMEM) if recover::reap_all(&self.shared, self.owner)? != 0 => {
+                self.msgrcv_owned(msqid, size_max, msgtyp, msgflg)
+            }
+            line => Ok(self.arrived(Message { shared: &self.shared, line: line? }, size_max)),
+        }
     }
 
     #[inline]

@@ -12,7 +12,7 @@ use super::node::{self, Node, Role, Status, Wakes};
 use super::queue::{Queue, QueueGuard};
 use crate::ids::Object;
 use crate::namespace::now_s;
-use crate::recover::HEARTBEAT_NS;
+use crate::recover::{self, HEARTBEAT_NS};
 use crate::sem::IPC_NOWAIT;
 use crate::task::Task;
 
@@ -56,7 +56,8 @@ impl Task {
         self.may_send(&object, msgflg)?;
         let queue = Queue::new(&self.shared, &object);
         let message = Message::alloc(self, mtype, text)?;
-        let sent = self.send(queue, message, msgflg);
+        let send = || self.send(queue, message, msgflg);
+        let sent = recover::with_room(&self.shared, self.owner, send);
         if sent.is_err() {
             message.let_go(self);
         }

@@ -120,7 +120,9 @@ impl Task {
         if !self.abandoned.lock().is_empty() {
             recover::reap_absent(&self.shared, self.owner, end_abandoned(self, Some(set))?);
         }
-        let done = self.semop_locked(semid, set, sops, deadline);
+        let done = recover::with_room(&self.shared, self.owner, || {
+            self.semop_locked(semid, set, sops, deadline)
+        });
         if done == Err(Errno::AGAIN) && set.has_holders() && self.look_after(set, Look::Quick) {
             return self.semop_locked(semid, set, sops, deadline);
         }

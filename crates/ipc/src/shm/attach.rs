@@ -17,6 +17,7 @@ use super::READ;
 use super::backing::SegmentName;
 use super::segment::{Gone, SHM_DEST, Segment, name_of};
 use crate::ids::IdsGuard;
+use crate::recover;
 use crate::task::Task;
 
 /// Attach for reading only.
@@ -183,13 +184,13 @@ impl Task {
         if let Some(hook) = &shared.hook {
             hook.shm_shmat(&self.cred.whole(), &found.perm(), shmflg)?;
         }
-        let size_bytes = {
+        let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
             // Trap I2: only what is looked up again under the lock is counted.
             let segment = Segment::again(shared, &ids, &found)?;
             segment.attach(self.owner.index, 1, self.owner)?;
-            segment.size_bytes()
-        };
+            Ok(segment.size_bytes())
+        })?;
         let name = name_of(&found);
         let memory = shared.backing.open(name).inspect_err(|_| self.uncount(name))?;
         Ok(Mapping { task: self, name, size_bytes, memory, address, shmflg, is_kept: false })
@@ -227,19 +228,25 @@ impl Task {
     /// Those of [`crate::Namespace::register`]; `ENOMEM` also if there is no room for its attaches.
     pub fn fork(&self, pid: u32) -> Result<Self, Errno> {
         let child = Self::register(TaskArc::clone(&self.shared), self.cred.whole(), pid)?;
-        let shared = &*self.shared;
+        recover::with_room(&self.shared, child.owner, || self.copy_attached(&child))?;
+        Ok(child)
+    }
+
+    /// Attaches to `child` what it has not yet of what this task has.
+    fn copy_attached(&self, child: &Self) -> Result<(), Errno> {
         let ids = child.shm_ids().lock()?;
         let attached = self.shm.lock().attached.clone();
-        let copied = attached.iter().try_for_each(|(address, attached)| {
-            if let Some(segment) = Segment::named(shared, &ids, attached.name) {
+        attached.iter().try_for_each(|(address, attached)| {
+            if child.shm.lock().attached.contains_key(address) {
+                return Ok(());
+            }
+            if let Some(segment) = Segment::named(&self.shared, &ids, attached.name) {
                 segment.attach(child.owner.index, 1, child.owner)?;
                 segment.note_attach(self.pid);
             }
             child.shm.lock().attached.insert(*address, *attached);
             Ok(())
-        });
-        drop(ids);
-        copied.map(|()| child)
+        })
     }
 
     /// Takes back what [`Task::shmat`] has counted.
