@@ -51,8 +51,8 @@
 //!   calls that it lets go on.
 //! - G.4: operations on different semaphores of a set write no common line, with and without undo.
 //! - G.5: a process may be killed at any instruction. Each of its calls has then happened as a whole or not at
-//!   all, and its adjustments are applied: at once for who asks or tries, within a tenth of a second for
-//!   who waits (`recover`).
+//!   all, and its adjustments are applied: at once for who asks (`GETVAL`) and for a call that would fail with
+//!   `EAGAIN`, within a tenth of a second for who waits (`recover`). A call that succeeds does not look, see below.
 //!
 //! # What differs from Linux
 //!
@@ -68,6 +68,10 @@
 //! - A [`SecurityHook`] is asked once per msgrcv(2), and not for each message.
 //! - `SHM_HUGETLB` is refused, `SHM_INFO` knows nothing of swap, and `SHM_LOCK` is a mark only.
 //! - `GETPID` of a semaphore on which a process was killed may name it, though its operation was taken back.
+//! - A call that can succeed (or fails with `ERANGE`) makes no system call, and so does not look whether somebody
+//!   has died. Until those who were killed are looked for it may take what they had added with `SEM_UNDO`, or find
+//!   zero what they had taken from; their adjustments are then applied to what is left, and no value falls below 0.
+//!   Linux has applied them when waitpid(2) returns. `GETVAL` first, or [`Namespace::recover`], makes it the same.
 //! - What is granted to a waiting process that was killed a moment ago is taken back where all of it can be;
 //!   until then others may see it. Linux takes its call out of the queue first.
 //!

@@ -14,8 +14,10 @@
 //! - by a call that would return `ENOMEM`; by who wakes it in vain; by who registers and finds it beside its own line, or no line at all (`spare`);
 //! - by [`crate::Namespace::recover`].
 //!
-//! So after a kill the adjustments show at once to those who ask or try, and within a tenth of a second
-//! to those who wait.
+//! So after a kill the adjustments show at once to those who ask and to those who would fail, and within a tenth of
+//! a second to those who wait. Who succeeds does not look: that would be a system call per holder of adjustments in
+//! what is otherwise one compare-exchange. A mark on semaphores from which adjustments will take would spare those
+//! that are locks, but a semaphore that one process raises and another lowers, both with `SEM_UNDO`, has it for ever.
 //!
 //! # Locks
 //!

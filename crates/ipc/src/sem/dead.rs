@@ -234,6 +234,36 @@ mod tests {
         assert!(tries.count() < 1000);
     }
 
+    /// What the essay of the crate says differs from Linux, and no more than that.
+    #[test]
+    fn call_that_succeeds_uses_what_the_dead_has_not_yet_taken_back() {
+        const ZERO: SemBuf = SemBuf::new(0, 0, crate::IPC_NOWAIT);
+        for is_asked_first in [false, true] {
+            let namespace = namespace(2);
+            let (dead, other) = (task(&namespace, 1), task(&namespace, 2));
+            let [given, taken] = [(); 2].map(|()| other.semget(IPC_PRIVATE, 1, 0o600).unwrap());
+            dead.semop(given, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+            other.sem_setval(taken, 0, 1).unwrap();
+            dead.semop(taken, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
+            kill(dead);
+            if is_asked_first {
+                assert_eq!(
+                    (other.sem_getval(given, 0), other.sem_getval(taken, 0)),
+                    (Ok(0), Ok(1))
+                );
+            }
+            let linux = Err(Errno::AGAIN);
+            let expected = if is_asked_first { linux } else { Ok(()) };
+            assert_eq!(
+                (other.semop(given, &[TRY]), other.semop(taken, &[ZERO])),
+                (expected, expected)
+            );
+            // Whichever it was, the adjustments are applied once.
+            namespace.recover().unwrap();
+            assert_eq!((other.sem_getval(given, 0), other.sem_getval(taken, 0)), (Ok(0), Ok(1)));
+        }
+    }
+
     #[test]
     fn control_adjustment_of_one_that_lives_stays() {
         let namespace = namespace(1);
