@@ -86,6 +86,14 @@
 //! - To know who calls: the host says so with [`Namespace::register`] and [`Task::set_cred`], and ends a task
 //!   with [`Task::exit`].
 //!
+//! # Where the kernel's functions are
+//!
+//! Names of Linux are aliases in the search of these pages, so that who knows `ipc/sem.c` finds their place. Those
+//! of document 002: `ipc_obtain_object_check` and `ipc_checkid` are what [`Task::semop`], [`Task::sem_getval`] and
+//! all other calls begin with, `ipc_obtain_object` what a look by index does ([`Task::sem_stat_index`]), and
+//! `ipcctl_pre_down_nolock` (`ipcctl_obtain_check` since) the check of [`Task::sem_set`] and [`Task::sem_rmid`].
+//! `do_smart_update` follows each [`Task::semop`] that somebody waits for, and `exit_sem` is [`Task::exit`].
+//!
 //! # Lock order
 //!
 //! 1. The lock of who cleans up after a task.

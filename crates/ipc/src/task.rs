@@ -237,6 +237,8 @@ impl Task {
 
     /// Ends the task: its `SEM_UNDO` adjustments are applied, and its segments detached. The same as a
     /// drop.
+    #[doc(alias = "exit_shm")]
+    #[doc(alias = "do_smart_update")]
     #[doc(alias = "exit_sem")]
     pub fn exit(self) {
         drop(self);

@@ -67,6 +67,7 @@ impl Task {
     ///
     /// `EACCES`: no read permission; `EIDRM`: the queue was removed meanwhile; `EINVAL`: there is no
     /// such queue.
+    #[doc(alias = "msgctl_stat")]
     pub fn msg_stat(&self, msqid: i32) -> Result<MsgStat, Errno> {
         let object = self.msg_ids().obtain_object_check(msqid)?;
         self.permission(&object, READ)?;
@@ -78,6 +79,7 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::msg_stat`].
+    #[doc(alias = "ipc_obtain_object")]
     pub fn msg_stat_index(&self, index: i32) -> Result<MsgStat, Errno> {
         let object = self.queue_at(index)?;
         self.permission(&object, READ)?;
@@ -103,6 +105,8 @@ impl Task {
     /// `EINVAL`: there is no such queue, or an id of `-1`; `EPERM`: the caller is neither its owner nor
     /// its creator, and has no `CAP_SYS_ADMIN`; or `qbytes` is more than `MSGMNB`, and it has no
     /// `CAP_SYS_RESOURCE`.
+    #[doc(alias = "ipcctl_pre_down_nolock")]
+    #[doc(alias = "msgctl_down")]
     pub fn msg_set(
         &self,
         msqid: i32,
@@ -141,6 +145,7 @@ impl Task {
     /// # Errors
     ///
     /// What the security hook returns.
+    #[doc(alias = "msgctl_info")]
     pub fn msg_totals(&self) -> Result<MsgTotals, Errno> {
         self.may_msgctl(None, MSG_INFO)?;
         let shared = &*self.shared;

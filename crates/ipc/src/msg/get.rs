@@ -66,6 +66,8 @@ impl Task {
     ///
     /// `EINVAL`: there is no such queue; `EPERM`: the caller is neither its owner nor its creator, and
     /// has no `CAP_SYS_ADMIN`.
+    #[doc(alias = "ipcctl_pre_down_nolock")]
+    #[doc(alias = "freeque")]
     pub fn msg_rmid(&self, msqid: i32) -> Result<(), Errno> {
         let ids = self.msg_ids().lock()?;
         let object = obtain_own(self, &ids, msqid)?;

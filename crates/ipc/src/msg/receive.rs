@@ -129,6 +129,8 @@ impl Task {
     /// assert_eq!(task.msgrcv(id, &mut text, 2, i32::from(IPC_NOWAIT)), Err(Errno::NOMSG));
     /// # Ok::<(), Errno>(())
     /// ```
+    #[doc(alias = "do_msgrcv")]
+    #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
     pub fn msgrcv(
         &self,

@@ -47,6 +47,8 @@ impl Task {
     /// assert_eq!((received.mtype, &text[..received.size_bytes]), (7, &b"text"[..]));
     /// # Ok::<(), Errno>(())
     /// ```
+    #[doc(alias = "do_msgsnd")]
+    #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
     pub fn msgsnd(&self, msqid: i32, mtype: i64, text: &[u8], msgflg: i32) -> Result<(), Errno> {
         if text.len() > self.shared.limits.msgmax as usize || mtype < 1 {

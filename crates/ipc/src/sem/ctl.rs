@@ -82,6 +82,10 @@ impl Task {
     ///
     /// `EACCES`: no read permission; `EIDRM`: the set was removed meanwhile; `EINVAL`: there is no
     /// such set or semaphore.
+    #[doc(alias = "semctl_main")]
+    #[doc(alias = "sem_obtain_object_check")]
+    #[doc(alias = "ipc_obtain_object_check")]
+    #[doc(alias = "ipc_checkid")]
     pub fn sem_getval(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
         Ok(self.sem_word(semid, semnum, GETVAL)?.value())
     }
@@ -100,6 +104,7 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::sem_getval`].
+    #[doc(alias = "count_semcnt")]
     pub fn sem_getncnt(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
         self.sem_count(semid, semnum, GETNCNT, Awaited::Increase)
     }
@@ -131,6 +136,7 @@ impl Task {
     ///
     /// Those of [`Task::sem_getval`], with write permission; `ERANGE`: the value is negative or more
     /// than `SEMVMX`.
+    #[doc(alias = "semctl_setval")]
     pub fn sem_setval(&self, semid: i32, semnum: i32, value: i32) -> Result<(), Errno> {
         if !(0..=SEMVMX).contains(&value) {
             return Err(Errno::RANGE);
@@ -168,6 +174,7 @@ impl Task {
     /// # Errors
     ///
     /// `EACCES`: no read permission; `EINVAL`: there is no such set.
+    #[doc(alias = "semctl_stat")]
     pub fn sem_stat(&self, semid: i32) -> Result<SemStat, Errno> {
         let object = self.sem_ids().obtain_object_check(semid)?;
         self.permission(&object, READ)?;
@@ -179,6 +186,8 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::sem_stat`].
+    #[doc(alias = "sem_obtain_object")]
+    #[doc(alias = "ipc_obtain_object")]
     pub fn sem_stat_index(&self, index: i32) -> Result<SemStat, Errno> {
         let object = self.object_at(index)?;
         self.permission(&object, READ)?;
@@ -201,6 +210,9 @@ impl Task {
     ///
     /// `EINVAL`: there is no such set, or an id of `-1`; `EPERM`: the caller is neither its owner nor
     /// its creator, and has no `CAP_SYS_ADMIN`.
+    #[doc(alias = "ipcctl_pre_down_nolock")]
+    #[doc(alias = "ipcctl_obtain_check")]
+    #[doc(alias = "semctl_down")]
     pub fn sem_set(&self, semid: i32, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.sem_ids().lock()?;
         let object = self.pre_down(&ids, semid, IPC_SET)?;
@@ -217,6 +229,7 @@ impl Task {
     /// # Errors
     ///
     /// What the security hook returns.
+    #[doc(alias = "semctl_info")]
     pub fn sem_totals(&self) -> Result<SemTotals, Errno> {
         self.may_semctl(None, SEM_INFO)?;
         let ids = self.sem_ids().lock()?;

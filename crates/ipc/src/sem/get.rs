@@ -53,6 +53,8 @@ impl Task {
     /// assert_eq!(task.semget(5, 0, 0), Ok(id));
     /// # Ok::<(), Errno>(())
     /// ```
+    #[doc(alias = "ipcget")]
+    #[doc(alias = "newary")]
     pub fn semget(&self, key: i32, nsems: i32, semflg: i32) -> Result<i32, Errno> {
         let limits = &self.shared.limits;
         let nsems = u32::try_from(nsems).ok().filter(|nsems| *nsems <= limits.semmsl);
@@ -134,6 +136,9 @@ impl Task {
     ///
     /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator, and
     /// has no `CAP_SYS_ADMIN`.
+    #[doc(alias = "ipcctl_pre_down_nolock")]
+    #[doc(alias = "ipcctl_obtain_check")]
+    #[doc(alias = "freeary")]
     pub fn sem_rmid(&self, semid: i32) -> Result<(), Errno> {
         let ids = self.sem_ids().lock()?;
         let object = self.pre_down(&ids, semid, super::ctl::IPC_RMID)?;

@@ -75,6 +75,12 @@ impl Task {
     /// assert_eq!(task.sem_getall(id)?, [2, 0]);
     /// # Ok::<(), Errno>(())
     /// ```
+    #[doc(alias = "sys_semtimedop")]
+    #[doc(alias = "sem_obtain_object_check")]
+    #[doc(alias = "ipc_obtain_object_check")]
+    #[doc(alias = "ipc_checkid")]
+    #[doc(alias = "do_smart_update")]
+    #[doc(alias = "update_queue")]
     #[inline]
     pub fn semop(&self, semid: i32, sops: &[SemBuf]) -> Result<(), Errno> {
         self.semtimedop(semid, sops, None)
@@ -85,6 +91,8 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::semop`]; `EAGAIN` also if the time is over.
+    #[doc(alias = "do_semtimedop")]
+    #[doc(alias = "perform_atomic_semop")]
     pub fn semtimedop(
         &self,
         semid: i32,

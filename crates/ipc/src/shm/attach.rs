@@ -169,6 +169,8 @@ impl Task {
     /// assert!(task.shm_stat(id).is_err());
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
+    #[doc(alias = "do_shmat")]
+    #[doc(alias = "ipc_obtain_object_check")]
     pub fn shmat(&self, shmid: i32, address: usize, shmflg: i32) -> Result<Mapping<'_>, Errno> {
         let address = rounded(address, shmflg)?;
         let shared = &*self.shared;

@@ -66,6 +66,7 @@ impl Task {
     ///
     /// `EACCES`: no read permission; `EIDRM`: the segment was removed meanwhile; `EINVAL`: there is no
     /// such segment.
+    #[doc(alias = "shmctl_stat")]
     pub fn shm_stat(&self, shmid: i32) -> Result<ShmStat, Errno> {
         self.reap_attachers(shmid);
         let object = self.shm_ids().obtain_object_check(shmid)?;
@@ -78,6 +79,7 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::shm_stat`].
+    #[doc(alias = "ipc_obtain_object")]
     pub fn shm_stat_index(&self, index: i32) -> Result<ShmStat, Errno> {
         let object = self.segment_at(index)?;
         self.permission(&object, READ)?;
@@ -100,6 +102,8 @@ impl Task {
     ///
     /// `EINVAL`: there is no such segment, or an id of `-1`; `EPERM`: the caller is neither its owner
     /// nor its creator, and has no `CAP_SYS_ADMIN`.
+    #[doc(alias = "ipcctl_pre_down_nolock")]
+    #[doc(alias = "shmctl_down")]
     pub fn shm_set(&self, shmid: i32, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.shm_ids().lock()?;
         let object = obtain_own(self, &ids, shmid)?;
@@ -117,6 +121,8 @@ impl Task {
     ///
     /// `EINVAL`: there is no such segment; `EPERM`: the caller is neither its owner nor its creator, and
     /// has no `CAP_SYS_ADMIN`.
+    #[doc(alias = "ipcctl_pre_down_nolock")]
+    #[doc(alias = "do_shm_rmid")]
     pub fn shm_rmid(&self, shmid: i32) -> Result<(), Errno> {
         self.reap_attachers(shmid);
         let shared = &*self.shared;
@@ -136,6 +142,7 @@ impl Task {
     ///
     /// `EIDRM`: the segment was removed meanwhile; `EINVAL`: there is no such segment; `EPERM`: the caller is
     /// neither its owner nor its creator, and has no `CAP_IPC_LOCK`.
+    #[doc(alias = "shmctl_do_lock")]
     pub fn shm_lock(&self, shmid: i32) -> Result<(), Errno> {
         self.set_locked(shmid, SHM_LOCK, SHM_LOCKED)
     }
