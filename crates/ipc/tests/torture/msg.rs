@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-use super::{Arena, Mode, PLACES, memory, shared_lines};
+use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
 const NOWAIT: i32 = IPC_NOWAIT as i32;
 
@@ -73,6 +73,9 @@ fn options() -> NamespaceOptions {
 }
 
 impl Arena for Queues {
+    const CHORES: &'static [Chore] =
+        &[Chore::Send, Chore::Receive, Chore::Make, Chore::Rmid, Chore::Recover, Chore::Exit];
+
     fn new(mode: Mode) -> Self {
         let notes = shared_lines(HEAD + (NUMBERS / 8) as u32);
         let arena = Self { file: memory("torture"), notes, mode, at_risk: [0; QUEUES] };
@@ -93,26 +96,41 @@ impl Arena for Queues {
         &self.notes.line(place as u32)[0]
     }
 
+    fn chore(&self, place: usize) -> &AtomicU64 {
+        &self.notes.line(place as u32)[2]
+    }
+
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
         let sender = rng.next_u64();
         let ids = self.ids(&task);
-        let chores = [0..64, 0..20, 20..40, 0..40, 40..50, 50..60, 63..64];
+        let word = self.chore(place);
+        let chores = [0..65, 0..20, 20..40, 0..40, 40..50, 50..58, 58..60, 63..64, 64..65];
         let chores = rng.pick(&chores).clone();
         loop {
             // ORDERING: Relaxed. A sign of life.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let queue = rng.index(QUEUES);
             let done = match rng.range(chores.clone()) {
-                0..20 => self.send(&task, ids[queue], sender, &mut rng),
+                0..20 => self.send(&task, (ids[queue], place), sender, &mut rng),
                 20..40 => self.receive(&task, (queue, ids[queue]), place, &mut rng),
                 40..50 => self.pass_on(&task, queue, sender, place, &mut rng),
-                50..60 => churn(&task, &mut rng),
-                60..62 => task.msg_set(ids[queue], 0, 0, 0o600, 1000 + rng.below(1000)),
+                50..58 => churn(&task, word, 0, &mut rng),
+                58..60 => churn(&task, word, 400, &mut rng),
+                60..62 => {
+                    Chore::Make.begin(word);
+                    task.msg_set(ids[queue], 0, 0, 0o600, 1000 + rng.below(1000))
+                }
+                62 | 63 => {
+                    Chore::Recover.begin(word);
+                    self.namespace().recover().map(drop)
+                }
                 _ => {
-                    self.namespace().recover().expect("recovery");
-                    task = self.task();
-                    Ok(())
+                    let next = self.task();
+                    let done = self.send(&task, (ids[queue], place), sender, &mut rng);
+                    Chore::Exit.begin(word);
+                    task = next;
+                    done
                 }
             };
             let is_good = matches!(
@@ -193,7 +211,14 @@ impl Queues {
     }
 
     /// Sends a message with a new number, if there is one left.
-    fn send(&self, task: &Task, id: i32, sender: u64, rng: &mut Rng) -> Result<(), Errno> {
+    fn send(
+        &self,
+        task: &Task,
+        (id, place): (i32, usize),
+        sender: u64,
+        rng: &mut Rng,
+    ) -> Result<(), Errno> {
+        Chore::Send.begin(self.chore(place));
         // ORDERING: Relaxed. A number that nobody else has.
         let number = 1 + self.last_number().fetch_add(1, Ordering::Relaxed);
         if number > NUMBERS {
@@ -228,6 +253,7 @@ impl Queues {
             _ => (0, 0),
         };
         let flags = if rng.chance(1, 4) { 0 } else { NOWAIT };
+        Chore::Receive.begin(self.chore(place));
         // ORDERING: Relaxed. What a process has stored is there when it is killed.
         self.receiving(place).store(queue as u64 + 1, Ordering::Relaxed);
         let received = task.msgrcv_owned(id, SIZE_MAX as usize, msgtyp, flags | except);
@@ -254,7 +280,7 @@ impl Queues {
         let next = ids[(queue + 1) % QUEUES];
         if self.mode == Mode::Real {
             self.receive(task, (queue, ids[queue]), place, rng)?;
-            return self.send(task, next, sender, rng);
+            return self.send(task, (next, place), sender, rng);
         }
         let arrived = task.msgrcv_owned(ids[queue], SIZE_MAX as usize, 0, NOWAIT)?;
         let mut text = vec![0; arrived.size_bytes()];
@@ -312,15 +338,23 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues.
-fn churn(task: &Task, rng: &mut Rng) -> Result<(), Errno> {
+/// Makes, uses and removes queues; in so many of 2000 cases more it waits, which then is what most kills meet.
+fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
+    Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, IPC_CREAT | 0o600)?;
-    match rng.below(6) {
-        0 => task.msg_rmid(id),
-        1 => task.msgrcv(id, &mut [0; 64], 0, NOWAIT).map(drop),
-        2 => task.msgrcv(id, &mut [0; 64], 0, 0).map(drop),
-        3 => task.msgsnd(id, 1, &[1; 64], 0),
-        _ => task.msgsnd(id, 1, &[1; 64], NOWAIT),
+    let which = rng.below(2000 + waits);
+    match which {
+        0..800 => Chore::Rmid,
+        800..1200 | 2000..2200 => Chore::Receive,
+        _ => Chore::Send,
+    }
+    .begin(word);
+    match which {
+        0..800 => task.msg_rmid(id),
+        800..1200 => task.msgrcv(id, &mut [0; 64], 0, NOWAIT).map(drop),
+        1200..2000 => task.msgsnd(id, 1, &[1; 64], NOWAIT),
+        2000..2200 => task.msgrcv(id, &mut [0; 64], 0, 0).map(drop),
+        _ => task.msgsnd(id, 1, &[1; 64], 0),
     }
 }
 

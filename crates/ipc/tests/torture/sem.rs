@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::{Arena, Mode, memory, shared_lines};
+use super::{Arena, Chore, Mode, memory, shared_lines};
 
 const UNITS: u16 = 50;
 const SEMS: u16 = 4;
@@ -42,6 +42,17 @@ fn options() -> NamespaceOptions {
 }
 
 impl Arena for Sets {
+    const CHORES: &'static [Chore] = &[
+        Chore::Single,
+        Chore::Several,
+        Chore::Undo,
+        Chore::Wait,
+        Chore::Make,
+        Chore::Rmid,
+        Chore::Recover,
+        Chore::Exit,
+    ];
+
     fn new(mode: Mode) -> Self {
         let arena = Self { file: memory("torture"), progress: shared_lines(16), mode };
         let task = arena.task();
@@ -56,26 +67,48 @@ impl Arena for Sets {
         &self.progress.line(place as u32)[0]
     }
 
+    fn chore(&self, place: usize) -> &AtomicU64 {
+        &self.progress.line(place as u32)[1]
+    }
+
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
         // What takes long would be all that a kill ever meets: so most children do one thing only.
-        let chores = [0..64, 0..24, 24..44, 0..44, 44..56, 56..62, 63..64];
+        let chores = [0..65, 0..24, 24..44, 0..44, 44..56, 56..60, 60..62, 63..64, 64..65];
         let chores = rng.pick(&chores).clone();
+        let word = self.chore(place);
         let mut ids = [MOVES, UNDO, WAITS].map(|key| task.semget(key, 0, 0).expect("the set"));
         loop {
             // ORDERING: Relaxed. A sign of life.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let done = match rng.range(chores.clone()) {
-                0..24 => self.move_unit(&task, ids[0], &mut rng),
-                24..44 => with_undo(&task, ids[1], &mut rng),
-                44..56 => wait(&task, ids[2], &mut rng),
-                56..62 => churn(&task, &mut rng),
+                0..24 => {
+                    Chore::Several.begin(word);
+                    self.move_unit(&task, ids[0], &mut rng)
+                }
+                24..44 => {
+                    Chore::Undo.begin(word);
+                    with_undo(&task, ids[1], &mut rng)
+                }
+                44..56 => {
+                    Chore::Wait.begin(word);
+                    wait(&task, ids[2], &mut rng)
+                }
+                56..60 => churn(&task, word, 0, &mut rng),
+                60..62 => churn(&task, word, 50, &mut rng),
                 62 => task.semget(MOVES, 0, 0).map(|id| ids[0] = id),
+                63 => {
+                    Chore::Recover.begin(word);
+                    self.namespace().recover().map(drop)
+                }
                 _ => {
-                    // A process that ends well, and who cleans up after others.
-                    self.namespace().recover().expect("recovery");
-                    task = self.task();
-                    Ok(())
+                    // A process that ends well.
+                    let next = self.task();
+                    Chore::Undo.begin(word);
+                    let done = with_undo(&task, ids[1], &mut rng);
+                    Chore::Exit.begin(word);
+                    task = next;
+                    done
                 }
             };
             let is_good = matches!(
@@ -174,17 +207,29 @@ fn wait(task: &Task, id: i32, rng: &mut Rng) -> Result<(), Errno> {
     task.semtimedop(id, &sops, Some(Duration::from_micros(rng.below(400))))
 }
 
-/// Makes, uses and removes sets.
-fn churn(task: &Task, rng: &mut Rng) -> Result<(), Errno> {
+/// Makes, uses and removes sets; in so many of 450 cases more it waits, which then is what most kills meet.
+fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
+    Chore::Make.begin(word);
     let id = task.semget(key, 3, IPC_CREAT | 0o600)?;
     let flags = if rng.chance(1, 2) { SEM_UNDO } else { 0 };
     let down = [SemBuf::new(rng.below(3) as u16, -1, flags)];
-    match rng.below(5) {
-        0 => task.sem_rmid(id),
-        1 => task.sem_setall(id, &[1, 2, 3]),
-        2 => task.sem_set(id, 0, 0, 0o600),
-        3 => task.semtimedop(id, &down, Some(Duration::from_micros(rng.below(200)))),
-        _ => task.semop(id, &[SemBuf::new(rng.below(3) as u16, 1, flags)]),
+    let which = rng.below(450 + waits);
+    match which {
+        0..160 => Chore::Rmid,
+        160..300 => Chore::Make,
+        300..450 => Chore::Single,
+        _ => Chore::Wait,
+    }
+    .begin(word);
+    match which {
+        0..160 => task.sem_rmid(id),
+        160..230 => task.sem_setall(id, &[1, 2, 3]),
+        230..300 => task.sem_set(id, 0, 0, 0o600),
+        300..450 => {
+            let up = [SemBuf::new(rng.below(3) as u16, 1, flags)];
+            (0..16).try_for_each(|_| task.semop(id, &up))
+        }
+        _ => task.semtimedop(id, &down, Some(Duration::from_micros(rng.below(200)))),
     }
 }

@@ -19,7 +19,7 @@ use corewalk_testkit::rng::Rng;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-use super::{Arena, Mode, PLACES, memory, shared_lines};
+use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
 /// Segments, and pairs of one with a task, that there can be.
 const SEGMENTS: u32 = 32;
@@ -74,6 +74,16 @@ pub(crate) struct Segments {
 }
 
 impl Arena for Segments {
+    const CHORES: &'static [Chore] = &[
+        Chore::Attach,
+        Chore::Detach,
+        Chore::Fork,
+        Chore::Make,
+        Chore::Rmid,
+        Chore::Recover,
+        Chore::Exit,
+    ];
+
     fn new(mode: Mode) -> Self {
         let notes = Arc::new(shared_lines(PLACES as u32 + SEGMENTS));
         let (file, memory) = (memory("torture"), Arc::new(memory("segments")));
@@ -93,27 +103,46 @@ impl Arena for Segments {
         &self.notes.line(place as u32)[0]
     }
 
+    fn chore(&self, place: usize) -> &AtomicU64 {
+        &self.notes.line(place as u32)[1]
+    }
+
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
-        let chores = [0..64, 0..24, 24..48, 0..48, 48..60, 63..64];
+        let chores = [0..65, 0..24, 24..48, 0..48, 48..60, 60..62, 63..64, 64..65];
         let chores = rng.pick(&chores).clone();
+        let word = self.chore(place);
         loop {
             // ORDERING: Relaxed. A sign of life.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let (key, at) = (1 + rng.index(KEPT.len()) as i32, 100 + rng.index(6));
             let kept = || task.shmget(key, 0, 0);
-            let done = match rng.range(chores.clone()) {
+            let which = rng.range(chores.clone());
+            match which {
+                0..24 => Chore::Attach,
+                24..48 => Chore::Detach,
+                48..60 => Chore::Make,
+                60..62 => Chore::Fork,
+                62 | 63 => Chore::Recover,
+                _ => Chore::Attach,
+            }
+            .begin(word);
+            let done = match which {
                 0..20 => kept().and_then(|id| attach(&task, id, at)),
                 // As a host that cannot map it.
                 20..24 => kept().and_then(|id| task.shmat(id, 0, 0).map(drop)),
                 24..48 => task.shmdt(at << 12).map(drop),
-                48..60 => churn(&task, at, &mut rng),
+                48..60 => churn(&task, (at, word), &mut rng),
                 // Goes on as a copy with the same attaches.
                 60..62 => task.fork(std::process::id()).map(|copy| task = copy),
+                62 | 63 => self.namespace().recover().map(drop),
                 _ => {
-                    self.namespace().recover().expect("recovery");
-                    task = self.task();
-                    Ok(())
+                    let next = self.task();
+                    let done = kept()
+                        .and_then(|id| (0..16).try_for_each(|at| attach(&task, id, 100 + at)));
+                    Chore::Exit.begin(word);
+                    task = next;
+                    done
                 }
             };
             // Room may be with those who were killed a moment ago.
@@ -200,11 +229,18 @@ fn attach(task: &Task, id: i32, at: usize) -> Result<(), Errno> {
 }
 
 /// Makes, uses and removes segments.
-fn churn(task: &Task, at: usize, rng: &mut Rng) -> Result<(), Errno> {
+fn churn(task: &Task, (at, word): (usize, &AtomicU64), rng: &mut Rng) -> Result<(), Errno> {
     let id = task.shmget(CHURN + rng.below(3) as i32, 1, IPC_CREAT | 0o600)?;
-    match rng.below(4) {
-        0 => task.shm_rmid(id),
-        1 => task.shm_set(id, 0, 0, 0o600),
+    let which = rng.below(4);
+    match which {
+        0 | 1 => Chore::Rmid,
+        2 => Chore::Make,
+        _ => Chore::Attach,
+    }
+    .begin(word);
+    match which {
+        0 | 1 => task.shm_rmid(id),
+        2 => task.shm_set(id, 0, 0, 0o600),
         _ => attach(task, id, at),
     }
 }
