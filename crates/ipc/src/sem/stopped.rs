@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use super::dead::{kill, wait_without_sleep};
 use super::set::{Set, WORD};
 use crate::field::put;
+use crate::lock::{Held, lock};
 use crate::process::{Identity, image_of};
 use crate::task::{IMAGE, STATE, task_line};
 use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
@@ -36,6 +37,12 @@ fn stop<'t>(task: &'t Task, id: i32) -> impl FnOnce() + use<'t> {
     let before = set.word(0).unwrap();
     put(&set.sem(0)[WORD], before.freeze(task.owner.index).0);
     move || set.thaw(0, before)
+}
+
+/// Takes the lock of the pool of undo records, as who is stopped while it makes one.
+fn task_pool(task: &Task) -> Held<'_> {
+    let word = &task.shared.region.line(task.shared.layout.undos.head)[0];
+    lock(&task.shared, word, task.owner, || Ok(())).unwrap()
 }
 
 fn used(task: &Task) -> [usize; 3] {
@@ -154,6 +161,38 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     std::mem::forget(holder);
     namespace.recover().unwrap();
     assert_eq!(other.sem_getall(id), Ok(vec![0, 0]));
+}
+
+/// Trap I15: who makes an undo record may sleep for the lock of its pool, with the lock of the set. No operation that is
+/// possible waits for either.
+#[test]
+fn undo_record_that_has_to_wait_for_its_pool_holds_up_no_other_operation() {
+    let namespace = namespace(1);
+    let (stopped, waiter, other) = (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
+    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    other.semop(id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
+    let pool = task_pool(&stopped);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]));
+        while !set(&other, id).is_locked_by(waiter.owner.index) && !waits.is_finished() {
+            thread::yield_now();
+        }
+        for _ in 0..1000 {
+            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            other.semop(id, &[SemBuf::new(0, -1, 0)]).unwrap();
+            // Its record is there already.
+            other.semop(id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
+            other.semop(id, &[SemBuf::new(1, -1, SEM_UNDO)]).unwrap();
+        }
+        drop(pool);
+        // Where this took longer than its patience it has said so, and has changed nothing.
+        let done = waits.join().unwrap();
+        assert!(matches!(done, Ok(()) | Err(Errno::IO)), "{done:?}");
+        assert_eq!(other.sem_getval(id, 0), Ok(i32::from(done.is_ok())));
+    });
+    waiter.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+    drop(waiter);
+    assert_eq!(other.sem_getall(id), Ok(vec![0, 1]));
 }
 
 #[test]
