@@ -17,6 +17,7 @@
 use libc::{c_int, c_void};
 
 use crate::call;
+use crate::hold;
 use crate::next::Next;
 use crate::process;
 use crate::shm;
@@ -52,6 +53,7 @@ pub(crate) fn end() {
     if call::is_interrupted() || !is_alone() {
         return;
     }
+    hold::give_up();
     // SAFETY: there is no other thread, and this one is in no call.
     drop(unsafe { process::take_task() });
 }

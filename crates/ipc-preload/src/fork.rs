@@ -9,11 +9,13 @@
 //! registered, has died, or was never made; and after [`WAIT_MAX_S`] seconds, should the child be stopped. A child
 //! that is made without the C library (clone(2) by number) is registered with its first call.
 //!
-//! Only processes that have segments attached do any of this.
+//! Only processes that have segments attached do any of this. Should the parent be killed before the child is counted, its own
+//! attaches stay until then (`hold`).
 //!
 //! # Locks
 //!
-//! From before the fork to after it the lock of `shm` is held and all signals are blocked. What is registered
+//! From before the fork to after it the lock of `shm` is held and all signals are blocked, also if nothing is attached yet: another
+//! thread might just be at it. What is registered
 //! before the fork is the last that happens on this side, and the first on the other: the
 //! library is loaded before all that might register functions of its own.
 //!
@@ -54,11 +56,8 @@ pub(crate) fn resolve() {
 extern "C" fn prepare() {
     let Some(task) = process::own_task() else { return };
     let lock = AttachLock::take();
-    if task.attached() == 0 {
-        return;
-    }
     // Without a pipe nobody waits: the child is counted as soon as it runs.
-    let pipe = pipe();
+    let pipe = if task.attached() == 0 { None } else { pipe() };
     let forking = Box::new(Forking { task, pipe, _lock: lock });
     FORKING.with(|cell| cell.set(Box::into_raw(forking)));
 }
@@ -84,8 +83,9 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     let Some(forking) = taken() else { return };
-    process::register_child(forking.task);
-    shm::mark();
+    if forking.task.attached() != 0 {
+        process::register_child(forking.task);
+    }
     // The parent goes on when the pipe is closed, and signals come when the lock is dropped.
     drop(forking);
 }

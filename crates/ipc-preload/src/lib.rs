@@ -11,7 +11,7 @@
 //! | `signal` | handlers, which end waits |
 //! | `syscall` | the same calls through syscall(2) |
 //! | `process` | the process as a task of the namespace |
-//! | `fork` | fork with segments attached |
+//! | `fork`, `hold` | fork with segments attached |
 //! | `exit` | the end of the process: undo |
 //! | `cred` | who the process acts as, and the calls that change it |
 //! | `call`, `next`, `errno`, `perm`, `open` | small parts of these |
@@ -56,6 +56,7 @@ mod cred;
 mod errno;
 mod exit;
 mod fork;
+mod hold;
 mod msg;
 mod next;
 mod open;

@@ -8,7 +8,7 @@
 //!
 //! Source: open(2), proc(5).
 
-use corewalk_ipc::{Backing, Namespace, NamespaceOptions, SegmentFiles};
+use corewalk_ipc::{Backing, Elsewhere, Namespace, NamespaceOptions, SegmentFiles};
 use rustix::fs::{Mode, OFlags, fstat};
 use std::path::Path;
 
@@ -22,9 +22,11 @@ pub(crate) fn open(path: &Path) -> Result<Namespace, String> {
     if !user.is_root() && owner != user.as_raw() {
         return Err("the file of the IPC namespace belongs to another user".to_owned());
     }
-    let backing = crate::shm::folder();
-    let backing = backing.map(|folder| Box::new(SegmentFiles::new(folder)) as Box<dyn Backing>);
-    let options = NamespaceOptions { backing, ..NamespaceOptions::default() };
+    let backing: Box<dyn Backing> = match crate::shm::folder() {
+        Some(folder) => Box::new(SegmentFiles::new(folder)),
+        None => Box::new(Elsewhere),
+    };
+    let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };
     let opened = Namespace::open_fd(&file, options);
     opened.map_err(|error| error.to_string())
 }

@@ -32,6 +32,7 @@ use std::ptr;
 
 use crate::cred;
 use crate::exit;
+use crate::hold;
 
 /// Names the file of the namespace.
 pub(crate) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
@@ -100,7 +101,10 @@ pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
     match parent.fork(pid()) {
-        Ok(task) => drop(publish(page, task)),
+        Ok(task) => {
+            succeed_parent(&task);
+            let _ = publish(page, task);
+        }
         Err(errno) => refuse("child", errno),
     }
 }
@@ -147,9 +151,15 @@ fn register() -> &'static Task {
     }
     let namespace = namespace();
     let made = match forked_from() {
-        Some(parent) => parent.fork(pid()).inspect(|task| task.set_cred(cred::current())),
+        Some(parent) => parent.fork(pid()).inspect(|task| {
+            task.set_cred(cred::current());
+            succeed_parent(task);
+        }),
         // The program may be one that this process has become by execve(2): undo survives that.
-        None => namespace.adopt(cred::current(), pid()),
+        None => {
+            hold::leave();
+            namespace.adopt(cred::current(), pid())
+        }
     };
     match made {
         Ok(task) => publish(page, task),
@@ -165,6 +175,12 @@ fn refuse(who: &str, errno: Errno) -> ! {
         errno.to_string()
     };
     exit::refuse(&format!("the {who} cannot be registered: {why}"))
+}
+
+/// Says for a child, which is counted by now, what its parent has said for itself; nobody knows its task yet.
+fn succeed_parent(task: &Task) {
+    hold::renew(task);
+    crate::shm::mark();
 }
 
 /// Returns the copy of its parent's task in a child that was forked without the C library and has segments

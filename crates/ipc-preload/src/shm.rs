@@ -41,6 +41,7 @@ use std::ptr;
 
 use crate::call::Call;
 use crate::errno;
+use crate::hold;
 use crate::next::Next;
 use crate::perm::ipc_perm;
 use crate::process::{self, AttachLock};
@@ -168,6 +169,7 @@ unsafe fn attach(
     // SAFETY: the caller's promise.
     let mapped = unsafe { map(&mapping) }?;
     if task.attached() == 0 {
+        hold::take(task);
         mark();
     }
     mapping.attached_at(mapped.expose_provenance());
@@ -236,14 +238,18 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
 ///
 /// That of [`shmdt`].
 unsafe fn detach(task: &Task, address: usize) -> Result<(), Errno> {
-    let bytes = task.shmdt(address)?.next_multiple_of(page_size() as u64);
+    let unmapping = task.unmapping(address)?;
+    let bytes = unmapping.size_bytes().next_multiple_of(page_size() as u64);
     let mapped = ptr::with_exposed_provenance_mut(address);
+    // Before it is counted no more: who counts nobody may count on it.
     // SAFETY: the segment is mapped there, and nobody uses it.
     let unmapped = unsafe { munmap(mapped, usize::try_from(bytes).unwrap_or(0)) };
+    let detached = unmapping.detach();
     if task.attached() == 0 {
+        hold::give_up();
         unmark_own();
     }
-    unmapped
+    unmapped.and(detached)
 }
 
 /// shmctl(2).

@@ -173,9 +173,9 @@ pub use sem::{
     SemTotals,
 };
 pub use shm::{
-    Backing, Mapping, Memfds, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO, SHM_LOCK, SHM_LOCKED,
-    SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, SegmentFiles, SegmentName,
-    ShmStat, ShmTotals,
+    Access, Backing, Elsewhere, Mapping, Memfds, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO,
+    SHM_LOCK, SHM_LOCKED, SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK,
+    SegmentFiles, SegmentName, ShmStat, ShmTotals, Unmapping,
 };
 pub use task::Task;
 

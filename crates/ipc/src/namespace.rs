@@ -30,7 +30,7 @@ use crate::layout::{Capacity, Layout};
 use crate::msg::MSGMAX_MAX;
 use crate::perm::{Cred, SecurityHook};
 use crate::recover;
-use crate::shm::{Backing, Memfds};
+use crate::shm::{self, Backing, Memfds};
 use crate::task::Task;
 
 /// The most that a semaphore can hold.
@@ -320,7 +320,9 @@ impl Namespace {
     /// ```
     pub fn recover(&self) -> Result<usize, Errno> {
         let task = self.register(Cred::default(), 0)?;
-        recover::reap_all(&self.shared, task.owner)
+        let reaped = recover::reap_all(&self.shared, task.owner)?;
+        shm::give_back_all(&self.shared, &task.shm_ids().lock()?, None);
+        Ok(reaped)
     }
 
     /// Returns what the namespace may hold.

@@ -42,7 +42,8 @@ use crate::task::{IMAGE, REAPER, STATE, identity, task_line};
 pub(crate) const HEARTBEAT_NS: u64 = 100_000_000;
 
 /// Ends everything of the task numbered `index` if its process has ended, and of those that have died and
-/// were let go on by that. The caller holds no lock.
+/// were let go on by that. The caller holds no lock. Returns true if there was something to end; its line
+/// stays as long as its attaches have to (`shm::reap`).
 ///
 /// # Errors
 ///
@@ -115,8 +116,8 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     drop(Ids { shared, kind: Kind::Msg, owner }.lock()?);
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
-    // execve(2) detaches everything.
-    shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
+    // execve(2) detaches everything. What has to stay does so until the process ends.
+    let _is_whole = shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
     msg::reap(shared, owner, index)?;
     let absent = sem::settle(shared, owner, Gone { task: index, pid })?;
     drop(reaper);
@@ -136,7 +137,11 @@ fn recover_pools(shared: &Shared, owner: Owner) -> Result<(), Errno> {
 fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let state = identity(line);
-    let absent = end_all(shared, owner, index)?;
+    let (absent, is_whole) = end_all(shared, owner, index)?;
+    if !is_whole {
+        // All but its attaches: a child has them that is not yet counted.
+        return Ok((true, absent));
+    }
     put(&line[IMAGE], 0);
     // ORDERING(ipc-task): Release. See `identity`.
     let freed = line[STATE].compare_exchange(state.0, 0, Ordering::Release, Ordering::Relaxed);
@@ -151,7 +156,8 @@ fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent)
 pub(crate) fn end_spare(shared: &Shared, owner: Owner) -> Result<(), Errno> {
     // Who reaps the earlier holder has this lock.
     let reaper = lock(shared, &task_line(shared, owner.index)[REAPER], owner, || Ok(()))?;
-    let absent = end_all(shared, owner, owner.index)?;
+    // The spare line never has attaches.
+    let (absent, _) = end_all(shared, owner, owner.index)?;
     drop(reaper);
     reap_absent(shared, owner, absent);
     Ok(())
@@ -168,24 +174,24 @@ pub(crate) fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result
     }
 }
 
-/// Ends everything of a task but its line.
-fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<Absent, Errno> {
+/// Ends everything of a task but its line; returns false beside it if its attaches stay.
+fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), Errno> {
     // A set that is being removed by somebody who has died is removed first, with what is frozen in it.
     drop(Ids { shared, kind: Kind::Sem, owner }.lock()?);
     drop(Ids { shared, kind: Kind::Msg, owner }.lock()?);
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
-    shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
+    let is_whole = shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
     msg::reap(shared, owner, index)?;
     let absent = sem::reap(shared, owner, Gone { task: index, pid })?;
     // What the task was in the middle of may be all that was left of an object.
     for kind in [Kind::Sem, Kind::Msg] {
         Ids { shared, kind, owner }.lock()?.end_left();
     }
-    Ok(absent)
+    Ok((absent, is_whole))
 }
 
-/// Reaps all tasks that have died; returns how many those were.
+/// Reaps all tasks that have died; returns how many those were, without those whose attaches stay.
 ///
 /// # Errors
 ///
@@ -194,7 +200,8 @@ pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     let mut count = 0;
     for index in 0..shared.layout.tasks_max {
         if identity(task_line(shared, index)).0 != 0 && shared.is_dead(index, None) {
-            count += usize::from(reap(shared, owner, index)?);
+            let is_reaped = reap(shared, owner, index)?;
+            count += usize::from(is_reaped && identity(task_line(shared, index)).0 == 0);
         }
     }
     Ok(count)

@@ -2,7 +2,7 @@
 
 use corewalk_ipc::raw::{self, ShmArg};
 use corewalk_ipc::{
-    Backing, CAP_IPC_LOCK, CAP_IPC_OWNER, Capacity, Cred, IPC_CREAT, IPC_EXCL, IPC_PRIVATE,
+    Access, Backing, CAP_IPC_LOCK, CAP_IPC_OWNER, Capacity, Cred, IPC_CREAT, IPC_EXCL, IPC_PRIVATE,
     IPC_RMID, Limits, Namespace, NamespaceOptions, Perm, SHM_DEST, SHM_EXEC, SHM_HUGETLB,
     SHM_LOCKED, SHM_RDONLY, SHM_REMAP, SHM_RND, SecurityHook, SegmentName, Task,
 };
@@ -142,11 +142,13 @@ impl Backing for Closed {
         if size_bytes == 1 { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    fn open(&self, _: SegmentName) -> Result<Arc<OwnedFd>, Errno> {
+    fn open(&self, _: SegmentName, _: Access) -> Result<Arc<OwnedFd>, Errno> {
         Err(Errno::MFILE)
     }
 
-    fn remove(&self, _: SegmentName) {}
+    fn remove(&self, _: SegmentName) -> bool {
+        true
+    }
 }
 
 #[test]

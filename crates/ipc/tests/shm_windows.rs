@@ -8,8 +8,8 @@
 //! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch` updates".
 
 use corewalk_ipc::{
-    Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Perm,
-    SHM_LOCKED, SecurityHook, SegmentName, Task,
+    Access, Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions,
+    Perm, SHM_LOCKED, SecurityHook, SegmentName, Task,
 };
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -73,7 +73,7 @@ impl Backing for Memory {
         Ok(())
     }
 
-    fn open(&self, name: SegmentName) -> Result<Arc<OwnedFd>, Errno> {
+    fn open(&self, name: SegmentName, _: Access) -> Result<Arc<OwnedFd>, Errno> {
         assert!(self.there.lock().unwrap().contains(&name), "{name:?} is gone");
         self.opened.pass();
         let is_closed = *self.is_closed.lock().unwrap();
@@ -81,8 +81,9 @@ impl Backing for Memory {
         if is_closed { Err(Errno::MFILE) } else { Ok(Arc::new(file.into())) }
     }
 
-    fn remove(&self, name: SegmentName) {
+    fn remove(&self, name: SegmentName) -> bool {
         assert!(self.there.lock().unwrap().remove(&name), "{name:?} is not there");
+        true
     }
 }
 

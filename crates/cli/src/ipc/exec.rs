@@ -26,7 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
-use super::place::{NAMESPACE_ENV, Place, SHM_ENV};
+use super::place::{Folder, NAMESPACE_ENV, Place, SHM_ENV};
 use super::program::Refusal;
 use super::watch::Watch;
 use super::{preload, program};
@@ -59,7 +59,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     program::check(&path).map_err(|refusal| refused(name, refusal))?;
     let place = match &arguments.namespace {
         Some(word) => Place::open(word)?,
-        None => Place::anonymous()?,
+        None => {
+            let folder = if arguments.shm { Some(Folder::make()?) } else { None };
+            Place::anonymous(folder)?
+        }
     };
     let before = std::env::var_os("LD_PRELOAD");
     let mut command = Command::new(&path);

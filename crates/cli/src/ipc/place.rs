@@ -9,10 +9,13 @@
 //!
 //! The memory of segments is files in a folder: that of the namespace's file with `.shm` behind its name, or one
 //! in `/dev/shm` that goes with the command. It is made for who may use the namespace: the permissions of
-//! the file, and those to enter where there are those to read. What a killed `exec` has left of
-//! folders without a name is removed by the next one of the same user.
+//! the file, and those to enter where there are those to read.
 //!
-//! Source: shm_overview(7), memfd_create(2).
+//! A folder without a name is locked (flock(2)) by its `exec` for as long as that runs. What a killed one has left is removed by the next one of
+//! the same user: a folder whose lock is free, and which nobody has anything attached of. Pids say nothing of that, for
+//! pid namespaces may share `/dev/shm`.
+//!
+//! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
@@ -20,8 +23,8 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use corewalk_ipc::{Backing, Cred, Namespace, NamespaceOptions, SegmentFiles, Task};
-use rustix::fs::{MemfdFlags, Mode};
+use corewalk_ipc::{Backing, Cred, Elsewhere, Namespace, NamespaceOptions, SegmentFiles, Task};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, fstat, open, stat};
 use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
 
@@ -35,6 +38,9 @@ pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
 /// Where folders without a name lie.
 const SHM_FOLDER: &str = "/dev/shm";
+
+/// Names that are tried for a folder.
+const NAMES_TRIED: u32 = 1000;
 
 /// Bytes of a name at most: a file's name is made of it.
 const NAME_MAX: usize = 200;
@@ -58,7 +64,55 @@ pub(super) struct Place {
     /// Where the memory of segments is, if the namespace answers for them.
     pub(super) shm: PathBuf,
     /// Kept open: the path leads through it.
-    anonymous: Option<OwnedFd>,
+    _anonymous: Option<OwnedFd>,
+    /// Goes with this.
+    folder: Option<Folder>,
+}
+
+/// A folder for the memory of segments without a name: locked, and removed when it is dropped.
+pub(super) struct Folder {
+    path: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl Folder {
+    /// Makes a folder.
+    pub(super) fn make() -> Result<Self, Failure> {
+        Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
+    }
+
+    fn make_in(parent: &Path) -> std::io::Result<Self> {
+        remove_orphans(parent);
+        for number in 0..NAMES_TRIED {
+            let path = parent.join(unnamed(std::process::id(), number));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => {}
+                // Another process has this pid, in its pid namespace.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(error),
+            }
+            // Whoever looks for orphans may have been quicker.
+            let Some(lock) = locked(&path) else { continue };
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
+            return Ok(Self { path, _lock: lock });
+        }
+        Err(Errno::EXIST.into())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone = remove_shm(&self.path);
+    }
+}
+
+/// Returns the folder at `path`, locked; or none if somebody has the lock, or the folder is gone by then.
+fn locked(path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = open(path, flags, Mode::empty()).ok()?;
+    flock(&folder, FlockOperation::NonBlockingLockExclusive).ok()?;
+    let (own, there) = (fstat(&folder).ok()?, stat(path).ok()?);
+    ((own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)).then_some(folder)
 }
 
 impl Place {
@@ -68,7 +122,7 @@ impl Place {
         let shm = beside(&path);
         let opened = Namespace::open(&path, options(&shm));
         let namespace = opened.map_err(|error| Failure::of(path.display(), error))?;
-        Ok(Self { namespace, path, shm, anonymous: None })
+        Ok(Self { namespace, path, shm, _anonymous: None, folder: None })
     }
 
     /// Joins the namespace `word`, or the one that this process runs in.
@@ -84,10 +138,13 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = File::options().read(true).write(true).open(&path);
         let file = file.map_err(|error| failed(&error))?;
+        // Beside a file in memory there is nothing.
+        let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path), PathBuf::from);
-        let opened = Namespace::open_fd(&file, options(&shm));
+        let options = if is_elsewhere { without_shm() } else { options(&shm) };
+        let opened = Namespace::open_fd(&file, options);
         let namespace = opened.map_err(|error| failed(&error))?;
-        Ok(Self { namespace, path, shm, anonymous: None })
+        Ok(Self { namespace, path, shm, _anonymous: None, folder: None })
     }
 
     /// Returns this process as a task of the namespace.
@@ -103,42 +160,41 @@ impl Place {
         task.map_err(|error| Failure::of(self.path.display(), error))
     }
 
-    /// Makes a namespace without a name.
-    pub(super) fn anonymous() -> Result<Self, Failure> {
+    /// Makes a namespace without a name; the memory of segments is in `folder`, or the kernel's.
+    pub(super) fn anonymous(folder: Option<Folder>) -> Result<Self, Failure> {
         let failed = |error: rustix::io::Errno| Failure::of("a namespace in memory", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("corewalk-ipc", flags).map_err(failed)?;
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let shm = unnamed(std::process::id());
-        let opened = Namespace::open_fd(&file, options(&shm));
+        let shm = folder.as_ref().map_or_else(PathBuf::new, |folder| folder.path.clone());
+        let options = if folder.is_some() { options(&shm) } else { without_shm() };
+        let opened = Namespace::open_fd(&file, options);
         let namespace = opened.map_err(|error| Failure::of("a namespace in memory", error))?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        Ok(Self { namespace, path: path.into(), shm, anonymous: Some(file) })
+        Ok(Self { namespace, path: path.into(), shm, _anonymous: Some(file), folder })
     }
 
     /// Makes the folder for the memory of segments, if it is not there.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::of(self.shm.display(), error);
-        if self.anonymous.is_some() {
-            remove_orphans(Path::new(SHM_FOLDER));
+        if self.folder.is_some() {
+            return Ok(());
         }
+        let failed = |error: &dyn std::fmt::Display| Failure::of(self.shm.display(), error);
         let status = fs::metadata(&self.path).map_err(|error| failed(&error))?;
         let bits = status.mode() & 0o666;
         // Who may read the namespace may enter.
-        let mode = if self.anonymous.is_some() { 0o700 } else { bits | (bits & 0o444) >> 2 };
+        let mode = bits | (bits & 0o444) >> 2;
         match DirBuilder::new().mode(0o700).create(&self.shm) {
             Ok(()) => {
                 let mode = fs::Permissions::from_mode(mode);
                 fs::set_permissions(&self.shm, mode).map_err(|error| failed(&error))?;
-                if self.anonymous.is_none() && geteuid().is_root() {
+                if geteuid().is_root() {
                     let (user, group) = (Some(status.uid()), Some(status.gid()));
                     let given = std::os::unix::fs::chown(&self.shm, user, group);
                     given.map_err(|error| failed(&error))?;
                 }
                 Ok(())
             }
-            // One of ours has been removed above: this is somebody else's.
-            Err(error) if self.anonymous.is_some() => Err(failed(&error)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 self.check_shm(status.uid(), mode)
             }
@@ -177,18 +233,14 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.anonymous.is_some() {
-            // There is none without `--shm`.
-            let _gone = remove_shm(&self.shm);
-        }
-    }
-}
-
 fn options(shm: &Path) -> NamespaceOptions {
     let backing: Box<dyn Backing> = Box::new(SegmentFiles::new(shm));
     NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() }
+}
+
+/// As [`options`], for a process that has nothing to do with segments.
+fn without_shm() -> NamespaceOptions {
+    NamespaceOptions { backing: Some(Box::new(Elsewhere)), ..NamespaceOptions::default() }
 }
 
 /// Returns the folder for the memory of segments of the namespace in the file `path`.
@@ -198,9 +250,10 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Returns the folder for the memory of segments of the namespace that process `pid` keeps.
-fn unnamed(pid: u32) -> PathBuf {
-    Path::new(SHM_FOLDER).join(format!("{}{pid}", unnamed_prefix()))
+/// Returns a name for the folder of a process, of which `number` others are taken.
+fn unnamed(pid: u32, number: u32) -> String {
+    let prefix = unnamed_prefix();
+    if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
 }
 
 fn unnamed_prefix() -> String {
@@ -216,21 +269,32 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the folders of the user whose processes have ended without doing so.
+/// Removes the folders of the user that nobody has locked, and nobody has anything attached of.
 fn remove_orphans(folder: &Path) {
     let prefix = unnamed_prefix();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
-        let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
-        let is_own = entry
-            .metadata()
+        if !entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
+            continue;
+        }
+        let path = entry.path();
+        let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        let is_orphan = has_ended(pid) || pid == rustix::process::getpid();
-        if is_own && is_orphan {
-            let _gone = remove_shm(&entry.path());
+        // Locked until it is gone: nobody takes it for a new one meanwhile.
+        let lock = if is_own { locked(&path) } else { None };
+        if lock.is_some() && !is_attached(&path) {
+            let _gone = remove_shm(&path);
         }
     }
+}
+
+/// Returns true if somebody has a segment attached whose memory is in a folder.
+fn is_attached(folder: &Path) -> bool {
+    let files = SegmentFiles::new(folder);
+    let names = fs::read_dir(folder).into_iter().flatten().flatten();
+    let tasks = names.filter_map(|entry| {
+        entry.file_name().to_str().and_then(|name| name.strip_prefix("task-")?.parse().ok())
+    });
+    tasks.into_iter().any(|task| files.is_held(task))
 }
 
 /// Removes a folder for the memory of segments, and what such a folder has in it; nothing else.
@@ -243,7 +307,7 @@ pub(super) fn remove_shm(folder: &Path) -> std::io::Result<()> {
         let name = entry.file_name().into_string().unwrap_or_default();
         let is_number = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
         let is_ours = name.split_once('-').is_some_and(|(first, second)| {
-            (first == "exec" || is_number(first)) && is_number(second)
+            (["exec", "task"].contains(&first) || is_number(first)) && is_number(second)
         });
         if is_ours {
             let _gone = fs::remove_file(entry.path());
@@ -256,24 +320,64 @@ pub(super) fn remove_shm(folder: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn folders_whose_processes_have_ended_are_removed() {
-        let folder = std::env::temp_dir().join(format!("corewalk-orphans-{}", std::process::id()));
-        // No process has a number as high as that.
-        let names = [i32::MAX as u32, i32::MAX as u32 - 1, 1].map(unnamed);
-        let paths = names.map(|path| folder.join(path.file_name().expect("it has a name")));
-        for path in &paths {
-            fs::create_dir_all(path).expect("a folder of ours");
-            for name in ["3-14", "exec-159"] {
+    /// A folder for folders, which goes with the test.
+    struct Parent(PathBuf);
+
+    impl Parent {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("corewalk-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).expect("a folder of ours");
+            Self(path)
+        }
+
+        /// Makes what a process of another pid namespace, whose pid means nothing here, would have made.
+        fn folder(&self, pid: u32) -> PathBuf {
+            let path = self.0.join(unnamed(pid, 0));
+            fs::create_dir_all(&path).expect("a folder of ours");
+            for name in ["3-14", "exec-159", "task-26"] {
                 fs::write(path.join(name), "").expect("a folder of ours");
             }
+            path
         }
+    }
+
+    impl Drop for Parent {
+        fn drop(&mut self) {
+            let _gone = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn folders_that_nobody_has_are_removed_and_others_are_not() {
+        let parent = Parent::new("orphans");
+        // No process here has a number as high as the first ones; the last one there always is.
+        let high = i32::MAX as u32;
+        let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
         // What is not ours keeps its folder.
         fs::write(paths[1].join("letter"), "").expect("a folder of ours");
-        remove_orphans(&folder);
-        assert_eq!(paths.each_ref().map(|path| path.exists()), [false, true, true]);
+        let lock = locked(&paths[2]).expect("nobody has it");
+        let hold = SegmentFiles::new(&paths[3]).hold(26).expect("nobody has it");
+        remove_orphans(&parent.0);
+        let there = || paths.each_ref().map(|path| path.exists());
+        assert_eq!(there(), [false, true, true, true, false]);
         assert_eq!(fs::read_dir(&paths[1]).expect("it is there").count(), 1);
-        fs::remove_dir_all(&folder).expect("it is ours");
+        assert_eq!(fs::read_dir(&paths[2]).expect("it is there").count(), 3);
+        drop((lock, hold));
+        remove_orphans(&parent.0);
+        assert_eq!(there(), [false, true, false, false, false]);
+    }
+
+    #[test]
+    fn folder_of_another_with_the_same_pid_is_left_alone() {
+        let parent = Parent::new("same-pid");
+        let theirs = parent.folder(std::process::id());
+        let lock = locked(&theirs).expect("nobody has it");
+        let ours = Folder::make_in(&parent.0).expect("there are more names");
+        assert!(ours.path != theirs && ours.path.is_dir() && theirs.join("3-14").exists());
+        assert!(locked(&ours.path).is_none(), "it is locked");
+        let gone = ours.path.clone();
+        drop((ours, lock));
+        assert!(!gone.exists());
     }
 
     #[test]

@@ -22,7 +22,8 @@ const WATCHED_MAX: usize = 512;
 /// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
-    processes: HashMap<u32, OwnedFd>,
+    /// Those that have ended have none: they are still registered if a child of theirs has what they had attached.
+    processes: HashMap<u32, Option<OwnedFd>>,
     /// How many tasks of dead processes were cleaned up after.
     pub(super) recovered: usize,
 }
@@ -33,13 +34,19 @@ impl Watch {
         if self.look(namespace) {
             self.recover(namespace);
         }
-        let watched = self.processes.values().chain(more);
-        let mut fds: Vec<PollFd<'_>> = watched.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let watched: Vec<(u32, &OwnedFd)> =
+            self.processes.iter().filter_map(|(pid, fd)| Some((*pid, fd.as_ref()?))).collect();
+        let all = watched.iter().map(|(_, fd)| *fd).chain(more);
+        let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
         // A signal ends it early; the next turn follows.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
-        let is_ended = fds[..self.processes.len()].iter().any(|fd| !fd.revents().is_empty());
-        if ready > 0 && is_ended {
+        let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {
+            (ready > 0 && !fd.revents().is_empty()).then_some(*pid)
+        };
+        let ended: Vec<u32> = fds.iter().zip(&watched).filter_map(is_over).collect();
+        if !ended.is_empty() {
+            self.processes.extend(ended.into_iter().map(|pid| (pid, None)));
             self.recover(namespace);
         }
     }
@@ -51,18 +58,18 @@ impl Watch {
     }
 
     /// Watches new processes, and no longer those that are registered no more; returns true if one has
-    /// ended already.
+    /// ended already, or has and could not be cleaned up after.
     fn look(&mut self, namespace: &Namespace) -> bool {
         let pids = namespace.pids();
         self.processes.retain(|pid, _| pids.contains(pid));
-        let mut is_any_gone = false;
+        let mut is_any_gone = self.processes.values().any(Option::is_none);
         for pid in pids.into_iter().filter(|pid| *pid != 0) {
             if self.processes.contains_key(&pid) || self.processes.len() >= WATCHED_MAX {
                 continue;
             }
             let Some(number) = Pid::from_raw(pid.cast_signed()) else { continue };
             match pidfd_open(number, PidfdFlags::empty()) {
-                Ok(fd) => drop(self.processes.insert(pid, fd)),
+                Ok(fd) => drop(self.processes.insert(pid, Some(fd))),
                 Err(_) => is_any_gone = true,
             }
         }

@@ -88,6 +88,16 @@ fn child_without_the_c_library_has_attached_what_its_parent_has() {
 }
 
 #[test]
+fn child_of_a_killed_parent_has_attached_what_that_had() {
+    run("shm_orphan", &Namespace::with_shm());
+}
+
+#[test]
+fn nobody_attaches_beside_a_fork() {
+    run("shm_first_attach", &Namespace::with_shm());
+}
+
+#[test]
 fn fork_that_fails_holds_up_nobody() {
     run("shm_failing_fork", &Namespace::with_shm());
 }

@@ -42,7 +42,8 @@ impl Namespace {
         let names = fs::read_dir(folder).expect("a folder").flatten();
         let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
         // What else there is says who has something attached.
-        names.filter(|name| !name.starts_with("exec-")).count()
+        let is_other = |name: &String| name.starts_with("exec-") || name.starts_with("task-");
+        names.filter(|name| !is_other(name)).count()
     }
 
     pub(crate) fn missing() -> Self {

@@ -7,6 +7,7 @@ use std::io::Error;
 use std::ptr;
 
 use crate::roles::{child, exited, until, wait};
+use crate::signals;
 
 const PAGE: usize = 4096;
 
@@ -93,6 +94,11 @@ impl Gate {
     }
 
     fn open(self) {
+        self.shut();
+    }
+
+    /// In a process that has nothing more to do with it.
+    fn shut(&self) {
         self.close(0);
         self.close(1);
     }
@@ -120,6 +126,10 @@ pub(crate) fn calls() {
     write(first + 2 * PAGE - 1, 8);
     let second = attach(id, 0, libc::SHM_RDONLY).expect("an address");
     assert_eq!((read(second + 4999), nattch(id)), (7, 2));
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the segment is attached there; nothing changes but who may write.
+    let made = unsafe { libc::mprotect(ptr::with_exposed_provenance_mut(second), PAGE, access) };
+    assert_eq!(number(made), Err(libc::EACCES), "attached for reading only");
     let free = second;
     assert_eq!(detach(second), Ok(0));
     assert_eq!(detach(second), Err(libc::EINVAL));
@@ -231,6 +241,56 @@ pub(crate) fn raw_fork() {
     remove(id);
 }
 
+/// A child that makes no call and whose parent is killed has what its parent had attached.
+///
+/// It is made without the C library: so it is what every child is between fork(2) and the moment in which it is counted.
+pub(crate) fn orphan() {
+    // SAFETY: the call takes numbers. Whose parent is gone becomes our child.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+    for calls in [0, 1] {
+        let (id, marked) = (segment(PAGE), segment(PAGE));
+        // The first says that the child is there, the others let it go on.
+        let gates = [Gate::new(), Gate::new(), Gate::new(), Gate::new()];
+        let pid = child(|| {
+            let attached = [attach(id, 0, 0), attach(marked, 0, 0)];
+            // SAFETY: the child has one thread, and ends without going back into the test.
+            let inner = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+            if inner == 0 {
+                gates[0].shut();
+                gates[1].pass();
+                let is_well = calls == 0 || nattch(id) == 1;
+                gates[2].shut();
+                gates[3].pass();
+                // SAFETY: the call takes a number.
+                unsafe { libc::_exit(i32::from(!is_well)) };
+            }
+            gates[0].shut();
+            gates[2].shut();
+            // SAFETY: the call takes no address.
+            unsafe { libc::pause() };
+            i32::from(attached.iter().any(Result::is_err))
+        });
+        let [there, first, called, second] = gates;
+        there.pass();
+        remove(marked);
+        // SAFETY: the call takes numbers; the child is not yet waited for.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        assert!(libc::WIFSIGNALED(wait(pid)));
+        for _ in 0..3 {
+            assert_eq!((nattch(id), nattch(marked)), (1, 1), "somebody has them");
+        }
+        first.open();
+        called.pass();
+        assert_eq!((nattch(id), nattch(marked)), (1, 1), "once it is counted");
+        let again = attach(marked, 0, 0).expect("it goes with its last attach");
+        assert_eq!((nattch(marked), detach(again)), (2, Ok(0)));
+        second.open();
+        assert_eq!(exited(wait(-1)), 0);
+        assert_eq!((nattch(id), stat(marked).err()), (0, Some(libc::EINVAL)));
+        remove(id);
+    }
+}
+
 /// A fork that fails holds up nobody: the pipe of `fork` has no other end then.
 pub(crate) fn failing_fork() {
     let id = segment(PAGE);
@@ -332,6 +392,53 @@ pub(crate) fn threads() {
     assert_eq!((nattch(id), detach(keep)), (1, Ok(0)));
     remove(id);
 }
+
+/// A thread does not attach while another is about to fork, also if nothing is attached yet: the child would not know whether it has
+/// the segment.
+///
+/// The one that forks is traced, and stopped at the entry of clone(2). (The kernel has no such instant.)
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn first_attach() {
+    /// Looks at the number of attaches, a millisecond apart.
+    const LOOKS: u32 = 100;
+    if std::env::var_os("LD_PRELOAD").is_none() {
+        return;
+    }
+    let id = segment(PAGE);
+    let gate = Gate::new();
+    let pid = child(|| {
+        thread::scope(|scope| {
+            let attached = scope.spawn(|| {
+                gate.pass();
+                attach(id, 0, 0).is_ok()
+            });
+            if nattch(id) != 0 || !signals::is_traced() {
+                // SAFETY: the call takes a number. The other thread would wait for ever.
+                unsafe { libc::_exit(77) };
+            }
+            let inner = child(|| i32::from(nattch(id) > 1));
+            let is_well = exited(wait(inner)) == 0;
+            i32::from(!is_well || !attached.join().expect("it ends"))
+        })
+    });
+    if signals::exited_early(pid) {
+        println!("skipped: nobody may be traced here");
+        return;
+    }
+    signals::next_call(pid, &[libc::SYS_clone, libc::SYS_clone3]);
+    gate.open();
+    for _ in 0..LOOKS {
+        assert_eq!(nattch(id), 0, "attached beside a fork");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    signals::trace(libc::PTRACE_DETACH, pid, 0);
+    assert_eq!(exited(wait(pid)), 0);
+    assert_eq!(nattch(id), 0);
+    remove(id);
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn first_attach() {}
 
 /// What a segment is to a process of another user.
 pub(crate) fn permissions() {

@@ -155,14 +155,9 @@ pub(crate) fn before_sleep() {
     let id = set(1);
     sysv::catch_usr1().expect("a handler");
     let pid = child(|| {
-        // SAFETY: the call takes numbers.
-        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-        // SAFETY: the call takes nothing more.
-        if unsafe { libc::ptrace(libc::PTRACE_TRACEME) } != 0 {
+        if !is_traced() {
             return 77;
         }
-        // SAFETY: the call takes a number.
-        unsafe { libc::raise(libc::SIGSTOP) };
         semop(id, (0, -1, 0)).err().unwrap_or(0)
     });
     if exited_early(pid) {
@@ -188,9 +183,23 @@ pub(crate) fn before_sleep() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn before_sleep() {}
 
+/// Stops the calling thread for its parent to trace it; returns false if that may not be.
 #[cfg(target_arch = "x86_64")]
+pub(crate) fn is_traced() -> bool {
+    // SAFETY: the call takes numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    // SAFETY: the call takes nothing more.
+    let is_traced = unsafe { libc::ptrace(libc::PTRACE_TRACEME) } == 0;
+    if is_traced {
+        // SAFETY: the call takes a number.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
+    is_traced
+}
+
 /// Waits for the first stop of a child that wants to be traced; returns true if it has ended instead.
-fn exited_early(pid: i32) -> bool {
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn exited_early(pid: i32) -> bool {
     let mut status = 0;
     // SAFETY: the status is ours.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
@@ -205,10 +214,34 @@ fn stopped_by(pid: i32) -> i32 {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn trace(request: libc::c_uint, pid: i32, argument: usize) {
+pub(crate) fn trace(request: libc::c_uint, pid: i32, argument: usize) {
     // SAFETY: the argument is a number, or the address of what lives during the call.
     let done = unsafe { libc::ptrace(request, pid, 0usize, argument) };
     assert_eq!(done, 0, "request {request}");
+}
+
+/// Lets a child run until it enters one of these system calls.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn next_call(pid: i32, numbers: &[libc::c_long]) {
+    for _ in 0..10_000 {
+        let registers = next_stop(pid);
+        let is_entry = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
+        if is_entry && numbers.contains(&registers.orig_rax.cast_signed()) {
+            return;
+        }
+    }
+    panic!("it never makes the call");
+}
+
+/// Lets a child run to the next entry or exit of a system call; returns its registers.
+#[cfg(target_arch = "x86_64")]
+fn next_stop(pid: i32) -> libc::user_regs_struct {
+    trace(libc::PTRACE_SYSCALL, pid, 0);
+    assert_eq!(stopped_by(pid), libc::SIGTRAP);
+    // SAFETY: zeroes are valid registers.
+    let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+    trace(libc::PTRACE_GETREGS, pid, (&raw mut registers).expose_provenance());
+    registers
 }
 
 /// Lets a child run until it is about to sleep in its wait; returns its registers.
@@ -216,11 +249,7 @@ fn trace(request: libc::c_uint, pid: i32, argument: usize) {
 fn next_futex(pid: i32, id: i32) -> libc::user_regs_struct {
     const FUTEX_WAIT_BITSET: u64 = 9;
     for _ in 0..10_000 {
-        trace(libc::PTRACE_SYSCALL, pid, 0);
-        assert_eq!(stopped_by(pid), libc::SIGTRAP);
-        // SAFETY: zeroes are valid registers.
-        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-        trace(libc::PTRACE_GETREGS, pid, (&raw mut registers).expose_provenance());
+        let registers = next_stop(pid);
         let is_entry = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
         let is_sleep = registers.orig_rax == libc::SYS_futex.cast_unsigned()
             && registers.rsi & 0x7f == FUTEX_WAIT_BITSET;

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::READ;
-use super::backing::SegmentName;
+use super::backing::{Access, SegmentName};
 use super::segment::{Gone, SHM_DEST, Segment, name_of};
 use crate::ids::IdsGuard;
 use crate::recover;
@@ -41,7 +41,7 @@ pub(crate) struct Own {
     attached: BTreeMap<usize, Attached>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Attached {
     name: SegmentName,
     size_bytes: u64,
@@ -136,6 +136,53 @@ impl Drop for Mapping<'_> {
     }
 }
 
+/// A segment that is about to be unmapped: it is counted as attached until this is dropped.
+#[must_use = "the segment is detached when this is dropped"]
+pub struct Unmapping<'t> {
+    task: &'t Task,
+    attached: Attached,
+}
+
+impl Unmapping<'_> {
+    /// Returns how many bytes the host has to unmap. Pages are unmapped whole.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.attached.size_bytes
+    }
+
+    /// Detaches the segment, which is mapped no more.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if a process that lives does not let go of a lock for 10 s: the segment stays counted until the task ends.
+    pub fn detach(self) -> Result<(), Errno> {
+        let this = std::mem::ManuallyDrop::new(self);
+        this.uncount()
+    }
+
+    fn uncount(&self) -> Result<(), Errno> {
+        let mut gone = Gone::default();
+        let ids = self.task.shm_ids().lock()?;
+        detach(self.task, &ids, self.attached.name, &mut gone);
+        drop(ids);
+        gone.give_back(&self.task.shared);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Unmapping<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unmapping").field("attached", &self.attached).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Unmapping<'_> {
+    fn drop(&mut self) {
+        // What cannot be detached now is when the task ends.
+        let _detached = self.uncount();
+    }
+}
+
 impl Task {
     /// Attaches a segment: checks and counts, and returns what the host is to map.
     ///
@@ -194,24 +241,41 @@ impl Task {
             Ok(segment.size_bytes())
         })?;
         let name = name_of(&found);
-        let memory = shared.backing.open(name).inspect_err(|_| self.uncount(name))?;
+        let access = if write == 0 { Access::Read } else { Access::Write };
+        let memory = shared.backing.open(name, access).inspect_err(|_| self.uncount(name))?;
         Ok(Mapping { task: self, name, size_bytes, memory, address, shmflg, is_kept: false })
     }
 
-    /// Detaches what is attached at `address`; returns how many bytes the host has to unmap there.
+    /// Detaches what is attached at `address`, which the host has unmapped or is about to; returns how many bytes that are.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: nothing is attached at this address. `EIO` if a process that lives does not let go of a lock for 10 s:
+    /// the segment stays counted until the task ends.
+    pub fn shmdt(&self, address: usize) -> Result<u64, Errno> {
+        let unmapping = self.unmapping(address)?;
+        let size_bytes = unmapping.size_bytes();
+        unmapping.detach().map(|()| size_bytes)
+    }
+
+    /// As [`Task::shmdt`], for a host that shares the namespace with others: it unmaps what is there before the segment is
+    /// counted no more, so that who counts nobody can rely on it.
     ///
     /// # Errors
     ///
     /// `EINVAL`: nothing is attached at this address.
-    pub fn shmdt(&self, address: usize) -> Result<u64, Errno> {
-        let shared = &*self.shared;
-        let mut gone = Gone::default();
-        let ids = self.shm_ids().lock()?;
+    pub fn unmapping(&self, address: usize) -> Result<Unmapping<'_>, Errno> {
         let attached = self.shm.lock().attached.remove(&address).ok_or(Errno::INVAL)?;
-        detach(self, &ids, attached.name, &mut gone);
-        drop(ids);
-        gone.give_back(shared);
-        Ok(attached.size_bytes)
+        Ok(Unmapping { task: self, attached })
+    }
+
+    /// Returns the hold of the task, see [`crate::Backing::hold`].
+    ///
+    /// # Errors
+    ///
+    /// Those of the backing.
+    pub fn hold(&self) -> Result<OwnedFd, Errno> {
+        self.shared.backing.hold(self.owner.index)
     }
 
     /// Returns how many attaches the task has.
@@ -227,7 +291,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`crate::Namespace::register`]; `ENOMEM` also if there is no room for its attaches.
+    /// Those of [`crate::Namespace::register`]; `ENOMEM` also if there is no room for its attaches; `EIDRM` if a
+    /// segment is gone that is attached: the child would have memory that nobody counts.
     pub fn fork(&self, pid: u32) -> Result<Self, Errno> {
         let child = Self::register(TaskArc::clone(&self.shared), self.cred.whole(), pid)?;
         recover::with_room(&self.shared, child.owner, || self.copy_attached(&child))?;
@@ -242,10 +307,9 @@ impl Task {
             if child.shm.lock().attached.contains_key(address) {
                 return Ok(());
             }
-            if let Some(segment) = Segment::named(&self.shared, &ids, attached.name) {
-                segment.attach(child.owner.index, 1, child.owner)?;
-                segment.note_attach(self.pid);
-            }
+            let segment = Segment::named(&self.shared, &ids, attached.name).ok_or(Errno::IDRM)?;
+            segment.attach(child.owner.index, 1, child.owner)?;
+            segment.note_attach(self.pid);
             child.shm.lock().attached.insert(*address, *attached);
             Ok(())
         })
@@ -269,13 +333,17 @@ impl Task {
 ///
 /// # Errors
 ///
-/// `EIO` if the lock cannot be had: the line of the task has to stay its own, so that it is reaped.
+/// `EIO` if the lock cannot be had, `EBUSY` if a child that is not yet counted has its attaches: the line of the task has to
+/// stay its own, so that it is reaped.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached } = std::mem::take(&mut *task.shm.lock());
     if made.is_empty() && attached.is_empty() {
         return Ok(());
     }
     let shared = &*task.shared;
+    if !attached.is_empty() && shared.backing.is_held(task.owner.index) {
+        return Err(Errno::BUSY);
+    }
     let mut gone = Gone::default();
     // What cannot be detached now is found to be that of a task that has gone.
     let ids = task.shm_ids().lock()?;
@@ -289,6 +357,7 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     }
     drop(ids);
     gone.give_back(shared);
+    shared.backing.forget(task.owner.index);
     Ok(())
 }
 

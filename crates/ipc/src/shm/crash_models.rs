@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-use super::backing::{Backing, SegmentName};
+use super::backing::{Access, Backing, SegmentName};
 use super::segment;
 use crate::field::put;
 use crate::{Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Task};
@@ -64,14 +64,15 @@ impl Backing for Counted {
         Ok(())
     }
 
-    fn open(&self, _name: SegmentName) -> Result<Arc<OwnedFd>, Errno> {
+    fn open(&self, _name: SegmentName, _access: Access) -> Result<Arc<OwnedFd>, Errno> {
         Ok(Arc::clone(&self.0.file))
     }
 
-    fn remove(&self, name: SegmentName) {
+    fn remove(&self, name: SegmentName) -> bool {
         let (word, bit) = self.word(name);
         // ORDERING: Relaxed. As above.
         word.fetch_and(!bit, Ordering::Relaxed);
+        true
     }
 }
 

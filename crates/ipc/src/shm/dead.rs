@@ -34,15 +34,75 @@ impl Task {
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
 mod tests {
+    use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
     use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::io::Errno;
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
 
     use crate::task::forget_process;
-    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SHM_DEST, Task};
+    use crate::{
+        Access, Backing, Capacity, Cred, IPC_PRIVATE, Memfds, Namespace, NamespaceOptions,
+        SEM_UNDO, SHM_DEST, SegmentName, SemBuf, Task,
+    };
+
+    /// Memory that a child is there for which is not yet counted, or that may not be removed by who is there.
+    #[derive(Clone, Default)]
+    struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
+
+    impl Scene {
+        fn is_held(&self, is: bool) {
+            // ORDERING: Relaxed. One thread.
+            self.0.1.store(is, Ordering::Relaxed);
+        }
+
+        fn is_out_of_reach(&self, is: bool) {
+            // ORDERING: Relaxed. As above.
+            self.0.2.store(is, Ordering::Relaxed);
+        }
+    }
+
+    impl Backing for Scene {
+        fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
+            // There is room for two.
+            if self.0.0.count() == 2 {
+                Err(Errno::NOSPC)
+            } else {
+                self.0.0.create(name, size_bytes)
+            }
+        }
+
+        fn open(&self, name: SegmentName, access: Access) -> Result<Arc<OwnedFd>, Errno> {
+            self.0.0.open(name, access)
+        }
+
+        fn remove(&self, name: SegmentName) -> bool {
+            // ORDERING: Relaxed. As above.
+            !self.0.2.load(Ordering::Relaxed) && self.0.0.remove(name)
+        }
+
+        fn is_held(&self, _: u32) -> bool {
+            // ORDERING: Relaxed. As above.
+            self.0.1.load(Ordering::Relaxed)
+        }
+    }
 
     fn namespace() -> Namespace {
-        let capacity = Capacity { segments: 4, attaches: 16, tasks: 8, ..Capacity::LEAST };
-        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        over(None)
+    }
+
+    fn over(scene: Option<&Scene>) -> Namespace {
+        let capacity = Capacity {
+            segments: 4,
+            attaches: 16,
+            tasks: 8,
+            sets: 1,
+            sems: 4,
+            undos: 4,
+            ..Capacity::LEAST
+        };
+        let backing = scene.map(|scene| Box::new(scene.clone()) as Box<dyn Backing>);
+        let options = NamespaceOptions { capacity, backing, ..NamespaceOptions::default() };
         let file = memfd_create("corewalk-test", MemfdFlags::CLOEXEC).unwrap();
         Namespace::open_fd(&file, options).unwrap()
     }
@@ -86,5 +146,77 @@ mod tests {
         one.shm_rmid(ids[1]).unwrap();
         assert_eq!(one.shm_totals().unwrap().segments, 0, "nobody is left to detach it");
         std::mem::forget(other);
+    }
+
+    #[test]
+    fn attaches_of_the_dead_stay_while_a_child_has_them_and_adjustments_do_not() {
+        let scene = Scene::default();
+        let namespace = over(Some(&scene));
+        let (one, other, ids) = attached(&namespace);
+        let set = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        other.semop(set, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+        scene.is_held(true);
+        forget_process(&one.shared, other.owner.index);
+        for _ in 0..2 {
+            assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
+            assert_eq!(one.sem_getval(set, 0), Ok(0));
+            assert_eq!(namespace.recover(), Ok(0), "its line is its own");
+        }
+        // The child is counted, and lets go.
+        let child = other.fork(std::process::id()).unwrap();
+        scene.is_held(false);
+        assert_eq!(namespace.recover(), Ok(1));
+        assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
+        drop(child);
+        assert_eq!(one.shm_stat(ids[0]).err(), Some(Errno::INVAL));
+        std::mem::forget(other);
+    }
+
+    #[test]
+    fn task_whose_child_is_not_yet_counted_ends_without_its_attaches() {
+        let scene = Scene::default();
+        let namespace = over(Some(&scene));
+        let (one, other, ids) = attached(&namespace);
+        scene.is_held(true);
+        let index = other.owner.index;
+        drop(other);
+        assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
+        forget_process(&one.shared, index);
+        scene.is_held(false);
+        assert_eq!(one.shm_stat(ids[1]).map(|stat| stat.nattch), Ok(0));
+    }
+
+    #[test]
+    fn child_whose_segment_is_gone_is_refused() {
+        let namespace = namespace();
+        let (one, other, ids) = attached(&namespace);
+        forget_process(&one.shared, other.owner.index);
+        assert_eq!(one.shm_stat(ids[1]).map(|stat| stat.nattch), Ok(0));
+        assert_eq!(other.fork(std::process::id()).err(), Some(Errno::IDRM));
+        assert_eq!(one.shm_stat(ids[1]).map(|stat| stat.nattch), Ok(0), "as a whole");
+        std::mem::forget(other);
+    }
+
+    #[test]
+    fn memory_that_one_may_not_remove_is_removed_by_who_may() {
+        let scene = Scene::default();
+        let namespace = over(Some(&scene));
+        let task = namespace.register(Cred::root(), std::process::id()).unwrap();
+        let segment = || task.shmget(IPC_PRIVATE, 4096, 0o600);
+        for comes_by in [true, false] {
+            let ids = [segment().unwrap(), segment().unwrap()];
+            assert_eq!(segment(), Err(Errno::NOSPC));
+            scene.is_out_of_reach(true);
+            ids.iter().for_each(|id| task.shm_rmid(*id).unwrap());
+            assert_eq!(scene.0.0.count(), 2);
+            scene.is_out_of_reach(false);
+            if comes_by {
+                assert_eq!(namespace.recover(), Ok(0));
+                assert_eq!(scene.0.0.count(), 0);
+            }
+            // Who needs the room removes it, in whichever slot it is.
+            task.shm_rmid(segment().unwrap()).unwrap();
+            assert_eq!(scene.0.0.count(), 0);
+        }
     }
 }

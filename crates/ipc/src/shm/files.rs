@@ -10,6 +10,12 @@
 //! file, leaves a file that nobody finds. The next segment of the slot removes it. So there are never more
 //! files too many than slots.
 //!
+//! # Holds
+//!
+//! The hold of a task (`backing`) is an empty file `task-NUMBER` with an exclusive lock of flock(2), which lasts as long as
+//! the open file: until it is closed and unmapped everywhere. Who looks takes a shared lock, so those who look are not in each other's
+//! way. The file goes with what the task has attached, or is used again by the next task of that number.
+//!
 //! # What it refuses
 //!
 //! - To promise memory: a file is sparse, as a segment of the kernel is. Where the file system is full by the time
@@ -20,9 +26,10 @@
 //!
 //! Source: shmget(2), shmop(2), tmpfs(5), getrlimit(2).
 
+use corewalk_sync::primitives::thread;
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, Stat, fchmod, fchown, fstat, ftruncate, open, openat, statvfs,
-    unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, Stat, fchmod, fchown, flock, fstat, ftruncate, open,
+    openat, statvfs, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
@@ -31,10 +38,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::backing::{Backing, SegmentName};
+use super::backing::{Access, Backing, SegmentName};
 
 /// The permission bits that a file takes over from its folder.
 const FILE_BITS: u32 = 0o666;
+
+/// How often a hold is asked for: those who look have it for two system calls.
+const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
 ///
@@ -87,6 +97,12 @@ impl Backing for SegmentFiles {
         if getrlimit(Resource::Fsize).current.is_some_and(|most| most < rounded) {
             return Err(Errno::NOMEM);
         }
+        let folder = self.open_folder().map_err(of_shmget)?;
+        let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
+        for leftover in [before, name] {
+            // There is seldom one. What it takes is room for the new one.
+            let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
+        }
         let room = statvfs(&self.folder).map_err(of_shmget)?;
         // As Linux refuses what is more than all of memory and swap.
         if room.f_blocks.saturating_mul(room.f_frsize) < rounded {
@@ -95,26 +111,58 @@ impl Backing for SegmentFiles {
         if room.f_bavail.saturating_mul(room.f_frsize) < rounded {
             return Err(Errno::NOSPC);
         }
-        let folder = self.open_folder().map_err(of_shmget)?;
-        let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
-        for leftover in [before, name] {
-            // There is seldom one.
-            let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
-        }
         make(folder.as_fd(), name, size_bytes).map_err(of_shmget)
     }
 
-    fn open(&self, name: SegmentName) -> Result<Arc<OwnedFd>, Errno> {
+    /// What is opened for reading cannot be made writable by mprotect(2).
+    fn open(&self, name: SegmentName, access: Access) -> Result<Arc<OwnedFd>, Errno> {
         let folder = self.open_folder().map_err(of_shmat)?;
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let access = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::Write => OFlags::RDWR,
+        };
+        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&folder, file_name(name), flags, Mode::empty()).map_err(of_shmat)?;
         Ok(Arc::new(file))
     }
 
-    fn remove(&self, name: SegmentName) {
+    fn remove(&self, name: SegmentName) -> bool {
+        let unlink = |folder| unlinkat(folder, file_name(name), AtFlags::empty());
         // A folder that is gone has taken the file with it.
-        let path = self.folder.join(file_name(name));
-        let _gone = unlinkat(CWD, path, AtFlags::empty());
+        matches!(self.open_folder().and_then(unlink), Ok(()) | Err(Errno::NOENT))
+    }
+
+    fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
+        let folder = self.open_folder()?;
+        let flags = OFlags::CREATE | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&folder, hold_name(task), flags, Mode::RUSR | Mode::WUSR)?;
+        if fstat(&file)?.st_uid == rustix::process::geteuid().as_raw() {
+            hand_over(&file, &fstat(&folder)?)?;
+        }
+        for _ in 0..HOLD_TRIES {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Somebody still looks whether the task before was held.
+                Err(Errno::AGAIN) => thread::yield_now(),
+                done => return done.map(|()| file),
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    fn is_held(&self, task: u32) -> bool {
+        let look = |folder| {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = openat(folder, hold_name(task), flags, Mode::empty())?;
+            flock(file, FlockOperation::NonBlockingLockShared)
+        };
+        // Who may not look does not know, and leaves it to those who do.
+        !matches!(self.open_folder().and_then(look), Ok(()) | Err(Errno::NOENT))
+    }
+
+    fn forget(&self, task: u32) {
+        let unlink = |folder| unlinkat(folder, hold_name(task), AtFlags::empty());
+        // What stays is used by the next task of this number.
+        let _gone = self.open_folder().and_then(unlink);
     }
 }
 
@@ -138,6 +186,10 @@ fn hand_over(file: &OwnedFd, folder: &Stat) -> Result<(), Errno> {
         let _kept = fchown(file, user, group);
     }
     fchmod(file, Mode::from_raw_mode(folder.st_mode & FILE_BITS))
+}
+
+fn hold_name(task: u32) -> String {
+    format!("task-{task}")
 }
 
 fn file_name(name: SegmentName) -> String {
@@ -204,10 +256,11 @@ mod tests {
         files.create(NAME, 5000).unwrap();
         let file = fs::metadata(folder.0.join("7-3")).unwrap();
         assert_eq!((file.len(), file.mode() & 0o777, file.blocks()), (5000, 0o640, 0));
-        rustix::io::pwrite(files.open(NAME).unwrap(), b"seen", 0).unwrap();
+        rustix::io::pwrite(files.open(NAME, Access::Write).unwrap(), b"seen", 0).unwrap();
         assert_eq!(fs::read(folder.0.join("7-3")).unwrap()[..4], *b"seen");
-        files.remove(NAME);
-        assert_eq!((folder.names(), files.open(NAME).err()), (vec![], Some(Errno::IDRM)));
+        assert!(files.remove(NAME));
+        let opened = files.open(NAME, Access::Write);
+        assert_eq!((folder.names(), opened.err()), (vec![], Some(Errno::IDRM)));
     }
 
     #[test]
@@ -222,6 +275,49 @@ mod tests {
         files.create(next, 1).unwrap();
         assert_eq!(folder.names(), ["7-4", "8-3"]);
         assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
+    }
+
+    #[test]
+    fn hold_lasts_as_long_as_somebody_has_it() {
+        let folder = Folder::new("hold");
+        let files = SegmentFiles::new(&folder.0);
+        assert!(!files.is_held(7), "there is none");
+        let hold = files.hold(7).unwrap();
+        let inherited = hold.try_clone().unwrap();
+        drop(hold);
+        assert!(files.is_held(7) && files.is_held(7) && !files.is_held(8));
+        drop(inherited);
+        assert!(!files.is_held(7));
+        files.forget(7);
+        assert!(folder.names().is_empty());
+        drop(files.hold(7).unwrap());
+        fs::remove_dir_all(&folder.0).unwrap();
+        assert!(!files.is_held(7) && files.hold(7).is_err(), "there is no folder");
+    }
+
+    #[test]
+    fn file_that_cannot_be_removed_is_not_gone() {
+        let folder = Folder::new("kept");
+        let files = SegmentFiles::new(&folder.0);
+        assert!(files.remove(NAME), "there is none");
+        fs::create_dir(folder.0.join("7-3")).unwrap();
+        assert!(!files.remove(NAME));
+        fs::remove_dir(folder.0.join("7-3")).unwrap();
+        // A link of this name leads elsewhere: nobody can say what is there.
+        let link = folder.0.with_extension("link");
+        std::os::unix::fs::symlink(&folder.0, &link).unwrap();
+        let through = SegmentFiles::new(&link);
+        assert!(!through.remove(NAME) && through.is_held(7));
+        fs::remove_file(&link).unwrap();
+    }
+
+    #[test]
+    fn memory_that_is_opened_for_reading_is_not_written() {
+        let folder = Folder::new("read");
+        let files = SegmentFiles::new(&folder.0);
+        files.create(NAME, 1).unwrap();
+        let file = files.open(NAME, Access::Read).unwrap();
+        assert_eq!(rustix::io::pwrite(&file, b"x", 0), Err(Errno::BADF));
     }
 
     #[test]

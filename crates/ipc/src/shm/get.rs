@@ -82,7 +82,12 @@ impl Task {
         let id = ids.publish(perm, now_s(), limits.shmmni, |index| {
             let whose = (self.owner.index, self.pid);
             let (payload, name) = segment::make(shared, index, size_bytes, whose);
-            let created = shared.backing.create(name, size_bytes);
+            let mut created = shared.backing.create(name, size_bytes);
+            if created == Err(Errno::NOSPC) {
+                // Who was to give memory back may have had no right to.
+                segment::give_back_all(shared, ids, Some(index));
+                created = shared.backing.create(name, size_bytes);
+            }
             created.inspect_err(|_| segment::give_back(shared, name))?;
             made = index;
             Ok(payload)

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | while it had the lock of the kind | [`recover_slot`] makes the lists anew, and ends segments that were due |
 //! | with attaches, or with lines for records that are none yet or no more | [`reap`] frees those by the pool's headers |
+//! | while a child that is not yet counted has its attaches | [`reap`] leaves them until it is, or has ended (`backing`) |
 //! | before it gave the memory of a segment back | `HAS_MEMORY` says so, and whoever comes by gives it back |
 //!
 //! Memory is given back without the lock, so two may do it at once: names are never used again, and the backing
@@ -315,7 +316,10 @@ impl Gone {
 
 /// Gives the memory of a segment that is gone back.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
-    shared.backing.remove(name);
+    if !shared.backing.remove(name) {
+        // Others may.
+        return;
+    }
     let word = &line(shared, name.index)[SERIAL];
     // The next segment of the slot may be there by now, whose memory it then is.
     // ORDERING: Relaxed. Nothing is published with it: to remove it again does no harm.
@@ -336,22 +340,36 @@ fn give_back_left(shared: &Shared, index: u32) {
     }
 }
 
+/// Gives back what segments that are gone have left, but for slot `but`, which is being filled.
+pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
+    for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
+        if ids.at(index).is_none() {
+            give_back_left(shared, index);
+        }
+    }
+}
+
 /// Detaches all that a task has attached, orphans all that it has made, and gives back what it was about to, by
 /// the records alone: for a task that died. Costs a look at every segment and its records, and at all records.
+///
+/// Returns false if a child that is not yet counted has its attaches: they stay, for somebody to come by again.
 ///
 /// # Errors
 ///
 /// `EIO` if the lock cannot be had.
-pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<(), Errno> {
+pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno> {
     let (shared, owner, slots) = (ids.shared, ids.owner, ids.slots());
     let mut gone = Gone::default();
+    let mut is_held = None;
     let ids = ids.lock()?;
     for index in 0..slots {
         let Some(segment) = Segment::at(shared, &ids, index) else {
             give_back_left(shared, index);
             continue;
         };
-        if segment.find(segment.whose(task)).is_some() {
+        let is_attached = segment.find(segment.whose(task)).is_some();
+        // A child is counted before it lets go of the hold.
+        if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
             segment.note_detach(pid);
             segment.detach(task, u64::MAX, owner);
             segment.destroy_if_due(&mut gone);
@@ -359,6 +377,14 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<(), Errno> {
         if let Some(segment) = Segment::at(shared, &ids, index) {
             segment.orphan(task, &mut gone);
         }
+    }
+    if is_held == Some(true) {
+        drop(ids);
+        gone.give_back(shared);
+        return Ok(false);
+    }
+    if is_held.is_some() {
+        shared.backing.forget(task);
     }
     // What is left was about to become a record, or was one.
     let pool = shared.layout.attaches;
@@ -368,7 +394,7 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<(), Errno> {
     }
     drop(ids);
     gone.give_back(shared);
-    Ok(())
+    Ok(true)
 }
 
 /// Gives back what the segment that was in slot `index` last has left.

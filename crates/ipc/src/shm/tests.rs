@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc as FileArc;
 
-use super::backing::{Backing, Memfds, SegmentName};
+use super::backing::{Access, Backing, Memfds, SegmentName};
 use super::segment;
 use crate::field::put;
 use crate::{Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Task};
@@ -21,12 +21,12 @@ impl Backing for Counted {
         self.0.create(name, size_bytes)
     }
 
-    fn open(&self, name: SegmentName) -> Result<FileArc<OwnedFd>, Errno> {
-        self.0.open(name)
+    fn open(&self, name: SegmentName, access: Access) -> Result<FileArc<OwnedFd>, Errno> {
+        self.0.open(name, access)
     }
 
-    fn remove(&self, name: SegmentName) {
-        self.0.remove(name);
+    fn remove(&self, name: SegmentName) -> bool {
+        self.0.remove(name)
     }
 }
 

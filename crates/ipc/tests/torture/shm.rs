@@ -9,8 +9,8 @@
 //! killed are no control: whoever asks for `shm_nattch` cleans up after them.
 
 use corewalk_ipc::{
-    Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, SHM_DEST,
-    SegmentName, Task,
+    Access, Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions,
+    SHM_DEST, SegmentName, Task,
 };
 use corewalk_sync::Region;
 use corewalk_sync::primitives::Arc;
@@ -50,17 +50,18 @@ impl Backing for Memory {
         Ok(())
     }
 
-    fn open(&self, _name: SegmentName) -> Result<Arc<OwnedFd>, Errno> {
+    fn open(&self, _name: SegmentName, _access: Access) -> Result<Arc<OwnedFd>, Errno> {
         Ok(Arc::clone(&self.file))
     }
 
-    fn remove(&self, name: SegmentName) {
+    fn remove(&self, name: SegmentName) -> bool {
         if self.mode == Mode::Control {
-            return;
+            return true;
         }
         let (word, bit) = self.word(name);
         // ORDERING: Relaxed. As above.
         word.fetch_and(!bit, Ordering::Relaxed);
+        true
     }
 }
 
