@@ -33,6 +33,7 @@ use std::ptr;
 use crate::cred;
 use crate::exit;
 use crate::hold;
+use crate::signal;
 
 /// Names the file of the namespace.
 pub(crate) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
@@ -66,7 +67,7 @@ static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 /// Ends the process with status 127 if there is no namespace to register in.
 #[inline]
 pub(crate) fn task() -> &'static Task {
-    if let Some(task) = known_task() { task } else { register() }
+    if let Some(task) = known_task() { task } else { registered() }
 }
 
 /// Returns the process's task if it has made a call before.
@@ -105,7 +106,7 @@ pub(crate) fn register_child(parent: &Task) {
             succeed_parent(&task);
             let _ = publish(page, task);
         }
-        Err(errno) => refuse("child", errno),
+        Err(errno) => exit::refuse(&why_not("child", errno)),
     }
 }
 
@@ -142,14 +143,21 @@ pub(crate) unsafe fn take_task() -> Option<Box<Task>> {
 
 #[cold]
 #[inline(never)]
-fn register() -> &'static Task {
+fn registered() -> &'static Task {
+    register().unwrap_or_else(|why| exit::refuse(&why))
+}
+
+/// Makes the process a task, or returns why that cannot be.
+pub(crate) fn register() -> Result<&'static Task, String> {
     let _signals = BlockedSignals::new();
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
     if let Some(task) = known_task() {
-        return task;
+        return Ok(task);
     }
-    let namespace = namespace();
+    let namespace = namespace()?;
+    // A child of vfork(2) has its parent's task.
+    signal::own();
     let made = match forked_from() {
         Some(parent) => parent.fork(pid()).inspect(|task| {
             task.set_cred(cred::current());
@@ -161,20 +169,18 @@ fn register() -> &'static Task {
             namespace.adopt(cred::current(), pid())
         }
     };
-    match made {
-        Ok(task) => publish(page, task),
-        Err(errno) => refuse("process", errno),
-    }
+    let task = made.map_err(|errno| why_not("process", errno))?;
+    Ok(publish(page, task))
 }
 
-/// Ends a process that cannot be registered.
-fn refuse(who: &str, errno: Errno) -> ! {
+/// Says why a process cannot be registered.
+fn why_not(who: &str, errno: Errno) -> String {
     let why = if errno == OpenError::OtherPidNamespace.errno() {
         OpenError::OtherPidNamespace.to_string()
     } else {
         errno.to_string()
     };
-    exit::refuse(&format!("the {who} cannot be registered: {why}"))
+    format!("the {who} cannot be registered: {why}")
 }
 
 /// Says for a child, which is counted by now, what its parent has said for itself; nobody knows its task yet.
@@ -243,24 +249,22 @@ fn page() -> &'static Page {
 }
 
 /// Returns the namespace, which is mapped on the first call; the page is locked.
-fn namespace() -> &'static Namespace {
+fn namespace() -> Result<&'static Namespace, String> {
     // ORDERING(preload-namespace): Acquire. The namespace is made before its address is stored.
     let known = NAMESPACE.load(Ordering::Acquire);
     // SAFETY: a namespace whose address was stored is never dropped.
     if let Some(namespace) = unsafe { known.as_ref() } {
-        return namespace;
+        return Ok(namespace);
     }
-    let Some(path) = std::env::var_os(NAMESPACE_ENV) else {
-        exit::refuse(&format!("{NAMESPACE_ENV} is not set"))
-    };
-    let namespace = match crate::open::open(path.as_ref()) {
-        Ok(namespace) => Box::into_raw(Box::new(namespace)),
-        Err(why) => exit::refuse(&format!("{}: {why}", path.display())),
-    };
+    let path = std::env::var_os(NAMESPACE_ENV);
+    let path = path.ok_or_else(|| format!("{NAMESPACE_ENV} is not set"))?;
+    let opened = crate::open::open(path.as_ref());
+    let namespace = opened.map_err(|why| format!("{}: {why}", path.display()))?;
+    let namespace = Box::into_raw(Box::new(namespace));
     // ORDERING(preload-namespace): Release. See above.
     NAMESPACE.store(namespace, Ordering::Release);
     // SAFETY: as above.
-    unsafe { &*namespace }
+    Ok(unsafe { &*namespace })
 }
 
 /// A lock of the page, until it is dropped.
@@ -311,10 +315,10 @@ impl Drop for AttachLock {
 }
 
 /// All signals blocked in this thread, until it is dropped.
-struct BlockedSignals(libc::sigset_t);
+pub(crate) struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // SAFETY: zeroes are a valid set of signals.
         let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
         let mut before = all;

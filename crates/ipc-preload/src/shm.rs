@@ -82,9 +82,11 @@ pub(crate) fn resolve() {
 }
 
 /// Detaches what the program that this process was before execve(2) has left.
+///
+/// A program that cannot join the namespace need not want to. The mark then stays for the next one, and the attaches until the process ends.
 pub(crate) fn detach_former() {
-    if folder().is_some_and(|folder| unmark(&folder)) {
-        process::task();
+    if folder().is_some_and(|folder| unmark(&folder)) && process::register().is_err() {
+        mark();
     }
 }
 

@@ -10,22 +10,32 @@
 //! `SA_ONSTACK` and unwinding are as without us. Flags and mask are what the program asks for, and what
 //! sigaction(2) tells is the program's own handler.
 //!
+//! # Two entries
+//!
+//! There are two copies of these instructions, with a table of handlers each. A new handler goes into the table that the kernel
+//! does not use for this signal, and the kernel is then told of the entry and the flags at once: a signal that comes meanwhile runs the old handler
+//! with the old flags or the new one with the new. Who installs handlers holds a lock with all signals blocked.
+//!
+//! A child of vfork(2) has these tables in common with its parent, and its handlers not: it installs them as they are, and
+//! changes no table. So does a child that was made by number until its first call, which is when it is known not to be one of vfork(2).
+//!
 //! # What it refuses
 //!
 //! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` are left alone: they belong to
 //!   instructions, and interrupt no wait unless somebody sends them.
 //! - Handlers that are installed without libc's functions are not seen.
-//! - Two threads that install handlers of the same signal at the same time may leave the handler of one with
-//!   the flags of the other.
+//! - Where a signal has two new handlers between the moment in which the kernel calls an entry and the next few instructions, the
+//!   second one runs with the flags of the first.
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
-use corewalk_sync::primitives::atomic::{AtomicPtr, Ordering};
+use corewalk_sync::primitives::atomic::{AtomicPtr, AtomicU32, Ordering};
+use corewalk_sync::primitives::thread;
 use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 
 use crate::next::Next;
-use crate::process;
+use crate::process::{self, BlockedSignals};
 
 /// Signals are below this.
 const SIGNALS: usize = 65;
@@ -33,9 +43,18 @@ const SIGNALS: usize = 65;
 /// `SIG_HOLD` of sigset(3), the highest word below `SIG_ERR` that is no address.
 const SIG_HOLD: sighandler_t = 2;
 
-/// The handlers that programs have installed.
-static HANDLERS: [AtomicPtr<c_void>; SIGNALS] =
-    [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS];
+/// Entries, and tables.
+const ENTRIES: usize = 2;
+
+/// The handlers that programs have installed: a table for each entry.
+static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
+    [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
+
+/// The process that the tables belong to, or 0 before anybody has asked.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The process one of whose threads changes the tables, or 0. What a child has inherited is nobody's.
+static IS_LOCKED: AtomicU32 = AtomicU32::new(0);
 
 static SIGACTION: Next = Next::new(c"sigaction");
 
@@ -55,52 +74,85 @@ pub(crate) fn resolve() {
     for next in &REPLACING {
         next.address();
     }
+    own();
+    extern "C" fn child() {
+        own();
+    }
+    // SAFETY: the function stays loaded: a preloaded library is never unloaded.
+    let _registered = unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
+
+/// Takes note that the memory of this process is its own: it is no child of vfork(2).
+pub(crate) fn own() {
+    // ORDERING: Relaxed. A thread sees what it has stored, and a child what its parent had.
+    OWNER.store(process::pid(), Ordering::Relaxed);
+}
+
+/// Returns true if the tables are those of this process, and not of its parent.
+fn is_own() -> bool {
+    // ORDERING: Relaxed. See `own`.
+    [0, process::pid()].contains(&OWNER.load(Ordering::Relaxed))
 }
 
 /// Notes that a signal has come; returns the program's handler.
-extern "C" fn arrived(signal: c_int) -> *mut c_void {
+fn arrived(entry: usize, signal: c_int) -> *mut c_void {
     // No lock, no allocation, no system call, and errno stays as it is.
     if let Some(task) = process::known_task() {
         task.interrupt_own();
     }
     // ORDERING: Relaxed. An address of code; nothing is published with it.
-    HANDLERS[signal as usize % SIGNALS].load(Ordering::Relaxed)
+    HANDLERS[entry][signal as usize % SIGNALS].load(Ordering::Relaxed)
 }
 
-/// What the kernel calls: notes the signal, and jumps to the handler as if nothing had been.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-unsafe extern "C" fn entry(signal: c_int, siginfo: *mut c_void, machine: *mut c_void) {
-    std::arch::naked_asm!(
-        // Three words beside the return address: the stack is aligned for the call.
-        "push rdi",
-        "push rsi",
-        "push rdx",
-        "call {arrived}",
-        "pop rdx",
-        "pop rsi",
-        "pop rdi",
-        "jmp rax",
-        arrived = sym arrived,
-    )
+/// Defines an entry: what the kernel calls. It notes the signal, and jumps to the handler as if nothing had been.
+macro_rules! entry {
+    ($index:literal, $entry:ident, $arrived:ident) => {
+        extern "C" fn $arrived(signal: c_int) -> *mut c_void {
+            arrived($index, signal)
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $entry(signal: c_int, siginfo: *mut c_void, machine: *mut c_void) {
+            std::arch::naked_asm!(
+                // Three words beside the return address: the stack is aligned for the call.
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "call {arrived}",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                "jmp rax",
+                arrived = sym $arrived,
+            )
+        }
+
+        #[cfg(not(target_arch = "x86_64"))]
+        unsafe extern "C-unwind" fn $entry(
+            signal: c_int,
+            siginfo: *mut c_void,
+            machine: *mut c_void,
+        ) {
+            type Handler = unsafe extern "C-unwind" fn(c_int, *mut c_void, *mut c_void);
+            // SAFETY: a program has installed this address as a handler.
+            let handler = unsafe { std::mem::transmute::<*mut c_void, Handler>($arrived(signal)) };
+            // SAFETY: these are what the kernel has given.
+            unsafe { handler(signal, siginfo, machine) }
+        }
+    };
 }
 
-/// What the kernel calls: notes the signal, and calls the handler.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe extern "C-unwind" fn entry(signal: c_int, siginfo: *mut c_void, machine: *mut c_void) {
-    type Handler = unsafe extern "C-unwind" fn(c_int, *mut c_void, *mut c_void);
-    // SAFETY: a program has installed this address as a handler.
-    let handler = unsafe { std::mem::transmute::<*mut c_void, Handler>(arrived(signal)) };
-    // SAFETY: these are what the kernel has given.
-    unsafe { handler(signal, siginfo, machine) }
+entry!(0, entry_0, arrived_0);
+entry!(1, entry_1, arrived_1);
+
+/// Returns the addresses of the entries.
+fn entries() -> [sighandler_t; ENTRIES] {
+    [(entry_0 as *const ()).expose_provenance(), (entry_1 as *const ()).expose_provenance()]
 }
 
-fn entry_address() -> sighandler_t {
-    (entry as *const ()).expose_provenance()
-}
-
-/// Returns where the handler of a signal is kept, or none if the signal is left alone.
-fn cell(signal: c_int) -> Option<&'static AtomicPtr<c_void>> {
+/// Returns the index of a signal in the tables, or none if the signal is left alone.
+fn cell(signal: c_int) -> Option<usize> {
     let is_left_alone = matches!(
         signal,
         libc::SIGSEGV
@@ -113,48 +165,80 @@ fn cell(signal: c_int) -> Option<&'static AtomicPtr<c_void>> {
             | libc::SIGSTOP
     );
     let index = usize::try_from(signal).ok().filter(|index| *index != 0 && !is_left_alone)?;
-    HANDLERS.get(index)
+    (index < SIGNALS).then_some(index)
 }
 
-/// A change of a handler: what is given to the kernel, and what the kernel tells.
-struct Change {
-    cell: &'static AtomicPtr<c_void>,
-    before: *mut c_void,
-    is_function: bool,
-}
+/// A change of a handler, or a look at it: what is given to the kernel, and what the kernel tells.
+struct Change(#[expect(dead_code, reason = "held until the change is made")] TableLock);
 
 impl Change {
-    /// Keeps the handler that is about to be installed, if it is a function; returns what to install.
-    fn begin(
-        cell: &'static AtomicPtr<c_void>,
-        handler: Option<sighandler_t>,
-    ) -> (Self, sighandler_t) {
-        // The last is ours already: somebody was told of it by a call that we do not see.
-        let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, entry_address()];
-        let function = handler.filter(|handler| !words.contains(handler));
-        let before = match function {
-            // ORDERING: Relaxed. See `arrived`.
-            Some(handler) => {
-                cell.swap(ptr::with_exposed_provenance_mut(handler), Ordering::Relaxed)
-            }
-            // ORDERING: Relaxed. As above.
-            None => cell.load(Ordering::Relaxed),
+    /// Puts the handler that is about to be installed into the table that is not in use, if it is a function; returns what
+    /// to install.
+    fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
+        let change = Self(TableLock::take());
+        // The last are ours already: somebody was told of them by a call that we do not see.
+        let [first, second] = entries();
+        let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
+        let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
+            return (change, handler.unwrap_or(0));
         };
-        let is_function = function.is_some();
-        let installed = if is_function { entry_address() } else { handler.unwrap_or(0) };
-        (Self { cell, before, is_function }, installed)
+        if !is_own() {
+            return (change, function);
+        }
+        let free = usize::from(installed_now(signal) == Some(first));
+        // ORDERING: Relaxed. See `arrived`.
+        HANDLERS[free][cell].store(ptr::with_exposed_provenance_mut(function), Ordering::Relaxed);
+        (change, entries()[free])
+    }
+}
+
+/// Returns the program's handler where the kernel tells of an entry of ours, which it had before.
+fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
+    match entries().iter().position(|entry| *entry == handler) {
+        // ORDERING: Relaxed. See `arrived`.
+        Some(entry) => HANDLERS[entry][cell].load(Ordering::Relaxed).expose_provenance(),
+        None => handler,
+    }
+}
+
+/// The lock of the tables, with all signals blocked, until it is dropped. A child of vfork(2) changes no table and takes none.
+struct TableLock {
+    is_held: bool,
+    _signals: BlockedSignals,
+}
+
+impl TableLock {
+    fn take() -> Self {
+        let signals = BlockedSignals::new();
+        let is_held = is_own();
+        if is_held {
+            Self::acquire(process::pid());
+        }
+        Self { is_held, _signals: signals }
     }
 
-    /// Returns the program's handler that was there before.
-    fn told(&self, handler: sighandler_t) -> sighandler_t {
-        if handler == entry_address() { self.before.expose_provenance() } else { handler }
+    fn acquire(own: u32) {
+        let mut seen = 0;
+        loop {
+            // ORDERING(preload-tables): Acquire. See `drop`.
+            match IS_LOCKED.compare_exchange(seen, own, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(other) if other == own => {
+                    seen = 0;
+                    thread::yield_now();
+                }
+                // Free, or of a thread of the parent, which is not here.
+                Err(other) => seen = other,
+            }
+        }
     }
+}
 
-    /// Takes the change back: the kernel has refused it.
-    fn take_back(&self) {
-        if self.is_function {
-            // ORDERING: Relaxed. See `arrived`.
-            self.cell.store(self.before, Ordering::Relaxed);
+impl Drop for TableLock {
+    fn drop(&mut self) {
+        if self.is_held {
+            // ORDERING(preload-tables): Release. What was stored in the tables happens before the next change.
+            IS_LOCKED.store(0, Ordering::Release);
         }
     }
 }
@@ -181,19 +265,18 @@ pub unsafe extern "C" fn sigaction(
     };
     // SAFETY: the caller's promise; it is copied, since it may be where the answer goes.
     let mut ours = (!action.is_null()).then(|| unsafe { action.read() });
-    let (change, installed) = Change::begin(cell, ours.map(|ours| ours.sa_sigaction));
+    let handler = ours.map(|ours| ours.sa_sigaction);
+    let (_change, installed) = Change::begin(signal, cell, handler);
     if let Some(ours) = &mut ours {
         ours.sa_sigaction = installed;
     }
     let given = ours.as_ref().map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the caller's promise; the copy lives during the call.
     let result = unsafe { next(signal, given, before) };
-    if result != 0 {
-        change.take_back();
-    } else if !before.is_null() {
+    if result == 0 && !before.is_null() {
         // SAFETY: the call has filled it.
         let told = unsafe { &mut (*before).sa_sigaction };
-        *told = change.told(*told);
+        *told = self::told(cell, *told);
     }
     result
 }
@@ -213,20 +296,37 @@ pub(crate) unsafe fn by_number(
     let action = ptr::with_exposed_provenance::<KernelAction>(action);
     // SAFETY: the caller's promise; it is copied, since it may be where the answer goes.
     let mut ours = (!action.is_null()).then(|| unsafe { action.read() });
-    let (change, installed) = Change::begin(cell, ours.map(|ours| ours.handler));
+    let handler = ours.map(|ours| ours.handler);
+    let (_change, installed) = Change::begin(signal, cell, handler);
     if let Some(ours) = &mut ours {
         ours.handler = installed;
     }
-    let result = call(ours.as_ref().map_or(0, |ours| ptr::from_ref(ours).expose_provenance()));
-    if result != 0 {
-        change.take_back();
-    } else if before != 0 {
+    let given = ours.as_ref().map_or(0, |ours| ptr::from_ref(ours).expose_provenance());
+    let result = call(given);
+    if result == 0 && before != 0 {
         let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
         // SAFETY: the call has filled it.
         let told = unsafe { &mut (*before).handler };
-        *told = change.told(*told);
+        *told = self::told(cell, *told);
     }
     result
+}
+
+/// Returns what the kernel calls for a signal.
+fn installed_now(signal: c_int) -> Option<sighandler_t> {
+    type Function =
+        unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+    let address = SIGACTION.address();
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: what the C library defines under this name has this type.
+    let next = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+    // SAFETY: zeroes are a valid action.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: there is room for what is told.
+    let asked = unsafe { next(signal, ptr::null(), &raw mut now) };
+    (asked == 0).then_some(now.sa_sigaction)
 }
 
 /// Installs a handler with one of the functions that take just that.
@@ -236,6 +336,7 @@ pub(crate) unsafe fn by_number(
 /// That of the function.
 unsafe fn replace(next: &Next, signal: c_int, handler: sighandler_t) -> sighandler_t {
     type Function = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
+    let is_sigset = ptr::eq(next, &REPLACING[SIGSET]);
     let Some(address) = next.found() else { return libc::SIG_ERR };
     // SAFETY: what the C library defines under this name has this type.
     let next = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
@@ -243,16 +344,20 @@ unsafe fn replace(next: &Next, signal: c_int, handler: sighandler_t) -> sighandl
         // SAFETY: the caller's promise.
         return unsafe { next(signal, handler) };
     };
-    let (change, installed) = Change::begin(cell, Some(handler));
+    let (change, installed) = Change::begin(signal, cell, Some(handler));
+    // sigset(3) changes the mask of signals too, which would be put back with the lock.
+    let lock = (!is_sigset).then_some(change);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };
-    if before == libc::SIG_ERR {
-        change.take_back();
-    }
-    change.told(before)
+    let program = told(cell, before);
+    drop(lock);
+    program
 }
 
 /// Defines the functions that take a signal and a handler.
+/// Which of them is sigset(3).
+const SIGSET: usize = 5;
+
 macro_rules! replacing {
     ($($index:literal, $name:ident, $symbol:literal;)*) => {
         static REPLACING: [Next; [$($index),*].len()] = [$(Next::new($symbol)),*];

@@ -113,6 +113,16 @@ fn exec_detaches() {
 }
 
 #[test]
+fn program_that_cannot_join_the_namespace_runs_after_exec() {
+    run("shm_exec_elsewhere", &Namespace::with_shm());
+}
+
+#[test]
+fn handler_of_a_vfork_child_is_not_its_parents() {
+    run("signals_vfork", &Namespace::new());
+}
+
+#[test]
 fn threads_attach_beside_forks() {
     run("shm_threads", &Namespace::with_shm());
 }

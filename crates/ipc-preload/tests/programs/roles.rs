@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::{shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 26] = [
+pub(crate) const ROLES: [(&str, fn()); 28] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -34,7 +34,9 @@ pub(crate) const ROLES: [(&str, fn()); 26] = [
     ("shm_failing_fork", shm::failing_fork),
     ("shm_killed", shm::killed),
     ("shm_exec", shm::exec),
+    ("shm_exec_elsewhere", shm::exec_elsewhere),
     ("shm_threads", shm::threads),
+    ("signals_vfork", signals::vfork),
     ("shm_permissions", shm::permissions),
 ];
 

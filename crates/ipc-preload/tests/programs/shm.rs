@@ -368,6 +368,25 @@ pub(crate) fn exec() {
     remove(id);
 }
 
+/// A program that cannot join the namespace, and does not want to, runs all the same.
+pub(crate) fn exec_elsewhere() {
+    let id = segment(PAGE);
+    let pid = child(|| {
+        let is_attached = attach(id, 0, 0).is_ok();
+        // SAFETY: there is one thread.
+        unsafe { libc::setenv(c"COREWALK_IPC_NAMESPACE".as_ptr(), c"/nowhere".as_ptr(), 1) };
+        let words = [c"true".as_ptr(), ptr::null()];
+        if is_attached {
+            // SAFETY: the words end with a null.
+            unsafe { libc::execvp(words[0], words.as_ptr()) };
+        }
+        1
+    });
+    assert_eq!(exited(wait(pid)), 0);
+    assert_eq!(nattch(id), 0);
+    remove(id);
+}
+
 /// Threads attach and detach while others fork: every child's count is whole.
 pub(crate) fn threads() {
     let id = segment(PAGE);

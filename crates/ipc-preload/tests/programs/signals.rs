@@ -102,6 +102,41 @@ pub(crate) fn kept() {
     assert_eq!(exited(wait(child(on_a_stack))), 3);
 }
 
+extern "C" fn ends(_signal: libc::c_int) {
+    // SAFETY: the call takes a number.
+    unsafe { libc::_exit(9) };
+}
+
+/// A child of vfork(2) has its parent's memory and handlers of its own.
+pub(crate) fn vfork() {
+    extern "C" fn work(_: *mut c_void) -> libc::c_int {
+        // More often than there are places for a handler.
+        for _ in 0..3 {
+            install(libc::SIGUSR2, Some(&action(ends as *const () as usize, 0)));
+        }
+        // SAFETY: the call takes numbers.
+        unsafe { libc::raise(libc::SIGUSR2) };
+        8
+    }
+    let nothing = nothing as *const () as usize;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    let pid = child(|| {
+        install(libc::SIGUSR2, Some(&action(nothing, 0)));
+        let mut stack = vec![0u128; 1 << 14];
+        let top = stack.as_mut_ptr_range().end.cast();
+        // SAFETY: the stack is the child's, and it is gone when the call returns.
+        let inner = unsafe { libc::clone(work, top, flags, ptr::null_mut()) };
+        let is_its_own = exited(wait(inner)) == 9;
+        let is_kept = install(libc::SIGUSR2, None).sa_sigaction == nothing;
+        // SAFETY: the call takes numbers.
+        unsafe { libc::raise(libc::SIGUSR2) };
+        // And it is known as before what is in use.
+        let again = install(libc::SIGUSR2, Some(&action(ends as *const () as usize, 0)));
+        i32::from(!is_its_own || !is_kept || again.sa_sigaction != nothing)
+    });
+    assert_eq!(exited(wait(pid)), 0);
+}
+
 /// By number, and with a handler that is there once.
 fn one_shot() -> i32 {
     let other = other as *const () as usize;
@@ -121,10 +156,18 @@ fn one_shot() -> i32 {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, words.as_ptr(), 0usize, 8usize)
     };
     let again = install(libc::SIGUSR2, None).sa_sigaction;
+    let mut changed = words;
+    changed[0] = nothing as *const () as usize;
+    // With a set of signals that has the wrong size.
+    // SAFETY: as above.
+    let refused = unsafe {
+        libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, changed.as_ptr(), 0usize, 4usize)
+    };
+    let is_kept = refused == -1 && install(libc::SIGUSR2, None).sa_sigaction == other;
     // SAFETY: as above.
     unsafe { libc::raise(libc::SIGUSR2) };
     let is_well = asked == 0 && words[0] == other && after == libc::SIG_DFL;
-    i32::from(!is_well || set != 0 || again != other)
+    i32::from(!is_well || set != 0 || again != other || !is_kept)
 }
 
 fn on_a_stack() -> i32 {
