@@ -26,6 +26,66 @@ pub mod mode {
     pub const S_ISVTX: u32 = 0o1000;
 }
 
+/// How old an access time may get before `relatime` sets it anyway, in seconds: a day.
+const RELATIME_SECS: i64 = 24 * 60 * 60;
+
+/// When reading sets the time of the last access, after mount(8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Atime {
+    /// If that is not younger than the last change, or a day old (`relatime`).
+    #[default]
+    Relative,
+    /// Never (`noatime`).
+    Never,
+    /// Always (`strictatime`).
+    Strict,
+}
+
+impl Atime {
+    /// Returns true if reading at `now` sets the access time, where `times` are those of access, change of
+    /// the content, and any change.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{Atime, Timespec};
+    ///
+    /// let [changed, read, now] = [10, 20, 30].map(|secs| Timespec { secs, nanos: 0 });
+    /// assert!(!Atime::Relative.is_noted([read, changed, changed], now));
+    /// assert!(Atime::Relative.is_noted([read, changed, read], now));
+    /// assert!(Atime::Strict.is_noted([read, changed, changed], now));
+    /// assert!(!Atime::Never.is_noted([read, changed, read], now));
+    /// ```
+    pub fn is_noted(self, times: [Timespec; 3], now: Timespec) -> bool {
+        let [atime, mtime, ctime] = times;
+        let is_old = now.secs.saturating_sub(atime.secs) >= RELATIME_SECS;
+        match self {
+            Atime::Relative => atime <= mtime || atime <= ctime || is_old,
+            Atime::Never => false,
+            Atime::Strict => true,
+        }
+    }
+}
+
+/// When reading sets the time of the last access, by what is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtimePolicy {
+    /// Of directories (`nodiratime`).
+    pub directories: Atime,
+    /// Of files and symbolic links.
+    pub others: Atime,
+}
+
+impl AtimePolicy {
+    /// Reading changes nothing.
+    pub const NEVER: AtimePolicy = AtimePolicy { directories: Atime::Never, others: Atime::Never };
+
+    /// Returns what holds for files of `kind`.
+    #[inline]
+    pub fn of(self, kind: FileKind) -> Atime {
+        if kind == FileKind::Directory { self.directories } else { self.others }
+    }
+}
+
 /// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {

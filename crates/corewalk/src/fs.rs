@@ -356,6 +356,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Says that the cache has let go of an inode. See F.4.
     fn forget(&self, ino: u64) {}
 
+    /// Does what was put off, if there is anything. A server calls it about once a second, from a thread that
+    /// serves no request; nothing but memory depends on it.
+    fn maintain(&self) {}
+
     /// Calls `sink` with what the back end holds and has done: a name of each count, and the count.
     fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {}
 }

@@ -35,7 +35,7 @@ pub mod tmpfs;
 mod vfs;
 mod walk;
 
-pub use attr::{Attr, FileKind, SetAttr, SetTime, StatFs, Timespec};
+pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Timespec};
 pub use cred::{Blocking, Caps, Cred, May, Security, Subject, Verdict};
 pub use dpath::PathKind;
 pub use fs::{

@@ -56,7 +56,7 @@ use corewalk_sync::{Budget, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::Errno;
 use crate::acl::Acl;
-use crate::attr::{Attr, FileKind, SetAttr, StatFs, Timespec, mode};
+use crate::attr::{AtimePolicy, Attr, FileKind, SetAttr, StatFs, Timespec, mode};
 use crate::fs::{AclKind, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode};
 use crate::hash::Keys;
 use crate::name::{NAME_MAX, Name};
@@ -99,6 +99,7 @@ pub struct Tmpfs {
     inodes: Budget,
     keys: Keys,
     xattrs: Xattrs,
+    atime: AtimePolicy,
 }
 
 /// What a [`Tmpfs`] starts with, after the mount options of tmpfs(5).
@@ -119,11 +120,13 @@ pub struct TmpfsOptions {
     /// shared set is charged once, and a change that needs a copy of it, be it to remove an attribute or
     /// to chmod a file with an ACL, fails with `ENOSPC` if there is no room for one.
     pub share_xattrs: bool,
+    /// When reading sets the time of the last access (`relatime`, `noatime`, `strictatime`, `nodiratime`).
+    pub atime: AtimePolicy,
 }
 
 impl Default for TmpfsOptions {
-    /// Returns no limits, a root directory of user 0 that all may write to (mode 1777), and shared
-    /// attributes.
+    /// Returns no limits, a root directory of user 0 that all may write to (mode 1777), shared
+    /// attributes, and `relatime`.
     fn default() -> TmpfsOptions {
         TmpfsOptions {
             size_bytes: None,
@@ -132,6 +135,7 @@ impl Default for TmpfsOptions {
             root_uid: 0,
             root_gid: 0,
             share_xattrs: true,
+            atime: AtimePolicy::default(),
         }
     }
 }
@@ -147,6 +151,7 @@ impl Tmpfs {
             inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1)), 0),
             keys: Keys::new(None),
             xattrs: Xattrs::new(options.share_xattrs),
+            atime: options.atime,
         };
         let root_mode = mode::S_IFDIR | options.root_mode & !mode::S_IFMT;
         let root = Make::new(root_mode, options.root_uid, options.root_gid);
@@ -328,7 +333,7 @@ impl Tmpfs {
     /// Says that the content of `inode`, which is released, was read.
     fn note_read(&self, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
-        if inode.attributes.is_read_noted(now()) {
+        if inode.attributes.is_read_noted(self.atime.of(inode.kind()), now()) {
             drop(inode);
             // If it is gone meanwhile, so is its time.
             if let Ok(mut inode) = self.table.write(ino) {
@@ -535,5 +540,26 @@ impl FileSystem for Tmpfs {
 
     fn forget(&self, ino: u64) {
         self.discard(ino, |attributes| attributes.nlink == 0);
+    }
+
+    /// Shares attributes that were left alone for 100 ms, also if no others are changed any more.
+    fn maintain(&self) {
+        // No more than waited when it was called, so that changes meanwhile do not keep it up.
+        let (now, mut left) = (now(), self.xattrs.stats().waiting);
+        while left > 0 {
+            match self.share_waiting(Some(now)) {
+                0 => break,
+                count => left = left.saturating_sub(count),
+            }
+        }
+    }
+
+    fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {
+        let XattrStats { shared_sets, waiting } = self.xattr_stats();
+        // The root directory is one more.
+        sink("tmpfs_inodes", self.inodes.used() + 1);
+        sink("tmpfs_used_bytes", self.space.used());
+        sink("tmpfs_shared_sets", shared_sets);
+        sink("tmpfs_waiting", waiting);
     }
 }

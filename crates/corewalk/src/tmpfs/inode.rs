@@ -44,13 +44,11 @@ use super::table::NO_NUMBER;
 use super::xattr::Own;
 use crate::Errno;
 use crate::acl::Acl;
-use crate::attr::{Attr, FileKind, SetAttr, SetTime, Timespec, mode};
+use crate::attr::{Atime, Attr, FileKind, SetAttr, SetTime, Timespec, mode};
 use crate::fs::{AclKind, Make};
 
 /// The bits of the mode that chmod(2) changes.
 const PERMISSION_BITS: u32 = 0o7777;
-/// How old an access time may get before `relatime` sets it anyway, in seconds: a day.
-const RELATIME_SECS: i64 = 24 * 60 * 60;
 /// What a directory entry adds to the size of its directory, in bytes (Linux `BOGO_DIRENT_SIZE`).
 const ENTRY_BYTES: u64 = 20;
 
@@ -257,11 +255,9 @@ impl Attributes {
         Attributes { mode, uid, gid, nlink, atime, mtime, ctime, btime, xattrs, is_linkable }
     }
 
-    /// Returns true if reading the content at `now` sets the access time, as `relatime` says.
-    pub(super) fn is_read_noted(&self, now: Timespec) -> bool {
-        let [atime, mtime, ctime] = [self.atime, self.mtime, self.ctime].map(Timespec::from);
-        let is_old = now.secs.saturating_sub(atime.secs) >= RELATIME_SECS;
-        atime <= mtime || atime <= ctime || is_old
+    /// Returns true if reading the content at `now` sets the access time.
+    pub(super) fn is_read_noted(&self, atime: Atime, now: Timespec) -> bool {
+        atime.is_noted([self.atime, self.mtime, self.ctime].map(Timespec::from), now)
     }
 
     /// Says that the content was read at `now`.
@@ -354,11 +350,13 @@ mod tests {
     fn is_read_noted_follows_relatime() {
         let at = |secs| Timespec { secs, nanos: 5 };
         let mut attributes = Attributes::none(at(1000).into());
-        assert!(attributes.is_read_noted(at(1000)), "not younger than the change time");
+        let is_noted =
+            |attributes: &Attributes, secs| attributes.is_read_noted(Atime::Relative, at(secs));
+        assert!(is_noted(&attributes, 1000), "not younger than the change time");
         attributes.touch_read(at(1001));
-        assert!(!attributes.is_read_noted(at(1002)), "now it is, and is left alone");
-        assert!(attributes.is_read_noted(at(1001 + RELATIME_SECS)), "a day has passed");
+        assert!(!is_noted(&attributes, 1002), "now it is, and is left alone");
+        assert!(is_noted(&attributes, 1001 + 24 * 60 * 60), "a day has passed");
         attributes.touch(at(1001));
-        assert!(attributes.is_read_noted(at(1002)), "changed since");
+        assert!(is_noted(&attributes, 1002), "changed since");
     }
 }

@@ -14,6 +14,7 @@
 //! - A change soon after another one makes a private copy, or takes the set out if the inode is its only
 //!   user. A private set is changed in place. It is shared again when the inode was left alone for a
 //!   while (`deferred`): a set that is about to be replaced cannot pay for being shared.
+//! - What waits when nothing is changed any more is shared by `FileSystem::maintain`, which a server calls.
 //! - Not shared: sets over [`SHARED_BYTES_MAX`], which also bounds what a copy costs; and all of them
 //!   with `share_xattrs` off.
 //!

@@ -159,6 +159,13 @@ impl Vfs {
         self.fs(inode.slot).statfs()
     }
 
+    /// Has the back end that `inode` is in do what it has put off; see [`FileSystem::maintain`].
+    ///
+    /// [`FileSystem::maintain`]: crate::FileSystem::maintain
+    pub fn maintain_backend(&self, inode: &InodeRef<'_>) {
+        self.fs(inode.slot).maintain();
+    }
+
     /// Calls `sink` with the counts of the back end that `inode` is in; see [`FileSystem::counters`].
     ///
     /// [`FileSystem::counters`]: crate::FileSystem::counters

@@ -19,7 +19,8 @@
 //! A queue; innermost.
 //!
 //! # What it refuses
-//! There is no thread that shares what waits when no change comes any more; see `Tmpfs::share_xattrs`.
+//! There is no thread that shares what waits when no change comes any more: a server calls
+//! `Tmpfs::maintain` now and then, others `Tmpfs::share_xattrs`.
 //! What has a time ahead of the clock, which was set back or is the caller's, is shared as if it had
 //! waited.
 

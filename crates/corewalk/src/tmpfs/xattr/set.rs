@@ -12,7 +12,7 @@
 //!
 //! # Invariants
 //! - X.1: a name is at most 255 bytes, a value at most 64 KiB, all names with their NULs at most
-//!   64 KiB, which are the limits of xattr(7).
+//!   64 KiB, which are the limits of xattr(7); all names and values at most 1 MiB, as in `corewalk-store`.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2).
 
@@ -26,6 +26,8 @@ pub(super) const NAME_BYTES_MAX: usize = 255;
 const VALUE_BYTES_MAX: usize = 65536;
 /// All names with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
+/// All names and values, in bytes: a shared set is copied by a change.
+const SET_BYTES_MAX: u64 = 1 << 20;
 /// Up to so many bytes an attribute is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 256;
 /// Bytes of the beginning of a longer one that are hashed, with the name.
@@ -98,16 +100,16 @@ impl Set {
     /// Returns what the set is charged with: the bytes of all names and values, and of the stored form
     /// of ACLs.
     pub(super) fn bytes(&self) -> u64 {
-        let attrs: u64 = self.attrs.all().iter().map(Attr::charge).sum();
         let acls = self.acls.as_deref();
-        attrs + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
+        self.attr_bytes()
+            + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
     }
 
     /// Returns what a change would do.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change says;
-    /// `ENOSPC` if there would be too many names.
+    /// `ENOSPC` if there would be too many names, or too many bytes.
     pub(super) fn effect(&self, change: Change<'_>) -> Result<Effect, Errno> {
         let before = self.bytes();
         let after = match change {
@@ -125,7 +127,11 @@ impl Set {
                     }
                     _ => {}
                 }
-                before - old.map_or(0, Attr::charge) + (name.len() + value.len()) as u64
+                let (old, new) = (old.map_or(0, Attr::charge), (name.len() + value.len()) as u64);
+                if new > old && self.attr_bytes() - old + new > SET_BYTES_MAX {
+                    return Err(Errno::NOSPC);
+                }
+                before - old + new
             }
             Change::Remove(name) => {
                 let at = self.attrs.find(name).map_err(|_| Errno::NODATA)?;
@@ -170,6 +176,11 @@ impl Set {
             }
         }
         key
+    }
+
+    /// Returns what all names and values have, in bytes.
+    fn attr_bytes(&self) -> u64 {
+        self.attrs.all().iter().map(Attr::charge).sum()
     }
 
     fn list_bytes(&self) -> usize {

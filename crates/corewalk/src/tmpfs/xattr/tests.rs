@@ -292,6 +292,28 @@ fn inode_that_waits_is_shared_by_a_later_change_of_another() {
     audit(&fs, inos);
 }
 
+/// A server calls it when nothing is changed any more.
+#[test]
+fn inode_that_waits_is_shared_by_upkeep() {
+    let fs = tmpfs(None);
+    let inos: Vec<u64> = (0..20).map(|i| make(&fs, &i.to_string())).collect();
+    for &ino in &inos {
+        set(&fs, ino, b"user.a", b"one").unwrap();
+        set(&fs, ino, b"user.b", b"two").unwrap();
+    }
+    assert_eq!(fs.xattr_stats().waiting, 20);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    while fs.xattr_stats().waiting > 0 {
+        assert!(std::time::Instant::now() < deadline, "they wait for ever");
+        fs.maintain();
+    }
+    let mut counts = Vec::new();
+    fs.counters(&mut |name, count| counts.push((name, count)));
+    assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
+    assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
+    audit(&fs, inos);
+}
+
 #[test]
 fn inode_that_was_left_alone_is_shared_at_once() {
     let fs = tmpfs(Some(8192));
