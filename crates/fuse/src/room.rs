@@ -5,6 +5,8 @@
 //! budget. While the cache is over it, the thread goes round by round: it evicts what is not in use,
 //! asks the kernel to forget some of what is pinned, and evicts that when the forgets have come.
 //!
+//! While there is room the thread has the back end do what that has put off, once in a while.
+//!
 //! # Never on a request's thread
 //! What the kernel does when it is asked may wait for a request: for a lock that whoever waits for
 //! an answer holds, or for pages to be written. A thread that serves requests would wait for itself.
@@ -122,6 +124,7 @@ impl Keeper {
                 self.asked.clear();
                 // Removed names may have become more negative entries than there should be.
                 self.server.vfs().reclaim(0, &mut |_| {});
+                self.server.vfs().maintain_backend(&self.server.vfs().root());
                 (fruitless, pause) = (0, TICK);
                 continue;
             }

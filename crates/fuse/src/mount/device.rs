@@ -36,7 +36,7 @@ const NOTIFY_PRUNE: u32 = 9;
 const PRUNE_MAX: usize = 512;
 
 /// The options of mount(8) with their flags for mount(2).
-const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 7] = [
+const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
     (MountFlags::RDONLY, "ro", rustix::mount::MountFlags::RDONLY),
     (MountFlags::NOSUID, "nosuid", rustix::mount::MountFlags::NOSUID),
     (MountFlags::NODEV, "nodev", rustix::mount::MountFlags::NODEV),
@@ -44,6 +44,9 @@ const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 7] = [
     (MountFlags::NOATIME, "noatime", rustix::mount::MountFlags::NOATIME),
     (MountFlags::SYNC, "sync", rustix::mount::MountFlags::SYNCHRONOUS),
     (MountFlags::DIRSYNC, "dirsync", rustix::mount::MountFlags::DIRSYNC),
+    (MountFlags::NODIRATIME, "nodiratime", rustix::mount::MountFlags::NODIRATIME),
+    (MountFlags::STRICTATIME, "strictatime", rustix::mount::MountFlags::STRICTATIME),
+    (MountFlags::NOSYMFOLLOW, "nosymfollow", rustix::mount::MountFlags::NOSYMFOLLOW),
 ];
 
 /// The device of a mount.

@@ -32,6 +32,11 @@ pub enum Access {
 
 bitflags! {
     /// Properties of a mount, as mount(2) has them.
+    ///
+    /// The kernel keeps `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`. The others it only shows, for a FUSE
+    /// mount: times of access, and what is durable when a change of a directory returns, are the back end's, which
+    /// has to be told as well (`StoreOptions` and `TmpfsOptions` have fields for them). So does one that is to
+    /// change nothing for itself under `ro`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct MountFlags: u32 {
         /// Nothing can be changed (`ro`).
@@ -42,12 +47,18 @@ bitflags! {
         const NODEV = 1 << 2;
         /// Nothing can be executed (`noexec`).
         const NOEXEC = 1 << 3;
-        /// Reading does not change the time of the last access (`noatime`).
+        /// Reading does not change the time of the last access (`noatime`), if the back end keeps that.
         const NOATIME = 1 << 4;
         /// Every write is durable at once (`sync`).
         const SYNC = 1 << 5;
-        /// Every change of a directory is durable at once (`dirsync`).
+        /// Every change of a directory is durable at once (`dirsync`), if the back end keeps that.
         const DIRSYNC = 1 << 6;
+        /// Reading does not change the time of the last access of directories (`nodiratime`), as above.
+        const NODIRATIME = 1 << 7;
+        /// Reading always changes the time of the last access (`strictatime`), as above.
+        const STRICTATIME = 1 << 8;
+        /// Symbolic links are not followed (`nosymfollow`).
+        const NOSYMFOLLOW = 1 << 9;
     }
 }
 

@@ -3,7 +3,9 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_fuse::{Counters, Options};
 
 use crate::site::Site;
@@ -141,4 +143,23 @@ fn working_directory_keeps_its_path_under_pressure() {
     output.read_line(&mut line).expect("a line");
     assert!(shell.wait().expect("a child").success());
     assert_eq!(line.trim_end(), inside.to_str().expect("a plain path"));
+}
+
+/// Sets of attributes that were changed twice are shared although nothing is changed any more.
+#[test]
+fn attributes_that_wait_are_shared_by_and_by() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let Some(site) = Site::new(fs.clone(), Options::exclusive()) else { return };
+    for name in ["a", "b", "c"] {
+        let path = site.path(name);
+        fs::write(&path, "").expect("a file");
+        for value in [b"one", b"two"] {
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&path, "user.label", value, flags).expect("an attribute");
+        }
+    }
+    site.wait_for("attributes were changed", |_| {
+        let stats = fs.xattr_stats();
+        stats.waiting == 0 && stats.shared_sets == 1
+    });
 }
