@@ -252,6 +252,25 @@ impl Content {
         Ok(())
     }
 
+    /// Returns how many blocks [`Content::allocate`] would take. What it refuses takes none.
+    ///
+    /// # Errors
+    /// `EIO`, `ESTALE`.
+    pub(crate) fn missing_blocks(
+        &mut self,
+        site: Site<'_>,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<u64, Errno> {
+        let extents = self.load(site.ino, site.view)?;
+        let end = offset.checked_add(len).filter(|&end| end <= SIZE_MAX);
+        let is_taking = (how - Fallocate::KEEP_SIZE - Fallocate::ZERO_RANGE).is_empty();
+        let Some(end) = end.filter(|_| is_taking) else { return Ok(0) };
+        let blocks = touched_blocks(offset..end);
+        Ok(blocks.end - blocks.start - extents.allocated_in(blocks))
+    }
+
     /// Changes the allocation as fallocate(2) says.
     ///
     /// # Errors
@@ -440,4 +459,44 @@ fn whole_blocks(range: Range<u64>) -> Range<u64> {
 /// Returns true if `range` starts and ends at the start of a block.
 fn is_whole_blocks(range: &Range<u64>) -> bool {
     range.start.is_multiple_of(BLOCK_BYTES) && range.end.is_multiple_of(BLOCK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use corewalk::{FileKind, FileSystem as _, Make, Name, Node};
+
+    use super::*;
+    use crate::store::{Store, StoreOptions};
+
+    /// Only what is not there yet needs room.
+    #[test]
+    fn missing_blocks_are_those_that_are_not_there() {
+        let path = std::env::temp_dir().join(format!("content-missing-{}", std::process::id()));
+        let log_bytes = 64 << 10;
+        let options = StoreOptions { commit_every: None, log_bytes, ..StoreOptions::default() };
+        let store = Store::open(&path, &options).unwrap();
+        let root = Node::detached(store.root().unwrap().ino, FileKind::Directory);
+        let made = store.make(root, Name::new(b"file").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+        let file = Node::detached(made.ino, FileKind::Regular);
+        store.write(file, 0, 2 * BLOCK_BYTES, &[1; 3 * BLOCK_BYTES as usize]).unwrap();
+        store.fallocate(file, 0, 8 * BLOCK_BYTES, 1, Fallocate::KEEP_SIZE).unwrap();
+        let view = &*store.journal.look();
+        let inode = store.table.get(made.ino, view).unwrap();
+        let mut content = inode.content.write();
+        let mut missing = |offset, len, how| {
+            content.missing_blocks(store.site(made.ino, view), offset, len, how).unwrap()
+        };
+        for how in [Fallocate::empty(), Fallocate::KEEP_SIZE, Fallocate::ZERO_RANGE] {
+            assert_eq!(missing(0, 10 * BLOCK_BYTES, how), 6);
+            assert_eq!(missing(2 * BLOCK_BYTES, 3 * BLOCK_BYTES, how), 0);
+            assert_eq!(missing(4096, 1 << 40, how), (1 << 28) - 4);
+            assert_eq!(missing(u64::MAX, 2, how), 0, "refused");
+        }
+        let punch = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
+        for how in [punch, Fallocate::COLLAPSE_RANGE, Fallocate::INSERT_RANGE] {
+            assert_eq!(missing(0, 1 << 40, how), 0);
+        }
+        drop(content);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 }

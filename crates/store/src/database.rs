@@ -4,9 +4,15 @@
 //! the last commit has, with checksums, and the header says which commit is the last one; after a crash
 //! the checksums say whether it is whole, else the one before is. The price is that it reads all pages
 //! when it is opened after a crash.
+//!
+//! # Damaged pages
+//! After a clean end it looks at no checksum, and takes a page of a kind that there is not for a bug of its
+//! own: it panics. So every call of it is made by `guarded`, and what it says then is `InvalidData`, as of
+//! damage that it notices itself.
 
 use std::io;
 use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use corewalk::Errno;
@@ -22,9 +28,26 @@ const TABLE: TableDefinition<'_, &[u8; KEY_BYTES], &[u8]> = TableDefinition::new
 /// Puts a record into a transaction, or takes it away.
 pub(crate) type Put<'a> = dyn FnMut(&Key, Option<&[u8]>) -> io::Result<()> + 'a;
 
+/// What a database of redb begins with.
+const MAGIC: [u8; 9] = *b"redb\x1A\x0A\xA9\x0D\x0A";
+
+/// Returns true if `device` begins like a database, or is empty.
+///
+/// # Errors
+/// What the device says.
+pub(crate) fn is_ours(device: &dyn Device) -> io::Result<bool> {
+    let mut magic = [0; MAGIC.len()];
+    let len = device.len()?;
+    if len >= MAGIC.len() as u64 {
+        device.read_at(0, &mut magic)?;
+    }
+    Ok(len == 0 || magic == MAGIC)
+}
+
 /// The open database.
 pub(crate) struct Database {
-    inner: redb::Database,
+    /// None while it is dropped.
+    inner: Option<redb::Database>,
     loss: Loss,
 }
 
@@ -32,9 +55,13 @@ impl Database {
     /// Opens the database on `device`, or makes one on an empty device.
     ///
     /// # Errors
-    /// What the device says; `InvalidData` if it holds no database.
+    /// What the device says; `InvalidData` if it holds no database, or a damaged one.
     pub(crate) fn open(device: &Arc<dyn Device>, cache_bytes: usize) -> io::Result<Database> {
         Database::open_with(device, cache_bytes, &Loss::default())
+    }
+
+    fn inner(&self) -> &redb::Database {
+        self.inner.as_ref().expect("only drop takes it")
     }
 
     /// As [`Database::open`]; `loss` is told what the device loses, from now until the database is closed.
@@ -48,9 +75,11 @@ impl Database {
     ) -> io::Result<Database> {
         let mut builder = redb::Builder::new();
         builder.set_cache_size(cache_bytes);
-        let opened = builder.create_with_backend(Backend::new(device.clone(), loss.clone()));
-        let loss = loss.clone();
-        opened.map(|inner| Database { inner, loss }).map_err(|error| io_error(error.into()))
+        let backend = Backend::new(device.clone(), loss.clone());
+        let inner = guarded(|| {
+            builder.create_with_backend(backend).map_err(|error| io_error(error.into()))
+        })?;
+        Ok(Database { inner: Some(inner), loss: loss.clone() })
     }
 
     /// Returns what says whether written bytes may have been lost.
@@ -78,18 +107,20 @@ impl Database {
         fill: impl FnOnce(&mut Put<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         let failed = |error: redb::Error| io_error(error);
-        let transaction = self.inner.begin_write().map_err(|error| failed(error.into()))?;
-        let mut table = transaction.open_table(TABLE).map_err(|error| failed(error.into()))?;
-        fill(&mut |key, value| {
-            let key = key.to_bytes();
-            let done = match value {
-                Some(value) => table.insert(&key, value).map(drop),
-                None => table.remove(&key).map(drop),
-            };
-            done.map_err(|error| failed(error.into()))
-        })?;
-        drop(table);
-        transaction.commit().map_err(|error| failed(error.into()))
+        guarded(|| {
+            let transaction = self.inner().begin_write().map_err(|error| failed(error.into()))?;
+            let mut table = transaction.open_table(TABLE).map_err(|error| failed(error.into()))?;
+            fill(&mut |key, value| {
+                let key = key.to_bytes();
+                let done = match value {
+                    Some(value) => table.insert(&key, value).map(drop),
+                    None => table.remove(&key).map(drop),
+                };
+                done.map_err(|error| failed(error.into()))
+            })?;
+            drop(table);
+            transaction.commit().map_err(|error| failed(error.into()))
+        })
     }
 
     /// Returns the database as the last commit left it.
@@ -98,13 +129,13 @@ impl Database {
     /// What the device says.
     pub(crate) fn snapshot(&self) -> io::Result<Snapshot> {
         let open = || -> Result<_, redb::Error> {
-            match self.inner.begin_read()?.open_table(TABLE) {
+            match self.inner().begin_read()?.open_table(TABLE) {
                 Ok(table) => Ok(Snapshot::of(Base::Open(table))),
                 Err(redb::TableError::TableDoesNotExist(_)) => Ok(Snapshot::of(Base::Empty)),
                 Err(error) => Err(error.into()),
             }
         };
-        open().map_err(io_error)
+        guarded(|| open().map_err(io_error))
     }
 
     /// Checks the checksums of all pages; false if something had to be repaired.
@@ -112,7 +143,19 @@ impl Database {
     /// # Errors
     /// What the device says; `InvalidData` for what cannot be repaired.
     pub(crate) fn check(&mut self) -> io::Result<bool> {
-        self.inner.check_integrity().map_err(|error| io_error(error.into()))
+        let inner = self.inner.as_mut().expect("only drop takes it");
+        guarded(|| inner.check_integrity().map_err(|error| io_error(error.into())))
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let inner = self.inner.take();
+        // To close it is a commit, which may meet a damaged page; what was confirmed is in it before.
+        let _ = guarded(|| {
+            drop(inner);
+            Ok(())
+        });
     }
 }
 
@@ -121,6 +164,8 @@ pub(crate) struct Snapshot {
     base: Base,
     /// A read has failed; after that all do, until the database is opened again.
     is_sick: AtomicBool,
+    /// One has failed since what is there is no database.
+    is_damaged: AtomicBool,
 }
 
 enum Base {
@@ -138,7 +183,7 @@ impl Snapshot {
     }
 
     fn of(base: Base) -> Snapshot {
-        Snapshot { base, is_sick: AtomicBool::new(false) }
+        Snapshot { base, is_sick: AtomicBool::new(false), is_damaged: AtomicBool::new(false) }
     }
 
     /// Returns true if something could not be read.
@@ -147,8 +192,18 @@ impl Snapshot {
         self.is_sick.load(Ordering::Relaxed)
     }
 
+    /// Returns true if the host has read what there is, so that an error was one of what it says.
+    pub(crate) fn is_damaged(&self) -> bool {
+        // ORDERING: Relaxed, both. Set by calls of this thread.
+        self.is_damaged.load(Ordering::Relaxed) || !self.is_sick.load(Ordering::Relaxed)
+    }
+
     /// Notes that something could not be read.
-    fn sicken(&self, _: impl std::error::Error) -> Errno {
+    fn sicken(&self, error: &io::Error) -> Errno {
+        if error.kind() == io::ErrorKind::InvalidData {
+            // ORDERING: Relaxed. As above.
+            self.is_damaged.store(true, Ordering::Relaxed);
+        }
         // ORDERING: Relaxed. As above.
         self.is_sick.store(true, Ordering::Relaxed);
         Errno::IO
@@ -160,8 +215,12 @@ impl Snapshot {
             Base::Empty => Ok(None),
             Base::Closed => Err(Errno::IO),
             Base::Open(table) => {
-                let found = table.get(&key.to_bytes()).map_err(|error| self.sicken(error))?;
-                Ok(found.map(|value| value.value().into()))
+                let found = guarded(|| {
+                    let found = table.get(&key.to_bytes());
+                    let found = found.map_err(|error| io_error(error.into()))?;
+                    Ok(found.map(|value| value.value().into()))
+                });
+                found.map_err(|error| self.sicken(&error))
             }
         }
     }
@@ -199,17 +258,27 @@ impl Snapshot {
             Base::Open(table) => table,
         };
         let (first, last) = (keys.start().to_bytes(), keys.end().to_bytes());
-        let range =
-            table.range::<&[u8; KEY_BYTES]>(&first..=&last).map_err(|error| self.sicken(error))?;
-        for record in range {
-            let (key, value) = record.map_err(|error| self.sicken(error))?;
-            let key = Key::from_bytes(key.value()).ok_or(Errno::IO)?;
-            if !visit(key, value.value()) {
-                return Ok(false);
+        let all = guarded(|| {
+            let failed = |error: redb::StorageError| io_error(error.into());
+            let range = table.range::<&[u8; KEY_BYTES]>(&first..=&last).map_err(failed)?;
+            for record in range {
+                let (key, value) = record.map_err(failed)?;
+                let key = Key::from_bytes(key.value()).ok_or(io::ErrorKind::InvalidData)?;
+                if !visit(key, value.value()) {
+                    return Ok(false);
+                }
             }
-        }
-        Ok(true)
+            Ok(true)
+        });
+        all.map_err(|error| self.sicken(&error))
     }
+}
+
+/// Calls redb. See the module's text.
+fn guarded<R>(call: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
+    // What has panicked is used for nothing but to be closed.
+    let done = catch_unwind(AssertUnwindSafe(call));
+    done.unwrap_or_else(|_| Err(io::ErrorKind::InvalidData.into()))
 }
 
 /// Returns what went wrong as an error of the host.

@@ -202,7 +202,11 @@ impl redb::StorageBackend for Backend {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
-        self.device.read_at(offset, out)
+        self.device.read_at(offset, out).map_err(|error| match error.kind() {
+            // A page that says that another one is behind the end.
+            io::ErrorKind::UnexpectedEof => io::ErrorKind::InvalidData.into(),
+            _ => error,
+        })
     }
 
     fn set_len(&self, len: u64) -> Result<(), io::Error> {

@@ -70,7 +70,7 @@ impl Store {
 
     /// Says that the content of `inode` was read.
     fn note_read(&self, inode: &Inode) {
-        if !inode.state.read().is_read_noted(now()) {
+        if !inode.state.read().is_read_noted(self.atime.of(inode.kind), now()) {
             return;
         }
         // Reading works also where nothing can be changed any more.
@@ -80,6 +80,25 @@ impl Store {
             state.record.atime = now();
             inode.save(&state, &view);
         }
+    }
+
+    /// Makes a change of names durable, if that is to be at once. No pass may be held.
+    ///
+    /// # Errors
+    /// `EIO` if a commit failed: the change was made, and may be lost.
+    fn sync_names(&self) -> Result<(), Errno> {
+        if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
+    }
+
+    /// Checks that the host has room for so many blocks more, as far as it says so. `ENOSPC`.
+    fn check_host(&self, blocks: u64) -> Result<(), Errno> {
+        let Some(place) = self.place.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
+        let host = place.host()?;
+        // What the device has and nobody uses is the host's no more.
+        let free = self.journal.allocator.free_blocks();
+        let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
+        let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
+        if new > host.bavail || all > host.blocks { Err(Errno::NOSPC) } else { Ok(()) }
     }
 
     /// Changes the attributes of `node` that are a set.
@@ -174,11 +193,14 @@ impl FileSystem for Store {
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.make_named(dir.ino(), name, what)
+        let made = self.make_named(dir.ino(), name, what)?;
+        self.sync_names()?;
+        Ok(made)
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
-        self.remove_name(dir.ino(), name, node.ino())
+        self.remove_name(dir.ino(), name, node.ino())?;
+        self.sync_names()
     }
 
     fn rename(
@@ -187,7 +209,8 @@ impl FileSystem for Store {
         to: (Node<'_>, Name<'_>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
-        self.rename_name((from.0.ino(), from.1), (to.0.ino(), to.1), mode)
+        self.rename_name((from.0.ino(), from.1), (to.0.ino(), to.1), mode)?;
+        self.sync_names()
     }
 
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
@@ -234,7 +257,9 @@ impl FileSystem for Store {
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        self.add_name(node.ino(), dir.ino(), name)
+        let linked = self.add_name(node.ino(), dir.ino(), name)?;
+        self.sync_names()?;
+        Ok(linked)
     }
 
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
@@ -291,22 +316,12 @@ impl FileSystem for Store {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        let view = &*match how.contains(Fallocate::PUNCH_HOLE) {
-            true => self.journal.change()?,
-            false => self.journal.grow()?,
+        let is_freeing = how.intersects(Fallocate::PUNCH_HOLE | Fallocate::COLLAPSE_RANGE);
+        let view = &*if is_freeing { self.journal.change()? } else { self.journal.grow()? };
+        let allocate = |content: &mut Content, site: Site<'_>| {
+            self.check_host(content.missing_blocks(site, offset, len, how)?)?;
+            content.allocate(site, offset, len, how)
         };
-        // Without a limit of its own the store has the host's.
-        if !how.contains(Fallocate::PUNCH_HOLE)
-            && let Some(place) = &self.place
-        {
-            let host = place.host()?;
-            let all = len.saturating_add(self.space.used().saturating_mul(BLOCK_BYTES));
-            if len > host.bavail || all > host.blocks {
-                return Err(Errno::NOSPC);
-            }
-        }
-        let allocate =
-            |content: &mut Content, site: Site<'_>| content.allocate(site, offset, len, how);
         let note = |_: &(), state: &mut State| {
             state.touch_content(now());
             Ok(())

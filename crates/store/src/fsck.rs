@@ -2,7 +2,8 @@
 //!
 //! What must hold between records is found out anew from all of them, and compared. The database checks
 //! its own pages first; after a crash it goes back to the last commit while it is opened, which is no
-//! finding, and then what the log has is put into it, as a mount does. Nothing else is changed: the store
+//! finding, and then what the log has is put into it, as a mount does. Where pages are damaged it goes back
+//! to the commit before, if that is whole, which is one. Nothing else is changed: the store
 //! has no repair, since a crash leaves nothing to repair. A log that a mount refuses is a finding; then the
 //! database is checked as it is without.
 //!
@@ -24,13 +25,13 @@ use std::path::Path;
 use corewalk::{AclKind, Errno, FileKind, Name};
 
 use crate::content::BLOCK_BYTES;
-use crate::database::{Database, Snapshot};
+use crate::database::Snapshot;
 use crate::directory::hash_of_name;
 use crate::hash::Secret;
 use crate::journal::Devices;
 use crate::place::{OpenError, Place};
 use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UsersRecord};
-use crate::store::{ROOT_INO, each, read_super, settle};
+use crate::store::{ROOT_INO, each, open_database, read_super, refusal, settle};
 use crate::xattr;
 
 /// Bytes of memory for the pages of the database.
@@ -175,8 +176,17 @@ pub fn fsck(path: &Path) -> Result<Report, OpenError> {
 /// # Errors
 /// As [`fsck`].
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
-    devices.read_anew();
-    let mut database = Database::open(&devices.meta, CACHE_BYTES)?;
+    match check_devices(devices) {
+        // What else does not hold follows from that.
+        Err(OpenError::Damaged) => {
+            Ok(Report { findings: vec![Finding::Database], ..Report::default() })
+        }
+        checked => checked,
+    }
+}
+
+fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
+    let mut database = open_database(devices, CACHE_BYTES)?;
     let is_whole = database.check()?;
     let settled = match settle(devices, &database) {
         Ok(superblock) => Ok(superblock),
@@ -195,7 +205,7 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
         check.report.findings.push(Finding::Database);
     }
     check.report.findings.extend(settled.err());
-    check.read(&snapshot, &secret)?;
+    check.read(&snapshot, &secret).map_err(|errno| refusal(&snapshot, errno))?;
     check.compare();
     // What the log had may have wanted the reserve; a host without room for it is no damage.
     devices.take_reserve();
@@ -444,6 +454,7 @@ fn is_directory(inode: &InodeRecord) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::database::Database;
     use crate::device::{Device, FileDevice};
     use crate::layer::Record;
     use crate::record::{Entry, SuperRecord};

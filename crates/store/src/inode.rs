@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use corewalk::acl::Acl;
 use corewalk::attr::mode;
-use corewalk::{AclKind, Attr, Errno, FileKind, SetAttr, SetTime, Timespec};
+use corewalk::{AclKind, Atime, Attr, Errno, FileKind, SetAttr, SetTime, Timespec};
 use corewalk_sync::RwLock;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use rustix::time::{ClockId, clock_gettime};
@@ -34,8 +34,6 @@ use crate::record::{InodeRecord, Key, Kind};
 
 /// The bits of the mode that chmod(2) changes.
 pub(crate) const PERMISSION_BITS: u32 = 0o7777;
-/// How old an access time may get before `relatime` sets it anyway, in seconds: a day.
-const RELATIME_SECS: i64 = 24 * 60 * 60;
 /// What a directory entry adds to the size of its directory, in bytes, as in tmpfs.
 const ENTRY_BYTES: u64 = 20;
 
@@ -199,11 +197,10 @@ impl State {
         self.record.ctime = now;
     }
 
-    /// Returns true if reading the content at `now` sets the access time, as `relatime` says.
-    pub(crate) fn is_read_noted(&self, now: Timespec) -> bool {
+    /// Returns true if reading the content at `now` sets the access time.
+    pub(crate) fn is_read_noted(&self, policy: Atime, now: Timespec) -> bool {
         let InodeRecord { atime, mtime, ctime, .. } = self.record;
-        let is_old = now.secs.saturating_sub(atime.secs) >= RELATIME_SECS;
-        atime <= mtime || atime <= ctime || is_old
+        policy.is_noted([atime, mtime, ctime], now)
     }
 
     /// Makes every change of `set` but that of the size and of the ACL.

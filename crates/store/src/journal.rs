@@ -149,6 +149,7 @@ pub(crate) struct Journal {
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
+    is_read_only: bool,
     counts: Counts,
     poke: Mutex<Option<Sender<()>>>,
     is_poked: AtomicBool,
@@ -345,12 +346,18 @@ impl Journal {
             data_sync: Mutex::new(()),
             is_failed: AtomicBool::new(false),
             is_full: AtomicBool::new(true),
+            is_read_only: false,
             counts: Counts::default(),
             poke: Mutex::new(None),
             is_poked: AtomicBool::new(false),
         };
         journal.renew_reserve();
         Ok(journal)
+    }
+
+    /// Refuses all changes from now on.
+    pub(crate) fn refuse_changes(&mut self) {
+        self.is_read_only = true;
     }
 
     /// Sets whom to tell that a transaction has begun.
@@ -373,11 +380,11 @@ impl Journal {
     /// Returns a pass to change. As [`Journal::look`].
     ///
     /// # Errors
-    /// `EROFS` after a commit has failed.
+    /// `EROFS` after a commit has failed, and where nothing is to be changed.
     #[inline]
     pub(crate) fn change(&self) -> Result<Pass<'_>, Errno> {
         // ORDERING: Relaxed. What is missed is met at the commit.
-        if self.is_failed.load(Ordering::Relaxed) {
+        if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
         let mut pass = self.look();
@@ -428,7 +435,7 @@ impl Journal {
     pub(crate) fn grow(&self) -> Result<Pass<'_>, Errno> {
         // ORDERING: Relaxed, both. What is missed is met at the commit, for which the reserve is.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
-        if !is_failed && self.is_full.load(Ordering::Relaxed) {
+        if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
             // A commit that has just given the reserve up is not to find it taken again.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
@@ -498,7 +505,7 @@ impl Journal {
         drop(view);
         // ORDERING: Relaxed. As above.
         stats.has_reserve = !self.is_full.load(Ordering::Relaxed);
-        stats.is_read_only = self.check().is_err();
+        stats.is_read_only = self.is_read_only || self.check().is_err();
         stats.log_bytes = self.log_bytes;
     }
 

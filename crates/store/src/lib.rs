@@ -27,6 +27,7 @@
 //!   as in ext4.
 //! - S.2: after a crash, once the log is read, the store is at the end of a commit. Only bytes that were
 //!   written over older ones of the same file may be newer than that. No file shows bytes of another one, or what nobody wrote.
+//!   With [`StoreOptions::is_dirsync`] a change of a directory is durable when its call returns.
 //! - S.3: a host that runs full gives `ENOSPC`, one that cannot read `EIO`. If a commit fails for another
 //!   reason, or the reserve that is kept for it is not enough, fsync says `EIO` and changes `EROFS` from
 //!   then on; what was confirmed is there when the store is mounted again.
@@ -74,7 +75,10 @@
 //!   Linux tells servers of virtiofs and of fuseblk, and no others, since such a server could hold up the host's
 //!   sync (2d82ab251ef0, d3906d8f3cee).
 //! - A store whose pages were changed by somebody who knows how is detected by `fsck`, and by a mount only
-//!   in part.
+//!   in part. So are pages that the host has damaged: after a clean end a mount notices those that it reads
+//!   (`OpenError::Damaged`); what is met later is `EIO`.
+//! - fallocate(2) keeps room of `size=`, and checks that the host has it, but takes nothing from the host: who has
+//!   reserved room may still meet `ENOSPC` if others have filled the host meanwhile.
 //! - An fsync whose bytes go to the log reads them back from the host, and does not hear that the host has
 //!   failed to write those of the data file: the next sync of that file does, at the latest the next commit
 //!   of the database. The log has them until then.

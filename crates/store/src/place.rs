@@ -42,6 +42,8 @@ pub enum OpenError {
     Busy,
     /// What is there is no store.
     Foreign,
+    /// Pages of its database are damaged.
+    Damaged,
     /// It has a format that this program does not know.
     Version(u32),
     /// The log has lost entries that were confirmed: none counts at `at`, and a later one does.
@@ -82,6 +84,10 @@ impl fmt::Display for OpenError {
         match self {
             OpenError::Busy => f.write_str("the store is in use"),
             OpenError::Foreign => f.write_str("not a store, and not empty"),
+            OpenError::Damaged => f.write_str(
+                "the database of the store has damaged pages. Restore the store from a copy; `corewalk fsck` \
+                 says whether a commit before is whole, and goes back to that",
+            ),
             OpenError::Version(version) => {
                 write!(f, "the store has format version {version}, which is not known")
             }
@@ -118,7 +124,9 @@ impl std::error::Error for OpenError {}
 impl From<io::Error> for OpenError {
     fn from(error: io::Error) -> OpenError {
         match error.kind() {
-            io::ErrorKind::InvalidData => OpenError::Foreign,
+            // What the database says; see `database`.
+            io::ErrorKind::InvalidData => OpenError::Damaged,
+            io::ErrorKind::InvalidInput => OpenError::Foreign,
             _ => OpenError::Io(error),
         }
     }
@@ -166,7 +174,7 @@ impl Place {
     pub(crate) fn open(path: &Path) -> Result<Place, OpenError> {
         check_files(path)?;
         if is_missing(path)? {
-            return Err(OpenError::Foreign);
+            return Err(OpenError::Io(Errno::NOENT.into()));
         }
         Place::lock(path, false)
     }
@@ -234,5 +242,5 @@ fn open_file(path: &Path, is_new: bool) -> io::Result<File> {
     // A link leads to a file that is not ours.
     options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     let file = options.read(true).write(true).create(is_new).truncate(false).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }

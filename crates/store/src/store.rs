@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use corewalk::attr::mode;
-use corewalk::{Errno, FileKind, Node};
+use corewalk::{AtimePolicy, Errno, FileKind, Node};
 use corewalk_mbcache::MbcacheOptions;
 use corewalk_sync::Budget;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use corewalk_sync::primitives::thread;
 use crate::alloc::{Allocator, Run};
 use crate::blocks::Blocks;
 use crate::content::{BLOCK_BYTES, Site};
-use crate::database::{Database, Snapshot};
+use crate::database::{Database, Snapshot, is_ours};
 use crate::hash::Secret;
 use crate::inode::{Inode, State, now};
 use crate::journal::{Devices, Journal, View};
@@ -62,11 +62,18 @@ pub struct StoreOptions {
     pub root_gid: u32,
     /// What finds equal sets of attributes; None for `corewalk-mbcache`.
     pub share: Option<Arc<dyn ShareIndex>>,
+    /// When reading sets the time of the last access (`relatime`, `noatime`, `strictatime`, `nodiratime`).
+    pub atime: AtimePolicy,
+    /// Whether a change of a directory is durable when its call returns (`dirsync`).
+    pub is_dirsync: bool,
+    /// Whether nothing can be changed (`ro`): changes are `EROFS`, no store is made where there is none, and
+    /// what a crash left without links stays. The log is put into the database all the same, as ext4 does.
+    pub is_read_only: bool,
 }
 
 impl Default for StoreOptions {
     /// Returns no limits, a commit every 5 seconds as in ext4, transactions of 32 MiB, a log of 16 MiB,
-    /// 64 MiB of cache, and a root directory of user 0 with mode 755.
+    /// 64 MiB of cache, a root directory of user 0 with mode 755, `relatime`, and changes allowed.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -79,6 +86,9 @@ impl Default for StoreOptions {
             root_uid: 0,
             root_gid: 0,
             share: None,
+            atime: AtimePolicy::default(),
+            is_dirsync: false,
+            is_read_only: false,
         }
     }
 }
@@ -121,7 +131,7 @@ pub struct StoreStats {
     pub log_bytes: u64,
     /// True if the room for commits on a full host is there.
     pub has_reserve: bool,
-    /// True if a commit has failed, so that nothing can be changed any more.
+    /// True if nothing can be changed: it is mounted so, or a commit has failed.
     pub is_read_only: bool,
 }
 
@@ -164,20 +174,27 @@ pub struct Store {
     flusher: Option<thread::JoinHandle<()>>,
     /// Where the devices are, if that is a directory; it is locked as long as this lives.
     pub(crate) place: Option<Place>,
+    pub(crate) atime: AtimePolicy,
+    pub(crate) is_dirsync: bool,
 }
 
 impl Store {
     /// Mounts the store in the directory `path`, or makes one there if it is empty or does not exist.
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// See [`OpenError`]; `ENOENT` if there is none and it is to be read only.
     pub fn open(path: &std::path::Path, options: &StoreOptions) -> Result<Store, OpenError> {
-        let place = Place::open_or_make(path, |meta| {
-            let database = Database::open(&meta, options.cache_bytes)?;
-            format(&database, options)
-        })?;
+        let place = match options.is_read_only {
+            true => Place::open(path)?,
+            false => Place::open_or_make(path, |meta| {
+                let database = Database::open(&meta, options.cache_bytes)?;
+                format(&database, options)
+            })?,
+        };
         let devices = place.devices()?;
-        let mut store = Store::open_devices(devices, options)?;
+        // A place is made with a superblock.
+        let database = open_database(&devices, options.cache_bytes)?;
+        let mut store = Store::open_with(database, devices, options)?;
         store.place = Some(place);
         Ok(store)
     }
@@ -187,17 +204,28 @@ impl Store {
     /// # Errors
     /// See [`OpenError`].
     pub fn open_devices(devices: Devices, options: &StoreOptions) -> Result<Store, OpenError> {
-        devices.read_anew();
-        let database = Database::open(&devices.meta, options.cache_bytes)?;
+        if options.is_read_only && devices.meta.is_empty()? {
+            return Err(OpenError::Io(Errno::NOENT.into()));
+        }
+        let database = open_database(&devices, options.cache_bytes)?;
         let snapshot = database.snapshot()?;
-        if snapshot.get(&Key::SUPER).map_err(OpenError::from)?.is_none() {
+        let superblock = snapshot.get(&Key::SUPER).map_err(|errno| refusal(&snapshot, errno))?;
+        if superblock.is_none() {
             // An empty database above the blocks of a store that had another one.
             if !devices.data.is_empty()? {
-                return Err(OpenError::Foreign);
+                return Err(OpenError::Damaged);
             }
             drop(format(&database, options)?);
         }
         drop(snapshot);
+        Store::open_with(database, devices, options)
+    }
+
+    fn open_with(
+        database: Database,
+        devices: Devices,
+        options: &StoreOptions,
+    ) -> Result<Store, OpenError> {
         let superblock = settle(&devices, &database)?;
         let seed = superblock.seed;
         // Without the reserve nothing can grow, without a log only fsync is slower.
@@ -206,7 +234,9 @@ impl Store {
             devices.take_reserve();
         }
         let log = Log::new(devices.log.clone(), superblock, options.log_bytes);
-        let found = Found::scan(&database.snapshot()?)?;
+        let snapshot = database.snapshot()?;
+        let found = Found::scan(&snapshot).map_err(|errno| refusal(&snapshot, errno))?;
+        drop(snapshot);
         let share = match &options.share {
             Some(share) => share.clone(),
             None => {
@@ -217,7 +247,10 @@ impl Store {
         let secret = Secret::new(seed);
         let allocator = Allocator::new(found.runs);
         let memory = (options.cache_bytes, options.transaction_bytes.saturating_mul(2));
-        let journal = Journal::new(database, devices, memory, log, allocator)?;
+        let mut journal = Journal::new(database, devices, memory, log, allocator)?;
+        if options.is_read_only {
+            journal.refuse_changes();
+        }
         let size_blocks = options.size_bytes.map(|bytes| bytes.div_ceil(BLOCK_BYTES));
         let mut store = Store {
             table: Table::new(),
@@ -229,7 +262,12 @@ impl Store {
             next_ino: AtomicU64::new(found.last_ino + 1),
             flusher: None,
             place: None,
+            atime: options.atime,
+            is_dirsync: options.is_dirsync,
         };
+        if options.is_read_only {
+            return Ok(store);
+        }
         for ino in found.orphans {
             store.forget_inode(ino);
         }
@@ -445,10 +483,25 @@ fn format(database: &Database, options: &StoreOptions) -> std::io::Result<Snapsh
     ])
 }
 
+/// Opens the database of a store, or makes one on an empty device; goes by what is on the disk.
+pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
+    devices.read_anew();
+    match is_ours(&*devices.meta)? {
+        true => Ok(Database::open(&devices.meta, cache_bytes)?),
+        false => Err(OpenError::Foreign),
+    }
+}
+
+/// Returns why a store is not opened of which `snapshot` could not be read.
+pub(crate) fn refusal(snapshot: &Snapshot, errno: Errno) -> OpenError {
+    if snapshot.is_damaged() { OpenError::Damaged } else { errno.into() }
+}
+
 /// Returns the superblock of a store that this program knows.
 pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> {
-    let value = snapshot.get(&Key::SUPER)?.ok_or(OpenError::Foreign)?;
-    let record = SuperRecord::decode(&value).map_err(|_| OpenError::Foreign)?;
+    let value = snapshot.get(&Key::SUPER).map_err(|errno| refusal(snapshot, errno))?;
+    let record = SuperRecord::decode(&value.ok_or(OpenError::Damaged)?);
+    let record = record.map_err(|_| OpenError::Damaged)?;
     match record.version {
         1..=FORMAT_VERSION => Ok(record),
         version => Err(OpenError::Version(version)),

@@ -4,6 +4,9 @@
 //! - T.1: an inode is in memory once. It is read, and dropped, under the lock of its shard, and dropped
 //!   only if nobody else has it: so nobody changes one that another thread has just read anew.
 //!
+//! - T.2: one that is to be dropped while somebody has it is dropped when the next one of its shard is read or
+//!   is to be dropped, and it has no users any more.
+//!
 //! # Locks
 //! A shard's: held while a record is read, and for no other lock of the store.
 
@@ -20,7 +23,28 @@ use crate::record::{Key, Kind};
 /// Shards of the table.
 const SHARDS: usize = 256;
 
-type Shard = HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>;
+/// Inodes by number, and those that are to be dropped and were in use.
+#[derive(Default)]
+struct Shard {
+    inodes: HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>,
+    late: Vec<u64>,
+}
+
+impl Shard {
+    /// Drops what was in use when it was to be dropped, and is no more. An inode may be dropped at any time
+    /// when nobody has it, so it does not matter who has asked for it since.
+    fn drop_late(&mut self) {
+        let Shard { inodes, late } = self;
+        late.retain(|ino| match inodes.get(ino) {
+            // The table's.
+            Some(inode) if Arc::strong_count(inode) == 1 => {
+                inodes.remove(ino);
+                false
+            }
+            found => found.is_some(),
+        });
+    }
+}
 
 /// The inodes in memory. See the module's text.
 pub(crate) struct Table {
@@ -36,7 +60,7 @@ impl Table {
     /// Returns an inode that is in memory.
     #[inline]
     pub(crate) fn find(&self, ino: u64) -> Option<Arc<Inode>> {
-        self.shard(ino).read().get(&ino).cloned()
+        self.shard(ino).read().inodes.get(&ino).cloned()
     }
 
     /// Returns an inode.
@@ -48,36 +72,82 @@ impl Table {
             return Ok(inode);
         }
         let mut shard = self.shard(ino).write();
-        if let Some(inode) = shard.get(&ino) {
+        shard.drop_late();
+        if let Some(inode) = shard.inodes.get(&ino) {
             return Ok(inode.clone());
         }
         let value = view.get(&Key::of(Kind::Inode, ino))?.ok_or(Errno::STALE)?;
         let inode = Arc::new(Inode::load(ino, &value, view)?);
-        shard.insert(ino, inode.clone());
+        shard.inodes.insert(ino, inode.clone());
         Ok(inode)
     }
 
     /// Enters a new inode.
     pub(crate) fn insert(&self, inode: Arc<Inode>) {
-        self.shard(inode.ino).write().insert(inode.ino, inode);
+        self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Drops an inode from memory, if nobody but the caller has it.
+    /// Drops an inode from memory, now or when nobody has it any more (T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
+        shard.drop_late();
         // The table's and the caller's.
         if Arc::strong_count(&inode) <= 2 {
-            shard.remove(&inode.ino);
+            shard.inodes.remove(&inode.ino);
+        } else if !shard.late.contains(&inode.ino) {
+            shard.late.push(inode.ino);
         }
     }
 
     /// Drops an inode that is gone for good.
     pub(crate) fn remove(&self, ino: u64) {
-        self.shard(ino).write().remove(&ino);
+        self.shard(ino).write().inodes.remove(&ino);
     }
 
     #[inline]
     fn shard(&self, ino: u64) -> &RwLock<Shard> {
         &self.shards[ino as usize % SHARDS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corewalk::{FileSystem as _, Make, Name, Node};
+
+    use super::*;
+    use crate::store::{Store, StoreOptions};
+
+    /// An inode that is forgotten amid an operation does not stay in memory for good.
+    #[test]
+    fn inode_that_is_forgotten_in_use_is_dropped_later() {
+        let path = std::env::temp_dir().join(format!("table-late-{}", std::process::id()));
+        let log_bytes = 64 << 10;
+        let options = StoreOptions { commit_every: None, log_bytes, ..StoreOptions::default() };
+        let store = Store::open(&path, &options).unwrap();
+        let root = Node::detached(store.root().unwrap().ino, corewalk::FileKind::Directory);
+        let made: Vec<u64> = (0..2 * SHARDS)
+            .map(|number| {
+                let name = number.to_string();
+                let name = Name::new(name.as_bytes()).unwrap();
+                store.make(root, name, &Make::new(0o644, 0, 0)).unwrap().ino
+            })
+            .collect();
+        let is_there = |ino| store.table.shard(ino).read().inodes.contains_key(&ino);
+        let (first, second) = (made[0], made[SHARDS]);
+        assert_eq!(first as usize % SHARDS, second as usize % SHARDS);
+        let used = store.table.find(first);
+        store.forget(first);
+        store.forget(first);
+        assert!(used.is_some() && is_there(first), "somebody has it");
+        drop(used);
+        store.forget(second);
+        assert!(!is_there(first) && !is_there(second));
+        // What was asked for anew is dropped as well, and read again.
+        assert_eq!(
+            store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
+            first
+        );
+        drop(store);
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

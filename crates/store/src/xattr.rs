@@ -9,7 +9,8 @@
 //!
 //! # Limits
 //! Those of xattr(7): a name has at most 255 bytes, a value at most 64 KiB, all names with their NULs at
-//! most 64 KiB.
+//! most 64 KiB. And all names and values of an inode have at most 1 MiB, as in tmpfs: ext4 has 4 KiB without
+//! `ea_inode`, XFS no bound. A set that has more, from before there was one, is kept, and may shrink.
 //!
 //! # What it refuses
 //! Classes it does not know, and names that are only a class. `user` attributes of anything but a
@@ -26,6 +27,9 @@ const NAME_BYTES_MAX: usize = 255;
 const VALUE_BYTES_MAX: usize = 65536;
 /// All names with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
+/// All names and values of a set but for its ACLs, in bytes: a set is one value of the database, and is
+/// copied by every call that changes it. As many as 16 values of the greatest length have.
+const SET_BYTES_MAX: usize = 1 << 20;
 /// The classes that are kept.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 /// The class of attributes that belong to users.
@@ -66,6 +70,12 @@ pub(crate) fn is_set(set: &[u8]) -> bool {
 /// Returns the value of `name` in `set`.
 pub(crate) fn find<'a>(set: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Attributes(set).find(|&(at, _)| at == name).map(|(_, value)| value)
+}
+
+/// Returns what all names and values of `set` have but those of ACLs, in bytes.
+fn bytes(set: &[u8]) -> usize {
+    let shown = Attributes(set).filter(|(name, _)| !name.starts_with(SYSTEM));
+    shown.map(|(name, value)| name.len() + value.len()).sum()
 }
 
 /// Returns all names that are shown, each ended by a NUL.
@@ -109,7 +119,7 @@ pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
 ///
 /// # Errors
 /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as `mode` says; `ENOSPC` if there would
-/// be too many names.
+/// be too many names, or too many bytes.
 pub(crate) fn changed(
     set: &[u8],
     name: &[u8],
@@ -119,13 +129,19 @@ pub(crate) fn changed(
     if value.len() > VALUE_BYTES_MAX {
         return Err(Errno::TOOBIG);
     }
-    match (mode, find(set, name).is_some()) {
-        (XattrMode::Create, true) => return Err(Errno::EXIST),
-        (XattrMode::Replace, false) => return Err(Errno::NODATA),
-        (_, false) if list(set).len() + name.len() + 1 > LIST_BYTES_MAX => {
+    let old = find(set, name);
+    match (mode, old) {
+        (XattrMode::Create, Some(_)) => return Err(Errno::EXIST),
+        (XattrMode::Replace, None) => return Err(Errno::NODATA),
+        (_, None) if list(set).len() + name.len() + 1 > LIST_BYTES_MAX => {
             return Err(Errno::NOSPC);
         }
         _ => {}
+    }
+    let before = old.map_or(0, |value| name.len() + value.len());
+    let after = name.len() + value.len();
+    if after > before && bytes(set) - before + after > SET_BYTES_MAX {
+        return Err(Errno::NOSPC);
     }
     Ok(with(set, name, Some(value)))
 }

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod commits;
 mod cuts;
 mod damage;
@@ -12,6 +13,8 @@ mod group;
 mod log_fails;
 mod memory;
 mod older;
+mod options;
+mod pages;
 mod places;
 mod reads_fail;
 mod replays;

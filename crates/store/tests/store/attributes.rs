@@ -1,0 +1,57 @@
+//! How much an inode may have of extended attributes, in the store and in tmpfs.
+
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
+
+use crate::memory::{Disks, quiet};
+
+/// Runs `check` with a file of each.
+fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
+    let disks = Disks::new();
+    let (store, tmpfs) = (disks.open(&quiet()), Tmpfs::new(TmpfsOptions::default()));
+    let all: [(&dyn FileSystem, &str); 2] = [(&store, "store"), (&tmpfs, "tmpfs")];
+    for (fs, what) in all {
+        let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
+        let made = fs.make(root, Name::new(b"file").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+        check(fs, Node::detached(made.ino, FileKind::Regular), what);
+    }
+}
+
+/// All names with their NULs have 64 KiB at most, as xattr(7) says.
+#[test]
+fn names_are_bounded() {
+    with_both(|fs, file, what| {
+        let name = |number: usize| format!("user.{number:0250}").into_bytes();
+        for number in 0..256 {
+            assert_eq!(fs.setxattr(file, &name(number), b"", XattrMode::Set), Ok(()), "{what}");
+        }
+        assert_eq!(fs.listxattr(file).map(|list| list.len()), Ok(65536));
+        assert_eq!(fs.setxattr(file, b"user.a", b"", XattrMode::Set), Err(Errno::NOSPC), "{what}");
+        assert_eq!(fs.setxattr(file, &name(7), b"value", XattrMode::Replace), Ok(()), "{what}");
+        fs.removexattr(file, &name(7)).unwrap();
+        assert_eq!(fs.setxattr(file, b"user.a", b"", XattrMode::Set), Ok(()), "{what}");
+    });
+}
+
+/// All names and values have 1 MiB at most.
+#[test]
+fn values_are_bounded_in_all() {
+    with_both(|fs, file, what| {
+        let set = |number: usize, bytes: usize| {
+            let name = format!("user.{number:02}").into_bytes();
+            fs.setxattr(file, &name, &vec![number as u8; bytes], XattrMode::Set)
+        };
+        for number in 0..15 {
+            assert_eq!(set(number, 65536), Ok(()), "{what}");
+        }
+        let room = (1 << 20) - 15 * (7 + 65536) - 7;
+        assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
+        assert_eq!(set(15, room), Ok(()), "{what}");
+        assert_eq!(set(16, 0), Err(Errno::NOSPC), "{what}");
+        assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
+        assert_eq!(fs.getxattr(file, b"user.15").map(|value| value.len()), Ok(room), "{what}");
+        // What takes no more than before is possible.
+        assert_eq!(set(3, 100), Ok(()), "{what}");
+        assert_eq!(set(15, room + 1), Ok(()), "{what}");
+    });
+}
