@@ -7,7 +7,7 @@ use std::io::Write as _;
 
 use corewalk_store::Report;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, in_silence};
 use crate::source::Source;
 
 /// Something is wrong and was left so.
@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(Failure::Said(USAGE));
         }
     };
-    let report = corewalk_store::fsck(path).map_err(|error| {
+    let report = in_silence(|| corewalk_store::fsck(path))?.map_err(|error| {
         let _ = Failure::of(path.display(), error).report();
         Failure::Said(OPERATIONAL)
     })?;

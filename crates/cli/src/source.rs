@@ -14,7 +14,7 @@ use corewalk_fuse::Options;
 use corewalk_hostfs::{HostFs, HostFsOptions};
 use corewalk_store::{Store, StoreOptions};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, in_silence};
 
 /// What a store begins with.
 const STORE: &str = "store:";
@@ -110,7 +110,7 @@ impl Source {
                 .map(|fs| Opened { fs: Arc::new(fs), store: None })
                 .map_err(|error| Failure::of(path.display(), error)),
             Source::Store(path) => {
-                let store = Store::open(path, store);
+                let store = in_silence(|| Store::open(path, store))?;
                 let store = store.map_err(|error| Failure::of(path.display(), error))?;
                 let store = Arc::new(store);
                 Ok(Opened { fs: store.clone(), store: Some(store) })

@@ -2,12 +2,19 @@
 //!
 //! A later option wins over an earlier one, as in mount(8). An option that is not known, or a value
 //! that is none, is a usage error that names it: a misspelt `nosuid` must not be ignored.
+//!
+//! # Lines of fstab
+//! What mount(8) keeps for itself in such a line (`noauto`, `nofail`, `_netdev`, `x-*`) is taken, and nothing is made
+//! of it; `user` and its like imply what they imply there. Taken too is what holds here anyway (`acl`, `user_xattr`),
+//! and `lazytime`, which allows what is not done. What would be kept by nobody is refused: `noacl`, and `dirsync`
+//! of a directory of the host.
 
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::tmpfs::TmpfsOptions;
+use corewalk::{Atime, AtimePolicy};
 use corewalk_fuse::{Access, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
 use corewalk_store::{NoSharing, StoreOptions};
 
@@ -36,6 +43,30 @@ struct Pending {
     timeouts: [Option<Duration>; 3],
 }
 
+/// Options of mount(8) that ask for nothing here: it is so anyway, or they are for mount(8) itself.
+const TAKEN: [&str; 19] = [
+    "defaults",
+    "auto",
+    "noauto",
+    "nofail",
+    "_netdev",
+    "nouser",
+    "nousers",
+    "nogroup",
+    "noowner",
+    "lazytime",
+    "nolazytime",
+    "iversion",
+    "noiversion",
+    "silent",
+    "loud",
+    "acl",
+    "user_xattr",
+    // We unmount at our end; nobody does if the server is killed.
+    "auto_unmount",
+    "norelatime",
+];
+
 impl Plan {
     /// Returns what `lists` (the arguments of all `-o`) say about a mount of `source`.
     pub(crate) fn parse(source: Source, lists: &[OsString]) -> Result<Plan, Failure> {
@@ -58,7 +89,31 @@ impl Plan {
         server.attr_timeout = attr.unwrap_or(server.attr_timeout);
         server.negative_timeout = negative.unwrap_or(server.negative_timeout);
         server.check().map_err(|conflict| Failure::Usage(conflict.to_string()))?;
+        plan.tell_back_ends(source)?;
         Ok(plan)
+    }
+
+    /// Tells back ends of what the kernel leaves to them.
+    fn tell_back_ends(&mut self, source: Source) -> Result<(), Failure> {
+        let flags = self.mount.flags;
+        let others = match () {
+            () if flags.intersects(MountFlags::RDONLY | MountFlags::NOATIME) => Atime::Never,
+            () if flags.contains(MountFlags::STRICTATIME) => Atime::Strict,
+            () => Atime::Relative,
+        };
+        let directories =
+            if flags.contains(MountFlags::NODIRATIME) { Atime::Never } else { others };
+        let atime = AtimePolicy { directories, others };
+        (self.tmpfs.atime, self.store.atime) = (atime, atime);
+        self.store.is_read_only = flags.contains(MountFlags::RDONLY);
+        // As mount(8) says: `sync` is for directories as well.
+        self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
+        match source {
+            Source::Host(_) if flags.contains(MountFlags::DIRSYNC) => {
+                Err(Failure::Usage("'dirsync' is not kept for a directory of the host".to_owned()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the plan without options: root mounts a real file system, for everybody; anybody
@@ -103,7 +158,16 @@ impl Plan {
     fn take_plain(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
         let flags = &mut self.mount.flags;
         match word {
-            "defaults" => {}
+            "remount" => {
+                return Err(Failure::Usage(
+                    "'remount' is not possible: unmount it, and mount it again".to_owned(),
+                ));
+            }
+            // What mount(8) makes of these, before what follows them.
+            "user" | "users" => {
+                *flags |= MountFlags::NOEXEC | MountFlags::NOSUID | MountFlags::NODEV;
+            }
+            "owner" | "group" => *flags |= MountFlags::NOSUID | MountFlags::NODEV,
             "ro" => flags.insert(MountFlags::RDONLY),
             "rw" => flags.remove(MountFlags::RDONLY),
             "nosuid" => flags.insert(MountFlags::NOSUID),
@@ -112,8 +176,21 @@ impl Plan {
             "dev" => flags.remove(MountFlags::NODEV),
             "noexec" => flags.insert(MountFlags::NOEXEC),
             "exec" => flags.remove(MountFlags::NOEXEC),
-            "noatime" => flags.insert(MountFlags::NOATIME),
+            "noatime" => {
+                flags.remove(MountFlags::STRICTATIME);
+                flags.insert(MountFlags::NOATIME);
+            }
             "atime" => flags.remove(MountFlags::NOATIME),
+            "relatime" => flags.remove(MountFlags::NOATIME | MountFlags::STRICTATIME),
+            "strictatime" => {
+                flags.remove(MountFlags::NOATIME);
+                flags.insert(MountFlags::STRICTATIME);
+            }
+            "nostrictatime" => flags.remove(MountFlags::STRICTATIME),
+            "nodiratime" => flags.insert(MountFlags::NODIRATIME),
+            "diratime" => flags.remove(MountFlags::NODIRATIME),
+            "nosymfollow" => flags.insert(MountFlags::NOSYMFOLLOW),
+            "symfollow" => flags.remove(MountFlags::NOSYMFOLLOW),
             "sync" => flags.insert(MountFlags::SYNC),
             "async" => flags.remove(MountFlags::SYNC),
             "dirsync" => flags.insert(MountFlags::DIRSYNC),
@@ -127,6 +204,7 @@ impl Plan {
             }
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
+            word if TAKEN.contains(&word) || is_for_others(word) => {}
             _ => return Err(Failure::Usage(format!("unknown option '{word}'"))),
         }
         Ok(())
@@ -157,10 +235,15 @@ impl Plan {
                     _ => return None,
                 }
             }
-            // 0 means only when it is synced.
+            // 0 means the default, as in ext4(5).
             "commit" => {
-                self.store.commit_every = Some(seconds(value)?).filter(|time| !time.is_zero())
+                let every = Some(seconds(value)?).filter(|time| !time.is_zero());
+                self.store.commit_every = every.or(StoreOptions::default().commit_every);
             }
+            // In the mount table of old: who has mounted it.
+            "user" => return Some(self.take_plain(name, pending)),
+            "comment" => {}
+            name if is_for_others(name) => {}
             _ => return self.take_limit(name, value),
         }
         Some(Ok(()))
@@ -196,6 +279,11 @@ impl Plan {
         }
         Some(Ok(()))
     }
+}
+
+/// Returns true if an option is one that mount(8) leaves to other programs.
+fn is_for_others(word: &str) -> bool {
+    word.starts_with("x-") || word.starts_with("X-")
 }
 
 /// Returns the bytes of memory that the machine has.
@@ -330,6 +418,60 @@ mod tests {
         assert_eq!(source(Source::Tmpfs, ""), "tmpfs");
         assert_eq!(source(host, ""), "/srv/a b");
         assert_eq!(source(host, "fsname=mine"), "mine");
+    }
+
+    #[test]
+    fn lines_of_fstab_are_taken() {
+        let line = "noauto,user,nofail,_netdev,x-systemd.automount,X-mount.mkdir=0755,x-a=b,acl,user_xattr,\
+                    lazytime,relatime,auto_unmount,comment=mine,exec";
+        let flags = plan(line).expect("all are options").mount.flags;
+        let expected = MountFlags::NOSUID | MountFlags::NODEV;
+        assert_eq!(flags & (expected | MountFlags::NOEXEC), expected, "exec is after user");
+        assert_eq!(
+            complaint("remount,ro"),
+            "'remount' is not possible: unmount it, and mount it again"
+        );
+        for word in ["noacl", "nouser_xattr", "xfoo", "x"] {
+            assert_eq!(complaint(word), format!("unknown option '{word}'"));
+        }
+    }
+
+    #[test]
+    fn back_ends_are_told_of_times_and_of_what_is_durable() {
+        let policy = |directories, others| AtimePolicy { directories, others };
+        let (relative, never, strict) = (Atime::Relative, Atime::Never, Atime::Strict);
+        for (list, atime) in [
+            ("", policy(relative, relative)),
+            ("noatime", AtimePolicy::NEVER),
+            ("ro,strictatime", AtimePolicy::NEVER),
+            ("nodiratime", policy(never, relative)),
+            ("noatime,strictatime,nodiratime", policy(never, strict)),
+            ("strictatime,noatime", AtimePolicy::NEVER),
+            ("strictatime,relatime", policy(relative, relative)),
+            ("noatime,atime,nodiratime,diratime", policy(relative, relative)),
+        ] {
+            let plan = plan(list).expect("all are options");
+            assert_eq!((plan.tmpfs.atime, plan.store.atime), (atime, atime), "{list}");
+            assert_eq!(plan.store.is_read_only, list.starts_with("ro"));
+        }
+        let is_dirsync = |list| plan(list).expect("an option").store.is_dirsync;
+        assert_eq!(
+            ["", "dirsync", "sync", "sync,async"].map(is_dirsync),
+            [false, true, true, false]
+        );
+        let host = Source::Host(Path::new("/srv"));
+        match Plan::parse(host, &["dirsync".into()]).map(|_| ()) {
+            Err(Failure::Usage(line)) => assert!(line.contains("dirsync"), "{line}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn commit_of_0_is_the_default() {
+        let every = |list| plan(list).expect("an option").store.commit_every;
+        assert_eq!(every("commit=0"), Some(Duration::from_secs(5)));
+        assert_eq!(every("commit=9,commit=0"), every(""));
+        assert_eq!(every("commit=0.5"), Some(Duration::from_millis(500)));
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use corewalk::{FileKind, FileSystem as _, Make, Name, Node};
+use corewalk_store::{Store, StoreOptions};
 use corewalk_sync::primitives::thread;
 use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
@@ -60,6 +62,55 @@ fn store_of_a_foreign_directory_is_refused() {
     folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "not a store");
     folder.assert_refused(corewalk(&["fsck", "tmpfs"]), 16, "not a store");
     assert_eq!(fs::read(folder.path("store").join("letter")).expect("it stays"), b"mine");
+}
+
+/// Damages each page of a store's database in turn: whatever is asked of it ends with one line at most, a
+/// check also with what it found.
+#[test]
+fn store_with_damaged_pages_is_refused_in_one_line() {
+    const PAGE: usize = 4096;
+    let folder = Folder::new();
+    let store = Store::open(&folder.path("store"), &StoreOptions::default()).expect("a store");
+    let root = Node::detached(1, FileKind::Directory);
+    for number in 0..150 {
+        let name = format!("{number:0100}");
+        let name = Name::new(name.as_bytes()).expect("a name");
+        store.make(root, name, &Make::new(0o644, 0, 0)).expect("a file");
+    }
+    drop(store);
+    let meta = folder.path("store").join("meta");
+    let whole = fs::read(&meta).expect("a database");
+    let (mut refused, mut found) = (0, 0);
+    for at in (PAGE..whole.len()).step_by(PAGE) {
+        if whole[at..at + PAGE].iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        let damage = || {
+            let mut damaged = whole.clone();
+            damaged[at..at + PAGE].fill(0xee);
+            fs::write(&meta, damaged).expect("it is damaged");
+        };
+        damage();
+        // Nothing can be mounted there: the store is opened before.
+        let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{at}: {said}");
+        refused += u32::from(said.contains("damaged pages"));
+        damage();
+        let output = run(corewalk(&["fsck", &source(&folder)]));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.is_empty(), "{at}: {said}");
+        if output.status.code() == Some(4) {
+            let listed = String::from_utf8_lossy(&output.stdout);
+            assert!(listed.starts_with("the database has damaged pages\n"), "{at}: {listed}");
+            found += 1;
+        } else {
+            assert_eq!(output.status.code(), Some(0), "{at}: nothing leads there");
+        }
+    }
+    assert!(refused > 2 && found > refused, "{refused} refused, {found} found");
+    fs::write(&meta, whole).expect("it is well again");
+    assert_eq!(fsck(&folder).0, Some(0), "the control");
 }
 
 /// What a writer had confirmed: numbers of files that were synced, and of those synced and then removed
