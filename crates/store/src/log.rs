@@ -37,6 +37,8 @@
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, and its revoke records for I.4.
 
+#[cfg(test)]
+mod mutations;
 mod replay;
 
 use std::io;

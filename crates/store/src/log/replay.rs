@@ -42,17 +42,7 @@ pub(crate) fn replay(
     database: &Database,
     superblock: SuperRecord,
 ) -> Result<SuperRecord, OpenError> {
-    let failed_at = |at: u64| move |error| OpenError::LogRead { at, error };
-    let mut reader = Reader::new(&*devices.log, superblock).map_err(failed_at(0))?;
-    loop {
-        let at = reader.at;
-        let Some(entry) = reader.next().map_err(failed_at(at))? else { break };
-        if each(entry, |_| Ok(())).is_err() {
-            return Err(OpenError::LogUnreadable { at });
-        }
-    }
-    reader.check_behind()?;
-    let count = reader.number;
+    let count = survey(&*devices.log, superblock)?;
     if count == 0 {
         return Ok(superblock);
     }
@@ -73,6 +63,24 @@ pub(crate) fn replay(
         put(&Key::SUPER, Some(&next.encode()))
     })?;
     Ok(next)
+}
+
+/// Returns how many entries of a log count.
+///
+/// # Errors
+/// As [`replay`].
+pub(super) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, OpenError> {
+    let failed_at = |at: u64| move |error| OpenError::LogRead { at, error };
+    let mut reader = Reader::new(log, superblock).map_err(failed_at(0))?;
+    loop {
+        let at = reader.at;
+        let Some(entry) = reader.next().map_err(failed_at(at))? else { break };
+        if each(entry, |_| Ok(())).is_err() {
+            return Err(OpenError::LogUnreadable { at });
+        }
+    }
+    reader.check_behind()?;
+    Ok(reader.number)
 }
 
 /// The entries of a log that count, one after the other.

@@ -121,9 +121,9 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
         let (mut behind, mut mounted) = (0, 0);
         let meta = &contents[META];
         let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
-        // More of the first page, which says what the commits are; of every other one behind it a byte.
-        let others = (1..meta.len() / PAGE).step_by(2).map(|page| page * PAGE + page * 97 % PAGE);
-        let places = (0..320).step_by(3).chain(others).filter(is_used);
+        // More of the first page, which says what the commits are; of every fourth one behind it a byte.
+        let others = (1..meta.len() / PAGE).step_by(4).map(|page| page * PAGE + page * 97 % PAGE);
+        let places = (0..320).step_by(5).chain(others).filter(is_used);
         for at in places {
             let mut damaged = contents.clone();
             damaged[META][at] ^= 4;

@@ -1,0 +1,286 @@
+//! Logs that are changed at random are read: no panic, no entry that nobody wrote, none lost that is still there.
+//!
+//! Logs of three generations are made, and that of the second is changed again and again: bits, blocks, its
+//! length, blocks of the other two. What a reader must say follows from the entries that are whole, which here
+//! are found by comparing bytes: nothing of the reader is used for that, neither hash nor bounds.
+
+use std::io;
+use std::sync::Arc;
+
+use corewalk_sync::Mutex;
+use corewalk_testkit::rng::{Rng, Seed};
+
+use super::replay::survey;
+use super::*;
+use crate::place::OpenError;
+use crate::record::{FORMAT_VERSION, Kind};
+
+/// Logs that are changed, and how often each.
+const LOGS: u64 = 8;
+const MUTATIONS: usize = 4_000;
+const LOG_BYTES: usize = 96 << 10;
+const SEED: u64 = 0x5EED;
+/// The generation of the database.
+const GENERATION: u64 = 7;
+
+/// A device that is bytes.
+#[derive(Debug, Default)]
+struct Bytes(Mutex<Vec<u8>>);
+
+impl Device for Bytes {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.lock().len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let bytes = self.0.lock();
+        let from = bytes.get(offset as usize..offset as usize + buf.len());
+        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, new: &[u8]) -> io::Result<()> {
+        self.0.lock()[offset as usize..][..new.len()].copy_from_slice(new);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.lock().resize(len as usize, 0);
+        Ok(())
+    }
+
+    fn reserve(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn superblock(generation: u64) -> SuperRecord {
+    SuperRecord { version: FORMAT_VERSION, seed: SEED, generation }
+}
+
+/// An entry that was written: where, what, and its bytes without the zeros behind.
+struct Written {
+    at: usize,
+    generation: u64,
+    number: u64,
+    bytes: Vec<u8>,
+}
+
+/// Returns a log of one generation, as long as there is room, and its entries.
+fn log(generation: u64, rng: &mut Rng) -> (Vec<u8>, Vec<Written>) {
+    let device = Arc::new(Bytes::default());
+    let mut log = Log::new(device.clone(), superblock(generation), LOG_BYTES as u64);
+    let mut written = Vec::new();
+    for number in 0.. {
+        let at = log.end as usize;
+        let mut entry = log.begin();
+        for _ in 0..rng.below(4) {
+            let value = vec![rng.next_u64() as u8; rng.index(300)];
+            let record = rng.chance(2, 3).then(|| value.into());
+            entry.put(&Key::at(Kind::Name, rng.below(9), rng.next_u64()), &record);
+        }
+        for _ in 0..rng.below(3) {
+            let len = rng.index(9_000) as u32;
+            let byte = rng.next_u64() as u8;
+            let filled: io::Result<()> = entry.put_data((rng.below(1 << 30), len), |bytes| {
+                bytes.fill(byte);
+                Ok(())
+            });
+            filled.unwrap();
+        }
+        let len = entry.log.buffer.len();
+        if entry.append().unwrap().is_none() {
+            break;
+        }
+        let bytes = device.0.lock()[at..at + len].to_vec();
+        written.push(Written { at, generation, number, bytes });
+    }
+    let bytes = device.0.lock().clone();
+    (bytes, written)
+}
+
+/// What there is to mix.
+struct Known {
+    logs: [Vec<u8>; 3],
+    written: Vec<Written>,
+}
+
+impl Known {
+    fn new(rng: &mut Rng) -> Known {
+        let mut written = Vec::new();
+        let logs = [GENERATION - 1, GENERATION, GENERATION + 1].map(|generation| {
+            let (bytes, entries) = log(generation, rng);
+            written.extend(entries);
+            bytes
+        });
+        Known { logs, written }
+    }
+
+    /// Returns generation and number of the entry that is whole at `at`, if it is not of before.
+    fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
+        let rest = log.get(at..)?;
+        let is_there =
+            |entry: &&Written| entry.generation >= GENERATION && rest.starts_with(&entry.bytes);
+        self.written.iter().find(is_there).map(|entry| (entry.generation, entry.number))
+    }
+
+    /// Returns what a reader must say.
+    fn expect(&self, log: &[u8]) -> Said {
+        let (mut at, mut number) = (0, 0);
+        while self.find(log, at) == Some((GENERATION, number)) {
+            let is_this =
+                |entry: &&Written| (entry.generation, entry.number) == (GENERATION, number);
+            let entry = self.written.iter().find(is_this).unwrap();
+            at += entry.bytes.len().next_multiple_of(BLOCK_BYTES);
+            number += 1;
+        }
+        let mut damaged = None;
+        for (behind, place) in (0..).zip((at..log.len()).step_by(BLOCK_BYTES)) {
+            match self.find(log, place) {
+                Some((generation, _)) if generation > GENERATION => {
+                    return Said::Behind(place as u64);
+                }
+                Some((_, later)) if (number + 1..=number + behind).contains(&later) => {
+                    damaged.get_or_insert(Said::Damaged(at as u64, place as u64));
+                }
+                _ => {}
+            }
+        }
+        damaged.unwrap_or(Said::Entries(number))
+    }
+}
+
+/// What a reader says of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Said {
+    Entries(u64),
+    Damaged(u64, u64),
+    Behind(u64),
+}
+
+fn say(log: Vec<u8>) -> Said {
+    match survey(&Bytes(Mutex::new(log)), superblock(GENERATION)) {
+        Ok(entries) => Said::Entries(entries),
+        Err(OpenError::LogDamaged { at, later }) => Said::Damaged(at, later),
+        Err(OpenError::DatabaseBehind { at, .. }) => Said::Behind(at),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+/// Changes a log somewhere.
+fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
+    if log.is_empty() {
+        return;
+    }
+    let at = rng.index(log.len());
+    let (block, other) = (at / BLOCK_BYTES * BLOCK_BYTES, rng.index(log.len()));
+    let other = other / BLOCK_BYTES * BLOCK_BYTES;
+    let blocks = BLOCK_BYTES * (1 + rng.index(5));
+    let len = blocks.min(log.len() - block.max(other));
+    // Most of a log is bytes of files; headers are what is looked at.
+    let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
+    match rng.below(11) {
+        0 => log[at] ^= 1 << rng.below(8),
+        1 => log[in_header] ^= 1 << rng.below(8),
+        2 => log[in_header] = *rng.pick(&[0, 1, 0x7F, 0xFF]),
+        3 => log[block..block + len].fill(*rng.pick(&[0, 0xFF])),
+        4 => log.truncate(at),
+        5 => log.truncate(block),
+        6 => log.resize(log.len() + blocks, 0),
+        7 => log.copy_within(other..other + len, block),
+        8 => {
+            // A word of a header, as large as can be.
+            let word = block + 8 * rng.index(4);
+            if let Some(bytes) = log.get_mut(word..word + 8) {
+                let value = *rng.pick(&[u64::MAX, u64::MAX - 31, 1 << 63, 1 << 20, GENERATION + 1]);
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        // Blocks of another generation, most often where they were.
+        _ => {
+            let from = &known.logs[*rng.pick(&[0, 0, 0, 1, 1, 2])];
+            let start = if rng.chance(3, 4) { block } else { other };
+            let len = len.min(from.len().saturating_sub(start));
+            if let Some(source) = from.get(start..start + len) {
+                log[block..block + len].copy_from_slice(source);
+            }
+        }
+    }
+}
+
+#[test]
+fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
+    // Logs that are shorter, whole, damaged, and of a database that has gone back.
+    let mut seen = [0_u32; 4];
+    for seed in 0..LOGS {
+        let mut rng = Rng::new(Seed(seed));
+        let known = Known::new(&mut rng);
+        let all = known.written.iter().filter(|entry| entry.generation == GENERATION);
+        let all: Vec<_> = all.collect();
+        assert_eq!(say(known.logs[1].clone()), Said::Entries(all.len() as u64), "the control");
+        assert!(all.len() > 5);
+        for number in 0..MUTATIONS {
+            let mut log = known.logs[1].clone();
+            for _ in 0..1 + rng.below(4) {
+                mutate(&mut log, &known, &mut rng);
+            }
+            let said = say(log.clone());
+            assert_eq!(said, known.expect(&log), "seed {seed}, mutation {number}");
+            let is_whole = |entry: &&&Written| {
+                log.get(entry.at..).is_some_and(|rest| rest.starts_with(&entry.bytes))
+            };
+            let last = all.iter().rfind(is_whole).map_or(0, |entry| entry.number + 1);
+            match said {
+                // What is still there of what was confirmed is not lost.
+                Said::Entries(entries) => {
+                    assert!(entries >= last, "seed {seed}, mutation {number}");
+                    seen[usize::from(entries == all.len() as u64)] += 1;
+                }
+                Said::Damaged(..) => seen[2] += 1,
+                Said::Behind(_) => seen[3] += 1,
+            }
+        }
+    }
+    println!("{seen:?}");
+    assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
+}
+
+/// Entries that are whole, since they have the hash of what they have, and make no sense: whatever is in them is an
+/// error or is understood, and nothing panics.
+#[test]
+fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
+    let mut seen = [0_u32; 2];
+    for seed in 0..LOGS {
+        let mut rng = Rng::new(Seed(seed));
+        let known = Known::new(&mut rng);
+        let all = known.written.iter().filter(|entry| entry.generation == GENERATION);
+        let all: Vec<_> = all.filter(|entry| entry.bytes.len() > HEADER_BYTES).collect();
+        for _ in 0..MUTATIONS / 4 {
+            let mut payload = rng.pick(&all).bytes[HEADER_BYTES..].to_vec();
+            for _ in 0..1 + rng.below(3) {
+                // Where it is told what comes, and how much of it.
+                let at = rng.index(payload.len().min(40));
+                payload[at] = *rng.pick(&[0, VALUE, GONE, DATA, 4, 0x7F, 0xFF]);
+            }
+            if rng.chance(1, 4) {
+                payload.truncate(rng.index(payload.len()));
+            }
+            let device = Arc::new(Bytes::default());
+            let mut log = Log::new(device.clone(), superblock(GENERATION), LOG_BYTES as u64);
+            let entry = log.begin();
+            entry.log.buffer.extend_from_slice(&payload);
+            assert!(entry.append().unwrap().is_some());
+            match survey(&*device, superblock(GENERATION)) {
+                Ok(1) => seen[0] += 1,
+                Err(OpenError::LogUnreadable { at: 0 }) => seen[1] += 1,
+                other => panic!("seed {seed}: {other:?}"),
+            }
+        }
+    }
+    println!("{seen:?}");
+    assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
+}
