@@ -63,7 +63,7 @@ pub struct Capacity {
     /// Message queues: a power of two, at most 32,768.
     pub queues: u32,
     /// Lines of messages: 64 bytes for what is known of one, and its text, rounded up to a power of
-    /// two.
+    /// two lines.
     pub msgs: u32,
     /// Segments of shared memory: a power of two, at most 32,768.
     pub segments: u32,
@@ -177,14 +177,21 @@ impl Layout {
         // And the spare one, which serves no task.
         let tasks = tasks + 1;
         let first_task = take(tasks);
-        let mut pool = |lines| Pool { head: take(HEAD_LINES), first: take(lines), lines };
+        let mut pool = |lines| {
+            let (head, first) = (take(HEAD_LINES), take(lines));
+            Pool { head, first, lines, is_joined: false }
+        };
         let (sems, undos, waits) = (pool(sems), pool(undos), pool(waits));
         let msg_ids = IdLayout::new(take(IdLayout::lines(queues)), queues);
         let first_queue = take(QUEUE_LINES * queues);
         let shm_ids = IdLayout::new(take(IdLayout::lines(segments)), segments);
         let first_segment = take(SEGMENT_LINES * segments);
-        let mut pool = |lines| Pool { head: take(HEAD_LINES), first: take(lines), lines };
+        let mut pool = |lines| {
+            let (head, first) = (take(HEAD_LINES), take(lines));
+            Pool { head, first, lines, is_joined: false }
+        };
         let (msgs, msg_waits, attaches) = (pool(msgs), pool(msg_waits), pool(attaches));
+        let msgs = Pool { is_joined: true, ..msgs };
         Ok(Self {
             sem_ids,
             sets: first_set,

@@ -3,7 +3,7 @@
 //! A range serves objects of its own type and size for ever: it is never split, joined or given to
 //! another pool. So a line of a semaphore stays a line of a semaphore, whoever still holds its
 //! number, and what was written into it last (a tag, above all) is still there when it is handed
-//! out again.
+//! out again. Only the pool of messages joins free ranges and cuts them, when it has nothing else left (`join`).
 //!
 //! Words 6 and 7 of the first line of a range belong to the pool: its header, and the next free
 //! range. Where no range of the right size is left, a larger one serves.
@@ -24,7 +24,7 @@
 //! # What it refuses
 //!
 //! It gives nothing back to the system, and a workload whose sizes change all the time may find
-//! its lines in ranges of the wrong size: it gets `ENOMEM`.
+//! its lines in ranges of the wrong size: it gets `ENOMEM`, but for messages.
 //!
 //! Source: Bonwick, "The Slab Allocator", 1994, for memory that keeps its type.
 
@@ -44,6 +44,10 @@ const CLASSES: u32 = 17;
 
 const LOCK: usize = 0;
 const NEXT_FRESH: usize = 1;
+/// Lines that were given back since ranges were joined last.
+const GIVEN: usize = 2;
+/// How often ranges were joined.
+const JOINS: usize = 3;
 const HEADER: usize = 6;
 const NEXT_FREE: usize = 7;
 
@@ -60,6 +64,8 @@ pub(crate) struct Pool {
     pub(crate) first: u32,
     /// How many lines there are to hand out.
     pub(crate) lines: u32,
+    /// Whether free ranges may be joined and cut: nobody keeps the number of a line that is not used.
+    pub(crate) is_joined: bool,
 }
 
 impl Pool {
@@ -78,9 +84,11 @@ impl Pool {
         let wanted = class_of(lines).ok_or(Errno::NOMEM)?;
         let _held = self.lock(shared, owner)?;
         let region = &shared.region;
-        let line = self.pop(region, wanted).or_else(|| self.fresh(region, wanted, whose));
-        let larger = || (wanted + 1..CLASSES).find_map(|class| self.pop(region, class));
-        let line = line.or_else(larger).ok_or(Errno::NOMEM)?;
+        let line = self.take(region, wanted, whose).or_else(|| {
+            let is_joined = self.join(region, wanted);
+            is_joined.then(|| self.take(region, wanted, whose)).flatten()
+        });
+        let line = line.ok_or(Errno::NOMEM)?;
         self.set_whose(region, line, whose);
         Ok(line)
     }
@@ -90,13 +98,21 @@ impl Pool {
     /// If the lock cannot be had the range is lost.
     pub(crate) fn free(&self, shared: &Shared, line: u32, owner: Owner) {
         let region = &shared.region;
-        let Ok(_held) = self.lock(shared, owner) else { return };
+        if let Ok(_held) = self.lock(shared, owner) {
+            self.give_back(region, line);
+        }
+    }
+
+    /// As [`Pool::free`]; the lock is held.
+    fn give_back(&self, region: &Region, line: u32) {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;
         };
         // ORDERING(ipc-pool): Release. What the object was is void before the range is free.
         region.line(line)[HEADER].store(header.0 & (CLASS_MASK), Ordering::Release);
         self.push(region, line, header.class());
+        let given = &region.line(self.head)[GIVEN];
+        put(given, get(given).saturating_add(1 << header.class()));
     }
 
     /// Says whom the range at `line`, which is used, is for.
@@ -117,7 +133,7 @@ impl Pool {
         self.header(region, line).map_or(1, |header| 1 << header.class())
     }
 
-    /// Returns the ranges that are used, each with whom it is for.
+    /// Returns the ranges that are used, each with whom it is for. Where ranges are joined: [`Pool::collect_used`].
     pub(crate) fn used<'r>(
         &self,
         region: &'r Region,
@@ -146,6 +162,7 @@ impl Pool {
             end = line + (1 << header.class());
         }
         put(&region.line(self.head)[NEXT_FRESH], u64::from(end - self.first));
+        self.note_joins(region);
     }
 
     fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
@@ -173,6 +190,17 @@ impl Pool {
         // A class that does not fit was not written by us.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
+    }
+
+    /// Takes a range that is free already, or one that was never handed out. The lock is held.
+    fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
+        let line = self.pop(region, wanted).or_else(|| self.fresh(region, wanted, whose));
+        line.or_else(|| {
+            let pop = |class| Some((self.pop(region, class)?, class));
+            let (line, class) = (wanted + 1..CLASSES).find_map(pop)?;
+            self.cut(region, line, class, wanted);
+            Some(line)
+        })
     }
 
     fn fresh(&self, region: &Region, class: u32, whose: u32) -> Option<u32> {
@@ -214,6 +242,9 @@ impl Pool {
 
 #[cfg(all(test, corewalk_crash))]
 mod audit;
+#[cfg(all(test, corewalk_crash))]
+mod crash_models;
+mod join;
 
 /// A copy of a range's header.
 #[derive(Clone, Copy, Debug)]

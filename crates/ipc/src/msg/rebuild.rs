@@ -52,12 +52,18 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     let shared = locked.queue.shared;
     let place = locked.queue.place;
     let mut wakes = Wakes::new();
+    // Messages of the queue do not come and go: its lock is held.
+    let (_, messages) = shared.layout.msgs.collect_used(&shared.region, |line, _| {
+        let truth = Message { shared, line }.truth();
+        let is_own = matches!(truth, Truth::Queued(of) | Truth::Delivered(of, _) if of == place);
+        is_own.then_some((line, truth))
+    });
     let mut queued = Vec::new();
-    for (line, _) in shared.layout.msgs.used(&shared.region) {
+    for (line, truth) in messages {
         let message = Message { shared, line };
-        match message.truth() {
-            Truth::Queued(of) if of == place => queued.push((message.ticket(), line)),
-            Truth::Delivered(of, node) if of == place => {
+        match truth {
+            Truth::Queued(_) => queued.push((message.ticket(), line)),
+            Truth::Delivered(_, node) => {
                 let node = Node { shared, line: node };
                 if node.waits_as() == Some((Role::Receiver, place)) {
                     if node.tell(Ok(line)) {
@@ -68,7 +74,7 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
                     }
                 }
             }
-            _ => {}
+            Truth::Private => {}
         }
     }
     queued.sort_unstable();
@@ -101,26 +107,28 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<(), Errno
         }
         node.free(owner);
     }
-    free_private(shared, owner, task, shared.layout.msgs.used(&shared.region));
+    let seen = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
+        (whose == task && Message { shared, line }.truth() == Truth::Private).then_some(line)
+    });
+    free_private(shared, owner, task, seen);
     Ok(())
 }
 
-/// Frees the private messages of the dead task numbered `task` among those that were seen used, each with
-/// whom it was for.
+/// Frees the private messages of the dead task numbered `task` among those that were seen to be that.
 pub(super) fn free_private(
     shared: &Shared,
     owner: Owner,
     task: u32,
-    seen: impl IntoIterator<Item = (u32, u32)>,
+    (joins, seen): (u64, Vec<u32>),
 ) {
-    for (line, whose) in seen {
+    let pool = &shared.layout.msgs;
+    for line in seen {
         let message = Message { shared, line };
         // A message that the task has sent may be taken meanwhile: who takes it says so before it makes it
         // private (`Message::make_private`), so what is private now is looked at again.
-        let is_left = || shared.layout.msgs.whose(&shared.region, line) == Some(task);
-        if whose == task && message.truth() == Truth::Private && is_left() {
-            message.free(owner);
-        }
+        pool.free_seen(shared, (line, joins), owner, || {
+            message.truth() == Truth::Private && pool.whose(&shared.region, line) == Some(task)
+        });
     }
 }
 

@@ -8,7 +8,8 @@
 //! - of those that were sent no more are missing, from each queue, than receivers were killed at it;
 //! - each has the bytes that its sender gave it, and those that lay in a queue come in the order of their sender;
 //! - counts of a queue are those of its messages;
-//! - lines for messages and waiting calls are all free: as many as at the start can be had.
+//! - lines for messages and waiting calls are all free: as many as there are can be had, in small ranges and,
+//!   joined, in large ones.
 //!
 //! Queues that are made and removed all the time are emptied by their removal.
 //!
@@ -40,12 +41,13 @@ const SIZE_MAX: u64 = 2000;
 /// Number and sender are in the first words.
 const SIZE_MIN: u64 = 64;
 
-/// Ranges of lines for small messages, and for large ones.
+/// Ranges of lines for small messages, and for large ones, of which there are so many at the start.
 const SMALL: u32 = 300;
 const LARGE: u32 = 300;
 /// Lines of such a range.
 const SMALL_LINES: u32 = 2;
 const LARGE_LINES: u32 = 64;
+const LINES: u32 = SMALL * SMALL_LINES + LARGE * LARGE_LINES;
 
 /// Messages between two checks at most.
 const NUMBERS: u64 = 1 << 16;
@@ -66,8 +68,7 @@ pub(crate) struct Queues {
 }
 
 fn options() -> NamespaceOptions {
-    let msgs = SMALL * SMALL_LINES + LARGE * LARGE_LINES;
-    let capacity = Capacity { queues: 16, msgs, waits: 128, tasks: 64, ..Capacity::LEAST };
+    let capacity = Capacity { queues: 16, msgs: LINES, waits: 128, tasks: 64, ..Capacity::LEAST };
     let limits = Limits { msgmnb: QBYTES, ..Limits::default() };
     NamespaceOptions { capacity, limits, ..NamespaceOptions::default() }
 }
@@ -80,7 +81,7 @@ impl Arena for Queues {
         let notes = shared_lines(HEAD + (NUMBERS / 8) as u32);
         let arena = Self { file: memory("torture"), notes, mode, at_risk: [0; QUEUES] };
         let task = arena.task();
-        // Ranges keep their sizes for ever: these are all that there are.
+        // These are all lines that there are.
         let id = big_queue(&task);
         for (size, count) in [(64, SMALL), (64 * (LARGE_LINES as usize / 2), LARGE)] {
             (0..count).for_each(|_| task.msgsnd(id, 1, &vec![0; size], 0).expect("room"));
@@ -379,12 +380,14 @@ fn check_room(task: &Task) -> Result<(), String> {
     if (totals.queues as usize, totals.messages, totals.bytes) != (QUEUES, 0, 0) {
         return Err(format!("{totals:?}"));
     }
-    let id = big_queue(task);
-    let room = (0..=SMALL + LARGE).take_while(|_| task.msgsnd(id, 1, &[0; 64], NOWAIT).is_ok());
-    let room = room.count() as u32;
-    task.msg_rmid(id).map_err(error)?;
-    if room != SMALL + LARGE {
-        return Err(format!("there is room for {room} messages"));
+    for lines in [SMALL_LINES, LARGE_LINES / 2] {
+        let id = big_queue(task);
+        let text = vec![0; 64 * (lines as usize - 1)];
+        let room = (0..=LINES).take_while(|_| task.msgsnd(id, 1, &text, NOWAIT).is_ok()).count();
+        task.msg_rmid(id).map_err(error)?;
+        if room as u32 != LINES / lines {
+            return Err(format!("there is room for {room} messages of {lines} lines"));
+        }
     }
     let made: Vec<_> = (0..16).map(|_| task.msgget(IPC_PRIVATE, 0o600)).collect();
     let (made, full): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);

@@ -1,0 +1,168 @@
+//! A task is stopped before every store of an allocation that joins ranges and cuts one.
+//!
+//! After each stop the pool is put in order by the next who takes its lock: the ranges of others are what they
+//! were, every line is in one range, and there is room for what there was room for.
+//!
+//! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
+
+use corewalk_sync::primitives::crash::{self, Ended};
+use corewalk_sync::{Line, Region};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::{HEADER, NEXT_FREE, Pool, USED, WHOSE_SHIFT};
+use crate::field::{get, put};
+use crate::lock::Owner;
+use crate::namespace::Shared;
+use crate::task::{Task, forget_process};
+use crate::{Capacity, Cred, Namespace, NamespaceOptions};
+
+const LINES: u32 = 64;
+
+/// Stores of an allocation at most.
+const STORES_MAX: u64 = 1000;
+
+struct World {
+    _namespace: Namespace,
+    survivor: Task,
+    victim: Task,
+    pool: Pool,
+    /// What the survivor uses.
+    kept: Vec<(u32, u32)>,
+}
+
+impl World {
+    /// Sixty-four ranges of one line, of which the survivor uses two; the others are free.
+    fn new() -> Self {
+        let capacity = Capacity { queues: 2, msgs: LINES, tasks: 4, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("join", MemfdFlags::CLOEXEC).unwrap();
+        let namespace = Namespace::open_fd(&file, options).unwrap();
+        let [survivor, victim] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+        let shared = &survivor.shared;
+        let pool = shared.layout.msgs;
+        let own = survivor.owner;
+        let lines: Vec<u32> =
+            (0..LINES).map(|_| pool.alloc(shared, 1, own, own.index).unwrap()).collect();
+        let is_kept = |at: usize| at == 13 || at == 37;
+        for (at, line) in lines.iter().enumerate() {
+            // What is left of a text, or of a message that was in a queue.
+            let text = 1 | USED | 77 << WHOSE_SHIFT;
+            shared.region.line(*line)[..HEADER].iter().for_each(|word| put(word, text));
+            if !is_kept(at) {
+                pool.free(shared, *line, own);
+            }
+        }
+        let kept: Vec<_> = pool.used(&shared.region).collect();
+        assert_eq!(kept, [(lines[13], own.index), (lines[37], own.index)]);
+        Self { _namespace: namespace, survivor, victim, pool, kept }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.survivor.shared
+    }
+
+    fn region(&self) -> &Region {
+        &self.shared().region
+    }
+
+    fn own(&self) -> Owner {
+        self.survivor.owner
+    }
+
+    /// Stops the victim before the store numbered `stores` of `act`; returns whether it was stopped.
+    fn stop(&self, stores: u64, act: impl FnOnce(&Self)) -> bool {
+        let is_stopped = matches!(crash::run(stores, || act(self)), Ended::Stopped);
+        forget_process(self.shared(), self.victim.owner.index);
+        is_stopped
+    }
+
+    /// Returns what is wrong with the ranges, as who has no lock sees them.
+    fn check(&self) -> Result<usize, String> {
+        let mut next = self.pool.first;
+        let ranges: Vec<_> = self.pool.ranges(self.region()).collect();
+        for (line, header) in &ranges {
+            if *line != next {
+                return Err(format!("a gap before {line}"));
+            }
+            next = line + (1 << header.class());
+        }
+        if next != self.pool.first + LINES {
+            return Err(format!("ranges end at {next}"));
+        }
+        let mut used: Vec<_> = self.pool.used(self.region()).collect();
+        used.retain(|(_, whose)| *whose != self.victim.owner.index);
+        if used == self.kept { Ok(ranges.len()) } else { Err(format!("in use: {used:?}")) }
+    }
+
+    /// Ends what the victim had, puts the pool in order and looks at it.
+    fn end(self, at: &str) {
+        let (shared, pool) = (self.shared(), self.pool);
+        pool.recover(shared, self.own()).unwrap();
+        let index = self.victim.owner.index;
+        let (joins, left) =
+            pool.collect_used(self.region(), |line, whose| (whose == index).then_some(line));
+        assert!(left.len() <= 1, "{at}: {left:?}");
+        for line in left {
+            assert_eq!(get(&self.region().line(line)[0]), 0, "{at}: it looks like a message");
+            pool.free_seen(shared, (line, joins), self.own(), || true);
+        }
+        pool.audit(self.region()).unwrap_or_else(|what| panic!("{at}: {what}"));
+        self.check().unwrap_or_else(|what| panic!("{at}: {what}"));
+        // Thirteen, twenty-three and twenty-six lines lie beside each other.
+        for wanted in [16, 16, 8] {
+            let line = pool.alloc(shared, wanted, self.own(), 9);
+            assert!(line.is_ok(), "{at}: no {wanted} lines");
+        }
+        // Its line is nobody's any more.
+        crash::run(0, || drop(self.victim));
+    }
+}
+
+#[test]
+fn crash_of_an_allocation_that_joins_ranges_leaves_all_lines_in_one_range_each() {
+    let mut seen = Vec::new();
+    for stores in 0..STORES_MAX {
+        let world = World::new();
+        let is_stopped = world.stop(stores, |world| {
+            let (pool, victim) = (world.pool, world.victim.owner);
+            pool.alloc(world.shared(), 4, victim, victim.index).ok();
+        });
+        let at = format!("stopped after {stores} stores");
+        // Also before anybody has put it in order: who reaps or rebuilds walks without the lock.
+        let ranges = world.check().unwrap_or_else(|what| panic!("{at}: {what}"));
+        if !seen.contains(&ranges) {
+            seen.push(ranges);
+        }
+        world.end(&at);
+        if !is_stopped {
+            println!("{stores} stores; so many ranges: {seen:?}");
+            // Nothing is joined, parts are, all is, and a range is cut.
+            assert!(seen.len() > 5, "not reached: {seen:?}");
+            return;
+        }
+    }
+    panic!("never ends");
+}
+
+/// The first store makes the range smaller, the second one says what lies behind it.
+#[test]
+fn crash_control_range_that_is_cut_from_its_start_loses_what_follows() {
+    let store = |line: &Line, class: u64| {
+        line[..=NEXT_FREE].iter().for_each(|word| put(word, 0));
+        put(&line[HEADER], class + 1);
+    };
+    let wrong = (0..STORES_MAX).find(|stores| {
+        let world = World::new();
+        let line = world.pool.alloc(world.shared(), 16, world.own(), 9).unwrap();
+        world.pool.free(world.shared(), line, world.own());
+        put(&world.region().line(line + 8)[HEADER], 0);
+        world.stop(*stores, |world| {
+            store(world.region().line(line), 3);
+            store(world.region().line(line + 8), 3);
+        });
+        let is_wrong = world.check().is_err();
+        crash::run(0, || drop(world.victim));
+        is_wrong
+    });
+    assert!(wrong.is_some(), "it is never noticed");
+}

@@ -1,0 +1,345 @@
+//! Free ranges that lie beside each other become larger ones, and large ones are cut.
+//!
+//! Texts of one size may fill the pool of messages, go, and be followed by texts of another: without this the pool
+//! would keep the sizes that it was filled with for ever. It is done by who finds no range, with the pool's lock.
+//!
+//! # One store at a time
+//!
+//! A run of free ranges is divided anew from its end to its start. A header that is written lies where the run
+//! begins, where an earlier range does, or where nobody comes yet; what follows it is divided already. So the
+//! headers say something true after each store, and who dies in between has joined a part of them.
+//!
+//! # Who walks without the lock
+//!
+//! Such a walk may stand at the start of a range that is joined to the one before and used again: the next header that
+//! it reads is then a part of a text. `JOINS` is changed after ranges were joined and before any of them
+//! can be used. A walk that finds it changed at its end has seen nothing and is made again
+//! ([`Pool::collect_used`]); who gives back what a walk has found asks again with the lock ([`Pool::free_seen`]).
+//!
+//! # What it costs
+//!
+//! Two walks over the pool. So that a pool that is full is not walked by each call, it is done only after
+//! `lines / 256` were given back since the last time.
+//!
+//! Source: Knuth, The Art of Computer Programming 1, 2.5, for joining; Linux `include/linux/seqlock.h` for the count.
+
+use corewalk_sync::Region;
+use corewalk_sync::primitives::atomic::{Ordering, fence};
+
+use super::{CLASSES, GIVEN, HEADER, JOINS, NEXT_FRESH, Pool};
+use crate::field::{get, put};
+use crate::lock::Owner;
+use crate::namespace::Shared;
+
+/// Of how many lines those are that have to come back before ranges are joined again.
+const GIVEN_SHARE: u32 = 256;
+
+/// Walks at most, whatever the region says.
+const WALKS_MAX: u32 = 16;
+
+impl Pool {
+    /// Joins free ranges, if enough was given back to find one of class `wanted`; returns whether it did. The lock
+    /// is held.
+    #[cold]
+    pub(super) fn join(&self, region: &Region, wanted: u32) -> bool {
+        let least = (1 << wanted).max(self.lines / GIVEN_SHARE);
+        let head = region.line(self.head);
+        if !self.is_joined || get(&head[GIVEN]) < u64::from(least) {
+            return false;
+        }
+        let (mut start, mut count) = (self.first, 0);
+        // What was never handed out is a part of the last run.
+        let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
+        self.divide(region, fresh, self.first + self.lines);
+        for (line, header) in self.ranges(region) {
+            count += 1;
+            if header.is_used() {
+                if count > 2 {
+                    self.divide(region, start, line);
+                }
+                (start, count) = (line + (1 << header.class()), 0);
+            }
+        }
+        if count > 1 {
+            self.divide(region, start, self.first + self.lines);
+        }
+        self.rebuild(region);
+        put(&head[GIVEN], 0);
+        true
+    }
+
+    /// Cuts off what a free range, which is in no list, has too much. The lock is held.
+    pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
+        if !self.is_joined {
+            return;
+        }
+        for class in (wanted..class).rev() {
+            let rest = line + (1 << class);
+            write_free(region, rest, class);
+            // The rest is a range once this one ends before it.
+            write_free(region, line, class);
+            self.push(region, rest, class);
+        }
+    }
+
+    /// Makes free ranges of lines that no used range has a part of, as large as there are.
+    fn divide(&self, region: &Region, start: u32, end: u32) {
+        let mut pieces = Vec::new();
+        let mut at = start;
+        while at < end {
+            let class = (end - at).ilog2().min(CLASSES - 1);
+            pieces.push((at, class));
+            at += 1 << class;
+        }
+        for (line, class) in pieces.into_iter().rev() {
+            write_free(region, line, class);
+        }
+    }
+
+    /// Says that the places of ranges have changed. The lock is held.
+    pub(super) fn note_joins(&self, region: &Region) {
+        if self.is_joined {
+            let head = region.line(self.head);
+            // ORDERING(ipc-joins): Release. Who begins a walk at this count finds the headers as they are now.
+            head[JOINS].store(get(&head[JOINS]).wrapping_add(1), Ordering::Release);
+            // Nothing is known of what came back.
+            put(&head[GIVEN], u64::from(self.lines));
+        }
+    }
+
+    fn joins(&self, region: &Region) -> u64 {
+        // ORDERING(ipc-joins): Acquire. See `note_joins`.
+        region.line(self.head)[JOINS].load(Ordering::Acquire)
+    }
+
+    /// Returns what `of` makes of the ranges that are used, each with whom it is for; and which state of the pool
+    /// that was.
+    ///
+    /// Ranges that begin or end to be used meanwhile may be missing, as in [`Pool::used`].
+    pub(crate) fn collect_used<T>(
+        &self,
+        region: &Region,
+        of: impl Fn(u32, u32) -> Option<T>,
+    ) -> (u64, Vec<T>) {
+        let walk = || {
+            let joins = self.joins(region);
+            let found = self.used(region).filter_map(|(line, whose)| of(line, whose)).collect();
+            (joins, found)
+        };
+        let mut seen = walk();
+        for _ in 1..WALKS_MAX {
+            // ORDERING(ipc-joins): Acquire. Who has read a part of a text finds the count that was changed before
+            // the text was written (`Message::alloc`).
+            fence(Ordering::Acquire);
+            if self.joins(region) == seen.0 {
+                break;
+            }
+            seen = walk();
+        }
+        seen
+    }
+
+    /// Gives back the range at `line` if `is_left` says so, which is asked with the lock held. It was seen when
+    /// `joins` was the state of the pool.
+    ///
+    /// If the lock cannot be had the range is lost.
+    pub(crate) fn free_seen(
+        &self,
+        shared: &Shared,
+        (line, joins): (u32, u64),
+        owner: Owner,
+        is_left: impl FnOnce() -> bool,
+    ) {
+        let region = &shared.region;
+        let Ok(_held) = self.lock(shared, owner) else { return };
+        let is_range =
+            || self.joins(region) == joins || self.ranges(region).any(|(at, _)| at == line);
+        if is_range() && is_left() {
+            self.give_back(region, line);
+        }
+    }
+}
+
+/// Writes the header of a free range, in lines that may have been the middle of another.
+fn write_free(region: &Region, line: u32, class: u32) {
+    let words = region.line(line);
+    // What is free says nothing else.
+    words[..HEADER].iter().for_each(|word| put(word, 0));
+    // ORDERING(ipc-pool): Release. As in `set_whose`.
+    words[HEADER].store(u64::from(class) + 1, Ordering::Release);
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use std::cell::Cell;
+    use std::collections::BTreeMap;
+
+    use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+
+    const ME: Owner = Owner { index: 0, generation: 1 };
+
+    fn pool(lines: u32) -> (Namespace, Pool) {
+        let capacity = Capacity { queues: 2, msgs: lines, tasks: 4, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let namespace = Namespace::new(options).unwrap();
+        let pool = namespace.shared().layout.msgs;
+        (namespace, pool)
+    }
+
+    /// Sends texts of `size` bytes until there is no room, and receives them; returns how many.
+    fn fill_and_drain(task: &Task, id: i32, size: usize) -> usize {
+        let send = || task.msgsnd(id, 1, &vec![7; size], i32::from(IPC_NOWAIT));
+        let count = (0..).take_while(|_| send() == Ok(())).count();
+        assert_eq!(send(), Err(Errno::NOMEM), "the queue has room");
+        for _ in 0..count {
+            let mut text = vec![0; size];
+            assert_eq!(task.msgrcv(id, &mut text, 0, 0).unwrap().size_bytes, size);
+            assert!(text.iter().all(|byte| *byte == 7));
+        }
+        count
+    }
+
+    #[test]
+    fn messages_of_each_size_find_room_after_those_of_another_have_gone() {
+        let (namespace, _) = pool(256);
+        let task = namespace.register(Cred::root(), 1).unwrap();
+        let id = task.msgget(IPC_PRIVATE, 0o600).unwrap();
+        for _ in 0..3 {
+            // Two lines, thirty-two, eight; and one range that the task keeps.
+            let counts = [64, 1000, 300].map(|size| fill_and_drain(&task, id, size));
+            assert!(counts[0] >= 127 && counts[1] >= 6 && counts[2] >= 30, "{counts:?}");
+        }
+    }
+
+    /// Fills what belongs to the user of a range with what looks like headers.
+    fn scribble(region: &Region, line: u32, lines: u32, whose: u32) {
+        for at in line + 1..line + lines {
+            region.line(at).iter().for_each(|word| put(word, looks_used(whose)));
+        }
+    }
+
+    /// A header of one line that is used.
+    fn looks_used(whose: u32) -> u64 {
+        1 | super::super::USED | u64::from(whose) << super::super::WHOSE_SHIFT
+    }
+
+    #[test]
+    fn ranges_stay_apart_whatever_is_joined_and_cut() {
+        const LINES: u32 = 64;
+        let seed = Seed::choose();
+        let _report = ReportSeed::new(seed);
+        let mut rng = Rng::new(seed);
+        let (namespace, pool) = pool(LINES);
+        let shared = namespace.shared();
+        let mut model = BTreeMap::new();
+        let (mut refused, joins) = (0, pool.joins(&shared.region));
+        for _ in 0..20_000 {
+            if rng.chance(1, 2) {
+                let wanted = 1 << rng.below(5) as u32;
+                let Ok(line) = pool.alloc(shared, wanted, ME, 9) else {
+                    refused += 1;
+                    continue;
+                };
+                assert_eq!(pool.len(&shared.region, line), wanted);
+                assert_eq!(get(&shared.region.line(line)[0]), 0, "it is nobody's message");
+                scribble(&shared.region, line, wanted, 77);
+                model.insert(line, wanted);
+            } else if !model.is_empty() {
+                let line = *model.keys().nth(rng.index(model.len())).unwrap();
+                model.remove(&line);
+                pool.free(shared, line, ME);
+            }
+            let used: Vec<_> = pool.used(&shared.region).collect();
+            let wanted: Vec<_> = model.keys().map(|line| (*line, 9)).collect();
+            assert_eq!(used, wanted);
+            let ends = model.iter().map(|(line, lines)| line + lines);
+            assert!(ends.zip(model.keys().skip(1)).all(|(end, next)| end <= *next));
+        }
+        let joined = pool.joins(&shared.region).wrapping_sub(joins);
+        assert!(refused > 100 && joined > 100, "{refused} refused, {joined} joined");
+        for line in model.into_keys() {
+            pool.free(shared, line, ME);
+        }
+        let all = pool.alloc(shared, LINES, ME, 9).unwrap();
+        assert_eq!((all, pool.len(&shared.region, all)), (pool.first, LINES));
+    }
+
+    #[test]
+    fn pool_that_is_full_is_not_walked_by_each_call() {
+        let (namespace, pool) = pool(1024);
+        let shared = namespace.shared();
+        while pool.alloc(shared, 1, ME, 0).is_ok() {}
+        // Every other one comes back, so that nothing can be joined.
+        for line in (pool.first..pool.first + 1024).step_by(2) {
+            pool.free(shared, line, ME);
+        }
+        let before = pool.joins(&shared.region);
+        for _ in 0..100 {
+            assert_eq!(pool.alloc(shared, 2, ME, 0), Err(Errno::NOMEM));
+        }
+        assert_eq!(pool.joins(&shared.region), before + 1);
+    }
+
+    /// Ranges of two lines, all used by 5; and then, but for the first, free, joined, and used by 6, whose text
+    /// looks like a range that 77 uses where the third began. Returns that line.
+    fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
+        for line in &ranges[1..] {
+            pool.free(shared, *line, ME);
+        }
+        let line = pool.alloc(shared, 8, ME, 6).unwrap();
+        assert_eq!(line, ranges[1], "it was joined");
+        scribble(&shared.region, line, 8, 77);
+        ranges[2]
+    }
+
+    fn eight_ranges(shared: &Shared, pool: &Pool) -> Vec<u32> {
+        (0..8).map(|_| pool.alloc(shared, 2, ME, 5).unwrap()).collect()
+    }
+
+    #[test]
+    fn walk_beside_a_join_sees_no_range_in_the_middle_of_a_text() {
+        let (namespace, pool) = pool(16);
+        let shared = namespace.shared();
+        let ranges = eight_ranges(shared, &pool);
+        let is_first = Cell::new(true);
+        let (_, seen) = pool.collect_used(&shared.region, |line, whose| {
+            if is_first.replace(false) {
+                join_beside(shared, &pool, &ranges);
+            }
+            Some((line, whose))
+        });
+        assert_eq!(seen, [(ranges[0], 5), (ranges[1], 6)]);
+    }
+
+    #[test]
+    fn control_walk_that_is_not_made_again_sees_such_a_range() {
+        let (namespace, pool) = pool(16);
+        let shared = namespace.shared();
+        let ranges = eight_ranges(shared, &pool);
+        let mut used = pool.used(&shared.region);
+        assert_eq!(used.next(), Some((ranges[0], 5)));
+        let middle = join_beside(shared, &pool, &ranges);
+        assert!(used.any(|seen| seen == (middle, 77)));
+    }
+
+    #[test]
+    fn range_that_was_seen_and_then_joined_is_not_given_back() {
+        let (namespace, pool) = pool(16);
+        let shared = namespace.shared();
+        let ranges = eight_ranges(shared, &pool);
+        let (joins, _) = pool.collect_used(&shared.region, |line, _| Some(line));
+        let middle = join_beside(shared, &pool, &ranges);
+        assert_eq!(pool.whose(&shared.region, middle), Some(77), "so it looks");
+        pool.free_seen(shared, (middle, joins), ME, || true);
+        assert_eq!(pool.whose(&shared.region, middle), Some(77), "it is text");
+        // What is a range still goes, and only if it is left.
+        for is_left in [false, true] {
+            pool.free_seen(shared, (ranges[1], joins), ME, || is_left);
+            assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);
+        }
+    }
+}
