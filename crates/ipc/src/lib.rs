@@ -155,6 +155,7 @@ mod shm;
 mod spare;
 mod spin;
 mod task;
+mod waiting;
 
 pub use file::OpenError;
 pub use ids::IPC_PRIVATE;

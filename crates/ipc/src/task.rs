@@ -41,6 +41,7 @@ use crate::recover;
 use crate::sem::{INTERRUPTED, STATUS, is_waiting};
 use crate::spare;
 use crate::spin::Spin;
+use crate::waiting::Waiting;
 
 /// Pids at most: they are a field of a semaphore's word.
 const PID_END: u32 = 1 << 22;
@@ -97,7 +98,7 @@ pub struct Task {
     /// Undo records by slot of the set, see [`Task::cached_undo`].
     undo_cache: Box<[AtomicU64]>,
     /// Nodes of calls that wait or have just been woken.
-    waiting: Mutex<Vec<u32>>,
+    waiting: Waiting,
     /// Nodes of calls that have ended and could not leave their queues.
     pub(crate) abandoned: Mutex<Vec<u32>>,
     /// Tasks of programs that this process was before, see [`Task::adopt`].
@@ -137,7 +138,8 @@ impl Task {
         reap_beside(&shared, owner);
         let undo_cache = (0..UNDO_CACHE).map(|_| AtomicU64::new(0)).collect();
         let cred = CredCell::new(cred);
-        let [undos, waiting, abandoned] = [(); 3].map(|()| Mutex::new(Vec::new()));
+        let [undos, abandoned] = [(); 2].map(|()| Mutex::new(Vec::new()));
+        let waiting = Waiting::default();
         let (shm, former) = (Mutex::default(), Vec::new());
         let hot = Hot::default();
         Ok(Self {
@@ -196,16 +198,17 @@ impl Task {
     ///
     /// A wait that is over already returns what it came to.
     pub fn interrupt(&self) -> usize {
-        let waiting = self.waiting.lock();
-        let nodes = waiting.iter().map(|node| &self.shared.region.line(*node)[STATUS]);
-        let nodes = nodes.filter(|status| is_interruptible(status));
-        nodes
-            .inspect(|status| {
+        let mut count = 0;
+        self.waiting.each(|node| {
+            let status = &self.shared.region.line(node)[STATUS];
+            if is_interruptible(status) {
                 // ORDERING: Relaxed. A request; the waiter takes the set's lock before it gives up.
                 status.fetch_or(INTERRUPTED, Ordering::Relaxed);
                 futex::wake(status, 1, self.shared.scope);
-            })
-            .count()
+                count += 1;
+            }
+        });
+        count
     }
 
     /// Ends the wait of the calling thread with `EINTR` if it is in one: for a signal handler that has interrupted
@@ -223,6 +226,26 @@ impl Task {
         }
     }
 
+    /// Takes back the wait that the calling thread has left without returning from it, if there is one: a signal handler has
+    /// interrupted it and jumped elsewhere (siglongjmp(3)). The thread is in no call.
+    ///
+    /// What the call was granted meanwhile goes to others, but for adjustments, which stay until the end of the task, and for a message,
+    /// which is gone. (In the kernel the wait ends before the handler runs, and what it was granted just before that is lost as well.)
+    pub fn abandon_own_wait(&self) {
+        let (task, node) = WAITING.replace((0, 0));
+        if node == 0 || task != self.address() {
+            return;
+        }
+        self.waiting.leave(node);
+        let (shared, region) = (&*self.shared, &self.shared.region);
+        if shared.layout.msg_waits.whose(region, node) == Some(self.owner.index) {
+            // What cannot be done now is when the task is reaped.
+            let _ended = crate::msg::abandon(self, node);
+        } else if shared.layout.waits.whose(region, node) == Some(self.owner.index) {
+            crate::sem::abandon(self, node);
+        }
+    }
+
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -230,9 +253,11 @@ impl Task {
     /// Returns how many calls of the task wait and are not yet completed.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        let waiting = self.waiting.lock();
-        let nodes = waiting.iter().map(|node| &self.shared.region.line(*node)[STATUS]);
-        nodes.filter(|status| is_waiting(status)).count()
+        let mut count = 0;
+        self.waiting.each(|node| {
+            count += usize::from(is_waiting(&self.shared.region.line(node)[STATUS]));
+        });
+        count
     }
 
     /// Ends the task: its `SEM_UNDO` adjustments are applied, and its segments detached. The same as a
@@ -273,13 +298,13 @@ impl Task {
     }
 
     pub(crate) fn begin_wait(&self, node: u32) {
-        self.waiting.lock().push(node);
+        self.waiting.enter(node);
         WAITING.set((self.address(), node));
     }
 
     pub(crate) fn end_wait(&self, node: u32) {
         WAITING.set((0, 0));
-        self.waiting.lock().retain(|other| *other != node);
+        self.waiting.leave(node);
     }
 
     /// Returns the ids of semaphore sets.
@@ -458,7 +483,7 @@ pub(crate) fn forget_process(shared: &Shared, index: u32) {
 /// Wakes the waiting calls of a task for no reason, so that no test has to wait for a heartbeat.
 #[cfg(all(test, corewalk_crash))]
 pub(crate) fn wake_waiting(task: &Task) {
-    for node in task.waiting.lock().iter() {
-        futex::wake(&task.shared.region.line(*node)[STATUS], 1, task.shared.scope);
-    }
+    task.waiting.each(|node| {
+        futex::wake(&task.shared.region.line(node)[STATUS], 1, task.shared.scope);
+    });
 }

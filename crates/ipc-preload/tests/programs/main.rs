@@ -5,6 +5,7 @@
 //! by a panic. The same roles run without the library as the control: the host kernel passes them too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
+mod jump;
 mod process;
 mod roles;
 mod shm;
@@ -140,6 +141,11 @@ fn signal_ends_a_wait_however_soon_it_comes() {
 #[test]
 fn signal_between_the_queue_and_the_sleep_ends_the_wait() {
     run("signals_before_sleep", &Namespace::new());
+}
+
+#[test]
+fn wait_that_a_handler_has_left_takes_nothing() {
+    run("signals_jump", &Namespace::new());
 }
 
 #[test]

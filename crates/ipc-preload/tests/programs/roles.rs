@@ -7,9 +7,9 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 
-use crate::{shm, signals};
+use crate::{jump, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 28] = [
+pub(crate) const ROLES: [(&str, fn()); 29] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -37,6 +37,7 @@ pub(crate) const ROLES: [(&str, fn()); 28] = [
     ("shm_exec_elsewhere", shm::exec_elsewhere),
     ("shm_threads", shm::threads),
     ("signals_vfork", signals::vfork),
+    ("signals_jump", jump::jump),
     ("shm_permissions", shm::permissions),
 ];
 

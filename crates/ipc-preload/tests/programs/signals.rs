@@ -38,14 +38,14 @@ fn empty_stack() -> libc::stack_t {
     libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: 0, ss_size: 0 }
 }
 
-fn action(handler: usize, flags: i32) -> libc::sigaction {
+pub(crate) fn action(handler: usize, flags: i32) -> libc::sigaction {
     // SAFETY: zeroes are a valid structure: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     (action.sa_sigaction, action.sa_flags) = (handler, flags);
     action
 }
 
-fn install(signal: i32, new: Option<&libc::sigaction>) -> libc::sigaction {
+pub(crate) fn install(signal: i32, new: Option<&libc::sigaction>) -> libc::sigaction {
     let mut before = action(0, 0);
     let new = new.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: handlers of this file do nothing that is not safe in one.

@@ -29,6 +29,7 @@ use crate::ids::{Ids, Kind};
 use crate::lock::Owner;
 use crate::namespace::Shared;
 use crate::sem::Remains;
+use crate::task::Task;
 
 /// Puts the queue in order whose lock was taken over; `queue` is any of its slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
@@ -111,6 +112,21 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<(), Errno
         (whose == task && Message { shared, line }.truth() == Truth::Private).then_some(line)
     });
     free_private(shared, owner, task, seen);
+    Ok(())
+}
+
+/// Takes back a wait of a task that lives, whose thread has left it: the node in this line.
+///
+/// # Errors
+///
+/// `EIO` if somebody does not let go of a queue.
+pub(crate) fn abandon(task: &Task, line: u32) -> Result<(), Errno> {
+    let (shared, owner) = (&*task.shared, task.owner);
+    let node = Node { shared, line };
+    if let Some(whose) = node.whose() {
+        end_node(shared, owner, node, whose)?;
+    }
+    node.free(owner);
     Ok(())
 }
 

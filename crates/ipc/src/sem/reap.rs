@@ -21,6 +21,7 @@ use super::txn::Txn;
 use super::undo::{self, Gone};
 use crate::lock::{Owner, Wait};
 use crate::namespace::{SEMVMX, Shared};
+use crate::recover::reap_absent;
 use crate::task::{Task, identity, task_line};
 
 /// Ends everything of `gone` that has to do with semaphore sets. Its `REAPER` is held by `owner`. Returns who
@@ -55,6 +56,15 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent
         node.free(owner);
     }
     Ok(absent)
+}
+
+/// Takes back a wait of a task that lives, whose thread has left it: the node in this line. What cannot be done now is
+/// done with the next call that needs the set, or at the end of the task.
+pub(crate) fn abandon(task: &Task, line: u32) {
+    task.abandoned.lock().push(line);
+    if let Ok(absent) = end_abandoned(task, None) {
+        reap_absent(&task.shared, task.owner, absent);
+    }
 }
 
 /// Ends waiting calls of a living task, or those of one set, that could not be ended when they failed with

@@ -1,0 +1,147 @@
+//! Roles with a handler that jumps out of the call that it has interrupted; they hold on the host kernel as well.
+//!
+//! sigsetjmp(3) returns twice, which no function of Rust may; what stands for it here calls a function, and returns once.
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn jump() {}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use here::jump;
+
+#[cfg(target_arch = "x86_64")]
+mod here {
+    use corewalk_sync::primitives::unmodelled::{AtomicUsize, Ordering};
+    use corewalk_testkit::sysv;
+    use std::ptr;
+
+    use crate::roles::{child, exited, semop, set, until, wait};
+    use crate::signals::{action, install};
+
+    /// Registers to go back to: rbx, rbp, r12 to r15, rsp.
+    #[repr(transparent)]
+    struct Place([AtomicUsize; 7]);
+
+    static PLACE: Place = Place([const { AtomicUsize::new(0) }; 7]);
+
+    /// Calls a function; returns 0 when it has returned, and 1 after a [`leave`].
+    #[unsafe(naked)]
+    extern "C" fn protect(place: &'static Place, call: extern "C" fn()) -> i32 {
+        std::arch::naked_asm!(
+            "mov [rdi], rbx",
+            "mov [rdi + 8], rbp",
+            "mov [rdi + 16], r12",
+            "mov [rdi + 24], r13",
+            "mov [rdi + 32], r14",
+            "mov [rdi + 40], r15",
+            "mov [rdi + 48], rsp",
+            "sub rsp, 8",
+            "call rsi",
+            "add rsp, 8",
+            "xor eax, eax",
+            "ret",
+        )
+    }
+
+    /// Returns to who has called [`protect`], which has not returned.
+    #[unsafe(naked)]
+    unsafe extern "C" fn leave(place: &'static Place) -> ! {
+        std::arch::naked_asm!(
+            "mov rbx, [rdi]",
+            "mov rbp, [rdi + 8]",
+            "mov r12, [rdi + 16]",
+            "mov r13, [rdi + 24]",
+            "mov r14, [rdi + 32]",
+            "mov r15, [rdi + 40]",
+            "mov rsp, [rdi + 48]",
+            "mov eax, 1",
+            "ret",
+        )
+    }
+
+    extern "C" fn handler(_signal: libc::c_int) {
+        // SAFETY: the one call of `protect` is under way, and nothing between it and this has anything to drop.
+        unsafe { leave(&PLACE) }
+    }
+
+    /// What the protected calls wait for.
+    static IDS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+    fn id(at: usize) -> i32 {
+        // ORDERING: Relaxed. One thread, and its children.
+        IDS[at].load(Ordering::Relaxed) as i32
+    }
+
+    /// Signals come in the calls that are protected only.
+    fn let_in(how: libc::c_int) {
+        // SAFETY: zeroes are a valid set of signals.
+        let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the set is ours.
+        unsafe { libc::sigaddset(&raw mut signals, libc::SIGUSR1) };
+        // SAFETY: the set lives during the call.
+        unsafe { libc::pthread_sigmask(how, &raw const signals, ptr::null_mut()) };
+    }
+
+    extern "C" fn take() {
+        let_in(libc::SIG_UNBLOCK);
+        let _never = semop(id(0), (0, -1, 0));
+    }
+
+    extern "C" fn receive() {
+        let_in(libc::SIG_UNBLOCK);
+        receive_one();
+    }
+
+    fn receive_one() -> bool {
+        let mut message = [0u64; 2];
+        // SAFETY: there is room for a type and 8 bytes.
+        unsafe { libc::msgrcv(id(1), message.as_mut_ptr().cast(), 8, 0, 0) == 8 }
+    }
+
+    fn is_asleep(pid: i32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
+    }
+
+    /// A call that a handler has left takes nothing from those that come after it.
+    pub(crate) fn jump() {
+        let sems = set(3);
+        // SAFETY: the call takes numbers.
+        let queue = unsafe { libc::msgget(libc::IPC_PRIVATE, 0o600) };
+        for (at, id) in [sems, queue].into_iter().enumerate() {
+            // ORDERING: Relaxed. See `id`.
+            IDS[at].store(id as usize, Ordering::Relaxed);
+        }
+        let pid = child(|| {
+            // Who waits for ever shall not.
+            // SAFETY: the call takes a number.
+            unsafe { libc::alarm(60) };
+            install(libc::SIGUSR1, Some(&action(handler as *const () as usize, libc::SA_NODEFER)));
+            let_in(libc::SIG_BLOCK);
+            let is_left = protect(&PLACE, take) == 1;
+            let_in(libc::SIG_BLOCK);
+            let is_well = semop(sems, (1, 1, 0)) == Ok(0) && semop(sems, (0, -1, 0)) == Ok(0);
+            let is_well = is_well && semop(sems, (2, 1, 0)) == Ok(0);
+            let is_left_again = protect(&PLACE, receive) == 1;
+            let is_well = is_well && semop(sems, (1, 1, 0)) == Ok(0) && receive_one();
+            i32::from(!is_left || !is_left_again || !is_well)
+        });
+        let waits = || sysv::semctl(sems, 0, libc::GETNCNT, 0) == Ok(1);
+        let is_left = |times| sysv::semctl(sems, 1, libc::GETVAL, 0) == Ok(times);
+        until("it waits", waits);
+        sysv::send_usr1(pid.cast_unsigned(), pid).expect("it is not waited for");
+        until("it has left", || is_left(1));
+        assert_eq!(semop(sems, (0, 1, 0)), Ok(0));
+        until("it has what it waits for", || {
+            sysv::semctl(sems, 2, libc::GETVAL, 0) == Ok(1) && is_asleep(pid)
+        });
+        sysv::send_usr1(pid.cast_unsigned(), pid).expect("it is not waited for");
+        until("it has left", || is_left(2));
+        let message = [1u64, 7];
+        // SAFETY: there is a type and 8 bytes.
+        assert_eq!(unsafe { libc::msgsnd(queue, message.as_ptr().cast(), 8, 0) }, 0);
+        assert_eq!(exited(wait(pid)), 0);
+        sysv::semctl(sems, 0, libc::IPC_RMID, 0).expect("it is ours");
+        // SAFETY: the command takes nothing.
+        assert_eq!(unsafe { libc::msgctl(queue, libc::IPC_RMID, ptr::null_mut()) }, 0);
+    }
+}
