@@ -128,10 +128,23 @@ impl Client {
     /// # Errors
     /// If it cannot be started again.
     pub(crate) fn spawn(again: &[String], args: Vec<OsString>) -> anyhow::Result<Client> {
+        Client::spawn_with(again, args, &[])
+    }
+
+    /// As [`Client::spawn`], with this in its environment.
+    ///
+    /// # Errors
+    /// If it cannot be started again.
+    pub(crate) fn spawn_with(
+        again: &[String],
+        args: Vec<OsString>,
+        environment: &[(&str, &Path)],
+    ) -> anyhow::Result<Client> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut child = command
             .args(again)
             .args(args)
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

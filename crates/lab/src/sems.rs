@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `linux` | semop(2) of the host kernel, through libc |
 //! | `corewalk` | `corewalk-ipc`, in this process or in a file that several map (`process`) |
+//! | `preload` | the calls of `linux`, unchanged, with the library that `corewalk ipc exec` preloads, in processes |
 //! | `getppid` | the bare system call: what no semop(2) can be faster than |
 //!
 //! Those of document 002 are in `before::sems`.
@@ -193,9 +194,22 @@ impl Ours {
     /// # Errors
     /// If it cannot be opened.
     pub(crate) fn open(file: &Path) -> anyhow::Result<Ours> {
+        Ours::open_as(file, Cred::user(1000, 1000))
+    }
+
+    /// As [`Ours::open`]; this process acts as who it is.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn open_as_self(file: &Path) -> anyhow::Result<Ours> {
+        let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+        Ours::open_as(file, Cred::user(user.as_raw(), group.as_raw()))
+    }
+
+    fn open_as(file: &Path, cred: Cred) -> anyhow::Result<Ours> {
         let namespace = Namespace::open(file, NamespaceOptions::default())
             .with_context(|| format!("a namespace in {}", file.display()))?;
-        let user = namespace.register(Cred::user(1000, 1000), std::process::id())?;
+        let user = namespace.register(cred, std::process::id())?;
         Ok(Ours { users: vec![user], ids: vec![], _namespace: namespace })
     }
 

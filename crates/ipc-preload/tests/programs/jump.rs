@@ -114,7 +114,7 @@ mod here {
         let pid = child(|| {
             // Who waits for ever shall not.
             // SAFETY: the call takes a number.
-            unsafe { libc::alarm(60) };
+            unsafe { libc::alarm(300) };
             install(libc::SIGUSR1, Some(&action(handler as *const () as usize, libc::SA_NODEFER)));
             let_in(libc::SIG_BLOCK);
             let is_left = protect(&PLACE, take) == 1;

@@ -1,5 +1,5 @@
 //! Workers that are processes: each has the semaphores of the host kernel, or a namespace of corewalk that
-//! all of them map.
+//! all of them map, or such a namespace without knowing it (`preload`).
 //!
 //! A worker is this program again, as a client of the lab (`client`). It stays for a whole table and does
 //! one slice for each line that it reads:
@@ -36,6 +36,22 @@ const TMPFS: &str = "/dev/shm";
 /// The line that makes a worker answer.
 const ANSWER: &str = "answer";
 
+/// The variant of processes that the library answers, the library, and where it may be.
+const PRELOAD: &str = "preload";
+const LIBRARY: &str = "libcorewalk_ipc_preload.so";
+const LIBRARY_FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
+
+/// Whose semaphores a process takes.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// Those of the host kernel.
+    Host,
+    /// Those of the namespace in a file.
+    Namespace(&'a Path),
+    /// Likewise, without knowing it: a library answers for the host kernel.
+    Preload(&'a Path, &'a Path),
+}
+
 /// What a worker process is given.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Job {
@@ -55,6 +71,7 @@ pub(crate) struct Job {
 
 /// Worker processes on the sets of one variant.
 pub(crate) struct Workers<S> {
+    variant: &'static str,
     sems: S,
     clients: Vec<Client>,
 }
@@ -67,8 +84,8 @@ impl Workers<Linux> {
     pub(crate) fn linux(again: &[String], sets: &[u16], count: usize) -> anyhow::Result<Self> {
         let mut sems = Linux::default();
         sets.iter().try_for_each(|count| sems.make(*count))?;
-        let clients = start(again, None, (&sems.ids(), sets), count)?;
-        Ok(Workers { sems, clients })
+        let clients = start(again, Place::Host, (&sems.ids(), sets), count)?;
+        Ok(Workers { variant: sems.variant(), sems, clients })
     }
 }
 
@@ -86,15 +103,41 @@ impl Workers<Ours> {
         let file = folder.path().join("namespace");
         let mut sems = Ours::open(&file)?;
         sets.iter().try_for_each(|count| sems.make(*count))?;
-        let clients = start(again, Some(&file), (&sems.ids(), sets), count)?;
-        Ok(Workers { sems, clients })
+        let clients = start(again, Place::Namespace(&file), (&sems.ids(), sets), count)?;
+        Ok(Workers { variant: sems.variant(), sems, clients })
     }
+
+    /// As [`Workers::ours`], of processes that call the host kernel, and that the library of `corewalk ipc exec` answers.
+    ///
+    /// # Errors
+    /// If that cannot be done.
+    pub(crate) fn preload(
+        again: &[String],
+        folder: &Scratch,
+        sets: &[u16],
+        count: usize,
+    ) -> anyhow::Result<Self> {
+        let (file, library) = (folder.path().join("preloaded"), library()?);
+        let mut sems = Ours::open_as_self(&file)?;
+        sets.iter().try_for_each(|count| sems.make(*count))?;
+        let clients = start(again, Place::Preload(&library, &file), (&sems.ids(), sets), count)?;
+        Ok(Workers { variant: PRELOAD, sems, clients })
+    }
+}
+
+/// Returns the library to preload: cargo puts it beside the program, or into a folder there.
+fn library() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let folder = program.parent().context("the program is in no folder")?;
+    let candidates = LIBRARY_FOLDERS.map(|name| folder.join(name).join(LIBRARY));
+    let found = candidates.into_iter().find(|path| path.is_file());
+    found.with_context(|| format!("{LIBRARY} is not beside {}", program.display()))
 }
 
 impl<S: Sems> Workers<S> {
     /// Returns the name in the rows.
     pub(crate) fn variant(&self) -> &'static str {
-        self.sems.variant()
+        self.variant
     }
 
     /// Runs one slice with as many processes as `load` has threads.
@@ -110,7 +153,7 @@ impl<S: Sems> Workers<S> {
         let clients = &mut self.clients[..*threads];
         clients.iter_mut().try_for_each(|client| client.say(&line))?;
         let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Lap>>>();
-        let laps = laps.with_context(|| format!("{} in processes: {line}", self.sems.variant()))?;
+        let laps = laps.with_context(|| format!("{} in processes: {line}", self.variant))?;
         load.end(&self.sems, set)?;
         Ok(slice(&laps))
     }
@@ -145,7 +188,7 @@ fn slice(laps: &[Lap]) -> Slice {
 /// Starts processes, each on a processor, going round.
 fn start(
     again: &[String],
-    namespace: Option<&Path>,
+    place: Place<'_>,
     (ids, counts): (&[i32], &[u16]),
     count: usize,
 ) -> anyhow::Result<Vec<Client>> {
@@ -153,25 +196,31 @@ fn start(
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect();
     ensure!(!cpus.is_empty(), "no processor is known");
     let sets: Vec<(i32, u16)> = ids.iter().copied().zip(counts.iter().copied()).collect();
-    let client =
-        |worker: usize| spawn(again, namespace, (worker, cpus[worker % cpus.len()]), &sets);
+    let client = |worker: usize| spawn(again, place, (worker, cpus[worker % cpus.len()]), &sets);
     (0..count).map(client).collect()
 }
 
 fn spawn(
     again: &[String],
-    namespace: Option<&Path>,
+    place: Place<'_>,
     (worker, cpu): (usize, usize),
     sets: &[(i32, u16)],
 ) -> anyhow::Result<Client> {
     let mut args: Vec<OsString> = vec!["semop-worker".into()];
-    if let Some(namespace) = namespace {
-        args.extend(["--namespace".into(), namespace.into()]);
-    }
+    let environment = match place {
+        Place::Host => vec![],
+        Place::Namespace(file) => {
+            args.extend(["--namespace".into(), file.into()]);
+            vec![]
+        }
+        Place::Preload(library, file) => {
+            vec![("LD_PRELOAD", library), ("COREWALK_IPC_NAMESPACE", file)]
+        }
+    };
     let (worker, cpu) = (worker.to_string(), cpu.to_string());
     args.extend(["--worker", &worker, "--cpu", &cpu, "--sets"].map(OsString::from));
     args.extend(sets.iter().map(|(id, count)| format!("{id}:{count}").into()));
-    Client::spawn(again, args)
+    Client::spawn_with(again, args, &environment)
 }
 
 /// Starts a process that answers at the two semaphores of a set until it is dropped (`table::wakeup`), on
@@ -185,7 +234,8 @@ pub(crate) fn answerer(
     set: i32,
     cpu: usize,
 ) -> anyhow::Result<Client> {
-    let mut client = spawn(again, namespace, (0, cpu), &[(set, 2)])?;
+    let place = namespace.map_or(Place::Host, Place::Namespace);
+    let mut client = spawn(again, place, (0, cpu), &[(set, 2)])?;
     client.say(ANSWER)?;
     client.lap()?;
     Ok(client)

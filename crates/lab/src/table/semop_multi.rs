@@ -22,6 +22,7 @@
 //! |---|---|
 //! | `linux` | semop(2) of the host kernel |
 //! | `corewalk` | `corewalk-ipc` |
+//! | `preload` | processes that call as `linux` does, under the library of `corewalk ipc exec` |
 //! | `before-ipc-lock` | the kernel's design before document 002, in user space: one lock over lookup, checks and operations |
 //! | `before-ipc-rcu` | document 002's: lookup and checks in the read section, one lock over the operations |
 //! | `getppid` | the bare system call |
@@ -54,8 +55,9 @@ use crate::text::with_names;
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
 const OURS: &str = "corewalk";
-/// Who is measured.
+/// Who is measured, in threads and in processes.
 const VARIANTS: usize = 5;
+const PROCESSES: usize = 3;
 /// Semaphores of the two sets of each variant.
 const SEMS: [u16; 2] = [128, 1];
 /// More threads than there are processors.
@@ -121,7 +123,7 @@ impl Table for SemopMulti {
         vec![
             Grid::new(settings, loads, VARIANTS, share),
             Grid::new(settings, crowds(settings).len(), VARIANTS, share_of_crowds),
-            Grid::new(settings, loads, 2, share),
+            Grid::new(settings, loads, PROCESSES, share),
         ]
     }
 
@@ -170,11 +172,13 @@ fn processes(rounds: &Rounds<'_>, grid: Grid, samples: &mut Samples) -> anyhow::
     let folder = process::folder("semop-multi")?;
     let mut linux = Workers::linux(again, &SEMS, most)?;
     let mut ours = Workers::ours(again, &folder, &SEMS, most)?;
-    rounds.each(&grid, (&loads, 2), |visit| {
+    let mut preload = Workers::preload(again, &folder, &SEMS, most)?;
+    rounds.each(&grid, (&loads, PROCESSES), |visit| {
         let (load, set) = (visit.cell, set_of(visit.cell));
         let (name, slice) = match visit.at {
             0 => (linux.variant(), linux.run(load, set, grid.slice)?),
-            _ => (ours.variant(), ours.run(load, set, grid.slice)?),
+            1 => (ours.variant(), ours.run(load, set, grid.slice)?),
+            _ => (preload.variant(), preload.run(load, set, grid.slice)?),
         };
         slice.add_to(samples, visit.round, name, &load.params("processes"), BASELINE)
     })
