@@ -19,3 +19,4 @@ mod places;
 mod reads_fail;
 mod replays;
 mod storm;
+mod version1;
