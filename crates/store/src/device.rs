@@ -89,7 +89,9 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Returns the device that `file`, open for reading and writing, is.
+    /// Returns the device that `file`, open for reading and writing, is. [`Store::open_devices`] has an example.
+    ///
+    /// [`Store::open_devices`]: crate::Store::open_devices
     ///
     /// # Errors
     /// What the host says.

@@ -165,7 +165,22 @@ pub struct Report {
 /// Checks the store in the directory `path`.
 ///
 /// # Errors
-/// [`OpenError::Busy`] if it is mounted; those of [`crate::Store::open`].
+/// [`OpenError::Busy`] if it is mounted; `ENOENT` if there is none; those of [`crate::Store::open`], but for damage,
+/// which is a finding.
+///
+/// # Examples
+/// ```
+/// use corewalk_store::{OpenError, Store, StoreOptions, fsck};
+///
+/// # let dir = std::env::temp_dir().join(format!("store-doc4-{}", std::process::id()));
+/// let store = Store::open(&dir, &StoreOptions::default())?;
+/// assert!(matches!(fsck(&dir), Err(OpenError::Busy)));
+/// drop(store);
+/// let report = fsck(&dir)?;
+/// assert!(report.findings.is_empty() && report.inodes == 1);
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn fsck(path: &Path) -> Result<Report, OpenError> {
     let place = Place::open(path)?;
     fsck_devices(&place.devices()?)

@@ -34,7 +34,7 @@ const RESERVE: &str = "reserve";
 const LOG: &str = "log";
 const FILES: [&str; 6] = [LOCK, META, META_NEW, DATA, RESERVE, LOG];
 
-/// Why a store cannot be opened.
+/// Why a store cannot be opened. [`OpenError::errno`] says which errno that is to mount(2).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -77,6 +77,34 @@ pub enum OpenError {
     },
     /// What the host says.
     Io(io::Error),
+}
+
+impl OpenError {
+    /// Returns the errno that says the same, as mount(2) of a disk would: `EBUSY` if it is in use, `EINVAL` for
+    /// what is no store or of an unknown format, `EUCLEAN` ("structure needs cleaning") for damage, and what the
+    /// host says.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::Errno;
+    /// use corewalk_store::{OpenError, Store, StoreOptions};
+    ///
+    /// let missing = std::env::temp_dir().join("no-such-store");
+    /// let options = StoreOptions { is_read_only: true, ..StoreOptions::default() };
+    /// let error = Store::open(&missing, &options).err().expect("there is none");
+    /// assert_eq!(error.errno(), Errno::NOENT);
+    /// assert_eq!(OpenError::Damaged.errno(), Errno::UCLEAN);
+    /// ```
+    pub fn errno(&self) -> Errno {
+        match self {
+            OpenError::Busy => Errno::BUSY,
+            OpenError::Foreign | OpenError::Version(_) | OpenError::LogUnreadable { .. } => {
+                Errno::INVAL
+            }
+            OpenError::Damaged | OpenError::LogDamaged { .. } => Errno::UCLEAN,
+            OpenError::Io(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+        }
+    }
 }
 
 impl fmt::Display for OpenError {

@@ -137,6 +137,12 @@ pub struct StoreStats {
 
 impl StoreStats {
     /// Returns each count with its name, in a fixed order; what is true is 1.
+    ///
+    /// # Examples
+    /// ```
+    /// let fields = corewalk_store::StoreStats::default().fields();
+    /// assert_eq!(fields[0], ("store_inodes", 0));
+    /// ```
     #[must_use]
     pub fn fields(&self) -> [(&'static str, u64); 18] {
         [
@@ -183,6 +189,19 @@ impl Store {
     ///
     /// # Errors
     /// See [`OpenError`]; `ENOENT` if there is none and it is to be read only.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_store::{OpenError, Store, StoreOptions};
+    ///
+    /// # let dir = std::env::temp_dir().join(format!("store-doc1-{}", std::process::id()));
+    /// let options = StoreOptions { size_bytes: Some(1 << 30), ..StoreOptions::default() };
+    /// let store = Store::open(&dir, &options)?;
+    /// assert!(matches!(Store::open(&dir, &options), Err(OpenError::Busy)));
+    /// # drop(store);
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open(path: &std::path::Path, options: &StoreOptions) -> Result<Store, OpenError> {
         let place = match options.is_read_only {
             true => Place::open(path)?,
@@ -202,7 +221,27 @@ impl Store {
     /// Mounts the store on `devices`, or makes one there if they are empty.
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// See [`OpenError`]; `ENOENT` as for [`Store::open`].
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use corewalk_store::{Device, Devices, FileDevice, Store, StoreOptions};
+    ///
+    /// # let dir = std::env::temp_dir().join(format!("store-doc2-{}", std::process::id()));
+    /// std::fs::create_dir(&dir)?;
+    /// let device = |name| -> std::io::Result<Arc<dyn Device>> {
+    ///     let file = std::fs::File::options().read(true).write(true).create_new(true).open(dir.join(name))?;
+    ///     Ok(Arc::new(FileDevice::new(file)?))
+    /// };
+    /// let (meta, data) = (device("a")?, device("b")?);
+    /// let devices = Devices { meta, data, reserve: device("c")?, log: device("d")? };
+    /// let store = Store::open_devices(devices, &StoreOptions::default())?;
+    /// assert_eq!(store.stats().inodes, 1);
+    /// # drop(store);
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open_devices(devices: Devices, options: &StoreOptions) -> Result<Store, OpenError> {
         if options.is_read_only && devices.meta.is_empty()? {
             return Err(OpenError::Io(Errno::NOENT.into()));
@@ -286,11 +325,28 @@ impl Store {
     ///
     /// # Errors
     /// `EIO` if a commit failed, now or ever.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, FileSystem, Make, Name, Node};
+    /// use corewalk_store::{Store, StoreOptions};
+    ///
+    /// # let dir = std::env::temp_dir().join(format!("store-doc3-{}", std::process::id()));
+    /// let store = Store::open(&dir, &StoreOptions::default())?;
+    /// let root = Node::detached(store.root()?.ino, FileKind::Directory);
+    /// store.make(root, Name::new(b"file")?, &Make::new(0o644, 0, 0))?;
+    /// store.sync()?;
+    /// // The log has taken it, or the database.
+    /// assert!(store.stats().commits > 0);
+    /// # drop(store);
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn sync(&self) -> Result<(), Errno> {
         self.journal.commit_running()
     }
 
-    /// Returns what the store holds and has done.
+    /// Returns what the store holds and has done. [`Store::sync`] has an example.
     pub fn stats(&self) -> StoreStats {
         let (xattr_blocks, xattr_users) = self.blocks.counts();
         let mut stats = StoreStats {
