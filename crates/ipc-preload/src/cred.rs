@@ -1,7 +1,9 @@
 //! Who the process acts as, and the calls that change it.
 //!
 //! To ask the kernel costs as much as a whole semop(2) of ours does, so the answer is kept, and
-//! asked for again after each call that may change it. What changes credentials by an instruction of its
+//! asked for again after each call that may change it. Calls of the C library change all threads of the process;
+//! capset(2), and all calls by number, the calling thread only. Once there is a thread of which that is
+//! said while there are others, each thread asks for itself at its next call. What changes credentials by an instruction of its
 //! own goes unnoticed until the next such call.
 //!
 //! The answer comes from the kernel itself and not from the C library: fakeroot(1) answers
@@ -28,7 +30,7 @@ pub(crate) fn current() -> Cred {
 
 /// Defines functions that call the next of their name, and then ask anew who the process is.
 macro_rules! refreshing {
-    ($($table:ident, $name:ident($($argument:ident: $kind:ty),*);)*) => {
+    ($($table:ident, $name:ident($($argument:ident: $kind:ty),*), $refresh:ident;)*) => {
         $(
             static $table: Next = Next::new({
                 const NAME: &str = concat!(stringify!($name), "\0");
@@ -55,7 +57,7 @@ macro_rules! refreshing {
                 let next = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
                 // SAFETY: the caller's promise.
                 let result = unsafe { next($($argument),*) };
-                process::refresh_cred();
+                process::$refresh();
                 result
             }
         )*
@@ -68,17 +70,17 @@ macro_rules! refreshing {
 }
 
 refreshing! {
-    SETUID, setuid(uid: uid_t);
-    SETGID, setgid(gid: gid_t);
-    SETEUID, seteuid(uid: uid_t);
-    SETEGID, setegid(gid: gid_t);
-    SETREUID, setreuid(ruid: uid_t, euid: uid_t);
-    SETREGID, setregid(rgid: gid_t, egid: gid_t);
-    SETRESUID, setresuid(ruid: uid_t, euid: uid_t, suid: uid_t);
-    SETRESGID, setresgid(rgid: gid_t, egid: gid_t, sgid: gid_t);
-    SETGROUPS, setgroups(size: size_t, list: *const gid_t);
-    INITGROUPS, initgroups(user: *const libc::c_char, group: gid_t);
-    CAPSET, capset(header: *mut libc::c_void, sets: *const libc::c_void);
-    UNSHARE, unshare(flags: c_int);
-    SETNS, setns(fd: c_int, kind: c_int);
+    SETUID, setuid(uid: uid_t), refresh_cred;
+    SETGID, setgid(gid: gid_t), refresh_cred;
+    SETEUID, seteuid(uid: uid_t), refresh_cred;
+    SETEGID, setegid(gid: gid_t), refresh_cred;
+    SETREUID, setreuid(ruid: uid_t, euid: uid_t), refresh_cred;
+    SETREGID, setregid(rgid: gid_t, egid: gid_t), refresh_cred;
+    SETRESUID, setresuid(ruid: uid_t, euid: uid_t, suid: uid_t), refresh_cred;
+    SETRESGID, setresgid(rgid: gid_t, egid: gid_t, sgid: gid_t), refresh_cred;
+    SETGROUPS, setgroups(size: size_t, list: *const gid_t), refresh_cred;
+    INITGROUPS, initgroups(user: *const libc::c_char, group: gid_t), refresh_cred;
+    CAPSET, capset(header: *mut libc::c_void, sets: *const libc::c_void), refresh_thread_cred;
+    UNSHARE, unshare(flags: c_int), refresh_thread_cred;
+    SETNS, setns(fd: c_int, kind: c_int), refresh_thread_cred;
 }

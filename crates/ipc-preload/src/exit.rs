@@ -59,7 +59,7 @@ pub(crate) fn end() {
 }
 
 /// Returns true if this is the only thread of the process.
-fn is_alone() -> bool {
+pub(crate) fn is_alone() -> bool {
     // A directory with one entry, beside itself and its parent.
     rustix::fs::stat("/proc/self/task").is_ok_and(|stat| stat.st_nlink == 3)
 }

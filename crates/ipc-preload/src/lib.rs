@@ -32,6 +32,8 @@
 //!   semaphore or lock, waits for its own thread: the namespace's bound for a lock that nobody gives back
 //!   ends that with an error. The kernel has no such case. A handler that interrupts a wait may call anything.
 //! - What changes credentials without the C library, by an instruction of its own, goes unnoticed.
+//! - unshare(2) and setns(2) of an IPC namespace change nothing: the process keeps the objects of its namespace. A
+//!   child in another pid namespace is refused.
 //! - A handler that was installed without libc's functions, and that runs after a call was queued and before it
 //!   sleeps, does not end the wait with `EINTR`; the next one does.
 //! - Shared memory is the kernel's, unless `COREWALK_IPC_SHM` is set. It is read once, when the library is loaded.

@@ -24,10 +24,11 @@
 //! Source: madvise(2), vfork(2), environ(7).
 
 use corewalk_ipc::{Namespace, OpenError, Task};
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicPtr, Ordering};
+use corewalk_sync::primitives::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::cell::Cell;
 use std::ptr;
 
 use crate::cred;
@@ -46,6 +47,17 @@ struct Page {
     is_locked: AtomicBool,
     /// The lock of what is attached, see `shm`.
     is_attaching: AtomicBool,
+}
+
+/// Whether threads may act as different users. It stays so.
+static IS_APART: AtomicBool = AtomicBool::new(false);
+
+/// Changes of all threads at once, and one more.
+static CRED_CHANGES: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// What `CRED_CHANGES` was when this thread asked who it acts as, or 0.
+    static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
 const PAGE_BYTES: usize = 4096;
@@ -67,7 +79,12 @@ static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 /// Ends the process with status 127 if there is no namespace to register in.
 #[inline]
 pub(crate) fn task() -> &'static Task {
-    if let Some(task) = known_task() { task } else { registered() }
+    let task = if let Some(task) = known_task() { task } else { registered() };
+    // ORDERING: Relaxed. Who has changed its own credentials sees its own store.
+    if IS_APART.load(Ordering::Relaxed) {
+        refresh_late(task);
+    }
+    task
 }
 
 /// Returns the process's task if it has made a call before.
@@ -103,6 +120,10 @@ pub(crate) fn register_child(parent: &Task) {
     let _lock = PageLock::take(&page.is_locked);
     match parent.fork(pid()) {
         Ok(task) => {
+            // ORDERING: Relaxed. The child's one thread reads what its parent's memory was.
+            if IS_APART.load(Ordering::Relaxed) {
+                task.set_cred(cred::current());
+            }
             succeed_parent(&task);
             let _ = publish(page, task);
         }
@@ -110,13 +131,39 @@ pub(crate) fn register_child(parent: &Task) {
     }
 }
 
-/// Asks anew who the process acts as.
+/// Asks anew who the process acts as, after a call of the C library that changes all of its threads.
 pub(crate) fn refresh_cred() {
+    // ORDERING: Relaxed. A hint to other threads, which the C library has interrupted for the change.
+    CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and is another.
     if let Some(task) = own_task() {
         // A child that is registered reads it: see `fork`.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
+    }
+}
+
+/// Asks anew who the calling thread acts as, after a call that changes it alone. Threads that are made before it
+/// are what they were, and those that it makes are what it is: from now on each asks for itself.
+pub(crate) fn refresh_thread_cred() {
+    if crate::exit::is_alone() {
+        return refresh_cred();
+    }
+    if known_task().is_none_or(|task| task.pid() == pid()) {
+        // ORDERING: Relaxed. See `task`.
+        IS_APART.store(true, Ordering::Relaxed);
+        ASKED.set(0);
+    }
+}
+
+/// Asks who the calling thread acts as, if it has not since the last change.
+#[cold]
+fn refresh_late(task: &Task) {
+    // ORDERING: Relaxed. See `refresh_cred`.
+    let changes = CRED_CHANGES.load(Ordering::Relaxed);
+    if ASKED.get() != changes && task.pid() == pid() {
+        ASKED.set(changes);
+        task.set_thread_cred(cred::current());
     }
 }
 

@@ -47,7 +47,7 @@ const CALLS: [c_long; 14] = [
 const SHM_CALLS: [c_long; 4] =
     [libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl];
 
-/// Calls after which the credentials are asked for anew.
+/// Calls after which the credentials are asked for anew. By number they change the calling thread only.
 const REFRESHING: [c_long; 11] = [
     libc::SYS_setuid,
     libc::SYS_setgid,
@@ -162,7 +162,7 @@ unsafe extern "C" fn dispatch(
     if REFRESHING.contains(&number) {
         // SAFETY: the caller's promise.
         let result = unsafe { pass_on(number, rest) };
-        process::refresh_cred();
+        process::refresh_thread_cred();
         return result;
     }
     if number == libc::SYS_exit_group {

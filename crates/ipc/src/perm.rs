@@ -7,11 +7,16 @@
 //!
 //! All of it runs without a lock, on a copy of the object's permissions that belongs together.
 //!
+//! Credentials are a task's. To the kernel they are a thread's: a thread may have some of its own, which then take
+//! the place of those of one task. A word of the task says whether any thread has; so who has none pays one load.
+//!
 //! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::unmodelled;
 use corewalk_sync::{Mutex, RcuCell, rcu};
 use rustix::io::Errno;
+use std::cell::RefCell;
 
 use crate::field::{high, low, pair};
 
@@ -195,9 +200,18 @@ pub trait SecurityHook: Send + Sync {
     }
 }
 
+thread_local! {
+    /// Credentials that this thread has of its own, and the number of the cell whose place they take.
+    static OWN: RefCell<Option<(u64, Cred)>> = const { RefCell::new(None) };
+}
+
 /// The credentials of a task, for checks without a lock.
 #[derive(Debug)]
 pub(crate) struct CredCell {
+    /// Tells the cell from all others, wherever it is moved to.
+    number: u64,
+    /// Whether a thread has credentials of its own. It sees its own store, and nobody else needs to.
+    has_own: unmodelled::AtomicBool,
     /// Effective user and group.
     ids: AtomicU64,
     caps: AtomicU64,
@@ -210,7 +224,11 @@ pub(crate) struct CredCell {
 
 impl CredCell {
     pub(crate) fn new(cred: Cred) -> Self {
+        static LAST: unmodelled::AtomicU64 = unmodelled::AtomicU64::new(0);
         Self {
+            // ORDERING: Relaxed. A number that no other cell has; nothing is published with it.
+            number: LAST.fetch_add(1, unmodelled::Ordering::Relaxed),
+            has_own: unmodelled::AtomicBool::new(false),
             ids: AtomicU64::new(pair(cred.euid, cred.egid)),
             caps: AtomicU64::new(cred.caps),
             whole: RcuCell::new(cred),
@@ -227,14 +245,48 @@ impl CredCell {
         self.whole.replace(cred);
     }
 
+    /// Gives the calling thread credentials of its own.
+    pub(crate) fn set_own(&self, cred: Cred) {
+        // ORDERING: Relaxed. See `has_own`.
+        self.has_own.store(true, unmodelled::Ordering::Relaxed);
+        // What was there is dropped once the cell may be borrowed again: a signal handler may make calls too. One that
+        // interrupts a look at it changes nothing, nor does who calls at the end of the thread.
+        let _before = OWN.try_with(|own| {
+            let mut own = own.try_borrow_mut().ok()?;
+            own.replace((self.number, cred))
+        });
+    }
+
+    /// Returns what `of` makes of the calling thread's own credentials, if it has any.
+    #[inline]
+    fn of_own<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
+        // ORDERING: Relaxed. See `has_own`.
+        if !self.has_own.load(unmodelled::Ordering::Relaxed) {
+            return None;
+        }
+        self.of_own_slow(of)
+    }
+
+    #[cold]
+    fn of_own_slow<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
+        let found = OWN.try_with(|own| {
+            let own = own.try_borrow().ok()?;
+            own.as_ref().filter(|own| own.0 == self.number).map(|own| of(&own.1))
+        });
+        found.ok().flatten()
+    }
+
     /// Returns a copy of everything, as it was set at once. Takes no lock and stores nothing that others read.
     pub(crate) fn whole(&self) -> Cred {
-        self.whole.read(&rcu::read_lock()).clone()
+        self.of_own(Cred::clone).unwrap_or_else(|| self.whole.read(&rcu::read_lock()).clone())
     }
 
     /// Returns the effective user and group.
     #[inline]
     pub(crate) fn ids(&self) -> (u32, u32) {
+        if let Some(own) = self.of_own(|own| (own.euid, own.egid)) {
+            return own;
+        }
         // ORDERING: Relaxed. See `set`.
         let ids = self.ids.load(Ordering::Relaxed);
         (low(ids), high(ids))
@@ -242,6 +294,9 @@ impl CredCell {
 
     #[inline]
     pub(crate) fn is_capable(&self, cap: u64) -> bool {
+        if let Some(own) = self.of_own(|own| own.caps & cap != 0) {
+            return own;
+        }
         // ORDERING: Relaxed. See `set`.
         self.caps.load(Ordering::Relaxed) & cap != 0
     }
@@ -264,8 +319,12 @@ impl CredCell {
 
     #[cold]
     fn is_in_group(&self, groups: [u32; 2]) -> bool {
+        let is_in = |cred: &Cred| cred.groups.iter().any(|group| groups.contains(group));
+        if let Some(own) = self.of_own(is_in) {
+            return own;
+        }
         let section = rcu::read_lock();
-        self.whole.read(&section).groups.iter().any(|group| groups.contains(group))
+        is_in(self.whole.read(&section))
     }
 
     /// Returns true if the object may be changed or removed.
@@ -337,6 +396,27 @@ mod tests {
             }
         });
         assert_eq!(cell.ids(), (ROUNDS, ROUNDS));
+    }
+
+    #[test]
+    fn credentials_of_a_thread_are_its_own_and_take_the_place_of_one_cells() {
+        let [cell, other] = [(); 2].map(|()| CredCell::new(Cred::user(9, 9)));
+        let own = Cred { groups: vec![10], caps: CAP_SYS_ADMIN, ..Cred::user(8, 8) };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                cell.set_own(own.clone());
+                let cell = Box::new(&cell);
+                assert_eq!((cell.ids(), cell.whole()), ((8, 8), own.clone()));
+                assert!(may_with(&cell, &PERM, 0o444) && cell.may_control(&PERM));
+                assert_eq!((other.ids(), other.whole()), ((9, 9), Cred::user(9, 9)));
+                assert!(!may_with(&other, &PERM, 0o444) && !other.may_control(&PERM));
+                // Those of the others change, and not its own.
+                cell.set(Cred::user(7, 7));
+                assert_eq!(cell.ids(), (8, 8));
+            });
+        });
+        assert_eq!((cell.ids(), cell.whole()), ((7, 7), Cred::user(7, 7)));
+        assert!(!may_with(&cell, &PERM, 0o444) && !cell.may_control(&PERM));
     }
 
     #[test]

@@ -194,6 +194,32 @@ impl Task {
         self.cred.set(cred);
     }
 
+    /// Gives the calling thread credentials of its own, which [`Task::set_cred`] does not change: to Linux
+    /// they are a thread's. One thread has them for one task at a time, the last one that it asked for.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let up = [SemBuf::new(0, 1, 0)];
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| {
+    ///         task.set_thread_cred(Cred::user(1000, 1000));
+    ///         assert_eq!(task.semop(id, &up), Err(Errno::ACCESS));
+    ///     });
+    /// });
+    /// assert_eq!(task.semop(id, &up), Ok(()));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    pub fn set_thread_cred(&self, cred: Cred) {
+        self.cred.set_own(cred);
+    }
+
     /// Ends all waits of the task with `EINTR`, as a signal does; returns how many there were.
     ///
     /// A wait that is over already returns what it came to.

@@ -49,6 +49,11 @@ fn credentials_follow_the_process() {
 }
 
 #[test]
+fn credentials_of_a_thread_are_its_own() {
+    run("thread_credentials", &Namespace::new());
+}
+
+#[test]
 fn threads_share_a_task() {
     run("threads", &Namespace::new());
 }

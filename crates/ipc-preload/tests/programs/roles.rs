@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::{jump, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 29] = [
+pub(crate) const ROLES: [(&str, fn()); 30] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -21,6 +21,7 @@ pub(crate) const ROLES: [(&str, fn()); 29] = [
     ("errors", errors),
     ("by_number", by_number),
     ("credentials", credentials),
+    ("thread_credentials", thread_credentials),
     ("threads", threads),
     ("signals_soon", signals::soon),
     ("signals_before_sleep", signals::before_sleep),
@@ -269,6 +270,45 @@ fn credentials() {
     });
     assert_eq!(exited(wait(pid)), 0);
     assert_eq!(value(id, 0), 3);
+    remove(id);
+}
+
+/// What a thread changes by number is its own, and goes on to those that it makes.
+fn thread_credentials() {
+    // SAFETY: the call takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: not root");
+        return;
+    }
+    let id = set(1);
+    let up = move || semop(id, (0, 1, 0));
+    let (told, go_on) = (pipe(), pipe());
+    assert_eq!(up(), Ok(0));
+    thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            let before = up();
+            // SAFETY: the call takes numbers.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, 1000, -1) };
+            let own = up();
+            let child = thread::spawn(up).join();
+            tell(told, 0);
+            hear(go_on);
+            let child = child.map_err(drop);
+            ((before, changed), (own, child), up())
+        });
+        hear(told);
+        let main = up();
+        let made = thread::spawn(up).join().map_err(drop);
+        // All threads, by the C library.
+        // SAFETY: the call takes a number.
+        let back = unsafe { libc::seteuid(0) };
+        tell(go_on, 0);
+        let refused = Err(libc::EACCES);
+        let ended = other.join().expect("no panic");
+        assert_eq!(ended, ((Ok(0), 0), (refused, Ok(refused)), Ok(0)));
+        assert_eq!((main, made, back), (Ok(0), Ok(Ok(0)), 0), "others are what they were");
+    });
+    assert_eq!(value(id, 0), 5);
     remove(id);
 }
 
