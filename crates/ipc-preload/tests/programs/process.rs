@@ -42,8 +42,7 @@ impl Namespace {
         let names = fs::read_dir(folder).expect("a folder").flatten();
         let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
         // What else there is says who has something attached.
-        let is_other = |name: &String| name.starts_with("exec-") || name.starts_with("task-");
-        names.filter(|name| !is_other(name)).count()
+        names.filter(|name| !name.starts_with("exec-")).count()
     }
 
     pub(crate) fn missing() -> Self {

@@ -39,6 +39,8 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// What is attached where.
     attached: BTreeMap<usize, Attached>,
+    /// Whether it has had a hold, which is to be forgotten.
+    has_hold: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -275,6 +277,7 @@ impl Task {
     ///
     /// Those of the backing.
     pub fn hold(&self) -> Result<OwnedFd, Errno> {
+        self.shm.lock().has_hold = true;
         self.shared.backing.hold(self.owner.index)
     }
 
@@ -336,11 +339,14 @@ impl Task {
 /// `EIO` if the lock cannot be had, `EBUSY` if a child that is not yet counted has its attaches: the line of the task has to
 /// stay its own, so that it is reaped.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
-    let Own { made, attached } = std::mem::take(&mut *task.shm.lock());
+    let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
+    let shared = &*task.shared;
     if made.is_empty() && attached.is_empty() {
+        if has_hold {
+            shared.backing.forget(task.owner.index);
+        }
         return Ok(());
     }
-    let shared = &*task.shared;
     if !attached.is_empty() && shared.backing.is_held(task.owner.index) {
         return Err(Errno::BUSY);
     }
@@ -357,7 +363,9 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     }
     drop(ids);
     gone.give_back(shared);
-    shared.backing.forget(task.owner.index);
+    if has_hold {
+        shared.backing.forget(task.owner.index);
+    }
     Ok(())
 }
 

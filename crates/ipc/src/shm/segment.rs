@@ -383,9 +383,7 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno>
         gone.give_back(shared);
         return Ok(false);
     }
-    if is_held.is_some() {
-        shared.backing.forget(task);
-    }
+    shared.backing.forget(task);
     // What is left was about to become a record, or was one.
     let pool = shared.layout.attaches;
     for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
