@@ -1,6 +1,14 @@
 //! `corewalk ipc serve`: looks after a namespace that has a name, until SIGINT or SIGTERM.
 //!
+//! It also ends once the file is gone, or another has its place, and no process is left that was in it: nobody can
+//! join such a namespace.
+//!
 //! Source: see `watch`.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -26,10 +34,37 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             .map_err(|error| Failure::of("signals", error))?;
     }
     println!("serving {}", place.path.display());
+    let file = file_at(&place.path);
     let mut watch = Watch::default();
     // ORDERING: Relaxed. The flag is all that is told.
     while !is_over.load(Ordering::Relaxed) {
         watch.turn(&place.namespace, None);
+        let now = file_at(&place.path);
+        let is_removed = now != file && now != At::Unknown;
+        if is_removed && place.namespace.pids().is_empty() {
+            println!("{} was removed", place.path.display());
+            break;
+        }
     }
     Ok(())
+}
+
+/// Which file lies at a path.
+#[derive(Debug, PartialEq, Eq)]
+enum At {
+    File {
+        dev: u64,
+        ino: u64,
+    },
+    Nothing,
+    /// It cannot be told, which is no reason to end.
+    Unknown,
+}
+
+fn file_at(path: &Path) -> At {
+    match fs::metadata(path) {
+        Ok(status) => At::File { dev: status.dev(), ino: status.ino() },
+        Err(error) if error.kind() == ErrorKind::NotFound => At::Nothing,
+        Err(_) => At::Unknown,
+    }
 }

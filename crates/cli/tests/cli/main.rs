@@ -9,5 +9,7 @@ mod fixtures;
 mod ipc;
 mod mistakes;
 mod mounting;
+mod program;
+mod serve;
 mod store;
 mod user;
