@@ -3,6 +3,7 @@
 //! `exec` runs a command in a namespace; `ls`, `rm` and `stat` are for the namespaces that have a name.
 
 mod exec;
+mod forms;
 mod ls;
 mod objects;
 mod place;
@@ -29,11 +30,12 @@ pub(crate) struct Arguments {
 enum Command {
     /// Runs a command whose semaphores, message queues and perhaps shared memory are those of a namespace in user space.
     Exec(exec::Arguments),
-    /// Shows the objects of a namespace, or which namespaces there are.
+    /// Shows the objects of a namespace after ipcs(1), or which namespaces there are.
     Ls(ls::Arguments),
-    /// Removes objects of a namespace, or the namespace.
+    /// Removes objects of a namespace after ipcrm(1), or the namespace.
     Rm(rm::Arguments),
-    /// Shows the limits of a namespace, and what is used.
+    /// Shows all limits of a namespace, what is used and who uses it, in one table; `ls -l` and `ls -u` show the first
+    /// two as ipcs(1) does.
     Stat(stat::Arguments),
     /// Looks after a namespace: what killed processes have left is put in order at once.
     Serve(serve::Arguments),

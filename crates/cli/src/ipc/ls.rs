@@ -1,4 +1,4 @@
-//! `corewalk ipc ls`: the objects of a namespace, after ipcs(1); without one, the namespaces.
+//! `corewalk ipc ls`: the objects of a namespace, after ipcs(1) (`forms`); without one, the namespaces.
 //!
 //! Source: ipcs(1).
 
@@ -7,8 +7,11 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
+use corewalk_ipc::Task;
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 
+use super::forms::{self, Form};
 use super::objects::{Kind, collect};
 use super::place::{self, NAMESPACE_ENV, Place};
 use crate::failure::Failure;
@@ -35,12 +38,46 @@ pub(crate) struct Arguments {
     /// Show all of them, as without any of these.
     #[arg(short = 'a', long)]
     all: bool,
+    /// Show the time of the last operation and of the last change, in UTC.
+    #[arg(short = 't', long, group = "form")]
+    time: bool,
+    /// Show who made it and who used it last; a semaphore set has that of each semaphore, see `-i`.
+    #[arg(short = 'p', long, group = "form")]
+    pid: bool,
+    /// Show creator and owner.
+    #[arg(short = 'c', long, group = "form")]
+    creator: bool,
+    /// Show the limits.
+    #[arg(short = 'l', long, group = "form", conflicts_with = "json")]
+    limits: bool,
+    /// Show how much is used.
+    #[arg(short = 'u', long, group = "form", conflicts_with = "json")]
+    summary: bool,
+    /// Show all of the one object with this id; one of `-q`, `-m`, `-s` says of which kind it is.
+    #[arg(short = 'i', long, group = "form", value_name = "ID")]
+    id: Option<i32>,
+}
+
+impl Arguments {
+    fn form(&self) -> Form {
+        match (self.time, self.pid, self.creator) {
+            (true, ..) => Form::Times,
+            (_, true, _) => Form::Pids,
+            (_, _, true) => Form::Creators,
+            _ => Form::Plain,
+        }
+    }
+
+    fn is_about_objects(&self) -> bool {
+        let kinds = self.queues || self.shmems || self.semaphores || self.all;
+        kinds || self.form() != Form::Plain || self.limits || self.summary || self.id.is_some()
+    }
 }
 
 /// Shows them.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let is_inside = std::env::var_os(NAMESPACE_ENV).is_some();
-    let text = if arguments.namespace.is_none() && !is_inside {
+    let text = if arguments.namespace.is_none() && !is_inside && !arguments.is_about_objects() {
         let namespaces = namespaces()?;
         if arguments.json { namespaces_json(&namespaces) } else { namespaces_table(&namespaces) }
     } else {
@@ -60,6 +97,22 @@ fn objects(arguments: &Arguments) -> Result<String, Failure> {
     };
     let is_all = arguments.all || !Kind::ALL.into_iter().any(chosen);
     let kinds = Kind::ALL.into_iter().filter(|kind| is_all || chosen(*kind));
+    if let Some(id) = arguments.id {
+        let kinds: Vec<Kind> = kinds.collect();
+        let &[kind] = &kinds[..] else {
+            return Err(Failure::Usage("of which kind is it? -i takes one of -q, -m, -s".into()));
+        };
+        return one(&task, kind, id, arguments.json);
+    }
+    if arguments.limits || arguments.summary {
+        let limits = place.namespace.limits();
+        let text = kinds.map(|kind| match arguments.limits {
+            true => Ok(forms::limits(kind, &limits)),
+            false => forms::summary(kind, &task),
+        });
+        let text: Result<String, Errno> = text.collect();
+        return text.map(|text| text + "\n").map_err(|errno| Failure::of("what is used", errno));
+    }
     let kinds = kinds.map(|kind| (kind, collect(&task, kind)));
     if arguments.json {
         let list = |objects: Vec<super::objects::Object>| {
@@ -69,22 +122,18 @@ fn objects(arguments: &Arguments) -> Result<String, Failure> {
             kinds.map(|(kind, objects)| (kind.name().to_owned(), list(objects))).collect();
         return Ok(format!("{}\n", Value::Object(all)));
     }
-    let tables = kinds.map(|(kind, objects)| {
-        let rows: Vec<Vec<String>> = objects.iter().map(|object| object.row(kind)).collect();
-        format!("\n{}\n{}", kind.title(), columns(kind.columns(), &rows))
-    });
+    let tables = kinds.map(|(kind, objects)| forms::table(kind, arguments.form(), &objects));
     Ok(tables.collect::<String>() + "\n")
 }
 
-/// Returns rows in columns of ten letters and one between, as ipcs(1) has them.
-fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
-    let line = |cells: Vec<&str>| {
-        let cells: String = cells.iter().map(|cell| format!("{cell:<10} ")).collect();
-        format!("{}\n", cells.trim_end())
-    };
-    let head = line(names.to_vec());
-    let body = rows.iter().map(|row| line(row.iter().map(String::as_str).collect()));
-    head + &body.collect::<String>()
+/// Returns all there is to know about one object.
+fn one(task: &Task, kind: Kind, id: i32, is_json: bool) -> Result<String, Failure> {
+    let found = collect(task, kind).into_iter().find(|object| object.id == id);
+    let object = found.ok_or_else(|| Failure::Failed(format!("id {id} not found")))?;
+    if is_json {
+        return Ok(format!("{}\n", object.json()));
+    }
+    forms::details(task, kind, &object).map_err(|errno| Failure::of(format!("id {id}"), errno))
 }
 
 /// A namespace that has a name.
@@ -128,16 +177,5 @@ fn namespaces_table(namespaces: &[Named]) -> String {
     let rows = namespaces.iter().map(|named| {
         vec![named.name.clone(), named.used_bytes.to_string(), named.path.display().to_string()]
     });
-    columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_as_wide_as_those_of_ipcs() {
-        let rows = [vec!["0x00000001".to_owned(), "7".to_owned()]];
-        assert_eq!(columns(&["key", "semid"], &rows), "key        semid\n0x00000001 7\n");
-    }
+    forms::columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
 }

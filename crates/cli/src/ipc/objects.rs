@@ -24,21 +24,12 @@ impl Kind {
         }
     }
 
-    /// Returns the headline of its table.
-    pub(super) fn title(self) -> &'static str {
+    /// Returns what ipcs(1) calls an object of this kind.
+    pub(super) fn word(self) -> &'static str {
         match self {
-            Self::Msg => "------ Message Queues --------",
-            Self::Shm => "------ Shared Memory Segments --------",
-            Self::Sem => "------ Semaphore Arrays --------",
-        }
-    }
-
-    /// Returns the names of its columns.
-    pub(super) fn columns(self) -> &'static [&'static str] {
-        match self {
-            Self::Msg => &["key", "msqid", "owner", "perms", "used-bytes", "messages"],
-            Self::Shm => &["key", "shmid", "owner", "perms", "bytes", "nattch", "status"],
-            Self::Sem => &["key", "semid", "owner", "perms", "nsems"],
+            Self::Msg => "message queue",
+            Self::Shm => "shared memory segment",
+            Self::Sem => "semaphore",
         }
     }
 
@@ -77,6 +68,11 @@ impl Object {
             row.push(flags.map(|(_, word)| word).collect::<Vec<_>>().join(","));
         }
         row
+    }
+
+    /// Returns a number that is shown of its kind only.
+    pub(super) fn number(&self, name: &str) -> u64 {
+        self.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, number)| *number)
     }
 
     /// Returns all that is known of it.
@@ -148,11 +144,21 @@ fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
 
 /// Returns the name of a user of this system, else the number.
 pub(super) fn user_name(uid: u32) -> String {
-    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let found = users.lines().find_map(|line| {
+    name_in("/etc/passwd", uid)
+}
+
+/// Returns the name of a group of this system, else the number.
+pub(super) fn group_name(gid: u32) -> String {
+    name_in("/etc/group", gid)
+}
+
+/// Both files have the name in the first field, and the number in the third.
+fn name_in(path: &str, id: u32) -> String {
+    let lines = std::fs::read_to_string(path).unwrap_or_default();
+    let found = lines.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+        (fields.nth(1)?.parse() == Ok(id)).then(|| name.to_owned())
     });
-    found.unwrap_or_else(|| uid.to_string())
+    found.unwrap_or_else(|| id.to_string())
 }

@@ -47,6 +47,9 @@ pub(crate) struct Arguments {
     /// namespace any more.
     #[arg(long, group = "what")]
     purge: bool,
+    /// Say what is removed.
+    #[arg(short = 'v', long)]
+    verbose: bool,
 }
 
 /// What `--all` is about.
@@ -80,12 +83,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         (Kind::Shm, &arguments.shmem_id, &arguments.shmem_key),
         (Kind::Sem, &arguments.semaphore_id, &arguments.semaphore_key),
     ] {
+        let remove = |id| {
+            if arguments.verbose {
+                println!("removing {} id '{id}'", kind.word());
+            }
+            remove(&task, kind, id)
+        };
         let of_id = ids.iter().map(|id| {
-            let done = remove(&task, kind, *id);
+            let done = remove(*id);
             done.map_err(|errno| format!("{} ({id})", complaint(errno, "id")))
         });
         let of_key = keys.iter().map(|key| {
-            let done = find(&task, kind, *key).and_then(|id| remove(&task, kind, id));
+            let done = find(&task, kind, *key).and_then(&remove);
             done.map_err(|errno| format!("{} ({key:#x})", complaint(errno, "key")))
         });
         failures.extend(of_id.chain(of_key).filter_map(Result::err));
@@ -95,6 +104,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             continue;
         }
         for object in collect(&task, kind) {
+            if arguments.verbose {
+                println!("removing {} id '{}'", kind.word(), object.id);
+            }
             // Another may have removed it meanwhile.
             if let Err(errno) = remove(&task, kind, object.id)
                 && !matches!(errno, Errno::INVAL | Errno::IDRM)

@@ -120,3 +120,57 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "lets in who may not read the namespace");
 }
+
+/// The forms of ipcs(1) and ipcrm(1): what the columns are called, and what is in them.
+#[test]
+fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
+    use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, SemBuf};
+    let folder = Folder::new();
+    let path = folder.path("namespace");
+    let namespace = Namespace::open(&path, NamespaceOptions::default()).expect("a namespace");
+    let pid = std::process::id();
+    let task = namespace.register(Cred::root(), pid).expect("a task");
+    let set = task.semget(0x51, 2, IPC_CREAT | 0o640).expect("a set");
+    task.semop(set, &[SemBuf::new(1, 7, 0)]).expect("it is possible");
+    let queue = task.msgget(0x52, IPC_CREAT | 0o604).expect("a queue");
+    task.msgsnd(queue, 1, b"hello", 0).expect("room");
+    let path = path.to_str().expect("a path of ours");
+    let ls = |words: &[&str]| {
+        let output = run(corewalk(&[&["ipc", "ls", "--namespace", path][..], words].concat()));
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let shows = |words: &[&str], parts: &[&str]| {
+        let shown = ls(words);
+        parts.iter().for_each(|part| assert!(shown.contains(part), "{part} in\n{shown}"));
+    };
+    shows(&["-q", "-t"], &["Send/Recv/Change Times", "msqid      owner      send", "Not set", "Z"]);
+    shows(&["-s", "-t"], &["semid      owner      last-op              last-changed\n"]);
+    shows(&["-q", "-p"], &["msqid      owner      lspid      lrpid\n", &format!("{pid}"), " 0\n"]);
+    shows(&["-m", "-p"], &["shmid      owner      cpid       lpid\n"]);
+    shows(&["-q", "-c"], &["msqid      perms      cuid       cgid       uid        gid\n", "604"]);
+    shows(&["-l"], &["max ops per semop call = 500", "default max size of queue (bytes) = 16384"]);
+    shows(
+        &["-u"],
+        &["allocated semaphores = 2\n", "used space = 5 bytes\n", "pages allocated 0\n"],
+    );
+    let id = set.to_string();
+    let semaphore = format!("1          7          0          0          {pid}\n");
+    let title = format!("Semaphore Array semid={set}\n");
+    shows(&["-s", "-i", &id], &[&title, "mode=0640, access_perms=0640", &semaphore]);
+    shows(&["-q", "-i", &queue.to_string()], &["qbytes=16384\tqnum=1", "rcv_time=Not set"]);
+    shows(&["-s", "-i", &id, "--json"], &["{\"id\":", "\"nsems\":2"]);
+    let refused = |words: &[&str], status, said: &str| {
+        let command = corewalk(&[&["ipc", "ls", "--namespace", path][..], words].concat());
+        folder.assert_refused(command, status, said);
+    };
+    refused(&["-i", &id], 2, "-i takes one of -q, -m, -s");
+    refused(&["-s", "-i", "99"], 1, "id 99 not found");
+    refused(&["-t", "-p"], 2, "cannot be used with");
+    folder.assert_refused(corewalk(&["ipc", "ls", "-t"]), 2, "which namespace?");
+    let rm = ["ipc", "rm", "--namespace", path, "-v", "-S", "0x51", "--all=msg"];
+    let removed = run(corewalk(&rm));
+    let wanted = format!("removing semaphore id '{set}'\nremoving message queue id '{queue}'\n");
+    assert_eq!(String::from_utf8_lossy(&removed.stdout), wanted);
+    assert!(removed.status.success() && task.sem_getall(set).is_err());
+}
