@@ -105,6 +105,8 @@ pub(crate) struct Tally {
     passed: u32,
     failed: u32,
     skipped: u32,
+    /// Names of the steps that were skipped.
+    left_out: Vec<String>,
 }
 
 impl Tally {
@@ -115,7 +117,10 @@ impl Tally {
         let (count, text) = match step() {
             Outcome::Passed => (&mut self.passed, "passed".to_owned()),
             Outcome::Failed(why) => (&mut self.failed, format!("FAILED: {why}")),
-            Outcome::Skipped(why) => (&mut self.skipped, format!("skipped: {why}")),
+            Outcome::Skipped(why) => {
+                self.left_out.push(name.to_owned());
+                (&mut self.skipped, format!("skipped: {why}"))
+            }
         };
         *count += 1;
         let line = format!("{name:<18} {:>6.1} s  {text}", start.elapsed().as_secs_f64());
@@ -134,6 +139,15 @@ impl Tally {
             _ => Outcome::Failed(format!("{failed} steps failed")),
         }
     }
+
+    /// As [`Tally::finish`] of steps that are one thing only together: it was skipped if any of them was.
+    pub(crate) fn finish_as_one(self) -> Outcome {
+        let left_out = self.left_out.join(", ");
+        match self.finish() {
+            Outcome::Passed if !left_out.is_empty() => Outcome::Skipped(left_out),
+            outcome => outcome,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +161,25 @@ mod tests {
         tally.step("b", || Outcome::Skipped("no reason".to_owned()));
         assert_eq!((tally.passed, tally.failed, tally.skipped), (1, 0, 1));
         assert_eq!(tally.finish(), Outcome::Passed);
+    }
+
+    #[test]
+    fn steps_that_are_one_are_skipped_if_one_is() {
+        let of = |outcomes: [Outcome; 3]| {
+            let mut tally = Tally::default();
+            for (name, outcome) in ["a", "b", "c"].into_iter().zip(outcomes) {
+                tally.step(name, || outcome);
+            }
+            tally.finish_as_one()
+        };
+        let (skipped, failed) = (|| Outcome::Skipped("x".into()), || Outcome::Failed("y".into()));
+        assert_eq!(of([Outcome::Passed, Outcome::Passed, Outcome::Passed]), Outcome::Passed);
+        let some = of([skipped(), Outcome::Passed, skipped()]);
+        assert_eq!(some, Outcome::Skipped("a, c".to_owned()));
+        assert_eq!(
+            of([skipped(), failed(), Outcome::Passed]),
+            Outcome::Failed("1 steps failed".into())
+        );
     }
 
     #[test]
