@@ -66,7 +66,8 @@
 //!   number of its thread.
 //! - Receivers that wait keep their places when `IPC_SET` has them ask for permission again.
 //! - A [`SecurityHook`] is asked once per msgrcv(2), and not for each message.
-//! - `SHM_HUGETLB` is refused, `SHM_INFO` knows nothing of swap, and `SHM_LOCK` is a mark only.
+//! - `SHM_HUGETLB` is refused with `EINVAL`, also where Linux says `EPERM`. `SHM_INFO` knows nothing of swap, and
+//!   `SHM_LOCK` is a mark only.
 //! - `GETPID` of a semaphore on which a process was killed may name it, though its operation was taken back.
 //! - A call that can succeed (or fails with `ERANGE`) makes no system call, and so does not look whether somebody
 //!   has died. Until those who were killed are looked for it may take what they had added with `SEM_UNDO`, or find

@@ -214,6 +214,28 @@ fn errors() {
     let (_, stat) = sysv::stat(id, libc::IPC_STAT).expect("a set");
     assert_eq!((stat.nsems, stat.mode), (2, 0o600));
     remove(id);
+    errors_of_queues(errno);
+}
+
+fn errors_of_queues(errno: impl Fn(i32) -> Option<i32>) {
+    let null = ptr::null_mut::<libc::c_void>();
+    let id = sysv::msg::msgget(libc::IPC_PRIVATE, 0o600).expect("a queue");
+    let hello = sysv::msg::Buffer { mtype: 1, text: *b"hello" };
+    assert_eq!(sysv::msg::msgsnd(id, &hello, 5, 0), Ok(0));
+    // SAFETY: null is an address that these calls refuse.
+    assert_eq!(errno(unsafe { libc::msgsnd(id, null, 5, 0) }), Some(libc::EFAULT));
+    // SAFETY: as above.
+    let received = unsafe { libc::msgrcv(id, null, 5, 0, 0) };
+    assert_eq!(errno(received as i32), Some(libc::EFAULT));
+    for cmd in [libc::IPC_STAT, libc::IPC_SET, libc::IPC_INFO] {
+        // SAFETY: as above.
+        let done = unsafe { libc::msgctl(id, cmd, null.cast()) };
+        assert_eq!(errno(done), Some(libc::EFAULT), "{cmd}");
+    }
+    // SAFETY: the command takes no address.
+    assert_eq!(unsafe { libc::msgctl(id, libc::IPC_RMID, null.cast()) }, 0);
+    // SAFETY: as above.
+    assert_eq!(errno(unsafe { libc::msgctl(id, libc::IPC_RMID, null.cast()) }), Some(libc::EINVAL));
 }
 
 /// syscall(2) with six arguments.
