@@ -2,19 +2,27 @@
 //!
 //! Words of the file are replaced by other words, single bits are turned, and lines are zeroed, a batch at a
 //! time, while a task goes on calling. What the calls return is not looked at: it is wrong. They must not
-//! crash, and each must come back within the bound of the crate's essay.
+//! crash, and each must come back within the bound of the crate's essay; waits that nobody ends are interrupted.
 //!
-//! `COREWALK_IPC_MUTATIONS=1000000` makes as many changes; the default is 50,000.
+//! Copies of such files are changed as a whole too, header and length included, and opened anew: that is refused,
+//! or the file is a namespace whose calls return.
+//!
+//! `COREWALK_IPC_MUTATIONS=1000000` makes as many changes; the default is 50,000. One in 32 of these is
+//! how often a copy is opened.
 
 use corewalk_ipc::{
     Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, MSG_COPY, MSG_NOERROR, Namespace,
-    NamespaceOptions, SEM_UNDO, SemBuf, Task,
+    NamespaceOptions, OpenError, SEM_UNDO, SemBuf, Task,
 };
 use corewalk_sync::Region;
 use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 /// Changes at a time, and batches before a new namespace is made.
@@ -30,6 +38,8 @@ const NOWAIT: i32 = IPC_NOWAIT as i32;
 const PID: u32 = 3_000_000;
 
 struct Victim {
+    namespace: Namespace,
+    file: File,
     task: Task,
     others: [Task; 2],
     region: Region,
@@ -89,14 +99,25 @@ impl Victim {
 
     fn new(capacity: Capacity) -> Self {
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
-        let file = memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap());
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let lines = u32::try_from(fstat(&file).unwrap().st_size / 64).unwrap();
         let region = Region::shared(&file, lines).unwrap();
         let register = || namespace.register(Cred::root(), PID).unwrap();
         drop(register());
         let (task, others) = (register(), [register(), register()]);
-        Self { task, others, region, ids: Vec::new() }
+        Self { namespace, file, task, others, region, ids: Vec::new() }
+    }
+
+    /// Waits, and is interrupted: whatever the region says, that is an end.
+    fn wait(&self, task: &Task, call: impl FnOnce() + Send) {
+        thread::scope(|scope| {
+            let waits = scope.spawn(call);
+            while !waits.is_finished() {
+                task.interrupt();
+                thread::yield_now();
+            }
+        });
     }
 
     /// Changes one place of the file, but not its header: that is read only to join.
@@ -133,7 +154,11 @@ impl Victim {
         let id = *rng.pick(&self.ids);
         let (num, at) = (rng.below(8) as i32, 0x1000 * rng.below(8) as usize);
         let msgtyp = rng.below(7) as i64 - 3;
-        match rng.below(16) {
+        match rng.below(19) {
+            16 => self.wait(task, || _ = task.msgsnd(id, 1, &[1; 200], 0)),
+            17 => self.wait(task, || _ = task.msgrcv(id, &mut [0; 64], msgtyp, MSG_NOERROR)),
+            18 if rng.chance(1, 4) => drop(self.namespace.recover()),
+            18 => drop(task.fork(PID)),
             0..3 => drop(task.msgsnd(id, 1 + rng.below(3) as i64, &[1; 100], NOWAIT)),
             3..6 => drop(task.msgrcv(id, &mut [0; 64], msgtyp, NOWAIT | MSG_NOERROR)),
             6 => drop(task.msgrcv(id, &mut [0; 4096], i64::from(num), NOWAIT | MSG_COPY)),
@@ -156,7 +181,13 @@ impl Victim {
         let sop = |rng: &mut Rng| SemBuf::new(rng.below(4) as u16, rng.below(5) as i16 - 2, flags);
         let timeout = Some(Duration::from_micros(rng.below(100)));
         let num = rng.below(4) as i32;
-        match rng.below(13) {
+        match rng.below(15) {
+            13 => {
+                let sops = [sop(rng), sop(rng)];
+                self.wait(task, || _ = task.semop(id, &sops));
+            }
+            14 if rng.chance(1, 4) => drop(self.namespace.recover()),
+            14 => drop(task.fork(PID)),
             0..3 => drop(task.semtimedop(id, &[sop(rng)], timeout)),
             3..6 => drop(task.semtimedop(id, &[sop(rng), sop(rng), sop(rng)], timeout)),
             6 => drop(task.sem_getall(id)),
@@ -181,11 +212,14 @@ fn calls_on_queues_and_segments_that_others_overwrite_return() {
     overwrite(Victim::with_others, Victim::call_others, 4);
 }
 
+fn changes_wanted() -> u64 {
+    let wanted = std::env::var("COREWALK_IPC_MUTATIONS").ok();
+    wanted.and_then(|text| text.parse().ok()).unwrap_or(50_000)
+}
+
 /// Makes a part of the changes that are wanted.
 fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
-    let wanted = std::env::var("COREWALK_IPC_MUTATIONS").ok();
-    let wanted: Option<u64> = wanted.and_then(|text| text.parse().ok());
-    let wanted = wanted.unwrap_or(50_000) / part;
+    let wanted = changes_wanted() / part;
     let seed = Seed::choose();
     let _report = ReportSeed::new(seed);
     let mut rng = Rng::new(seed);
@@ -197,8 +231,8 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
         for _ in 0..BATCHES {
             (0..BATCH).for_each(|_| victim.mutate(&mut rng));
             mutations += BATCH;
+            let _watchdog = Watchdog::start("calls on a hostile region", 10 * CALL_MAX);
             for _ in 0..8 {
-                let _watchdog = Watchdog::start("a call on a hostile region", 2 * CALL_MAX);
                 let start = Instant::now();
                 call(&victim, &mut rng);
                 slowest = slowest.max(start.elapsed());
@@ -221,4 +255,105 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
     println!("{slow} regions had a lock that a living task seemed to hold");
     println!("{mutations} changes, slowest call {slowest:?}");
     assert!(slowest < CALL_MAX, "a call took {slowest:?}");
+}
+
+/// What a namespace has room for, and what is called in it.
+type Kind = (Capacity, fn(&Victim, &mut Rng));
+
+/// Lines of which the header is made, with one before it.
+const HEADER_LINES: u64 = 5;
+
+/// Changes the bytes of a namespace: some words, the first lines more often than others, or the length.
+fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
+    for _ in 0..rng.range(1..5) {
+        let words = bytes.len() as u64 / 8;
+        if words == 0 {
+            return;
+        }
+        let most = if rng.chance(1, 2) { words.min(HEADER_LINES * 8) } else { words };
+        let at = rng.below(most) as usize * 8;
+        let word = &mut bytes[at..at + 8];
+        let seen = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
+        let next = match rng.below(6) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => rng.below(1 << 20),
+            3 => rng.next_u64(),
+            _ => seen ^ 1 << rng.below(64),
+        };
+        word.copy_from_slice(&next.to_ne_bytes());
+        match rng.below(24) {
+            0 => bytes.truncate(rng.below(words * 8) as usize),
+            1 => bytes.resize(bytes.len() + rng.below(10_000) as usize, 0),
+            2 => {
+                let from = at & !4095;
+                let to = (from + 4096).min(bytes.len());
+                bytes[from..to].fill(0);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Opens a file of these bytes and calls, if it is a namespace.
+fn open_and_call(bytes: &[u8], kind: Kind, rng: &mut Rng) -> Opened {
+    let file = File::from(memfd_create("changed", MemfdFlags::CLOEXEC).unwrap());
+    file.write_all_at(bytes, 0).unwrap();
+    let options = NamespaceOptions { capacity: kind.0, ..NamespaceOptions::default() };
+    let namespace = match Namespace::open_fd(&file, options) {
+        Ok(namespace) => namespace,
+        Err(OpenError::NotANamespace) => return Opened::NotANamespace,
+        Err(OpenError::Damaged) => return Opened::Damaged,
+        Err(_) => return Opened::Otherwise,
+    };
+    let lines = u32::try_from(fstat(&file).unwrap().st_size / 64).unwrap();
+    let region = Region::shared(&file, lines).unwrap();
+    let register = || namespace.register(Cred::root(), PID);
+    if let (Ok(task), Ok(one), Ok(other)) = (register(), register(), register()) {
+        let ids: Vec<i32> = (0..4).flat_map(|at| [at, at + 0x8000]).collect();
+        let victim = Victim { namespace, file, task, others: [one, other], region, ids };
+        (0..4).for_each(|_| (kind.1)(&victim, rng));
+    }
+    Opened::Namespace
+}
+
+/// What came of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Opened {
+    Namespace,
+    NotANamespace,
+    Damaged,
+    /// Of another version, another start of the machine, another pid namespace.
+    Otherwise,
+}
+
+/// Whoever opens a file that was cut short, zeroed or changed is told, or has a namespace whose calls return.
+#[test]
+fn file_that_others_have_changed_is_refused_or_its_calls_return() {
+    let seed = Seed::choose();
+    let _report = ReportSeed::new(seed);
+    let mut rng = Rng::new(seed);
+    let images = [Victim::with_sets(), Victim::with_others()].map(|victim| {
+        let mut bytes = vec![0; victim.region.lines() as usize * 64];
+        victim.file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    });
+    let kinds: [Kind; 2] = [(SETS, Victim::call), (OTHERS, Victim::call_others)];
+    let (mut counts, mut slowest) = (BTreeMap::new(), Duration::ZERO);
+    let mut watchdog = None;
+    for round in 0..changes_wanted() / 32 {
+        let which = round as usize % 2;
+        let mut bytes = images[which].clone();
+        change(&mut bytes, &mut rng);
+        if round % 64 == 0 {
+            watchdog.replace(Watchdog::start("calls on changed files", 20 * CALL_MAX));
+        }
+        let start = Instant::now();
+        *counts.entry(open_and_call(&bytes, kinds[which], &mut rng)).or_insert(0_u64) += 1;
+        slowest = slowest.max(start.elapsed());
+    }
+    println!("{counts:?}, slowest {slowest:?}");
+    assert_eq!(counts.len(), 4, "not all that can come of a file: {counts:?}");
+    let whole = open_and_call(&images[0], kinds[0], &mut rng);
+    assert_eq!(whole, Opened::Namespace, "control: as it was");
 }
