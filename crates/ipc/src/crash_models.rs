@@ -140,7 +140,7 @@ impl World {
 }
 
 /// Ends a task without a store other than one that says that it is gone.
-fn kill(task: Task) {
+pub(crate) fn kill(task: Task) {
     crate::task::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
 }

@@ -15,7 +15,7 @@
 //! | [`Task::msgsnd`], [`Task::msgrcv`] | messages with types | the queue's lock, twice that of a pool; texts are copied outside |
 //! | [`Task::shmat`], [`Task::shmdt`] | what a host maps | the lock of the kind |
 //! | [`Task::semget`] and its like, removal, `IPC_SET` | | the lock of the kind |
-//! | `GETVAL`, `GETPID`, `IPC_STAT` | | no lock, no store |
+//! | `GETVAL`, `GETPID`, `IPC_STAT` | | no lock, no store, unless some process may have died with what belongs to the set |
 //!
 //! # How it works
 //!
@@ -73,8 +73,11 @@
 //!   has died. Until those who were killed are looked for it may take what they had added with `SEM_UNDO`, or find
 //!   zero what they had taken from; their adjustments are then applied to what is left, and no value falls below 0.
 //!   Linux has applied them when waitpid(2) returns. `GETVAL` first, or [`Namespace::recover`], makes it the same.
-//! - What is granted to a waiting process that was killed a moment ago is taken back where all of it can be;
-//!   until then others may see it. Linux takes its call out of the queue first.
+//! - What is granted to a waiting process that was killed before it returned is given back where all of it can be, also
+//!   where it was granted before the kill; until then others may see it. Linux takes its call out of the queue first,
+//!   and what was granted before stays. For a process that had ended before the call that grants began: who is
+//!   refused or asks after that call is answered as if nothing had been granted, and who waits goes on within a tenth
+//!   of a second (`sem::reap` says what holds when).
 //!
 //! # What it refuses
 //!

@@ -80,11 +80,6 @@ impl Identity {
         self.0 >> PID_BITS & START_MASK
     }
 
-    /// Returns true if kill(2) finds the process, or another with its pid.
-    pub(crate) fn has_process(self) -> bool {
-        self == Self::PRIVATE || (self.0 & IS_SET != 0 && is_there(self.pid()))
-    }
-
     /// Returns true if the process has ended. What is no identity is of nobody, and so gone.
     pub(crate) fn is_gone(self, look: Look) -> bool {
         if self == Self::PRIVATE {

@@ -18,6 +18,8 @@
 
 #[cfg(all(test, corewalk_crash))]
 pub(crate) mod audit;
+#[cfg(all(test, corewalk_crash))]
+mod crash_models;
 mod ctl;
 mod get;
 mod log;

@@ -5,6 +5,9 @@
 //! costs less. Where it does not, or where a third program wants the processor, looking only costs: so a task
 //! that has looked in vain does not look again for [`REST_MIN`] waits, and for more if that happens again.
 //!
+//! A call looks twice: for an instant at the semaphore before it is queued, where an answer makes both the queue and
+//! the set's lock unnecessary, for it and for who answers; and then, queued, at its own status.
+//!
 //! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990, for looking
 //! as long as a sleep costs.
 

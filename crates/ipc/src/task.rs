@@ -115,6 +115,8 @@ pub struct Task {
 pub(crate) struct Hot {
     /// Whether waits of the task look before they sleep.
     pub(crate) spin: Spin,
+    /// Whether they look for an instant before they are queued.
+    pub(crate) instant: Spin,
     /// The lines of a message that it has done with and keeps for its next one, or 0.
     pub(crate) kept_message: AtomicU32,
 }
@@ -390,16 +392,6 @@ impl Shared {
     /// Returns true if the process of the task numbered `index` has ended, as far as one quick look tells.
     pub(crate) fn is_surely_dead(&self, index: u32) -> bool {
         self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(Look::Quick)
-    }
-
-    /// Returns true if one system call finds a process for the task numbered `index`.
-    pub(crate) fn has_process(&self, index: u32) -> bool {
-        identity(task_line(self, index)).has_process()
-    }
-
-    /// Returns true if the tasks numbered `one` and `other` belong to one process.
-    pub(crate) fn is_same_process(&self, one: u32, other: u32) -> bool {
-        identity(task_line(self, one)) == identity(task_line(self, other))
     }
 
     /// Returns the number that `GETPID` tells of the task numbered `index`.

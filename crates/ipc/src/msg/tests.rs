@@ -448,6 +448,31 @@ fn sender_that_finds_no_lines_gets_those_of_the_dead() {
     assert_eq!(one.msgsnd(id, 1, b"text", 0), Ok(()));
 }
 
+/// What tasks keep for their next messages, whatever they have sent.
+#[test]
+fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
+    const LINES: u32 = 1024;
+    let capacity = Capacity { queues: 1, msgs: LINES, waits: 4, tasks: 8, ..Capacity::LEAST };
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let namespace = Namespace::new(options).unwrap();
+    let tasks: Vec<_> = (1..=8).map(|pid| task(&namespace, pid)).collect();
+    let id = tasks[0].msgget(IPC_PRIVATE, 0o600).unwrap();
+    let (pool, region) = (&tasks[0].shared.layout.msgs, &tasks[0].shared.region);
+    let mut kept_most = 0;
+    for lines in [1, 2, 4, 8, 16, 32, 64] {
+        let mut text = vec![7; 64 * (lines - 1)];
+        for task in &tasks {
+            task.msgsnd(id, 1, &text, NOWAIT).unwrap();
+            task.msgrcv(id, &mut text, 0, NOWAIT).unwrap();
+        }
+        // Nothing is queued, so these are the ones that are kept.
+        let kept: u32 = pool.used(region).map(|(line, _)| pool.len(region, line)).sum();
+        assert!(kept <= LINES / 4, "{kept} lines after messages of {lines}");
+        kept_most = kept.max(kept_most);
+    }
+    assert!(kept_most >= 8, "nothing is kept");
+}
+
 #[test]
 fn text_of_any_length_arrives_as_it_was_sent() {
     let namespace = namespace();

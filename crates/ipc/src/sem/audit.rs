@@ -1,7 +1,7 @@
 //! Whether a namespace is in order when nobody uses it.
 
 use super::queue;
-use super::set::{COMMIT, LIVE, Set};
+use super::set::{COMMIT, COMMITTING, LIVE, OWED, Set};
 use super::undo;
 use crate::field::get;
 use crate::task::Task;
@@ -17,7 +17,8 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
     let (mut sems, mut listed) = (0, Vec::new());
     for object in &objects {
         let set = Set::new(shared, object);
-        if get(&set.line()[LIVE]) != set.place.payload() || get(&set.line()[COMMIT]) != 0 {
+        let is_committing = get(&set.line()[COMMIT]) & COMMITTING != 0;
+        if get(&set.line()[LIVE]) != set.place.payload() || is_committing {
             return Err("the line of a set does not fit its slot, or is being committed".to_owned());
         }
         let guard = set.lock(task.owner).map_err(|errno| errno.to_string())?;
@@ -30,6 +31,12 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
         listed.extend(undo::records(&guard).take(100));
         drop(guard);
         queue::audit::audit(set)?;
+        let is_granted = queue::nodes_of(set).any(|(node, _)| node.is_granted());
+        if is_granted && !set.may_be_owed() {
+            return Err(
+                "a call was granted what its task may not have, and nobody knows".to_owned()
+            );
+        }
         sems += u64::from(set.place.nsems);
     }
     if sems != used {
@@ -62,6 +69,13 @@ pub(crate) fn forget_logs(task: &Task) {
         for num in 0..set.place.nsems as u16 {
             crate::field::put(&set.sem(num)[super::set::LOG], 0);
         }
+    }
+}
+
+/// Leaves out one step of the protocol: nobody is said to have been granted anything.
+pub(crate) fn forget_owed(task: &Task) {
+    for commit in sets(task).map(|set| &set.line()[COMMIT]) {
+        crate::field::put(commit, get(commit) & !OWED);
     }
 }
 

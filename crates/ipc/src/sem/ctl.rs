@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::op::{READ, WRITE};
 use super::queue::{self, Awaited, Changed};
+use super::reap::Concern;
 use super::set::{Set, SetGuard};
 use super::txn::Txn;
 use super::undo;
@@ -255,9 +256,9 @@ impl Task {
         self.permission(&object, flag)?;
         self.may_semctl(Some(&object.perm()), cmd)?;
         let set = Set::new(&self.shared, &object);
-        if set.has_holders() {
-            // What the dead would have taken back is no answer.
-            self.look_after(set, Look::Quick);
+        if set.may_be_owed() {
+            // What the dead would have taken back, or never had, is no answer.
+            self.look_after(set, Look::Quick, Concern::Values);
         }
         Ok((set, object))
     }
@@ -283,7 +284,7 @@ impl Task {
         let num = in_range(set, semnum)?;
         if set.has_absent(num) {
             // The dead wait for nothing.
-            self.look_after(set, Look::Quick);
+            self.look_after(set, Look::Quick, Concern::Waits);
         }
         let guard = set.lock(self.owner)?;
         Ok(queue::count(&guard, num, awaited))

@@ -12,7 +12,7 @@ pub(crate) fn wait_without_sleep(task: &Task, id: i32, sops: &[SemBuf]) -> u32 {
 }
 
 /// As [`wait_without_sleep`]; `is_watched` says that the task looks at its node.
-fn wait_looking(task: &Task, id: i32, sops: &[SemBuf], is_watched: bool) -> u32 {
+pub(crate) fn wait_looking(task: &Task, id: i32, sops: &[SemBuf], is_watched: bool) -> u32 {
     let object = task.sem_ids().obtain_object_check(id).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
     let call = Call { sops, undo: 0, pid: task.pid };
@@ -124,6 +124,41 @@ mod tests {
             other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
             let try_down = other.semop(id, &[SemBuf::new(0, -1, crate::IPC_NOWAIT)]);
             assert_eq!(try_down, Ok(()), "it looked: {is_watched}");
+        }
+    }
+
+    /// One look is enough: who is refused after that is so without a lock.
+    #[test]
+    fn set_whose_dead_were_looked_at_owes_nothing() {
+        let namespace = namespace(1);
+        let (dead, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let set = Set::new(&other.shared, &other.sem_ids().obtain_object_check(id).unwrap());
+        assert!(!set.may_be_owed());
+        wait_looking(&dead, id, &[SemBuf::new(0, -1, 0)], true);
+        kill(dead);
+        other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        assert!(set.may_be_owed());
+        assert_eq!(other.sem_getval(id, 0), Ok(1), "who asks is owed an answer without the dead");
+        assert_eq!(other.sem_getval(id, 0), Ok(1));
+        assert!(!set.may_be_owed());
+    }
+
+    /// The task is there, and has not yet taken what it was granted: stopped, say.
+    #[test]
+    fn control_permit_granted_to_one_that_lives_stays_its_own() {
+        for is_watched in [false, true] {
+            let namespace = namespace(1);
+            let (waits, other) = (task(&namespace, 1), task(&namespace, 2));
+            let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+            wait_looking(&waits, id, &[SemBuf::new(0, -1, 0)], is_watched);
+            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            for _ in 0..100 {
+                assert_eq!(other.semop(id, &[TRY]), Err(Errno::AGAIN));
+                assert_eq!(other.sem_getval(id, 0), Ok(0));
+            }
+            kill(waits);
+            assert_eq!(other.semop(id, &[TRY]), Ok(()), "it looked: {is_watched}");
         }
     }
 

@@ -13,6 +13,7 @@
 
 use corewalk_sync::futex::{self, Deadline, Ended, Scope};
 use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_sync::primitives::hint;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use super::SemBuf;
 use super::log::Log;
 use super::queue::{self, Changed, Completed, Node, Wakes};
-use super::reap::{end_abandoned, tasks_of};
+use super::reap::{Concern, end_abandoned, tasks_of};
 use super::set::{Set, WORD};
 use super::txn::{Call, Txn, Verdict};
 use super::undo;
@@ -42,6 +43,9 @@ pub(super) type Tasks = SmallVec<[u32; 8]>;
 
 /// Lost races for a word before a call takes the lock instead.
 const TRIES_MAX: u32 = if corewalk_sync::primitives::IS_MODEL { 2 } else { 1000 };
+
+/// Looks at a semaphore before a call is queued: less than a microsecond.
+const LOOKS: u32 = 32;
 
 impl Task {
     /// Carries out all operations as one, and waits until that is possible.
@@ -115,6 +119,14 @@ impl Task {
             if let Some(done) = self.semop_single(set, *sop) {
                 return done;
             }
+            let is_long =
+                timeout.is_none_or(|timeout| timeout.as_nanos() > self.shared.spin_ns.into());
+            if is_long
+                && self.is_soon_possible(set, *sop)
+                && let Some(done) = self.semop_single(set, *sop)
+            {
+                return done;
+            }
         } else {
             if sops.iter().any(|sop| u32::from(sop.sem_num) >= set.place.nsems) {
                 return Err(Errno::FBIG);
@@ -131,7 +143,8 @@ impl Task {
         let done = recover::with_room(&self.shared, self.owner, || {
             self.semop_locked(semid, set, sops, deadline)
         });
-        if done == Err(Errno::AGAIN) && set.has_holders() && self.look_after(set, Look::Quick) {
+        let is_refused = done == Err(Errno::AGAIN) && set.may_be_owed();
+        if is_refused && self.look_after(set, Look::Quick, Concern::Values) {
             return self.semop_locked(semid, set, sops, deadline);
         }
         done
@@ -163,7 +176,7 @@ impl Task {
             let (value, result) = (seen.value(), seen.value() + op);
             if result < 0 || (op == 0 && value != 0) {
                 // Somebody may have died with what this call wants.
-                let is_refused = sop.is_nowait() && !set.has_holders();
+                let is_refused = sop.is_nowait() && !set.may_be_owed();
                 return is_refused.then_some(Err(Errno::AGAIN));
             }
             if result > SEMVMX {
@@ -187,6 +200,28 @@ impl Task {
             }
         }
         None
+    }
+
+    /// Looks for an instant whether an operation that would have to wait becomes possible: about as long as it takes to
+    /// be queued. Who is asked by one on another processor often answers in that time, and then neither of the two
+    /// takes the set's lock.
+    #[cold]
+    pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
+        let is_possible = |word: Word| {
+            let result = word.value() + i32::from(sop.sem_op);
+            !word.is_frozen() && if sop.sem_op == 0 { result == 0 } else { result >= 0 }
+        };
+        let has_to_wait = !sop.is_nowait() && !set.word(sop.sem_num).is_ok_and(is_possible);
+        if !has_to_wait || self.shared.spin_ns == 0 || !self.hot.instant.is_worth_it() {
+            return false;
+        }
+        let mut looks = (0..LOOKS).map(|_| {
+            hint::spin_loop();
+            set.word(sop.sem_num).is_ok_and(is_possible)
+        });
+        let is_soon = looks.any(|is_possible| is_possible);
+        self.hot.instant.tell(is_soon);
+        is_soon
     }
 
     /// Stores adjustment and word of an operation whose word is frozen; returns false if the
@@ -235,8 +270,8 @@ impl Task {
                 Ok(())
             }
             Verdict::Blocks(at) => {
-                let is_watched = self.is_to_watch(deadline);
-                let node = Node::alloc(&self.shared, call, at, (self.owner, is_watched))?;
+                let watch = self.watch_until(deadline);
+                let node = Node::alloc(&self.shared, call, at, (self.owner, watch.is_some()))?;
                 if let Err(errno) = queue::enqueue(&mut txn, node, sops) {
                     node.free(self.owner);
                     return Err(errno);
@@ -244,7 +279,7 @@ impl Task {
                 self.begin_wait(node.line);
                 txn.commit(Completed::default());
                 drop(guard);
-                let result = self.wait(semid, set, node, (deadline, is_watched));
+                let result = self.wait(semid, set, node, (deadline, watch));
                 self.end_wait(node.line);
                 if result == Err(Errno::IO) {
                     // It is still in its queues, where others would meet whoever has the node next.
@@ -257,14 +292,15 @@ impl Task {
         }
     }
 
-    /// Returns true if a wait until `deadline` is to look before it sleeps.
-    fn is_to_watch(&self, deadline: Deadline) -> bool {
+    /// Returns until when a wait until `deadline` is to look before it sleeps, or none if it is not to, as one that
+    /// is shorter than that.
+    pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
-        let is_long = || {
-            let end = Deadline { monotonic_ns: futex::now().monotonic_ns + spin_ns };
-            deadline == Deadline::NEVER || deadline > end
-        };
-        spin_ns != 0 && is_long() && self.hot.spin.is_worth_it()
+        if spin_ns == 0 || !self.hot.spin.is_worth_it() {
+            return None;
+        }
+        let end = Deadline { monotonic_ns: futex::now().monotonic_ns + spin_ns };
+        (deadline > end).then_some(end)
     }
 
     /// Waits until the call of `node` is completed, or gives up.
@@ -273,10 +309,10 @@ impl Task {
         semid: i32,
         set: Set<'_>,
         node: Node<'_>,
-        (deadline, is_watched): (Deadline, bool),
+        (deadline, watch): (Deadline, Option<Deadline>),
     ) -> Result<(), Errno> {
-        if is_watched {
-            self.hot.spin.tell(node.watch(self.shared.spin_ns));
+        if let Some(end) = watch {
+            self.hot.spin.tell(node.watch(end));
         }
         loop {
             if let Some(outcome) = node.outcome() {
@@ -318,7 +354,7 @@ impl Task {
                 let is_time = guard.is_time_to_look(futex::now());
                 drop(guard);
                 if is_time {
-                    self.look_after(set, Look::Close);
+                    self.look_after(set, Look::Close, Concern::Waits);
                 }
                 Ok(())
             }
@@ -327,12 +363,19 @@ impl Task {
         }
     }
 
-    /// Reaps tasks that have died with adjustments of a set, or waiting for it; returns whether there were
-    /// any.
+    /// Reaps tasks that have died with what is of concern in a set, and those that were granted something by that and
+    /// have died too; returns whether there were any.
     #[cold]
-    pub(super) fn look_after(&self, set: Set<'_>, look: Look) -> bool {
+    pub(super) fn look_after(&self, set: Set<'_>, look: Look, concern: Concern) -> bool {
+        // Whoever is reaped is there no more, so there are no more than tasks, whatever the region says.
+        let rounds = 0..self.shared.layout.tasks_max;
+        let reaped = rounds.take_while(|_| self.look_once(set, look, concern));
+        reaped.count() != 0
+    }
+
+    fn look_once(&self, set: Set<'_>, look: Look, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
-        let tasks = tasks_of(&guard, self.owner);
+        let tasks = tasks_of(&guard, self.owner, concern);
         // Now and then who asks or tries looks closely, as who waits does: a pid may have been used again.
         let is_quick = look == Look::Quick && !guard.is_time_to_look(futex::now());
         let look = if is_quick { Look::Quick } else { Look::Close };
@@ -347,7 +390,7 @@ impl Task {
 
     /// Wakes tasks whose calls were completed; no lock is held. What a dead one was granted is taken back.
     pub(super) fn wake(&self, wakes: Wakes) {
-        let absent = queue::wake(&self.shared, self.owner, &wakes);
+        let absent = queue::wake(&self.shared, &wakes);
         if !absent.is_empty() {
             recover::reap_absent(&self.shared, self.owner, absent);
         }

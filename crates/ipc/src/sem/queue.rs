@@ -18,8 +18,14 @@
 //!
 //! A task may look at its status for a moment before it sleeps ([`Node::watch`]). `AWAKE` in the status says so:
 //! completing the call is one exchange of the status, so either the waker finds the bit and the task the outcome,
-//! or the task has cleared it before and is woken. Who looks cannot be found dead by a wake that meets
-//! nobody: its process is asked for instead, and the time since when it looks is in the status.
+//! or the task has cleared it before and is woken. Who looks cannot be found dead by a wake that meets nobody.
+//!
+//! # Granted, and not yet taken
+//!
+//! Freeing its node is how a task acknowledges that it has what its call came to. From the commit that grants
+//! something on, `OWED` in the set's line says that there may be calls that were granted and have not
+//! acknowledged it, so that whoever is refused or asks for a value first looks whether one of their tasks has died
+//! (`reap`). No system call of the waker is needed for that, and no step of it can be missing after its own death.
 //!
 //! # Memory
 //!
@@ -29,9 +35,10 @@
 //!
 //! Source: Linux `ipc/sem.c` (`do_smart_update`, `update_queue`, `wake_const_ops`, `count_semcnt`).
 
+use corewalk_sync::futex::{self, Deadline};
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{IS_MODEL, thread};
-use corewalk_sync::{Line, Region, futex};
+use corewalk_sync::{Line, Region};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
@@ -68,10 +75,8 @@ const ERRNO_SHIFT: u32 = 8;
 const DONE_BITS: u64 = DONE | 0xffff << ERRNO_SHIFT;
 /// Asks a waiting task to give up with `EINTR`.
 pub(crate) const INTERRUPTED: u64 = 1 << 31;
-/// The task does not sleep yet; the high half says since when. See [`Node::watch`].
+/// The task does not sleep yet. See [`Node::watch`].
 const AWAKE: u64 = 1 << 30;
-/// For how long a task looks at its node before it sleeps, at most; what is longer is taken for a death.
-pub(crate) const SPIN_MS_MAX: u32 = 2;
 
 const ALTERS: u64 = 1 << 32;
 
@@ -101,11 +106,11 @@ pub(crate) type Wakes = SmallVec<[Wake; 4]>;
 pub(crate) struct Wake {
     node: u32,
     task: u32,
-    /// Since when its task was looking and not asleep, if it was ([`Node::watch`]).
-    awake_since_ms: Option<u32>,
+    /// Its task was looking and not asleep ([`Node::watch`]).
+    was_awake: bool,
 }
 
-/// Tasks that did not sleep when they were woken: they may have died.
+/// Tasks that neither slept nor looked when they were woken: they may have died.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
 /// Returns true if the call of a node is neither completed nor asked to give up, nor, if it is one about a
@@ -151,7 +156,7 @@ impl<'s> Node<'s> {
         let alters = if call.sops.iter().any(|sop| sop.sem_op != 0) { ALTERS } else { 0 };
         put(&first[SHAPE], u64::from(count) | (blocking as u64) << 16 | alters);
         put(&first[PLACE], 0);
-        put(&first[STATUS], if is_watched { AWAKE | u64::from(now_ms()) << 32 } else { 0 });
+        put(&first[STATUS], if is_watched { AWAKE } else { 0 });
         Ok(node)
     }
 
@@ -161,22 +166,22 @@ impl<'s> Node<'s> {
         self.shared.layout.waits.free(self.shared, self.line, owner);
     }
 
-    /// Looks for at most `spin_ns` whether the call is completed, before its task sleeps; returns whether
-    /// that was of use.
+    /// Looks until `end` whether the call is completed, before its task sleeps; returns whether that was of use.
     ///
     /// Each look gives the processor to whoever else wants it, as the one who completes the call may. Where
     /// that is a third one it comes back late, and looking was of no use whatever the outcome.
-    pub(super) fn watch(&self, spin_ns: u64) -> bool {
-        let end = futex::now().monotonic_ns + spin_ns;
+    pub(super) fn watch(&self, end: Deadline) -> bool {
+        let mut is_late = IS_MODEL;
         // ORDERING: Relaxed. A guess; `outcome` looks again.
         while self.status().load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0 {
-            if IS_MODEL || futex::now().monotonic_ns >= end {
+            if is_late {
                 self.stop_watching();
                 return false;
             }
             thread::yield_now();
+            is_late = futex::now() >= end;
         }
-        futex::now().monotonic_ns < end
+        !is_late
     }
 
     /// Says that the task is about to sleep.
@@ -197,6 +202,11 @@ impl<'s> Node<'s> {
         let status = status_of(self.status());
         let errno = (status >> ERRNO_SHIFT & 0xffff) as i32;
         (status & DONE != 0).then(|| if errno == 0 { Ok(()) } else { Err(errno_of(errno)) })
+    }
+
+    /// Returns true if the call was granted what it waited for, and its task may not have it yet.
+    pub(super) fn is_granted(&self) -> bool {
+        self.outcome() == Some(Ok(()))
     }
 
     /// Returns what the low half of the status is as long as the task sleeps: what is there, whoever wrote it,
@@ -540,8 +550,7 @@ impl Completed {
             // ORDERING(ipc-status): Release. What was done for the call happens before its task
             // goes on. The node is not looked at after this (trap I13).
             let before = shared.region.line(node)[STATUS].swap(status, Ordering::Release);
-            let awake_since_ms = (before & AWAKE != 0).then(|| high(before));
-            Wake { node, task, awake_since_ms }
+            Wake { node, task, was_awake: before & AWAKE != 0 }
         };
         self.nodes.into_iter().map(tell).collect()
     }
@@ -549,37 +558,20 @@ impl Completed {
 
 /// Wakes the tasks of completed calls; no lock is held. Returns the tasks that may have died: nobody slept.
 ///
-/// Who was looking at its status sees it without being woken, unless it has died. Nobody looks for
-/// longer than [`SPIN_MS_MAX`], so who has not been there for longer is asked about with kill(2) only,
-/// and a task of this process not at all. One that died within that time and that nobody has waited for is not
-/// found so: it is as if it had been killed after.
-pub(crate) fn wake(shared: &Shared, owner: Owner, wakes: &[Wake]) -> Absent {
-    let mut absent = Absent::new();
-    for wake in wakes {
-        let is_there = match wake.awake_since_ms {
-            None => futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) != 0,
-            Some(since) if now_ms().wrapping_sub(since) > SPIN_MS_MAX => false,
-            Some(_) => {
-                shared.is_same_process(owner.index, wake.task) || shared.has_process(wake.task)
-            }
-        };
-        if !is_there {
-            absent.push(wake.task);
-        }
-    }
-    absent
-}
-
-/// Returns the time in milliseconds since some moment, in 32 bits.
-fn now_ms() -> u32 {
-    (futex::now().monotonic_ns / 1_000_000) as u32
+/// Who was looking at its status sees it without being woken. Should it have died meanwhile, then that is found by
+/// whoever is refused for it, or asks, or waits (`OWED`).
+pub(crate) fn wake(shared: &Shared, wakes: &[Wake]) -> Absent {
+    let asleep = wakes.iter().filter(|wake| !wake.was_awake);
+    let is_absent =
+        |wake: &&Wake| futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) == 0;
+    asleep.filter(is_absent).map(|wake| wake.task).collect()
 }
 
 #[cfg(all(test, corewalk_loom))]
 impl Wake {
     /// Returns true if its task has to be woken.
     pub(super) fn is_asleep(self) -> bool {
-        self.awake_since_ms.is_none()
+        !self.was_awake
     }
 }
 

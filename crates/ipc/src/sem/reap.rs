@@ -7,6 +7,19 @@
 //! the task had been killed before; otherwise it stays, as if the task had been killed after. What it did
 //! with `SEM_UNDO` is taken back by its adjustments anyway.
 //!
+//! Whether a death came before the grant or after it is not known here, so both are treated alike. Linux takes the
+//! call of a task that is killed out of its queue: what that was granted before stays granted, and nothing is granted
+//! after. The two differ for who can tell which came first:
+//!
+//! - The process had ended (waitpid(2) has returned, or a descriptor of it can be read from) when the operation began
+//!   that grants. Then what was granted is not the dead one's: it is given back before whoever is refused for it, or
+//!   asks for a value, gets an answer, and within a tenth of a second for who waits. Where it slept when it was
+//!   killed, that is before the operation returns. What cannot be given back is only what somebody took meanwhile
+//!   whom the call of the dead has let go on.
+//! - It was seen to be granted, and the process was killed then, before it went on. Linux keeps what the call has done;
+//!   here it is given back, as `SEM_UNDO` does. Whoever wants a permit to be gone with a process that was killed
+//!   cannot have that from Linux either: it does not know whether the call has returned.
+//!
 //! Source: Linux `ipc/sem.c` (`exit_sem`, and `semtimedop`, which a signal ends before it looks).
 
 use rustix::io::Errno;
@@ -145,7 +158,7 @@ fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result
         Some(Err(_)) => Wakes::new(),
     };
     drop(guard);
-    Ok(queue::wake(shared, owner, &wakes))
+    Ok(queue::wake(shared, &wakes))
 }
 
 /// Takes back what was granted to a task that had died, whole or not at all.
@@ -167,11 +180,32 @@ fn take_back(guard: &SetGuard<'_>, gone: Gone, node: Node<'_>) -> Result<Wakes, 
     Ok(txn.commit(completed))
 }
 
-/// Returns the tasks that hold adjustments of a set, or wait for it.
-pub(super) fn tasks_of(guard: &SetGuard<'_>, owner: Owner) -> Tasks {
-    let holders = undo::records(guard).map(|record| undo::task_of(guard.set.shared, record));
-    let waiting = queue::nodes_of(guard.set).map(|(_, task)| task);
-    let mut tasks: Tasks = holders.chain(waiting).filter(|task| *task != owner.index).collect();
+/// What the death of a task changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Concern {
+    /// Values: the task holds adjustments, or was granted what it may not have.
+    Values,
+    /// Who waits as well.
+    Waits,
+}
+
+/// Returns the tasks whose death would change what there is of a set. If nobody is left who was granted something and
+/// may not have it, that is noted.
+pub(super) fn tasks_of(guard: &SetGuard<'_>, owner: Owner, concern: Concern) -> Tasks {
+    let mut tasks: Tasks =
+        undo::records(guard).map(|record| undo::task_of(guard.set.shared, record)).collect();
+    let mut is_any_granted = false;
+    for (node, task) in queue::nodes_of(guard.set) {
+        let is_granted = node.is_granted();
+        is_any_granted |= is_granted;
+        if is_granted || concern == Concern::Waits {
+            tasks.push(task);
+        }
+    }
+    if !is_any_granted {
+        guard.forget_owed();
+    }
+    tasks.retain(|task| *task != owner.index);
     tasks.sort_unstable();
     tasks.dedup();
     tasks

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::get::Remains;
 use super::log::Log;
 use super::queue::{self, Completed, Node, nodes_of, wake};
-use super::set::{COMMIT, LIVE, Place, REDO, Set, SetGuard, TICKET, WORD};
+use super::set::{COMMIT, COMMITTING, LIVE, OWED, Place, REDO, Set, SetGuard, TICKET, WORD};
 use super::undo;
 use super::word::Word;
 use crate::field::get;
@@ -36,7 +36,10 @@ pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     if get(guard.field(LIVE)) == 0 {
         return Ok(());
     }
-    let is_committed = get(guard.field(COMMIT)) != 0;
+    let commit = get(guard.field(COMMIT));
+    let is_committed = commit & COMMITTING != 0;
+    // ORDERING(ipc-commit): Release. Who takes no lock is to look closely until the list of undo records is there again.
+    guard.field(COMMIT).store(commit | OWED, Ordering::Release);
     undo::rebuild(guard);
     for num in 0..set.place.nsems as u16 {
         if let Ok(word) = set.word(num)
@@ -49,10 +52,11 @@ pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     }
     let wakes = settle_nodes(set, is_committed).tell(set.shared);
     // ORDERING(ipc-commit): Release. As in `Txn::commit`.
-    guard.field(COMMIT).store(0, Ordering::Release);
+    guard.field(COMMIT).store(OWED, Ordering::Release);
     rebuild_queues(guard);
     restore_bits(guard)?;
-    wake(set.shared, guard.owner, &wakes);
+    // Who is absent is left to whoever is owed what it was granted: who holds a lock does not reap.
+    let _absent = wake(set.shared, &wakes);
     Ok(())
 }
 
@@ -178,7 +182,7 @@ pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     match set.remove(ids.owner) {
         Ok((wakes, remains)) => {
             // Who has died was granted nothing by this.
-            let _absent = wake(shared, ids.owner, &wakes);
+            let _absent = wake(shared, &wakes);
             remains
         }
         Err(Errno::IDRM) => Remains::None,

@@ -37,10 +37,18 @@ pub(super) const CONST_LIST: usize = 3;
 pub(super) const COMPLEX_COUNT: usize = 4;
 /// The undo records of the set.
 pub(super) const UNDO_LIST: usize = 5;
-/// 1 while changes that are logged are being carried out.
+/// [`COMMITTING`], [`OWED`]
 pub(super) const COMMIT: usize = 6;
 /// The ticket of the next waiting call, and when the tasks of the set were looked at last.
 pub(super) const TICKET: usize = 7;
+
+// Bits of `COMMIT`.
+/// Changes that are logged are being carried out.
+pub(super) const COMMITTING: u64 = 1;
+/// Calls were granted what they waited for, and their tasks may have died before they had it: it is set by the store
+/// that makes such a change valid. Or the set was put in order after a death, and [`UNDO_LIST`] was empty meanwhile. It
+/// is cleared by who looks and finds no such call.
+pub(super) const OWED: u64 = 2;
 
 // Words of a semaphore's line; 6 and 7 of the first are the pool's.
 pub(super) const WORD: usize = 0;
@@ -186,9 +194,12 @@ impl<'s> Set<'s> {
         (payload != 0).then(|| Set { place: Place::from_payload(payload), ..set })
     }
 
-    /// Returns true if other processes may have died with adjustments of the set.
-    pub(super) fn has_holders(&self) -> bool {
-        self.shared.scope == Scope::Shared && get(&self.line()[UNDO_LIST]) != 0
+    /// Returns true if other processes may have died with something that belongs to the set: with adjustments, or
+    /// with what they were granted and never had.
+    pub(super) fn may_be_owed(&self) -> bool {
+        let line = self.line();
+        let is_any = get(&line[UNDO_LIST]) != 0 || get(&line[COMMIT]) & OWED != 0;
+        self.shared.scope == Scope::Shared && is_any
     }
 
     /// Returns true if other processes may have died while they waited for semaphore `num`.
@@ -252,6 +263,14 @@ impl<'s> SetGuard<'s> {
             put(self.field(TICKET), ticket & TICKET_MASK | now_ms << TICKET_BITS);
         }
         is_time
+    }
+
+    /// Takes note that nobody is left who was granted something and does not have it.
+    pub(super) fn forget_owed(&self) {
+        let commit = get(self.field(COMMIT));
+        if commit & OWED != 0 {
+            put(self.field(COMMIT), commit & !OWED);
+        }
     }
 
     /// Freezes the word of semaphore `num`; returns the word as it was.

@@ -82,7 +82,7 @@ impl Task {
                     frozen.give_up();
                     // In another order another operation may be the first that fails; and somebody may have
                     // died with what this call wants.
-                    let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.has_holders());
+                    let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return errno.filter(|_| !is_left).map(Err);
                 }
                 Err(Not::Free) => frozen.give_up(),

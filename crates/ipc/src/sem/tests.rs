@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use corewalk_sync::futex::{self, Deadline};
 use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 
 use crate::field::{get, put};
 use crate::sem::dead::wait_without_sleep;
+use crate::sem::set::Set;
 use crate::sem::{INTERRUPTED, STATUS};
 use crate::{
     Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SPIN_NS_MAX, SemBuf, Task,
@@ -125,6 +127,41 @@ fn waits_that_look_first_lose_no_wake() {
         });
         assert_eq!(ask.sem_getall(id).unwrap(), [0, 0]);
     }
+}
+
+/// A wait that would be over before a look is does without: its time is to be what was asked for.
+#[test]
+fn wait_that_is_shorter_than_a_look_does_not_look() {
+    let spins = |spin_ns_max| {
+        let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
+        Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap()
+    };
+    let after = |ns| Deadline { monotonic_ns: futex::now().monotonic_ns + ns };
+    let looks = |task: &Task, deadline| task.watch_until(deadline).is_some();
+    let task = spins(SPIN_NS_MAX);
+    assert!(!looks(&task, after(0)));
+    assert!(!looks(&task, after(SPIN_NS_MAX / 2)));
+    assert!(looks(&task, after(3_600_000_000_000)), "the control");
+    assert!(looks(&task, Deadline::NEVER), "the control");
+    assert!(!looks(&spins(0), Deadline::NEVER), "it is not to look at all");
+}
+
+#[test]
+fn call_that_has_not_to_wait_does_not_look_for_an_instant() {
+    let looks = |spin_ns_max, value, flag| {
+        let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
+        let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
+        let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        task.sem_setval(id, 0, value).unwrap();
+        let set = Set::new(&task.shared, &task.sem_ids().obtain_object_check(id).unwrap());
+        assert!(!task.is_soon_possible(set, SemBuf::new(0, -1, flag)), "nobody makes it possible");
+        // Who has looked in vain rests.
+        !task.hot.instant.is_worth_it()
+    };
+    assert!(looks(SPIN_NS_MAX, 0, 0), "the control");
+    assert!(!looks(0, 0, 0));
+    assert!(!looks(SPIN_NS_MAX, 1, 0));
+    assert!(!looks(SPIN_NS_MAX, 0, crate::IPC_NOWAIT));
 }
 
 /// What others write into the region is no reason for a wait never to end.

@@ -12,9 +12,9 @@
 //!
 //! 1. The new words and adjustments go into the redo fields of their lines, and what waiting calls came
 //!    to into their nodes.
-//! 2. `COMMIT` of the set's line is set.
+//! 2. `COMMITTING` of the set's line is set, and `OWED` if a waiting call gets what it waited for.
 //! 3. Adjustments, then words (each thaws), then waiting calls are told.
-//! 4. `COMMIT` is cleared.
+//! 4. `COMMITTING` is cleared.
 //!
 //! Each is a release store, so another process sees them in this order. If the owner dies before 2,
 //! its frozen words are thawed as they are; after 2, what is logged is carried out again (`recover`).
@@ -28,7 +28,9 @@ use smallvec::SmallVec;
 
 use super::SemBuf;
 use super::queue::{Completed, Wakes};
-use super::set::{COMMIT, COMPLEX_COUNT, REDO, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard};
+use super::set::{
+    COMMIT, COMMITTING, COMPLEX_COUNT, OWED, REDO, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard,
+};
 use super::undo;
 use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::get;
@@ -207,8 +209,12 @@ impl<'g, 's> Txn<'g, 's> {
         let changed = self.frozen.iter().filter(|frozen| frozen.is_changed()).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let needs_log = changed > 1 || has_cells || !completed.is_empty();
+        let granted = if completed.is_any() { OWED } else { 0 };
+        let after = get(self.guard.field(COMMIT)) & OWED | granted;
         if needs_log {
             self.log(set, complex, &completed);
+            // ORDERING(ipc-commit): Release. The log is complete before it is valid.
+            self.guard.field(COMMIT).store(COMMITTING | after, Ordering::Release);
         }
         for cell in self.cells.drain(..).filter(|cell| cell.before != cell.adj) {
             undo::store_adj(set.shared, cell.record, cell.num, cell.adj);
@@ -220,7 +226,7 @@ impl<'g, 's> Txn<'g, 's> {
         let wakes = completed.tell(set.shared);
         if needs_log {
             // ORDERING(ipc-commit): Release. All changes are in place before the log is void.
-            self.guard.field(COMMIT).store(0, Ordering::Release);
+            self.guard.field(COMMIT).store(after, Ordering::Release);
         }
         wakes
     }
@@ -229,15 +235,13 @@ impl<'g, 's> Txn<'g, 's> {
     fn log(&self, set: Set<'_>, complex: bool, completed: &Completed) {
         for frozen in &self.frozen {
             let after = frozen.after(set, complex);
-            // ORDERING(ipc-commit): Release. See the flag below.
+            // ORDERING(ipc-commit): Release. See the flag in `commit`.
             set.sem(frozen.num)[REDO].store(after.thaw().0, Ordering::Release);
         }
         for cell in self.cells.iter().filter(|cell| cell.before != cell.adj) {
             undo::log_adj(set.shared, cell.record, cell.num, cell.adj);
         }
         completed.log(set.shared);
-        // ORDERING(ipc-commit): Release. The log is complete before it is valid.
-        self.guard.field(COMMIT).store(1, Ordering::Release);
     }
 
     #[inline]

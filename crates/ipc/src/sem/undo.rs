@@ -295,7 +295,7 @@ fn exit_set(
     set.touch_otime(0, now_s());
     free(&guard, record);
     drop(guard);
-    Ok(wake(shared, owner, &wakes))
+    Ok(wake(shared, &wakes))
 }
 
 /// Makes the list of a set's records anew.

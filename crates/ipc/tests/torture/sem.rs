@@ -2,6 +2,7 @@
 //!
 //! - Operations of several semaphores have moved units, and none is lost or made.
 //! - Who waited for units and was killed has taken none, and given none.
+//! - Nobody was granted a permit that had died before: once all are dead, who tries is not refused while there is one.
 //! - Adjustments have brought back the values from before.
 //! - Sets that were made and removed all the time leave room for as many as before.
 //!
@@ -27,7 +28,9 @@ const SEMS: u16 = 4;
 const MOVES: i32 = 1;
 const UNDO: i32 = 2;
 const WAITS: i32 = 3;
-const CHURN: i32 = 4;
+/// Permits that are given, taken, and waited for.
+const PERMITS: i32 = 4;
+const CHURN: i32 = 5;
 
 pub(crate) struct Sets {
     file: OwnedFd,
@@ -60,6 +63,7 @@ impl Arena for Sets {
             let id = task.semget(key, i32::from(SEMS), IPC_CREAT | 0o600).expect("a set");
             task.sem_setall(id, &[UNITS; SEMS as usize]).expect("values");
         }
+        task.semget(PERMITS, 1, IPC_CREAT | 0o600).expect("a set");
         arena
     }
 
@@ -74,10 +78,12 @@ impl Arena for Sets {
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
         // What takes long would be all that a kill ever meets: so most children do one thing only.
-        let chores = [0..65, 0..24, 24..44, 0..44, 44..56, 56..60, 60..62, 63..64, 64..65];
+        let chores =
+            [0..77, 0..24, 24..44, 0..44, 44..56, 56..60, 60..62, 63..64, 64..65, 65..77, 65..77];
         let chores = rng.pick(&chores).clone();
         let word = self.chore(place);
-        let mut ids = [MOVES, UNDO, WAITS].map(|key| task.semget(key, 0, 0).expect("the set"));
+        let mut ids =
+            [MOVES, UNDO, WAITS, PERMITS].map(|key| task.semget(key, 0, 0).expect("the set"));
         loop {
             // ORDERING: Relaxed. A sign of life.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
@@ -101,6 +107,7 @@ impl Arena for Sets {
                     Chore::Recover.begin(word);
                     self.namespace().recover().map(drop)
                 }
+                65.. => permit(&task, word, ids[3], &mut rng),
                 _ => {
                     // A process that ends well.
                     let next = self.task();
@@ -122,7 +129,14 @@ impl Arena for Sets {
     fn check(&mut self) -> Result<(), String> {
         let task = self.task();
         let failed = |errno: Errno| format!("a check failed with {errno}");
+        // Before anybody cleans up.
+        let permits = task.semget(PERMITS, 0, 0).map_err(failed)?;
+        while task.semop(permits, &[TRY]).is_ok() {}
         self.namespace().recover().map_err(failed)?;
+        let left = task.sem_getval(permits, 0).map_err(failed)?;
+        if left != 0 {
+            return Err(format!("who tried was refused, and then there were {left} permits"));
+        }
         let wanted = u64::from(UNITS) * u64::from(SEMS);
         for (name, key) in [("moved", MOVES), ("waited for", WAITS), ("undone", UNDO)] {
             let id = task.semget(key, 0, 0).map_err(failed)?;
@@ -169,15 +183,15 @@ impl Sets {
     fn check_room(&self, task: &Task) -> Result<(), Errno> {
         for index in 0..64 {
             if let Ok(stat) = task.sem_stat_any(index)
-                && ![MOVES, UNDO, WAITS].contains(&stat.perm.key)
+                && ![MOVES, UNDO, WAITS, PERMITS].contains(&stat.perm.key)
             {
                 task.sem_rmid(stat.id)?;
             }
         }
         let totals = task.sem_totals()?;
-        assert_eq!((totals.sets, totals.sems), (3, 3 * u64::from(SEMS)), "counts are wrong");
+        assert_eq!((totals.sets, totals.sems), (4, 3 * u64::from(SEMS) + 1), "counts are wrong");
         let ids: Vec<i32> =
-            (0..61).map(|_| task.semget(IPC_PRIVATE, 4, 0o600)).collect::<Result<_, _>>()?;
+            (0..60).map(|_| task.semget(IPC_PRIVATE, 4, 0o600)).collect::<Result<_, _>>()?;
         ids.into_iter().try_for_each(|id| task.sem_rmid(id))
     }
 }
@@ -205,6 +219,22 @@ fn wait(task: &Task, id: i32, rng: &mut Rng) -> Result<(), Errno> {
     let count = 1 + rng.below(u64::from(UNITS) * 2) as i16;
     let sops = [SemBuf::new(from, -count, 0), SemBuf::new(to, count, 0)];
     task.semtimedop(id, &sops, Some(Duration::from_micros(rng.below(400))))
+}
+
+const TRY: SemBuf = SemBuf::new(0, -1, IPC_NOWAIT);
+
+/// Gives a permit, tries to take one, or waits for one.
+fn permit(task: &Task, word: &AtomicU64, id: i32, rng: &mut Rng) -> Result<(), Errno> {
+    Chore::Single.begin(word);
+    match rng.below(4) {
+        0 => task.semop(id, &[SemBuf::new(0, 1, 0)]),
+        1 => task.semop(id, &[TRY]),
+        _ => {
+            Chore::Wait.begin(word);
+            let timeout = Some(Duration::from_micros(rng.below(400)));
+            task.semtimedop(id, &[SemBuf::new(0, -1, 0)], timeout)
+        }
+    }
 }
 
 /// Makes, uses and removes sets; in so many of 450 cases more it waits, which then is what most kills meet.
