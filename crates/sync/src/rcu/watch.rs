@@ -159,3 +159,40 @@ impl Drop for Watched {
         });
     }
 }
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::primitives::thread;
+    use std::process::Command;
+
+    /// Says that this process is the one in which nobody lets go of the registry.
+    const LOCKED_ENV: &str = "COREWALK_SYNC_LOCKED_REGISTRY";
+
+    /// As in the child of a fork that another thread of the parent had it for. In a process of its own, since other
+    /// tests look at the registry too.
+    #[test]
+    fn thread_reads_though_the_registry_is_locked_for_ever() {
+        if std::env::var_os(LOCKED_ENV).is_none() {
+            let name = "rcu::watch::tests::thread_reads_though_the_registry_is_locked_for_ever";
+            let mut again = Command::new(std::env::current_exe().unwrap());
+            let output = again.args([name, "--exact"]).env(LOCKED_ENV, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        std::mem::forget(REGISTRY.lock());
+        let reader = thread::spawn(|| {
+            let _section = enter();
+            is_inside()
+        });
+        // With the end of the thread, which takes its record out of the registry.
+        let ended = thread::spawn(move || reader.join().unwrap());
+        let end = Instant::now() + Duration::from_secs(120);
+        while !ended.is_finished() {
+            assert!(Instant::now() < end, "a thread waits for the registry");
+            thread::yield_now();
+        }
+        assert!(ended.join().unwrap());
+    }
+}
