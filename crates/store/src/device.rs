@@ -280,9 +280,21 @@ mod tests {
 
     use super::*;
 
+    /// The database takes a file of a length that it has not set for another's, and whoever is killed amid the zeros
+    /// would leave one. Here no zero can be written, and no length taken back: what is left is what there was before
+    /// the first zero.
+    #[test]
+    fn device_has_its_whole_length_before_its_first_zero() {
+        let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());
+        fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK).unwrap();
+        let device = FileDevice::new(file).unwrap();
+        assert!(device.set_len(8 << 20).is_err());
+        assert_eq!(device.len().unwrap(), 8 << 20);
+    }
+
     /// A file whose writes fail, though it can be lengthened, is not lengthened: it would have holes.
     #[test]
-    fn device_is_lengthened_after_its_zeros_are_written() {
+    fn device_whose_zeros_fail_is_as_long_as_before() {
         let sealed = |seals| {
             let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());
             fcntl_add_seals(&file, seals).unwrap();
