@@ -275,7 +275,8 @@ impl Pairing {
         let _report = ReportSeed::new(seed);
         let mut rng = Rng::new(seed);
         let (mut done, mut waits) = (0, 0);
-        while done < extent.steps && start.elapsed() < extent.limit {
+        let is_time = |done| done < extent.least || start.elapsed() < extent.limit;
+        while done < extent.steps && is_time(done) {
             let tasks = 1 + rng.below(TASKS as u64) as usize;
             let kinds = kinds(&mut rng);
             for _ in 0..SCRIPT_STEPS {
@@ -304,6 +305,8 @@ impl Pairing {
 pub(crate) struct Extent {
     /// Steps in all; the last script is completed.
     pub(crate) steps: u64,
+    /// So many are made however long they take.
+    pub(crate) least: u64,
     pub(crate) limit: Duration,
 }
 
@@ -312,6 +315,6 @@ impl Extent {
     pub(crate) fn or_asked(self) -> Self {
         let Ok(asked) = std::env::var("COREWALK_DIFFERENTIAL_OPS") else { return self };
         let steps = asked.parse().expect("COREWALK_DIFFERENTIAL_OPS: a number");
-        Self { steps, limit: Duration::MAX }
+        Self { steps, least: steps, limit: Duration::MAX }
     }
 }
