@@ -1,10 +1,15 @@
 //! Blocks of extended attributes, shared by the inodes whose attributes are equal.
 //!
-//! A block is a number, a content that never changes, and a count of users. It is stored as two records,
-//! so that one more user does not write the content again. Where a block has one user only, its place
-//! is taken by a block of the same number with another content.
-//! Blocks that are in use are in memory; equal ones are found through a [`ShareIndex`], which is filled
-//! as blocks are read and made. The steps are those of the protocol of `corewalk-mbcache`.
+//! A block is a number, a content, and a count of users. It is stored as two records, so that one more
+//! user does not write the content again. A *shared* block never changes its content, and may have many users:
+//! where it has one only, its place is taken by a block of the same number with another content.
+//! Blocks that are shared are in memory while they are in use; equal ones are found through a [`ShareIndex`],
+//! which is filled as blocks are read and made. The steps are those of the protocol of `corewalk-mbcache`.
+//!
+//! A *private* block has one user, which alone has it in memory, and no hash: its record says [`UNHASHED`]. It is
+//! in neither table nor index (what is read of it later is in the table alone), so to change it takes no lock but that of its inode. So are the sets of files that
+//! are changed again and again, until a commit (`late`); those that are too long to be shared; and all in a store
+//! that does not share.
 //!
 //! A block is entered under the hash of its content. Of a long content that is one of samples
 //! (`hash`), and who has compared [`LOOKS_MAX`] others with one hash takes that of all bytes instead: so
@@ -22,6 +27,10 @@
 //! - K.6: who has got a block from the table counts its users after the index has heard of it: a block is
 //!   locked before it is in the table, until it is entered. So the index is never told of users of what it does
 //!   not know (H.5), and a block that is gone is not entered.
+//! - K.8: a private block is reached from its inode only. Its number, which an index that forgets to forget may
+//!   hand out, leads nobody else to it: there is no such block in the table, and a record without a hash is
+//!   believed only if an inode names it. What its record says of the hash changes with the table, under the lock
+//!   of the shard.
 //! - K.7: what nobody uses in memory takes no more of it than what is used, or [`SHARD_BYTES`] in each shard; or
 //!   than what was used when a shard was looked through last, which is [`SHARD_BLOCKS`] new ones ago at most.
 //!
@@ -45,7 +54,7 @@ use corewalk_sync::{Budget, Mutex, MutexGuard, OwnLine, ShardedCounter};
 use crate::content::BLOCK_BYTES;
 use crate::hash::Secret;
 use crate::journal::View;
-use crate::record::{Key, Kind, UsersRecord};
+use crate::record::{Key, Kind, UNHASHED, UsersRecord};
 use crate::share::{Removal, ShareIndex};
 
 /// Shards of the table.
@@ -67,8 +76,36 @@ pub(crate) struct Blocks {
     next: AtomicU64,
     pub(crate) index: Arc<dyn ShareIndex>,
     secret: Secret,
+    /// False if every inode is to have its own block.
+    is_sharing: bool,
     blocks: ShardedCounter,
     users: ShardedCounter,
+}
+
+/// When a set that replaces another one is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    AtOnce,
+    /// It is private until [`Blocks::share_late`].
+    Late,
+}
+
+/// How a set was stored that replaces another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// Somebody has it.
+    Found,
+    /// In a block that others can find.
+    Made,
+    Private,
+}
+
+/// Who asks for a block by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asker {
+    /// An inode that names it.
+    User,
+    Index,
 }
 
 #[derive(Default)]
@@ -88,6 +125,7 @@ pub(crate) struct Block {
     id: u64,
     content: Arc<[u8]>,
     hash: Hash,
+    is_private: bool,
     /// 0 once it is gone.
     users: Mutex<u32>,
 }
@@ -97,7 +135,7 @@ pub(crate) struct Block {
 struct Hash {
     /// What its record says.
     stored: u64,
-    /// What it is entered under.
+    /// What it is entered under, if it is shared.
     key: u64,
 }
 
@@ -112,8 +150,23 @@ impl Block {
         &self.content
     }
 
+    /// Returns true if it is its user's alone, and nobody can find it.
+    pub(crate) fn is_private(&self) -> bool {
+        self.is_private
+    }
+
+    /// Returns true if others may find it.
+    fn is_hashed(&self) -> bool {
+        self.hash.stored != UNHASHED
+    }
+
     fn new(id: u64, content: Arc<[u8]>, hash: Hash, users: u32) -> Arc<Block> {
-        Arc::new(Block { id, content, hash, users: Mutex::new(users) })
+        Arc::new(Block { id, content, hash, is_private: false, users: Mutex::new(users) })
+    }
+
+    fn private(id: u64, content: Arc<[u8]>) -> Arc<Block> {
+        let hash = Hash { stored: UNHASHED, key: UNHASHED };
+        Arc::new(Block { id, content, hash, is_private: true, users: Mutex::new(1) })
     }
 
     fn save(&self, view: &View) {
@@ -121,8 +174,18 @@ impl Block {
     }
 
     fn save_users(&self, users: u32, view: &View) {
-        let record = UsersRecord { hash: self.hash.stored, users, len: self.content.len() as u32 };
-        view.put(Key::of(Kind::XattrUsers, self.id), &record.encode());
+        view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
+    }
+
+    /// Saves a block of a number that nobody has: one that is new, or whose records are gone. So if it goes
+    /// before a commit, it leaves nothing that would have to be removed.
+    fn save_new(&self, view: &View) {
+        view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
+        view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
+    }
+
+    fn users_record(&self, users: u32) -> UsersRecord {
+        UsersRecord { hash: self.hash.stored, users, len: self.content.len() as u32 }
     }
 }
 
@@ -134,6 +197,7 @@ impl Blocks {
         (blocks, users, last): (u64, u64, u64),
     ) -> Blocks {
         let table = Blocks {
+            is_sharing: index.users_max() > 1,
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
             free: (0..THREAD_SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
             next: AtomicU64::new(last + 1),
@@ -147,13 +211,22 @@ impl Blocks {
         table
     }
 
+    /// Returns true if inodes may have the same block.
+    pub(crate) fn is_sharing(&self) -> bool {
+        self.is_sharing
+    }
+
     /// Returns how many blocks there are, and how many users they have in all.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.blocks.sum().max(0) as u64, self.users.sum().max(0) as u64)
     }
 
-    /// Returns a block. `EIO` if it cannot be read.
+    /// Returns the block that an inode names. `EIO` if it cannot be read.
     pub(crate) fn get(&self, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
+        self.get_for(Asker::User, id, view)
+    }
+
+    fn get_for(&self, asker: Asker, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
         let mut shard = self.shard(id).lock();
         if let Some(block) = shard.blocks.get(&id) {
             return Ok(block.clone());
@@ -161,12 +234,19 @@ impl Blocks {
         // Within the lock: who drops a block from memory has it as well, so this is not out of date.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
+        // K.8.
+        if hash == UNHASHED && asker == Asker::Index {
+            return Err(Errno::IO);
+        }
         let content = view.get(&Key::of(Kind::Xattr, id))?.ok_or(Errno::IO)?;
         if content.len() != len as usize || users == 0 {
             return Err(Errno::IO);
         }
         // What its record says may be the hash of all bytes, which an older program took of long sets.
-        let key = self.key_to_enter(self.secret.hash(&content), &content);
+        let key = match hash {
+            UNHASHED => UNHASHED,
+            _ => self.key_to_enter(self.secret.hash(&content), &content),
+        };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
         // K.6.
@@ -188,12 +268,35 @@ impl Blocks {
         view: &View,
         space: &Budget,
     ) -> Result<Arc<Block>, Errno> {
+        if !self.can_share(content) {
+            space.take(charge(content))?;
+            return Ok(self.make_private(content, view));
+        }
         let hash = match self.find(content, view) {
             Ok(block) => return Ok(block),
             Err(hash) => hash,
         };
         space.take(charge(content))?;
         Ok(self.make(hash, content, view))
+    }
+
+    /// Shares the content of a block whose user has kept it to itself, and returns true if the inode has to name
+    /// another block from here on. It takes no room.
+    pub(crate) fn share_late(&self, own: &mut Arc<Block>, view: &View, space: &Budget) -> bool {
+        if own.is_hashed() || !self.can_share(&own.content) {
+            return false;
+        }
+        match self.find(&own.content, view) {
+            Ok(block) => {
+                self.release(own, view, space);
+                *own = block;
+                true
+            }
+            Err(hash) => {
+                *own = self.publish(own, hash, view);
+                false
+            }
+        }
     }
 
     /// Takes a user off a block, and the block away if that was the last; does nothing with one whose count
@@ -216,38 +319,53 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// Returns a block with this content, which `old` has not, for a user of `old`, who is none of `old`
-    /// then.
+    /// Gives a user of `own` another content, in another block or the same one, and returns how.
     ///
     /// # Errors
     /// `ENOSPC`, `EIO` if the count of users is damaged; with nothing changed.
     pub(crate) fn replace(
         &self,
-        old: &Arc<Block>,
+        own: &mut Arc<Block>,
         content: &[u8],
+        when: When,
+        view: &View,
+        space: &Budget,
+    ) -> Result<Stored, Errno> {
+        let can_share = self.can_share(content);
+        if when == When::Late || !can_share {
+            match self.keep_private(own, content, view, space) {
+                // An equal one takes no room.
+                Err(Errno::NOSPC) if can_share => {}
+                done => return done.map(|()| Stored::Private),
+            }
+        }
+        match self.find(content, view) {
+            Ok(block) => {
+                self.release(own, view, space);
+                *own = block;
+                Ok(Stored::Found)
+            }
+            Err(hash) => {
+                *own = self.replace_with_new(own, (content, hash), view, space)?;
+                Ok(Stored::Made)
+            }
+        }
+    }
+
+    /// As [`Blocks::replace`], with a content that nobody has; returns the block.
+    fn replace_with_new(
+        &self,
+        old: &Arc<Block>,
+        (content, hash): (&[u8], Hash),
         view: &View,
         space: &Budget,
     ) -> Result<Arc<Block>, Errno> {
-        let hash = match self.find(content, view) {
-            Ok(block) => {
-                self.release(old, view, space);
-                return Ok(block);
-            }
-            Err(hash) => hash,
-        };
         let (mut users, is_last) = self.lock_to_leave(old)?;
         let before = if is_last { charge(&old.content) } else { 0 };
-        let after = charge(content);
-        if let Err(errno) = space.take(after.saturating_sub(before)) {
-            if is_last {
-                self.enter(old, *users);
-            } else {
-                drop(users);
-                self.index.left(old.id);
-            }
+        if let Err(errno) = space.exchange(before, charge(content)) {
+            self.stay(old, (users, is_last));
             return Err(errno);
         }
-        space.give_back(before.saturating_sub(after));
         if !is_last {
             self.leave(old, users, view);
             return Ok(self.make(hash, content, view));
@@ -256,20 +374,81 @@ impl Blocks {
         *users = 0;
         let new = Block::new(old.id, content.into(), hash, 1);
         let new_users = new.users.lock();
+        let mut shard = self.shard(new.id).lock();
         new.save(view);
         if old.hash.stored != hash.stored || old.content.len() != content.len() {
             new.save_users(1, view);
         }
-        self.shard(new.id).lock().keep(&new);
+        shard.keep(&new);
+        drop(shard);
         drop(users);
         self.enter(&new, 1);
         drop(new_users);
         Ok(new)
     }
 
-    /// Enters a block into the index, unless its content is too long.
+    /// Gives a user of `own` another content, in a block of its own.
+    ///
+    /// # Errors
+    /// As [`Blocks::replace`].
+    fn keep_private(
+        &self,
+        own: &mut Arc<Block>,
+        content: &[u8],
+        view: &View,
+        space: &Budget,
+    ) -> Result<(), Errno> {
+        if let Some(block) = Arc::get_mut(own).filter(|block| block.is_private) {
+            space.exchange(charge(&block.content), charge(content))?;
+            let has_other_len = block.content.len() != content.len();
+            block.content = content.into();
+            block.save(view);
+            if has_other_len {
+                block.save_users(1, view);
+            }
+            return Ok(());
+        }
+        let (mut users, is_last) = self.lock_to_leave(own)?;
+        let before = if is_last { charge(&own.content) } else { 0 };
+        if let Err(errno) = space.exchange(before, charge(content)) {
+            self.stay(own, (users, is_last));
+            return Err(errno);
+        }
+        if !is_last {
+            self.leave(own, users, view);
+            *own = self.make_private(content, view);
+            return Ok(());
+        }
+        *users = 0;
+        let new = Block::private(own.id, content.into());
+        // K.8.
+        let mut shard = self.shard(own.id).lock();
+        new.save(view);
+        new.save_users(1, view);
+        shard.drop_block(own.id);
+        drop(shard);
+        drop(users);
+        *own = new;
+        Ok(())
+    }
+
+    /// Returns the block that a private one becomes when nobody has its content.
+    fn publish(&self, own: &Block, hash: Hash, view: &View) -> Arc<Block> {
+        let block = Block::new(own.id, own.content.clone(), hash, 1);
+        let users = block.users.lock();
+        let mut shard = self.shard(block.id).lock();
+        // K.8.
+        block.save_users(1, view);
+        shard.keep(&block);
+        drop(shard);
+        self.enter(&block, 1);
+        drop(users);
+        block
+    }
+
+    /// Enters a block into the index, unless it is too long or has no hash.
     fn enter(&self, block: &Block, users: u32) {
-        if block.content.len() <= SHARED_BYTES_MAX {
+        if block.is_hashed() && block.content.len() <= SHARED_BYTES_MAX {
             self.index.insert(block.hash.key, block.id, users);
         }
     }
@@ -278,14 +457,11 @@ impl Blocks {
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
-        if content.len() > SHARED_BYTES_MAX {
-            return Err(hash);
-        }
         let (mut found, mut others) = (None, 0);
         let mut look = |key: u64| {
             self.index.find(key, &mut |id| {
                 // What cannot be read is not shared.
-                let Ok(block) = self.get(id, view) else { return false };
+                let Ok(block) = self.get_for(Asker::Index, id, view) else { return false };
                 match self.take(&block, key, content, view) {
                     Some(true) => found = Some(block),
                     Some(false) => others += 1,
@@ -334,8 +510,7 @@ impl Blocks {
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
         // K.5: whoever has the number from before finds no block, or all of this one.
-        block.save(view);
-        block.save_users(1, view);
+        block.save_new(view);
         shard.keep(&block);
         drop(shard);
         self.enter(&block, 1);
@@ -343,6 +518,20 @@ impl Blocks {
         self.blocks.add(1);
         self.users.add(1);
         block
+    }
+
+    /// Makes a private block, for which there is room.
+    fn make_private(&self, content: &[u8], view: &View) -> Arc<Block> {
+        let block = Block::private(self.number(), content.into());
+        block.save_new(view);
+        self.blocks.add(1);
+        self.users.add(1);
+        block
+    }
+
+    /// Returns true if somebody else may use a block of this content.
+    fn can_share(&self, content: &[u8]) -> bool {
+        self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
     /// Returns a number that no block has.
@@ -353,12 +542,16 @@ impl Blocks {
     }
 
     /// Returns the users, locked, of a block of which the caller is one, and true if it is the only one;
-    /// then the block is out of the index. If not, the caller says `left` once it has unlocked them.
+    /// then the block is out of the index. If not, the caller says `left` once it has unlocked them. Nobody
+    /// needs to be told of a private one.
     ///
     /// # Errors
     /// `EIO` for a block without users: its count was smaller than the inodes that name it, against K.1.
     /// Its room was given back already.
     fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<(MutexGuard<'a, u32>, bool), Errno> {
+        if block.is_private {
+            return Ok((block.users.lock(), true));
+        }
         let key = block.hash.key;
         loop {
             self.index.leave(block.id);
@@ -385,11 +578,23 @@ impl Blocks {
         }
     }
 
+    /// Undoes [`Blocks::lock_to_leave`].
+    fn stay(&self, block: &Block, (users, is_last): (MutexGuard<'_, u32>, bool)) {
+        match (is_last, block.is_private) {
+            (true, true) => {}
+            (true, false) => self.enter(block, *users),
+            (false, _) => {
+                drop(users);
+                self.index.left(block.id);
+            }
+        }
+    }
+
     /// Takes a user off a block that has others, and unlocks it.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
         // Stores of before may have longer ones with several users; those stay out of the index.
-        if block.content().len() <= SHARED_BYTES_MAX {
+        if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
         block.save_users(*users, view);

@@ -117,41 +117,15 @@ impl Store {
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
-        let changed = changed.and_then(|set| self.change_set(&mut state, &set, view));
+        let changed = changed.and_then(|set| self.change_set(inode.ino, &mut state, &set, view));
         changed.inspect_err(|_| state.record = before)?;
         state.record.ctime = now();
         inode.save(&state, view);
         Ok(())
     }
-}
 
-impl FileSystem for Store {
-    fn root(&self) -> Result<Attr, Errno> {
-        self.getattr(Node::detached(ROOT_INO, FileKind::Directory))
-    }
-
-    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        let name = self.hashed(name);
-        let view = &*self.journal.look();
-        let parent = self.table.get(dir.ino(), view)?;
-        check_directory(&parent)?;
-        let state = parent.state.read();
-        let found = Place::find(parent.ino, &state, name, view)?.link();
-        drop(state);
-        let child = self.table.get(found.ok_or(Errno::NOENT)?.ino, view)?;
-        let state = child.state.read();
-        state.check()?;
-        Ok(state.attr(child.ino))
-    }
-
-    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        let inode = self.inode(node)?;
-        let state = inode.state.read();
-        state.check()?;
-        Ok(state.attr(inode.ino))
-    }
-
-    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+    /// Does what `setattr` does.
+    fn change_as(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         let view = &*self.journal.change()?;
         let change = |state: &mut State, set: &SetAttr| -> Result<(), Errno> {
             state.check()?;
@@ -160,7 +134,7 @@ impl FileSystem for Store {
                 if let Some(mut acl) = xattr::acl(&old, AclKind::Access)? {
                     acl.chmod(mode);
                     let new = xattr::with_acl(&old, AclKind::Access, Some(&acl));
-                    self.change_set(state, &new, view)?;
+                    self.change_set(node.ino(), state, &new, view)?;
                 }
             }
             state.change(set, now());
@@ -192,8 +166,64 @@ impl FileSystem for Store {
         Ok(state.attr(inode.ino))
     }
 
+    /// Does what `set_acl` does.
+    fn change_acl(
+        &self,
+        node: Node<'_>,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        mode: Option<u32>,
+    ) -> Result<(), Errno> {
+        let view = &*match acl {
+            Some(_) => self.journal.grow()?,
+            None => self.journal.change()?,
+        };
+        match (self.table.get(node.ino(), view)?.kind, kind) {
+            (FileKind::Symlink, _) => return Err(Errno::OPNOTSUPP),
+            (FileKind::Directory, _) | (_, AclKind::Access) => {}
+            (_, AclKind::Default) if acl.is_none() => return Ok(()),
+            (_, AclKind::Default) => return Err(Errno::ACCESS),
+        }
+        self.change_attributes(node, view, |state, set| {
+            let set_mode = SetAttr { mode, ..SetAttr::default() };
+            state.change(&set_mode, now());
+            Ok(xattr::with_acl(set, kind, state.kept_acl(kind, acl)))
+        })
+    }
+}
+
+impl FileSystem for Store {
+    fn root(&self) -> Result<Attr, Errno> {
+        self.getattr(Node::detached(ROOT_INO, FileKind::Directory))
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        let name = self.hashed(name);
+        let view = &*self.journal.look();
+        let parent = self.table.get(dir.ino(), view)?;
+        check_directory(&parent)?;
+        let state = parent.state.read();
+        let found = Place::find(parent.ino, &state, name, view)?.link();
+        drop(state);
+        let child = self.table.get(found.ok_or(Errno::NOENT)?.ino, view)?;
+        let state = child.state.read();
+        state.check()?;
+        Ok(state.attr(child.ino))
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        let inode = self.inode(node)?;
+        let state = inode.state.read();
+        state.check()?;
+        Ok(state.attr(inode.ino))
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.with_room(|| self.change_as(node, set))
+    }
+
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        let made = self.make_named(dir.ino(), name, what)?;
+        let made = self.with_room(|| self.make_named(dir.ino(), name, what))?;
         self.sync_names()?;
         Ok(made)
     }
@@ -245,7 +275,6 @@ impl FileSystem for Store {
     }
 
     fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        let view = &*self.journal.grow()?;
         let write = |content: &mut Content, site: Site<'_>| content.write(site, offset, bytes);
         let note = |&count: &usize, state: &mut State| {
             if count > 0 {
@@ -253,7 +282,10 @@ impl FileSystem for Store {
             }
             Ok(())
         };
-        Ok(self.change_content(node, view, write, note)?.0)
+        self.with_room(|| {
+            let view = &*self.journal.grow()?;
+            Ok(self.change_content(node, view, write, note)?.0)
+        })
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -275,7 +307,7 @@ impl FileSystem for Store {
 
     fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         match FileKind::from_mode(what.mode) {
-            Some(FileKind::Regular) => self.make_unnamed(dir.ino(), what),
+            Some(FileKind::Regular) => self.with_room(|| self.make_unnamed(dir.ino(), what)),
             _ => Err(Errno::INVAL),
         }
     }
@@ -283,7 +315,11 @@ impl FileSystem for Store {
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
         // What is not in memory is as its record is.
         let inode = self.inode(node)?;
-        self.journal.commit_up_to(inode.dirty_tid(data_only))?;
+        let tid = inode.dirty_tid(data_only);
+        if self.journal.is_running(tid.max(inode.data_tid())) {
+            self.late.share();
+        }
+        self.journal.commit_up_to(tid)?;
         // A commit of it has the data; without one that is left to do.
         self.journal.sync_data(inode.data_tid())
     }
@@ -316,18 +352,20 @@ impl FileSystem for Store {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        let is_freeing = how.intersects(Fallocate::PUNCH_HOLE | Fallocate::COLLAPSE_RANGE);
-        let view = &*if is_freeing { self.journal.change()? } else { self.journal.grow()? };
-        let allocate = |content: &mut Content, site: Site<'_>| {
-            self.check_host(content.missing_blocks(site, offset, len, how)?)?;
-            content.allocate(site, offset, len, how)
-        };
-        let note = |_: &(), state: &mut State| {
-            state.touch_content(now());
+        self.with_room(|| {
+            let is_freeing = how.intersects(Fallocate::PUNCH_HOLE | Fallocate::COLLAPSE_RANGE);
+            let view = &*if is_freeing { self.journal.change()? } else { self.journal.grow()? };
+            let allocate = |content: &mut Content, site: Site<'_>| {
+                self.check_host(content.missing_blocks(site, offset, len, how)?)?;
+                content.allocate(site, offset, len, how)
+            };
+            let note = |_: &(), state: &mut State| {
+                state.touch_content(now());
+                Ok(())
+            };
+            self.change_content(node, view, allocate, note)?;
             Ok(())
-        };
-        self.change_content(node, view, allocate, note)?;
-        Ok(())
+        })
     }
 
     fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
@@ -353,9 +391,11 @@ impl FileSystem for Store {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), Errno> {
-        let view = &*self.journal.grow()?;
-        xattr::check_name(self.table.get(node.ino(), view)?.kind, name)?;
-        self.change_attributes(node, view, |_, set| xattr::changed(set, name, value, mode))
+        self.with_room(|| {
+            let view = &*self.journal.grow()?;
+            xattr::check_name(self.table.get(node.ino(), view)?.kind, name)?;
+            self.change_attributes(node, view, |_, set| xattr::changed(set, name, value, mode))
+        })
     }
 
     fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
@@ -367,11 +407,13 @@ impl FileSystem for Store {
     }
 
     fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
-        let view = &*self.journal.change()?;
-        xattr::check_name(self.table.get(node.ino(), view)?.kind, name)?;
-        self.change_attributes(node, view, |_, set| {
-            xattr::find(set, name).ok_or(Errno::NODATA)?;
-            Ok(xattr::with(set, name, None))
+        self.with_room(|| {
+            let view = &*self.journal.change()?;
+            xattr::check_name(self.table.get(node.ino(), view)?.kind, name)?;
+            self.change_attributes(node, view, |_, set| {
+                xattr::find(set, name).ok_or(Errno::NODATA)?;
+                Ok(xattr::with(set, name, None))
+            })
         })
     }
 
@@ -392,21 +434,7 @@ impl FileSystem for Store {
         acl: Option<&Acl>,
         mode: Option<u32>,
     ) -> Result<(), Errno> {
-        let view = &*match acl {
-            Some(_) => self.journal.grow()?,
-            None => self.journal.change()?,
-        };
-        match (self.table.get(node.ino(), view)?.kind, kind) {
-            (FileKind::Symlink, _) => return Err(Errno::OPNOTSUPP),
-            (FileKind::Directory, _) | (_, AclKind::Access) => {}
-            (_, AclKind::Default) if acl.is_none() => return Ok(()),
-            (_, AclKind::Default) => return Err(Errno::ACCESS),
-        }
-        self.change_attributes(node, view, |state, set| {
-            let set_mode = SetAttr { mode, ..SetAttr::default() };
-            state.change(&set_mode, now());
-            Ok(xattr::with_acl(set, kind, state.kept_acl(kind, acl)))
-        })
+        self.with_room(|| self.change_acl(node, kind, acl, mode))
     }
 
     fn forget(&self, ino: u64) {

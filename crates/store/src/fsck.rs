@@ -13,7 +13,7 @@
 //! - F.3: links and entries are as many as inodes say; those without links are orphans, and no others.
 //! - F.4: extents are within the device, none overlaps another one, and blocks are as many as inodes
 //!   say; no written block is behind the size.
-//! - F.5: a block of attributes has the hash, the length and the users that are stored, and is a set;
+//! - F.5: a block of attributes has the hash (or none, with one user), the length and the users that are stored, and is a set;
 //!   an access ACL says more than the mode of its inodes, and agrees with it.
 //!
 //! Source: fsck(8).
@@ -30,7 +30,7 @@ use crate::directory::hash_of_name;
 use crate::hash::Secret;
 use crate::journal::Devices;
 use crate::place::{OpenError, Place};
-use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UsersRecord};
+use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UNHASHED, UsersRecord};
 use crate::store::{ROOT_INO, each, open_database, read_super, refusal, settle};
 use crate::xattr;
 
@@ -321,9 +321,12 @@ impl Check {
         let id = key.major;
         self.contents.insert(id);
         // Long sets had the hash of all their bytes before there were samples.
-        let has_hash = |hash| hash == secret.hash(value) || hash == secret.hash_whole(value);
-        let is_right =
-            |users: &UsersRecord| users.len as usize == value.len() && has_hash(users.hash);
+        let is_of = |hash| hash == secret.hash(value) || hash == secret.hash_whole(value);
+        let has_hash = |users: &UsersRecord| match users.hash {
+            UNHASHED => users.users == 1,
+            hash => is_of(hash),
+        };
+        let is_right = |users: &UsersRecord| users.len as usize == value.len() && has_hash(users);
         if !self.users.get(&id).is_some_and(is_right) || !xattr::is_set(value) {
             self.find(Finding::Attributes(id));
         }

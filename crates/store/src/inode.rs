@@ -66,6 +66,10 @@ pub(crate) struct State {
     pub(crate) target: Box<[u8]>,
     /// The block of attributes, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
+    /// What it has cost to share its sets at once in the transaction of this number (`late`).
+    pub(crate) shared_at: (u64, u32),
+    /// True while it is among those whose set is shared later (`late`).
+    pub(crate) is_waiting: bool,
     /// The transaction that made it, if that was not long ago.
     pub(crate) born: u64,
     /// True once it is gone for good.
@@ -75,7 +79,7 @@ pub(crate) struct State {
 impl Inode {
     /// Returns a new inode, which is saved by the caller.
     pub(crate) fn new(ino: u64, record: InodeRecord, target: &[u8], tid: u64) -> Inode {
-        let state = State { record, target: target.into(), block: None, born: tid, is_dead: false };
+        let state = State::new(record, target, tid);
         Inode::of(ino, state, Content::new(), tid)
     }
 
@@ -83,7 +87,7 @@ impl Inode {
     pub(crate) fn load(ino: u64, value: &[u8], view: &View) -> Result<Inode, Errno> {
         let (record, target) = InodeRecord::decode(value)?;
         let dirty = view.dirty_tid(&Key::of(Kind::Inode, ino));
-        let state = State { record, target: target.into(), block: None, born: 0, is_dead: false };
+        let state = State::new(record, target, 0);
         Ok(Inode::of(ino, state, Content::stored(record.size), dirty))
     }
 
@@ -152,6 +156,19 @@ impl Inode {
 }
 
 impl State {
+    fn new(record: InodeRecord, target: &[u8], born: u64) -> State {
+        let target = target.into();
+        State {
+            record,
+            target,
+            block: None,
+            shared_at: (0, 0),
+            is_waiting: false,
+            born,
+            is_dead: false,
+        }
+    }
+
     /// Returns what stat(2) reports.
     pub(crate) fn attr(&self, ino: u64) -> Attr {
         let record = &self.record;

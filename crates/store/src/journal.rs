@@ -240,6 +240,12 @@ impl View {
         self.running.put(key, Some(value));
     }
 
+    /// As [`View::put_new`], without a copy.
+    #[inline]
+    pub(crate) fn put_new_shared(&self, key: Key, value: Arc<[u8]>) {
+        self.running.put_new(key, value);
+    }
+
     /// Removes a record.
     #[inline]
     pub(crate) fn remove(&self, key: Key) {
@@ -402,8 +408,13 @@ impl Journal {
         Ok(pass)
     }
 
+    /// Returns true if `tid` is the running transaction.
+    pub(crate) fn is_running(&self, tid: u64) -> bool {
+        self.look().tid == tid
+    }
+
     /// Tells whoever commits in time that there is something to commit, unless that is known.
-    fn poke(&self) {
+    pub(crate) fn poke(&self) {
         // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and sees what has begun, or
         // this one sees that swap, and pokes.
         if self.is_poked.swap(true, Ordering::AcqRel) {

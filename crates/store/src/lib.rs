@@ -18,7 +18,7 @@
 //! | `record`, `layer`, `journal`, `log`, `database` | records, a transaction of them, commits |
 //! | `inode`, `table`, `names`, `directory` | inodes in memory, what changes names, entries |
 //! | `content`, `extents`, `alloc`, `dirty` | bytes of files, where they are, what is free, what is new |
-//! | `xattr`, `blocks`, `share` | sets of attributes, blocks that hold them, how equal ones are found |
+//! | `xattr`, `blocks`, `share`, `late` | sets of attributes, blocks that hold them, how equal ones are found, and when |
 //! | `fsck` | what must hold between records |
 //!
 //! # Guarantees
@@ -87,7 +87,7 @@
 //!   that advice the store believes what it shows; restart it after `EIO` from fsync.
 //!
 //! # Lock order
-//! The gate of the journal; the bytes of one file; directories in ascending order of their numbers; one
+//! The turn of those who share sets late; the gate of the journal; the bytes of one file; directories in ascending order of their numbers; one
 //! inode that is none; a block of attributes; then leaves: shards of tables, of layers and of the index,
 //! windows and tree of free blocks. `names` says more. A commit holds the gate for an instant, and
 //! nothing of the others.
@@ -131,6 +131,7 @@ mod fsck;
 mod hash;
 mod inode;
 mod journal;
+mod late;
 mod layer;
 mod log;
 mod names;

@@ -228,7 +228,7 @@ impl Store {
             }
         }
         if !set.is_empty() {
-            let changed = self.change_set(&mut state, &set, view);
+            let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
         // A new inode had links as far as orphan records know.

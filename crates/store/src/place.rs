@@ -101,8 +101,10 @@ impl OpenError {
             OpenError::Foreign | OpenError::Version(_) | OpenError::LogUnreadable { .. } => {
                 Errno::INVAL
             }
-            OpenError::Damaged | OpenError::LogDamaged { .. } => Errno::UCLEAN,
-            OpenError::Io(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+            OpenError::Damaged | OpenError::LogDamaged { .. } | OpenError::DatabaseBehind { .. } => {
+                Errno::UCLEAN
+            }
+            OpenError::LogRead { error, .. } | OpenError::Io(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
         }
     }
 }

@@ -10,7 +10,7 @@
 //! | inode | inode, 0 | [`InodeRecord`]; behind it the target of a symbolic link |
 //! | name | directory, hash of the name | all entries with that hash: slot, kind, inode, length, name |
 //! | extent | inode, logical block | physical block, blocks, 1 if not written |
-//! | xattr users | block, 0 | hash of the content, users, bytes of the content |
+//! | xattr users | block, 0 | hash of the content or 0, users, bytes of the content |
 //! | xattr | block, 0 | the content: see `xattr` |
 //!
 //! Values that do not parse are corruption: `EIO`, never a panic.
@@ -285,6 +285,9 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 }
+
+/// The hash in the record of a block of attributes that nobody else may use, which is not hashed.
+pub(crate) const UNHASHED: u64 = 0;
 
 /// How many inodes use a block of attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

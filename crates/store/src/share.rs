@@ -346,7 +346,9 @@ mod tests {
                 });
             }
         });
+        store.share_xattrs();
         let stats = store.stats();
+        assert_eq!(stats.xattr_waiting, 0);
         let users = files.iter().filter(|file| store.getxattr(**file, b"user.a").is_ok()).count();
         assert_eq!(stats.xattr_users, users as u64);
         assert_eq!(share.index.cache().stats().entries, stats.xattr_blocks);

@@ -23,6 +23,7 @@ use crate::database::{Database, Snapshot, is_ours};
 use crate::hash::Secret;
 use crate::inode::{Inode, State, now};
 use crate::journal::{Devices, Journal, View};
+use crate::late::Late;
 use crate::log::{self, Log};
 use crate::place::{OpenError, Place};
 use crate::record::{Extent, FORMAT_VERSION, InodeRecord, Key, Kind, SuperRecord, UsersRecord};
@@ -69,11 +70,15 @@ pub struct StoreOptions {
     /// Whether nothing can be changed (`ro`): changes are `EROFS`, no store is made where there is none, and
     /// what a crash left without links stays. The log is put into the database all the same, as ext4 does.
     pub is_read_only: bool,
+    /// Whether sets of attributes of files that are changed again and again are shared when they are committed;
+    /// if not, each is shared at once.
+    pub is_sharing_late: bool,
 }
 
 impl Default for StoreOptions {
     /// Returns no limits, a commit every 5 seconds as in ext4, transactions of 32 MiB, a log of 16 MiB,
-    /// 64 MiB of cache, a root directory of user 0 with mode 755, `relatime`, and changes allowed.
+    /// 64 MiB of cache, a root directory of user 0 with mode 755, sets that are shared late, `relatime`, and changes
+    /// allowed.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -89,6 +94,7 @@ impl Default for StoreOptions {
             atime: AtimePolicy::default(),
             is_dirsync: false,
             is_read_only: false,
+            is_sharing_late: true,
         }
     }
 }
@@ -121,6 +127,8 @@ pub struct StoreStats {
     pub xattr_blocks: u64,
     /// Inodes that use one, in all.
     pub xattr_users: u64,
+    /// Inodes whose sets are shared at the next commit, and may take a block each until then.
+    pub xattr_waiting: u64,
     /// Blocks of 4096 bytes that there would be more if every inode had its own; 0 for none.
     pub xattr_saved_blocks: u64,
     /// Bytes of records that are not committed, about.
@@ -144,7 +152,7 @@ impl StoreStats {
     /// assert_eq!(fields[0], ("store_inodes", 0));
     /// ```
     #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 18] {
+    pub fn fields(&self) -> [(&'static str, u64); 19] {
         [
             ("store_inodes", self.inodes),
             ("store_used_bytes", self.blocks.saturating_mul(BLOCK_BYTES)),
@@ -161,6 +169,7 @@ impl StoreStats {
             ("store_waits", self.waits),
             ("store_xattr_blocks", self.xattr_blocks),
             ("store_xattr_users", self.xattr_users),
+            ("store_xattr_waiting", self.xattr_waiting),
             ("store_xattr_saved_bytes", self.xattr_saved_blocks.saturating_mul(BLOCK_BYTES)),
             ("store_has_reserve", u64::from(self.has_reserve)),
             ("store_is_read_only", u64::from(self.is_read_only)),
@@ -170,9 +179,10 @@ impl StoreStats {
 
 /// A file system in a directory of the host. See the crate's text.
 pub struct Store {
-    pub(crate) table: Table,
-    pub(crate) blocks: Blocks,
-    pub(crate) space: Budget,
+    pub(crate) table: Arc<Table>,
+    pub(crate) blocks: Arc<Blocks>,
+    pub(crate) space: Arc<Budget>,
+    pub(crate) late: Arc<Late>,
     pub(crate) inodes: Budget,
     pub(crate) secret: Secret,
     pub(crate) journal: Arc<Journal>,
@@ -290,14 +300,20 @@ impl Store {
         if options.is_read_only {
             journal.refuse_changes();
         }
+        let journal = Arc::new(journal);
         let size_blocks = options.size_bytes.map(|bytes| bytes.div_ceil(BLOCK_BYTES));
+        let table = Arc::new(Table::new());
+        let blocks = Arc::new(Blocks::new(share, secret.clone(), found.xattrs));
+        let space = Arc::new(Budget::new(size_blocks, found.blocks));
+        let parts = (table.clone(), blocks.clone(), space.clone());
         let mut store = Store {
-            table: Table::new(),
-            blocks: Blocks::new(share, secret.clone(), found.xattrs),
-            space: Budget::new(size_blocks, found.blocks),
+            late: Arc::new(Late::new(options.is_sharing_late, journal.clone(), parts)),
+            table,
+            blocks,
+            space,
             inodes: Budget::new(options.inodes_max, found.inodes),
             secret,
-            journal: Arc::new(journal),
+            journal,
             next_ino: AtomicU64::new(found.last_ino + 1),
             flusher: None,
             place: None,
@@ -313,9 +329,10 @@ impl Store {
         if let Some(every) = options.commit_every {
             let (poke, poked) = channel();
             store.journal.set_poke(Some(poke));
-            let (journal, bytes_max) = (store.journal.clone(), options.transaction_bytes);
+            let (journal, late) = (store.journal.clone(), store.late.clone());
+            let bytes_max = options.transaction_bytes;
             store.flusher = Some(thread::spawn(move || {
-                commit_in_time(&journal, &poked, every, bytes_max);
+                commit_in_time((&journal, &late), &poked, every, bytes_max);
             }));
         }
         Ok(store)
@@ -343,7 +360,13 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sync(&self) -> Result<(), Errno> {
+        self.late.share();
         self.journal.commit_running()
+    }
+
+    /// Shares the sets of attributes that wait for the next commit, without one.
+    pub fn share_xattrs(&self) {
+        self.late.share();
     }
 
     /// Returns what the store holds and has done. [`Store::sync`] has an example.
@@ -354,6 +377,7 @@ impl Store {
             blocks: self.space.used(),
             xattr_blocks,
             xattr_users,
+            xattr_waiting: self.late.len(),
             // Nearly all sets of attributes fit into one.
             xattr_saved_blocks: xattr_users.saturating_sub(xattr_blocks),
             ..StoreStats::default()
@@ -365,6 +389,18 @@ impl Store {
     pub(crate) fn draw_ino(&self) -> u64 {
         // ORDERING: Relaxed. Only the numbers must differ.
         self.next_ino.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Does `change`, and once more if there was no room for it while sets of attributes waited to be shared.
+    /// Nothing may be held, nor a pass.
+    pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
+        match change() {
+            Err(Errno::NOSPC) if self.late.len() > 0 => {
+                self.late.share();
+                change()
+            }
+            done => done,
+        }
     }
 
     /// Returns what a change of the inode `ino` is made with.
@@ -397,17 +433,19 @@ impl Store {
         Ok(())
     }
 
-    /// Gives an inode, which the caller saves, another set of attributes.
+    /// Gives the inode `ino`, which the caller saves, another set of attributes.
     ///
     /// # Errors
     /// `ENOSPC`, `EIO`, with nothing changed.
     pub(crate) fn change_set(
         &self,
+        ino: u64,
         state: &mut State,
         set: &[u8],
         view: &View,
     ) -> Result<(), Errno> {
         self.load_block(state, view)?;
+        let when = self.late.when(state, set, view);
         let block = match (state.block.take(), set.is_empty()) {
             (None, true) => None,
             (None, false) => Some(self.blocks.share(set, view, &self.space)?),
@@ -415,12 +453,13 @@ impl Store {
                 self.blocks.release(&old, view, &self.space);
                 None
             }
-            (Some(old), false) if **old.content() == *set => Some(old),
-            (Some(old), false) => {
-                let new = self.blocks.replace(&old, set, view, &self.space);
-                // The inode keeps what it had.
-                state.block = Some(old);
-                Some(new?)
+            (Some(own), false) if **own.content() == *set => Some(own),
+            (Some(mut own), false) => {
+                let stored = self.blocks.replace(&mut own, set, when, view, &self.space);
+                // The inode keeps what it had if that failed.
+                state.block = Some(own);
+                self.late.note(ino, state, stored?, view);
+                state.block.take()
             }
         };
         state.record.xattr = block.as_ref().map_or(0, |block| block.id());
@@ -451,7 +490,7 @@ impl Store {
             return;
         }
         let is_discarded = !is_file || content.discard(self.site(ino, view)).is_ok();
-        if !is_discarded || self.change_set(&mut state, &[], view).is_err() {
+        if !is_discarded || self.change_set(ino, &mut state, &[], view).is_err() {
             // Half of it must not become durable.
             return self.journal.abort();
         }
@@ -478,6 +517,7 @@ impl Drop for Store {
             // It ends also if it panicked.
             let _ = flusher.join();
         }
+        self.late.share();
         // Who needs to know whether that worked has called `sync`.
         let _ = self.journal.checkpoint();
     }
@@ -490,7 +530,12 @@ impl From<Errno> for OpenError {
 }
 
 /// Commits `every` so often while there is something to commit, and earlier if that is much.
-fn commit_in_time(journal: &Journal, poked: &Receiver<()>, every: Duration, bytes_max: u64) {
+fn commit_in_time(
+    (journal, late): (&Journal, &Late),
+    poked: &Receiver<()>,
+    every: Duration,
+    bytes_max: u64,
+) {
     while poked.recv().is_ok() {
         let begun = Instant::now();
         loop {
@@ -503,10 +548,15 @@ fn commit_in_time(journal: &Journal, poked: &Receiver<()>, every: Duration, byte
                 break;
             }
         }
+        late.share();
         // Those who ask whether it worked call `sync` or fsync, which say so. What the log takes after this
         // is known to `forget_poke`.
         let _ = journal.checkpoint();
         journal.forget_poke();
+        // What came after the sets were shared and before the gate was closed.
+        if late.len() > 0 {
+            journal.poke();
+        }
     }
 }
 

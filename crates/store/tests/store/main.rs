@@ -10,6 +10,7 @@ mod differential;
 mod faults;
 mod forgets;
 mod group;
+mod late;
 mod log_fails;
 mod memory;
 mod older;

@@ -1,0 +1,308 @@
+//! Sets of attributes that are shared late: beside a store that shares at once, amid operations and threads, without
+//! room, and over mounts.
+
+use std::collections::BTreeSet;
+
+use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, XattrMode};
+use corewalk_store::{Store, StoreOptions, fsck_devices};
+use corewalk_sync::primitives::{Arc, thread};
+use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
+use proptest::prelude::*;
+
+use crate::differential::tree;
+use crate::memory::{Disks, quiet};
+
+const FILES: u64 = 6;
+
+fn root() -> Node<'static> {
+    Node::detached(1, FileKind::Directory)
+}
+
+fn at_once() -> StoreOptions {
+    StoreOptions { is_sharing_late: false, ..quiet() }
+}
+
+/// Returns the file of this number, which is made if there is none.
+fn file(store: &Store, number: u64) -> Node<'static> {
+    let name = format!("f{number}");
+    let name = Name::new(name.as_bytes()).unwrap();
+    let found =
+        store.lookup(root(), name).or_else(|_| store.make(root(), name, &Make::new(0o644, 0, 0)));
+    Node::detached(found.unwrap().ino, FileKind::Regular)
+}
+
+fn set(store: &Store, node: Node<'_>, value: u64) -> Result<(), Errno> {
+    store.setxattr(node, b"user.a", &[value as u8; 600], XattrMode::Set)
+}
+
+fn remove(store: &Store, number: u64) {
+    let (node, name) = (file(store, number), format!("f{number}"));
+    store.remove(root(), Name::new(name.as_bytes()).unwrap(), node).unwrap();
+    store.forget(node.ino());
+}
+
+/// Sets each file so often that it waits, to the value of its number at last.
+fn let_all_wait(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
+    for (number, node) in nodes.iter().enumerate() {
+        (100..120)
+            .chain([value(number as u64)])
+            .for_each(|value| set(store, *node, value).unwrap());
+    }
+}
+
+/// Returns how many different sets there are in a tree.
+fn distinct(store: &Store) -> u64 {
+    let sets: BTreeSet<_> = tree(store).into_values().map(|leaf| leaf.xattrs).collect();
+    sets.iter().filter(|set| !set.is_empty()).count() as u64
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Set(u64, u64),
+    /// Several times in a row.
+    SetOften(u64, u64),
+    Long(u64),
+    Clear(u64),
+    Remove(u64),
+    Rename(u64, u64),
+    /// The inode goes out of memory.
+    Evict(u64),
+    Share,
+    Fsync(u64),
+    Sync,
+    Mount,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (file, value) = (0..FILES, 0..3_u64);
+    prop_oneof![
+        4 => (file.clone(), value.clone()).prop_map(|(file, value)| Step::Set(file, value)),
+        6 => (file.clone(), value).prop_map(|(file, value)| Step::SetOften(file, value)),
+        1 => file.clone().prop_map(Step::Long),
+        1 => file.clone().prop_map(Step::Clear),
+        1 => file.clone().prop_map(Step::Remove),
+        1 => (file.clone(), file.clone()).prop_map(|(from, to)| Step::Rename(from, to)),
+        2 => file.clone().prop_map(Step::Evict),
+        1 => Just(Step::Share),
+        1 => file.prop_map(Step::Fsync),
+        1 => Just(Step::Sync),
+        1 => Just(Step::Mount),
+    ]
+}
+
+/// Does a step, and returns true if after it nothing waits.
+fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) -> bool {
+    match *step {
+        Step::Set(number, value) => set(store, file(store, number), value).unwrap(),
+        Step::SetOften(number, value) => {
+            let node = file(store, number);
+            (20..30).chain([value]).for_each(|value| set(store, node, value).unwrap());
+        }
+        Step::Long(number) => {
+            let long = [7; 5000];
+            store.setxattr(file(store, number), b"user.a", &long, XattrMode::Set).unwrap();
+        }
+        Step::Clear(number) => {
+            let cleared = store.removexattr(file(store, number), b"user.a");
+            assert!(matches!(cleared, Ok(()) | Err(Errno::NODATA)));
+        }
+        Step::Remove(number) => remove(store, number),
+        Step::Rename(from, to) if from != to => {
+            file(store, from);
+            let target = file(store, to);
+            let [from, to] = [from, to].map(|number| format!("f{number}"));
+            let [from, to] = [&from, &to].map(|name| Name::new(name.as_bytes()).unwrap());
+            store.rename((root(), from), (root(), to), RenameMode::Replace).unwrap();
+            store.forget(target.ino());
+        }
+        Step::Rename(..) => {}
+        Step::Evict(number) => store.forget(file(store, number).ino()),
+        Step::Share => store.share_xattrs(),
+        Step::Fsync(number) => store.fsync(file(store, number), 0, false).unwrap(),
+        Step::Sync => store.sync().unwrap(),
+        Step::Mount => {
+            *store = Disks::new().open(&quiet());
+            *store = disks.open(options);
+        }
+    }
+    matches!(step, Step::Share | Step::Sync | Step::Mount)
+}
+
+/// Does the steps in a store that shares late and in one that shares at once. Whenever nothing waits, both have the
+/// same attributes, as many users, and the former a block for each set.
+fn beside(steps: &[Step]) -> Result<(), TestCaseError> {
+    let disks = [Disks::new(), Disks::new()];
+    let options = [quiet(), at_once()];
+    let [mut late, mut plain] = [0, 1].map(|at| disks[at].open(&options[at]));
+    for step in steps {
+        let is_quiet = act(&mut late, &disks[0], &options[0], step);
+        act(&mut plain, &disks[1], &options[1], step);
+        let xattrs = |store: &Store| -> Vec<_> {
+            tree(store).into_iter().map(|(path, leaf)| (path, leaf.xattrs)).collect()
+        };
+        prop_assert_eq!(xattrs(&late), xattrs(&plain));
+        let stats = [late.stats(), plain.stats()];
+        prop_assert_eq!(stats[0].xattr_users, stats[1].xattr_users);
+        prop_assert_eq!(stats[1].xattr_waiting, 0);
+        if is_quiet {
+            prop_assert_eq!(stats[0].xattr_waiting, 0);
+            prop_assert_eq!(stats[0].xattr_blocks, distinct(&late), "{:?}", step);
+            prop_assert_eq!(stats[0].blocks, stats[1].blocks);
+        }
+        if matches!(step, Step::Sync | Step::Fsync(_)) {
+            let report = fsck_devices(&disks[0].killed().devices()).unwrap();
+            prop_assert_eq!(&report.findings, &[]);
+        }
+    }
+    drop((late, plain));
+    for disks in &disks {
+        prop_assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, vec![]);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn store_that_shares_late_is_like_one_that_shares_at_once(
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        beside(&steps)?;
+    }
+}
+
+/// A file that waits goes out of memory and is read; until it is shared nobody finds its block, so that the older
+/// one of that content stays the only one.
+#[test]
+fn block_that_waits_is_not_found_when_it_is_read() {
+    let steps = [
+        Step::SetOften(0, 2),
+        Step::Share,
+        Step::SetOften(4, 2),
+        Step::Evict(4),
+        Step::Set(1, 2),
+        Step::Sync,
+    ];
+    beside(&steps).unwrap();
+}
+
+/// Until they are shared those that wait have a block each, so what the test above asks for is not so by itself.
+#[test]
+fn files_that_are_changed_again_and_again_share_at_the_commit() {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let nodes: Vec<_> = (0..20).map(|number| file(&store, number)).collect();
+    let_all_wait(&store, &nodes, |number| number % 2);
+    let stats = store.stats();
+    assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
+    // What is crashed amid a transaction that waits has nothing of it.
+    assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
+    store.fsync(nodes[3], 0, false).unwrap();
+    let stats = store.stats();
+    assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (0, 2, 20));
+    let report = fsck_devices(&disks.killed().devices()).unwrap();
+    assert_eq!((report.xattr_blocks, report.xattr_users, &report.findings[..]), (2, 20, &[][..]));
+    // Once in a transaction is at once.
+    set(&store, nodes[0], 1).unwrap();
+    assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
+}
+
+/// K.2, late: no block gets more users than it may have.
+#[test]
+fn sets_that_are_shared_late_have_blocks_of_1024_users() {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let nodes: Vec<_> = (0..2_100).map(|number| file(&store, number)).collect();
+    let_all_wait(&store, &nodes, |_| 7);
+    assert_eq!(store.stats().xattr_waiting, 2_100);
+    store.sync().unwrap();
+    assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 2_100));
+    drop(store);
+    let report = fsck_devices(&disks.devices()).unwrap();
+    assert_eq!((report.xattr_blocks, report.findings.len()), (3, 0));
+}
+
+/// Copies that are about to go are no reason to refuse anything.
+#[test]
+fn what_waits_makes_room_for_who_needs_it() {
+    let options = StoreOptions { size_bytes: Some(10 * 4096), ..quiet() };
+    let disks = Disks::new();
+    let store = disks.open(&options);
+    let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
+    let_all_wait(&store, &nodes, |_| 7);
+    assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (8, 8));
+    // What there is room for, and then what there is none for.
+    assert_eq!(store.write(nodes[0], 0, 0, &[1; 4 * 4096]), Ok(2 * 4096));
+    assert_eq!(store.stats().xattr_waiting, 8);
+    assert_eq!(store.write(nodes[0], 0, 8192, &[1; 2 * 4096]), Ok(2 * 4096));
+    assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
+    // And where that is not enough, it is refused, and what others have is shared even so.
+    assert_eq!(store.write(nodes[0], 0, 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
+    assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
+    remove(&store, 7);
+    let new = file(&store, 9);
+    assert_eq!(set(&store, new, 7), Ok(()));
+    assert_eq!(store.stats().blocks, 10);
+    store.sync().unwrap();
+    drop(store);
+    assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+}
+
+/// What has waited for a lost host waits for nothing: the store is read-only, and what was confirmed is there.
+#[test]
+fn commit_that_fails_leaves_what_was_shared_before() {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
+    let_all_wait(&store, &nodes, |number| number % 2);
+    store.sync().unwrap();
+    let_all_wait(&store, &nodes, |_| 9);
+    disks.shared.lock().is_write_failing = true;
+    assert_eq!(store.sync(), Err(Errno::IO));
+    assert_eq!(set(&store, nodes[0], 1), Err(Errno::ROFS));
+    store.share_xattrs();
+    disks.shared.lock().is_write_failing = false;
+    drop(store);
+    let report = fsck_devices(&disks.devices()).unwrap();
+    assert_eq!((report.xattr_blocks, report.xattr_users, &report.findings[..]), (2, 8, &[][..]));
+}
+
+/// Threads that change, remove, forget, share and commit what the others have as well.
+#[test]
+fn threads_that_share_late_leave_counts_that_are_exact() {
+    for seed in 0..3 {
+        let seed = ReportSeed::new(Seed(seed));
+        let disks = Disks::new();
+        let store = Arc::new(disks.open(&quiet()));
+        let rng = Rng::new(seed.seed());
+        let threads = (0..4).map(|thread| {
+            let (store, mut rng) = (store.clone(), rng.fork(thread));
+            thread::spawn(move || {
+                for _ in 0..1_500 {
+                    let number = 10 * thread + rng.below(5);
+                    let node = file(&store, number);
+                    match rng.below(40) {
+                        0 => remove(&store, number),
+                        1 => drop(store.removexattr(node, b"user.a")),
+                        2 => store.forget(node.ino()),
+                        3 => store.share_xattrs(),
+                        4 => store.fsync(node, 0, false).unwrap(),
+                        _ => set(&store, node, rng.below(3)).unwrap(),
+                    }
+                }
+            })
+        });
+        threads.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
+        store.sync().unwrap();
+        let (stats, before) = (store.stats(), tree(&*store));
+        drop(store);
+        let report = fsck_devices(&disks.devices()).unwrap();
+        assert_eq!(report.findings, []);
+        assert_eq!(
+            (stats.xattr_blocks, stats.xattr_users, stats.xattr_waiting),
+            (report.xattr_blocks, report.xattr_users, 0)
+        );
+        assert_eq!(stats.blocks, report.blocks + report.xattr_blocks);
+        assert_eq!(tree(&disks.open(&quiet())), before);
+    }
+}
