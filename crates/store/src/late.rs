@@ -67,11 +67,12 @@ use crate::table::Table;
 
 /// The most inodes that wait: 32 MiB of sets, as much as a transaction has by default.
 const WAITING_MAX: u64 = 8192;
-/// What a set costs that is shared at once, if it finds a block, and if it has to make one.
+/// What a set costs that is shared at once, if it finds a block, and if it has to make one: then nothing was saved, and
+/// the next one is likely to miss as well.
 const FOUND: u32 = 1;
-const MADE: u32 = 8;
-/// From which cost on an inode waits.
-const ENOUGH: u32 = 8;
+const MADE: u32 = 32;
+/// From which cost on an inode waits. Twenty changes of each file that all find their blocks are better shared at once.
+const ENOUGH: u32 = 32;
 /// How many are shared in one step, which a commit of somebody else waits for.
 const BATCH: usize = 32;
 

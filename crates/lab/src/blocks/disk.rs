@@ -12,10 +12,14 @@
 //!   H.2, as in the document: what is then found is no block any more, or has another content, and the
 //!   block's lock decides.
 //!
+//! - The designs of the document share each set at once, as the document's file system did; `corewalk` is the store
+//!   as it is, which shares late what is changed again and again (`StoreOptions::is_sharing_late`). `off` hashes
+//!   nothing, and changes blocks in place.
+//!
 //! Nobody looks twice whether a pair is there (Linux did): none of them is asked to enter one that is.
 //!
 //! # Checks
-//! The store's own counts; and, once all is measured, `corewalk_store::fsck`, which counts the users of
+//! The store's own counts, once what waits is shared; and, once all is measured, `corewalk_store::fsck`, which counts the users of
 //! every block anew ([`DiskStore::check`]).
 //!
 //! Source: document 004; `corewalk_store::ShareIndex`.
@@ -38,6 +42,8 @@ use crate::before::mbcache::{ListPerShard, Lru, OneList, OneLock};
 const NAME: &[u8] = b"user.bench";
 /// Bytes that the cache of this project may take: as much as the store gives it.
 const INDEX_BYTES: u64 = 4 << 20;
+/// The design of this project.
+const OURS: &str = "corewalk";
 /// The number of the root directory.
 const ROOT_INO: u64 = 1;
 
@@ -83,7 +89,7 @@ pub(crate) fn designs(entries: usize) -> anyhow::Result<Vec<Design>> {
             lists.clone() as _,
             Box::new(move || Some(lists.0.entries())),
         ),
-        ("corewalk", ours.clone() as _, Box::new(move || Some(ours.cache().stats().entries))),
+        (OURS, ours.clone() as _, Box::new(move || Some(ours.cache().stats().entries))),
         no_design(),
     ])
 }
@@ -103,7 +109,7 @@ impl DiskStore {
         path: &Path,
         (workers, files): (usize, usize),
     ) -> anyhow::Result<DiskStore> {
-        let store = open(path, share)?;
+        let store = open(path, variant, share)?;
         let make = |dir: Node<'_>, name: String, mode| {
             let made = store.make(dir, Name::new(name.as_bytes())?, &Make::new(mode, 0, 0))?;
             anyhow::Ok(made.ino)
@@ -150,7 +156,7 @@ impl DiskStore {
     pub(crate) fn reopen(&mut self, (variant, share, entries): Design) -> anyhow::Result<()> {
         self.store = None;
         (self.variant, self.entries) = (variant, entries);
-        self.store = Some(open(&self.path, share)?);
+        self.store = Some(open(&self.path, variant, share)?);
         Ok(())
     }
 
@@ -202,6 +208,7 @@ impl AttrStore for DiskStore {
     }
 
     fn audit(&self) -> anyhow::Result<u64> {
+        self.store().share_xattrs();
         let stats = self.stats();
         let all = self.files.iter().enumerate();
         let has = |worker: usize, file: usize| self.store().getxattr(self.node(worker, file), NAME);
@@ -292,8 +299,9 @@ impl ShareIndex for OneLock {
     }
 }
 
-fn open(path: &Path, share: Arc<dyn ShareIndex>) -> anyhow::Result<Store> {
-    let options = StoreOptions { share: Some(share), ..StoreOptions::default() };
+fn open(path: &Path, variant: &str, share: Arc<dyn ShareIndex>) -> anyhow::Result<Store> {
+    let is_sharing_late = variant == OURS;
+    let options = StoreOptions { share: Some(share), is_sharing_late, ..StoreOptions::default() };
     Store::open(path, &options).with_context(|| format!("{}", path.display()))
 }
 

@@ -287,7 +287,7 @@ fn threads_that_share_late_leave_counts_that_are_exact() {
                         2 => store.forget(node.ino()),
                         3 => store.share_xattrs(),
                         4 => store.fsync(node, 0, false).unwrap(),
-                        _ => set(&store, node, rng.below(3)).unwrap(),
+                        _ => set(&store, node, rng.below(30)).unwrap(),
                     }
                 }
             })
