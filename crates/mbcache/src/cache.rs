@@ -13,7 +13,7 @@ use std::{fmt, io};
 use crate::counts::{Counts, Event};
 use crate::handle::{Busy, Entry, Seen};
 use crate::hash::Secret;
-use crate::index::{Found, Index, LINE_WORDS, SLOTS, Seat, Torn};
+use crate::index::{Found, Index, LINE_WORDS, Locked, SLOTS, Seat, Torn};
 use crate::reclaim::Turn;
 use crate::room::{self, Room};
 use crate::sleepers::Sleepers;
@@ -177,8 +177,22 @@ impl Mbcache {
         if !self.is_on() {
             return None;
         }
+        let bucket = self.bucket(key);
+        match self.index.at_home(bucket, (key, value)) {
+            Some(Found { words, slot, state })
+                if state.is_referenced() && slots::is_still(words, state) =>
+            {
+                Some(Seen { slot, state })
+            }
+            _ => self.get_anywhere(bucket, (key, value)),
+        }
+    }
+
+    /// As `get`, of a pair that is not at home, or was not used.
+    #[inline(never)]
+    fn get_anywhere(&self, bucket: u32, pair: (u64, u64)) -> Option<Seen> {
         loop {
-            let seen = self.look_up(key, value)?;
+            let seen = self.look_up(bucket, pair)?;
             // If not, it has ended, or moved.
             if seen.state.is_referenced() || slots::touch(seen.words, seen.state) {
                 return Some(Seen { slot: seen.slot, state: seen.state });
@@ -286,7 +300,8 @@ impl Mbcache {
     /// ```
     pub fn note_users(&self, key: u64, value: u64, users: u32) -> bool {
         let is_reusable = users < self.users_max;
-        while let Some(seen) = self.look_up(key, value) {
+        let bucket = self.bucket(key);
+        while let Some(seen) = self.look_up(bucket, (key, value)) {
             // If not, it has ended, or moved.
             if slots::set_reusable(seen.words, seen.state, is_reusable) {
                 return is_reusable;
@@ -316,9 +331,26 @@ impl Mbcache {
         }
         let bucket = self.bucket(key);
         let mut locked = self.index.lock(bucket);
-        match locked.seat((key, value)) {
-            Seat::Free(words) => {
+        match locked.seat_at_home((key, value)) {
+            Some(words) => {
                 locked.fill(words, (key, value));
+                Ok(())
+            }
+            None => self.create_anywhere(locked, bucket, (key, value)),
+        }
+    }
+
+    /// As `create`, of a pair that is there, or cannot be at home.
+    #[inline(never)]
+    fn create_anywhere(
+        &self,
+        mut locked: Locked<'_>,
+        bucket: u32,
+        pair: (u64, u64),
+    ) -> Result<(), CreateError> {
+        match locked.seat(pair) {
+            Seat::Free(words) => {
+                locked.fill(words, pair);
                 Ok(())
             }
             Seat::Taken => {
@@ -328,7 +360,7 @@ impl Mbcache {
             }
             Seat::Behind(_) => {
                 drop(locked);
-                self.create_behind(bucket, (key, value))
+                self.create_behind(bucket, pair)
             }
         }
     }
@@ -404,11 +436,20 @@ impl Mbcache {
     #[doc(alias = "mb_cache_entry_delete_or_get")]
     #[inline]
     pub fn delete_or_get(&self, key: u64, value: u64) -> Option<Busy<'_>> {
+        let bucket = self.bucket(key);
+        match self.index.at_home(bucket, (key, value)) {
+            Some(found) if slots::end_seen(found.words, found.state) => None,
+            _ => self.delete_anywhere(bucket, (key, value)),
+        }
+    }
+
+    /// As `delete_or_get`, of a pair that is not at home, or held.
+    #[inline(never)]
+    fn delete_anywhere(&self, bucket: u32, pair: (u64, u64)) -> Option<Busy<'_>> {
         loop {
-            let bucket = self.bucket(key);
-            let found = match self.index.glimpse(bucket, (key, value)) {
+            let found = match self.index.glimpse(bucket, pair) {
                 Ok(found) => found?,
-                Err(Torn) => self.look_up_again(bucket, (key, value))?,
+                Err(Torn) => self.look_up_again(bucket, pair)?,
             };
             if slots::end(found.words, found.state, Spare::Held) {
                 return None;
@@ -472,11 +513,10 @@ impl Mbcache {
 
     /// Returns the entry of a pair, if it is there.
     #[inline(always)]
-    fn look_up(&self, key: u64, value: u64) -> Option<Found<'_>> {
-        let bucket = self.bucket(key);
-        match self.index.look_up(bucket, (key, value)) {
+    fn look_up(&self, bucket: u32, pair: (u64, u64)) -> Option<Found<'_>> {
+        match self.index.look_up(bucket, pair) {
             Ok(found) => found,
-            Err(Torn) => self.look_up_again(bucket, (key, value)),
+            Err(Torn) => self.look_up_again(bucket, pair),
         }
     }
 

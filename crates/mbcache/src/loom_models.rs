@@ -301,42 +301,64 @@ fn control_flag_that_is_changed_in_two_steps_is_caught() {
     });
 }
 
-/// A reader beside somebody who replaces (KEY, 2) by (another key, 3) with `replace`. Returns how often
-/// the reader (found the old one, did not).
-fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
+/// A reader that is asked for (KEY, value), beside somebody who replaces (KEY, 2), which was used, by (another
+/// key, value) with `replace`. Returns how often the reader (found the old one, did not).
+fn read_against_reuse(value: u64, replace: fn(&Mbcache, u64)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
-        let reader = spawn(&shared, |shared| {
+        assert!(shared.cache.get(KEY, 2).is_some());
+        let reader = spawn(&shared, move |shared| {
             let cache = &shared.cache;
-            assert!(cache.get(KEY, 3).is_none(), "a mix was read");
+            assert!(cache.get(KEY, value).is_none(), "a mix was read");
             let is_found = cache.get(KEY, 2).is_some();
             assert!(cache.get(KEY, 1).is_some(), "G.1: an entry that stayed was missed");
             is_found
         });
-        replace(&shared.cache);
+        replace(&shared.cache, value);
         tally.hit(usize::from(!reader.join().unwrap()));
     })
+}
+
+/// As (KEY, 2), a pair with this value is looked for in one slot first.
+const AT_HOME: u64 = 4;
+/// The home of a pair with this value is that of (KEY, 1).
+const NOT_AT_HOME: u64 = 3;
+
+fn replace(cache: &Mbcache, value: u64) {
+    assert!(cache.delete_or_get(KEY, 2).is_none());
+    cache.create(other_key(cache), value).unwrap();
+}
+
+/// Writes the words while the slot looks as it did before.
+fn overwrite(cache: &Mbcache, value: u64) {
+    let words = words_of(cache, 2);
+    // ORDERING: Release. Strong enough; it is the generation that is missing.
+    words[slots::KEY].store(other_key(cache), Ordering::Release);
+    words[slots::VALUE].store(value, Ordering::Release);
 }
 
 /// A slot that is used again is read whole.
 #[test]
 fn entry_whose_slot_is_reused_is_read_whole() {
-    assert_all_reached(&read_against_reuse(|cache| {
-        assert!(cache.delete_or_get(KEY, 2).is_none());
-        cache.create(other_key(cache), 3).unwrap();
-    }));
+    assert_all_reached(&read_against_reuse(NOT_AT_HOME, replace));
 }
 
-/// The words are written while the slot looks as it did before.
+/// The same by who looks into that slot only.
+#[test]
+fn entry_whose_slot_is_reused_is_read_whole_at_home() {
+    assert_all_reached(&read_against_reuse(AT_HOME, replace));
+}
+
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
-    read_against_reuse(|cache| {
-        let words = words_of(cache, 2);
-        // ORDERING: Release. Strong enough; it is the generation that is missing.
-        words[slots::KEY].store(other_key(cache), Ordering::Release);
-        words[slots::VALUE].store(3, Ordering::Release);
-    });
+    read_against_reuse(NOT_AT_HOME, overwrite);
+}
+
+#[test]
+#[should_panic(expected = "a mix was read")]
+fn control_home_that_is_filled_without_a_generation_is_caught() {
+    read_against_reuse(AT_HOME, overwrite);
 }
 
 /// Looks for (KEY, 3), which stands in the second line, with `finds` beside somebody who moves it to the

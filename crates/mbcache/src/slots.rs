@@ -197,18 +197,14 @@ fn store(words: &Words, pair: (u64, u64), state: State) {
     words[STATE].store(state.0, Ordering::Release);
 }
 
-/// Ends the entry that `state` is of, if nobody holds it and `spare` does not save it.
+/// Ends the entry whose state was seen just now, if that has not changed since and nobody holds it.
 #[inline(always)]
-pub(crate) fn end(words: &Words, state: State, spare: Spare) -> bool {
-    let is_spared = spare == Spare::Referenced && state.is_referenced();
-    if state.count() == 0 && !is_spared && step(words, state, state.0 & GENERATION).is_ok() {
-        return true;
-    }
-    end_again(words, state, spare)
+pub(crate) fn end_seen(words: &Words, state: State) -> bool {
+    state.count() == 0 && step(words, state, state.0 & GENERATION).is_ok()
 }
 
-#[cold]
-fn end_again(words: &Words, state: State, spare: Spare) -> bool {
+/// Ends the entry that `state` is of, if nobody holds it and `spare` does not save it.
+pub(crate) fn end(words: &Words, state: State, spare: Spare) -> bool {
     change(words, |now| {
         let is_idle = now.is_same_entry(state) && now.count() == 0;
         let is_spared = spare == Spare::Referenced && now.is_referenced();

@@ -19,27 +19,38 @@
 //! values per key.
 //!
 //! # Where the time goes
-//! Counted by cachegrind (a first-level cache of 32 KiB), one thread, per operation as the row has it, less
-//! the loop and one draw (24 instructions). Written by hand, from a program that is not in the tree: an
-//! explanation of the rows, and no result.
+//! Counted by cachegrind (a first-level cache of 32 KiB, its own predictor of branches), one thread, per operation as
+//! the row has it, instructions less the loop and one draw (27). Written by hand, from a program that is not in
+//! the tree: an explanation of the rows, and no result. Each pair of figures is ours and that of `mutex-shards`.
 //!
-//! | operation, values per key | instructions, ours and `mutex-shards` | misses of the first level |
-//! |---|---|---|
-//! | get, 2 | 106, 92 | 1.1, 1.7 |
-//! | find, 2 | 170, 82 | 1.3, 1.7 |
-//! | find, 10 | 587, 84 | 5.2, 2.4 |
-//! | get + create + delete, 2 | 361, 370 | 2.4, 3.4 |
-//! | get + create + delete, 10 | 679, 419 | 8.2, 6.4 |
+//! | operation, values per key | instructions | misses of the first level | branches not foreseen |
+//! |---|---|---|---|
+//! | get, 2 | 57, 92 | 1.1, 1.9 | 0.2, 0.6 |
+//! | find, 2 | 174, 83 | 1.3, 1.9 | 0.4, 0.0 |
+//! | find, 10 | 597, 85 | 5.3, 2.6 | 1.1, 0.0 |
+//! | get + create + delete, 2 | 282, 372 | 2.4, 3.8 | 0.8, 1.1 |
+//! | get + create + delete, 10 | 758, 420 | 8.2, 7.0 | 4.2, 3.3 |
 //!
-//! - The three operations take as many instructions as those of a map behind a mutex, with a third fewer
-//!   misses and 2 locked instructions instead of 6; but each has more memory to come from: a bucket is a line,
-//!   and 50,000 keys are spread over the lines of the whole budget (175,000 of them, 2,730 pages), where the
-//!   map has been told how many keys there will be and takes 2.1 MB (some 510 pages). So with one thread
-//!   they come out even, and with two, where the mutexes are written by both, at 0.64.
+//! - With 2,000 pairs, which a core's own caches hold, the three operations take 0.37 of the time of the shards. With
+//!   100,000 they are bound by waiting: each has two lines to wait for that are in no cache of its own, as that of
+//!   the shards has. What the processor does meanwhile is bounded by the instructions that it can hold (some 450),
+//!   and by branches that turn out otherwise than foreseen when the line has come. Before pairs had a home
+//!   (`corewalk_mbcache`'s index) they took as many instructions as those of the shards, and 1.1 of the time; with
+//!   three quarters of the instructions it is 0.84 (both beside builds that kept the machine busy).
+//! - What the shards do not do that this cache does:
+//!   (a) A quarter of the keys share their bucket, and of those half of the pairs stand in a second line: an eighth
+//!   of the looks end in a branch that was not foreseen, and a second line to wait for. The shards' table goes on in
+//!   the group of 16 that it has already.
+//!   (b) Two values of a key take 64 bytes, with a state and a generation each; there 32, with one length. 50,000 keys
+//!   are 3.2 MB against 2.1 MB, of 1 MB that a core holds.
+//!   (c) To delete is a locked instruction on the pair's own line, which has to wait for that; there the locked ones
+//!   (6 to our 2) are on 64 lines that are near. That is what different keys share nothing for (G.7).
+//! - A prototype of lines with two keys of two values each, 202 instructions with the loop, without handles,
+//!   generations, reclaim or an order of values, took 0.5 to 0.6: what a second layout could gain at most.
 //! - A find counts a user of the entry and takes it off again: two locked instructions on the line that it
-//!   has just had to wait for, and nothing after them begins before. A get of ours, which walks the same
-//!   line and stores nothing, takes half the time of a find. That of the maps copies a value under a lock,
-//!   which may be freed before the caller looks at it: they would need another answer to trap T34.
+//!   has just had to wait for; and it looks for the newest, with three times the instructions of a get. That of
+//!   the maps copies a value under a lock, which may be freed before the caller looks at it: they would need
+//!   another answer to trap T34.
 //! - With 10 values a find of ours looks at all 5 lines for the newest, so that a loop over the values goes
 //!   on where it was whatever moves meanwhile (G.3 of the crate); the maps take the last of a vector.
 //!

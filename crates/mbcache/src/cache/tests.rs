@@ -176,6 +176,35 @@ fn values_of_a_key_come_newest_first_without_those_of_others() {
     }
 }
 
+/// Of values in a row two have one home each, and are found there; whoever finds his taken stands elsewhere, and
+/// is found as well.
+#[test]
+fn values_in_a_row_are_at_home_and_others_are_found_elsewhere() {
+    let cache = cache(12);
+    let bucket = cache.bucket(1);
+    let is_at_home = |value| cache.index.at_home(bucket, (1, value)).is_some();
+    for value in [6, 7, 8] {
+        cache.create(1, value).unwrap();
+    }
+    assert_eq!([6, 7, 8, 9].map(is_at_home), [true, true, false, false]);
+    assert!((6..9).all(|value| cache.get(1, value).is_some()));
+    assert!(cache.delete_or_get(1, 6).is_none() && cache.delete_or_get(1, 8).is_none());
+    // Also in a bucket of two lines.
+    cache.create(1, 10).unwrap();
+    assert_eq!([6, 7, 8, 10].map(is_at_home), [false, true, false, true]);
+    assert_eq!(cache.create(1, 10), Err(CreateError::Exists));
+    // Two of which both are even.
+    let other = (2..).find(|&key| cache.bucket(key) != bucket).unwrap();
+    for value in [6, 8] {
+        cache.create(other, value).unwrap();
+        assert_eq!(cache.create(other, value), Err(CreateError::Exists));
+    }
+    assert_eq!(values(&cache, other), [8, 6]);
+    for value in [8, 6] {
+        assert!(cache.delete_or_get(other, value).is_none() && cache.get(other, value).is_none());
+    }
+}
+
 /// What was created later is newer also after entries have moved, and lines that were in other buckets do
 /// not bring their stamps along.
 #[test]
