@@ -218,11 +218,15 @@ impl Tmpfs {
         waiting.len() as u64
     }
 
-    /// Runs a step that holds no lock when it fails, and if there is no room for it, once more after
-    /// sharing what waits for that.
+    /// Runs a step that holds no lock when it fails, and if there is no room for it in `space`, once more
+    /// after sharing what waits for that. Sharing makes no room for names of a list or for inodes, which say
+    /// `ENOSPC`, too.
     fn with_room<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        let refusals = self.space.refusals();
         match step() {
-            Err(Errno::NOSPC) if self.share_xattrs() > 0 => step(),
+            Err(Errno::NOSPC) if self.space.refusals() != refusals && self.share_xattrs() > 0 => {
+                step()
+            }
             result => result,
         }
     }

@@ -41,7 +41,7 @@ pub struct Budget(Kind);
 
 enum Kind {
     /// At most `limit`.
-    Limited { limit: u64, used: AtomicU64 },
+    Limited { limit: u64, used: AtomicU64, refusals: AtomicU64 },
     /// As much as there is.
     Unlimited { used: Box<ShardedCounter> },
 }
@@ -51,7 +51,9 @@ impl Budget {
     #[must_use]
     pub fn new(limit: Option<u64>, used: u64) -> Budget {
         Budget(match limit {
-            Some(limit) => Kind::Limited { limit, used: AtomicU64::new(used) },
+            Some(limit) => {
+                Kind::Limited { limit, used: AtomicU64::new(used), refusals: AtomicU64::new(0) }
+            }
             None => {
                 let counter = ShardedCounter::new();
                 counter.add(used as i64);
@@ -77,7 +79,7 @@ impl Budget {
                 used.add((count * unit) as i64);
                 count
             }
-            Kind::Limited { limit, used } => {
+            Kind::Limited { limit, used, refusals } => {
                 let mut granted = 0;
                 // ORDERING: Relaxed, both. The word is the whole of the shared state.
                 let _ = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
@@ -85,6 +87,10 @@ impl Budget {
                     granted = room.checked_div(unit).map_or(count, |units| units.min(count));
                     Some(used + granted * unit)
                 });
+                if granted < count {
+                    // ORDERING: Relaxed. A statistic; who was refused reads what it wrote itself.
+                    refusals.fetch_add(1, Ordering::Relaxed);
+                }
                 granted
             }
         }
@@ -134,6 +140,25 @@ impl Budget {
             Kind::Unlimited { used } => used.sum().max(0) as u64,
             // ORDERING: Relaxed. A statistic.
             Kind::Limited { used, .. } => used.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns how often less was granted than was asked for: so who gets `ENOSPC` from something that takes
+    /// can tell whether it is for want of this. Others may have been refused meanwhile.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let space = corewalk_sync::Budget::new(Some(10), 6);
+    /// assert!(space.take(5).is_err() && space.take_up_to(8, 1) == 4 && space.take(0).is_ok());
+    /// assert_eq!(space.refusals(), 2);
+    /// ```
+    #[must_use]
+    pub fn refusals(&self) -> u64 {
+        match &self.0 {
+            Kind::Unlimited { .. } => 0,
+            // ORDERING: Relaxed. A statistic.
+            Kind::Limited { refusals, .. } => refusals.load(Ordering::Relaxed),
         }
     }
 
@@ -232,7 +257,7 @@ mod loom_models {
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {
         two_at_the_limit(|budget| {
-            let Kind::Limited { limit, used } = &budget.0 else { return false };
+            let Kind::Limited { limit, used, .. } = &budget.0 else { return false };
             // ORDERING: Relaxed. As in `take_up_to`; it is the second step that is wrong.
             let now = used.load(Ordering::Relaxed);
             if limit - now < 2 {

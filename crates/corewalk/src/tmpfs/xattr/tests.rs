@@ -366,6 +366,31 @@ fn want_of_room_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
+/// A list that is full is not for want of room: what waits to be shared goes on to wait.
+#[test]
+fn full_list_of_names_shares_nothing_that_waits() {
+    let fs = tmpfs(Some(1 << 20));
+    let [a, b, c] = ["a", "b", "c"].map(|name| make(&fs, name));
+    let name = |nth: usize| format!("user.{nth:0200}").into_bytes();
+    let full = (0..).find_map(|nth| set(&fs, c, &name(nth), b"").err());
+    assert_eq!(full, Some(Errno::NOSPC));
+    fs.share_xattrs();
+    for ino in [a, b] {
+        set(&fs, ino, b"user.a", &[1; 50]).unwrap();
+        set(&fs, ino, b"user.a", &[2; 50]).unwrap();
+    }
+    let waiting = fs.xattr_stats().waiting;
+    assert!(waiting >= 1, "nothing waits");
+    assert_eq!(set(&fs, c, &name(usize::MAX), b""), Err(Errno::NOSPC));
+    assert_eq!(fs.xattr_stats().waiting, waiting, "sharing is no help here");
+    // Control: want of room does share it.
+    assert_eq!(set(&fs, c, &name(0), &[1; 65536]), Ok(()));
+    let refused = (0..30_u8)
+        .find_map(|nth| set(&fs, make(&fs, &format!("f{nth}")), b"user.x", &[nth; 60_000]).err());
+    assert_eq!(refused, Some(Errno::NOSPC));
+    assert_eq!(fs.xattr_stats().waiting, 0, "control");
+}
+
 #[test]
 fn what_waits_makes_room_for_who_needs_it() {
     let fs = tmpfs(Some(12288));
