@@ -9,6 +9,7 @@ use crate::claim::Claim;
 use crate::dentry::{
     Body, DirectoryWords, Flags, Glimpse, Image, Key, NameCopy, Needle, group_of, kind_flags,
 };
+use crate::table::Stripe;
 
 /// A name that is about to be entered under a key, by whoever has claimed it.
 struct Entry<'a> {
@@ -375,32 +376,39 @@ impl Dcache {
         moved
     }
 
-    /// Enters `slot` under a name, and returns the negative dentry that the name has, counted. Another
-    /// than `target`, which the caller does not know of, is made stale.
+    /// Enters `slot` under a name, and returns the negative dentry that the name has, counted, if there is no
+    /// `target`. Any other, which the caller does not know of, is made stale, wherever in the bucket it stands.
     fn insert_over_negative(
         &self,
         (hash, key, needle): (u32, Key, &Needle<'_>),
         slot: u32,
         target: Option<u32>,
     ) -> Option<u32> {
-        let compare = |slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen));
-        let mut found =
-            self.table.insert_if(hash, slot, |stripe| Some(stripe.find(compare))).flatten();
+        let another = |stripe: &Stripe<'_>, negative: Option<u32>| {
+            let known = [Some(slot), target, negative];
+            stripe.find(|other| {
+                let seen = self.dentries.compare(other, key, needle)?;
+                (!known.contains(&Some(other))).then_some((other, seen))
+            })
+        };
+        let look = |stripe: &Stripe<'_>| Some(another(stripe, None));
+        let mut found = self.table.insert_if(hash, slot, look).flatten();
+        let mut negative = None;
         while !key.is_stale()
             && let Some((other, seen)) = found
-            && other != slot
-            && target != Some(other)
         {
             if self.get(other, seen.seq) {
-                if seen.body.is_negative() {
-                    return Some(other);
+                if seen.body.is_negative() && target.or(negative).is_none() {
+                    negative = Some(other);
+                } else {
+                    self.make_stale(other);
                 }
-                self.make_stale(other);
             }
-            // It changed between the look and the reference, or is out of the way.
-            found = self.find_exact(key, needle);
+            // It changed between the look and the reference, or is out of the way; or it is kept, and there
+            // may be one behind it.
+            found = another(&self.table.lock(hash), negative);
         }
-        None
+        negative
     }
 
     /// [`Dcache::d_move`], of a dentry that is in the table under `hash`, that of its new name, already.
@@ -725,3 +733,6 @@ pub(crate) fn is_attached(flags: Flags) -> bool {
 
 #[cfg(all(test, corewalk_loom))]
 mod loom_models;
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests;

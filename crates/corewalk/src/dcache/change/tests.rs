@@ -1,0 +1,64 @@
+//! Names that have more than one dentry, which nobody is to see.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::Vfs;
+use crate::cred::Cred;
+use crate::fs::Make;
+use crate::name::Name;
+use crate::tmpfs::{Tmpfs, TmpfsOptions};
+use crate::vfs::VfsOptions;
+
+/// Renames file 0 to a name under which dentries were entered in this order, without a look at each other: of
+/// file 1, or, with None, negative ones; moreover with `target`, if it is one of them. Returns the inodes
+/// that the name has afterwards, and the slot of file 0.
+fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u32>, u32) {
+    let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
+    let vfs: Arc<Vfs> = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
+    let (cred, root) = (Cred::root(), vfs.root());
+    let [from, other, to] = [&b"from"[..], b"other", b"to"].map(|name| Name::new(name).unwrap());
+    let make = |name| vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).unwrap().0;
+    let (moved, stale) = (make(from), make(other));
+    let (dcache, parent) = (&vfs.dcache, vfs.mounts.root());
+    let (key, needle) = (dcache.key_of_held(parent), dcache.needle(to));
+    let hash = dcache.hash(parent, needle.hash);
+    let claim = dcache.claims.claim(dcache.claim_key(parent, &needle));
+    let slots: Vec<u32> = entered
+        .iter()
+        .map(|is_positive| {
+            assert!(dcache.dentries.lockref(parent).get_not_dead());
+            let node = is_positive.map(|()| Node { inode: stale.slot, kind: FileKind::Regular });
+            let entry = Entry { hash, key, needle: &needle, claim: &claim };
+            dcache.publish_new(&entry, node).unwrap()
+        })
+        .collect();
+    let target = target.map(|nth| slots[nth]);
+    let from = dcache.needle(from);
+    let (slot, seen) = dcache.find_exact(key, &from).unwrap();
+    assert!(dcache.get(slot, seen.seq));
+    assert_eq!(dcache.d_move((slot, &from), key, &needle, target, &claim), Ok(0));
+    slots.iter().chain([&slot]).for_each(|&slot| dcache.put(slot));
+    assert!(dcache.find_exact(key, &from).is_none());
+    let mut inodes = vec![];
+    dcache.table.lock(hash).find(|slot| {
+        inodes.extend(dcache.dentries.compare(slot, key, &needle).map(|seen| seen.body.inode()));
+        None::<()>
+    });
+    (inodes, moved.slot)
+}
+
+/// What the name of a rename was, unknown to who renames, is nothing of it afterwards: wherever it stands
+/// beside the negative dentry of that name.
+#[test]
+fn name_that_is_renamed_to_has_the_moved_file_alone() {
+    const FILE: Option<()> = Some(());
+    let cases: [&[Option<()>]; 7] =
+        [&[], &[None], &[FILE], &[None, FILE], &[FILE, None], &[None, None], &[None, FILE, None]];
+    for entered in cases {
+        for target in (0..entered.len()).map(Some).chain([None]) {
+            let (inodes, moved) = inodes_after_rename(entered, target);
+            assert_eq!(inodes, [moved], "{entered:?}, target {target:?}");
+        }
+    }
+}
