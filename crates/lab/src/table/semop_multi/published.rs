@@ -2,7 +2,9 @@
 //!
 //! None of these figures is a measurement of ours. Document 002's are of a machine with 4 processors, whose
 //! kernel audited each call and had a security module. gVisor's are of its engine alone, without
-//! the trap that a system call under gVisor costs besides.
+//! the trap that a system call under gVisor costs besides. The figure compared with is that for sets of 128
+//! semaphores, all of whose values the engine copies in each call; for a set of one its call takes 128 to 217 ns, of which
+//! the 25 ns of ours are a fifth to a ninth, and not a fifteenth.
 //!
 //! Source: document 002 (Bueso, March 2013); research notes of this project, "System V IPC", section 2
 //! (gVisor's Go module of September 2026, `FindByID` and `ExecuteOps`, on a machine like this one).
