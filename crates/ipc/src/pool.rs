@@ -85,7 +85,7 @@ impl Pool {
         let _held = self.lock(shared, owner)?;
         let region = &shared.region;
         let line = self.take(region, wanted, whose).or_else(|| {
-            let is_joined = self.join(region, wanted);
+            let is_joined = self.join(region);
             is_joined.then(|| self.take(region, wanted, whose)).flatten()
         });
         let line = line.ok_or(Errno::NOMEM)?;

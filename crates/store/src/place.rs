@@ -101,10 +101,12 @@ impl OpenError {
             OpenError::Foreign | OpenError::Version(_) | OpenError::LogUnreadable { .. } => {
                 Errno::INVAL
             }
-            OpenError::Damaged | OpenError::LogDamaged { .. } | OpenError::DatabaseBehind { .. } => {
-                Errno::UCLEAN
+            OpenError::Damaged
+            | OpenError::LogDamaged { .. }
+            | OpenError::DatabaseBehind { .. } => Errno::UCLEAN,
+            OpenError::LogRead { error, .. } | OpenError::Io(error) => {
+                Errno::from_io_error(error).unwrap_or(Errno::IO)
             }
-            OpenError::LogRead { error, .. } | OpenError::Io(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
         }
     }
 }

@@ -38,11 +38,10 @@ const GIVEN_SHARE: u32 = 256;
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Joins free ranges, if enough was given back to find one of class `wanted`; returns whether it did. The lock
-    /// is held.
+    /// Joins free ranges, if enough was given back since the last time; returns whether it did. The lock is held.
     #[cold]
-    pub(super) fn join(&self, region: &Region, wanted: u32) -> bool {
-        let least = (1 << wanted).max(self.lines / GIVEN_SHARE);
+    pub(super) fn join(&self, region: &Region) -> bool {
+        let least = (self.lines / GIVEN_SHARE).max(1);
         let head = region.line(self.head);
         if !self.is_joined || get(&head[GIVEN]) < u64::from(least) {
             return false;
