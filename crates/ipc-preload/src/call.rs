@@ -9,7 +9,8 @@
 //! A handler may also jump out of the call that it has interrupted (siglongjmp(3)). The kernel has ended the call by then;
 //! here it is still in its queue, and would be granted what nobody takes. The thread's next call finds that, or the end of the process: calls that a
 //! handler makes begin below the call that was interrupted, by a frame of a signal at least, or on a stack for handlers. What begins anywhere else has
-//! that call's stack, so nobody returns to it, and its wait is taken back.
+//! that call's stack, so nobody returns to it, and its wait is taken back. Calls on stacks that the program has made
+//! itself are left to the end of the process: a handler may have gone over to one with swapcontext(3).
 //!
 //! # What it refuses
 //!
@@ -19,6 +20,8 @@
 //! Source: signal-safety(7), sigsetjmp(3), sigaltstack(2); System V ABI, AMD64 supplement.
 
 use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr;
 
 use crate::process;
@@ -69,7 +72,7 @@ fn here() -> usize {
 /// Returns the call that began at `outer` if it is under way, and 0 if a handler has left it.
 #[cold]
 fn still_there(outer: usize, here: usize) -> usize {
-    if !is_left(outer, here, handler_stack()) {
+    if !is_left(outer, here, handler_stack(), |place| own_stack().contains(place)) {
         return outer;
     }
     INNERMOST.with(|innermost| innermost.set(if innermost.get() == outer { 0 } else { here }));
@@ -98,14 +101,42 @@ fn handler_stack() -> HandlerStack {
     }
 }
 
+/// Returns where this thread's stack is that the kernel or the C library has made; nothing if they do not say.
+#[cold]
+fn own_stack() -> Range<usize> {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: the thread is this one, and there is room for the answer.
+    let got = unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) };
+    if got != 0 {
+        return 0..0;
+    }
+    let (mut start, mut len) = (ptr::null_mut(), 0);
+    // SAFETY: the call above has filled the attributes in, which are used no more after that.
+    let got = unsafe {
+        let got = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut len);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        got
+    };
+    if got == 0 { start.addr()..start.addr().saturating_add(len) } else { 0..0 }
+}
+
 /// Returns true if who is at `here` on the stack cannot be a handler that has interrupted a call which began at `outer`.
-fn is_left(outer: usize, here: usize, handlers: HandlerStack) -> bool {
+///
+/// Two places say something only if they are on one stack, for which both have to be on the thread's own: a handler
+/// may have gone over to a stack that the program has made (swapcontext(3)), and may come back.
+fn is_left(
+    outer: usize,
+    here: usize,
+    handlers: HandlerStack,
+    is_on_own: impl Fn(&usize) -> bool,
+) -> bool {
     let is_outer_of_handler = (handlers.start..handlers.end).contains(&outer);
     if is_outer_of_handler != handlers.is_in_use {
         // A handler on its own stack may have interrupted a call on the other one, but not the other way round.
-        return is_outer_of_handler;
+        return is_outer_of_handler && is_on_own(&here);
     }
-    here.saturating_add(FRAME_BYTES) > outer
+    let is_above = here.saturating_add(FRAME_BYTES) > outer;
+    is_above && (handlers.is_in_use || is_on_own(&outer) && is_on_own(&here))
 }
 
 #[cfg(test)]
@@ -130,8 +161,21 @@ mod tests {
             (0x8000, 0x20000, false, true),
             (0x8000, 0x500, false, true),
         ] {
-            let is_left = is_left(outer, here, stack(is_in_use));
+            let is_left = is_left(outer, here, stack(is_in_use), |_| true);
             assert_eq!(is_left, expected, "{outer:x} {here:x} {is_in_use}");
         }
+    }
+
+    /// Stacks that the program has made say nothing: a handler may have gone over to one, and come back.
+    #[test]
+    fn call_on_another_stack_is_not_left() {
+        let none = || HandlerStack { start: 0, end: 0, is_in_use: false };
+        let own = |place: &usize| (0x10000..0x30000).contains(place);
+        for (outer, here) in [(0x20000, 0x90000), (0x80000, 0x20000), (0x80000, 0x90000)] {
+            assert!(!is_left(outer, here, none(), own), "{outer:x} {here:x}");
+        }
+        assert!(is_left(0x20000, 0x20400, none(), own));
+        let own = own_stack();
+        assert!(own.contains(&here()), "{own:x?}");
     }
 }

@@ -49,7 +49,7 @@ use crate::hash::Secret;
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-pub(crate) use replay::replay;
+pub(crate) use replay::{replay, survey};
 
 /// Where entries begin is a multiple of this, in bytes.
 const BLOCK_BYTES: usize = 4096;

@@ -44,6 +44,13 @@ pub enum OpenError {
     Foreign,
     /// Pages of its database are damaged.
     Damaged,
+    /// What files have ends behind the end of the file that it is in, which was lost or cut.
+    DataShort {
+        /// The bytes that there are.
+        len: u64,
+        /// The bytes that there were, at least.
+        expected: u64,
+    },
     /// It has a format that this program does not know.
     Version(u32),
     /// The log has lost entries that were confirmed: none counts at `at`, and a later one does.
@@ -102,6 +109,7 @@ impl OpenError {
                 Errno::INVAL
             }
             OpenError::Damaged
+            | OpenError::DataShort { .. }
             | OpenError::LogDamaged { .. }
             | OpenError::DatabaseBehind { .. } => Errno::UCLEAN,
             OpenError::LogRead { error, .. } | OpenError::Io(error) => {
@@ -119,6 +127,11 @@ impl fmt::Display for OpenError {
             OpenError::Damaged => f.write_str(
                 "the database of the store has damaged pages. Restore the store from a copy; `corewalk fsck` \
                  says whether a commit before is whole, and goes back to that",
+            ),
+            OpenError::DataShort { len, expected } => write!(
+                f,
+                "the store has lost bytes of its files: `data` has {len} bytes, and had {expected} at least. \
+                 Restore the store from a copy; `corewalk fsck` names the files"
             ),
             OpenError::Version(version) => {
                 write!(f, "the store has format version {version}, which is not known")
@@ -245,16 +258,21 @@ impl Place {
     }
 }
 
-/// Returns true if there is no database, nor blocks that have lost theirs.
+/// Returns true if there is no database, nor anything that has lost its own: the log and the reserve are made
+/// when the database is there.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(|found| Some(found.len())),
     };
-    match (bytes(META)?, bytes(DATA)?) {
-        (Some(0), _) => Err(OpenError::Foreign),
-        (None, data) if data.unwrap_or(0) > 0 => Err(OpenError::Foreign),
-        (meta, _) => Ok(meta.is_none()),
+    let mut left = 0;
+    for name in [DATA, LOG, RESERVE] {
+        left += bytes(name)?.unwrap_or(0);
+    }
+    match bytes(META)? {
+        Some(0) => Err(OpenError::Foreign),
+        None if left > 0 => Err(OpenError::Foreign),
+        meta => Ok(meta.is_none()),
     }
 }
 

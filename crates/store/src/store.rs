@@ -260,8 +260,8 @@ impl Store {
         let snapshot = database.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER).map_err(|errno| refusal(&snapshot, errno))?;
         if superblock.is_none() {
-            // An empty database above the blocks of a store that had another one.
-            if !devices.data.is_empty()? {
+            // An empty database above the blocks, or the log, of a store that had another one.
+            if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }
             drop(format(&database, options)?);
@@ -278,14 +278,20 @@ impl Store {
         let superblock = settle(&devices, &database)?;
         let seed = superblock.seed;
         // Without the reserve nothing can grow, without a log only fsync is slower.
-        if !devices.take_reserve() {
+        let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
-            devices.take_reserve();
-        }
-        let log = Log::new(devices.log.clone(), superblock, options.log_bytes);
+            devices.take_reserve()
+        };
+        // What the log gave up is left to the commits that make room.
+        let log_bytes = if has_reserve { options.log_bytes } else { 0 };
+        let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let snapshot = database.snapshot()?;
         let found = Found::scan(&snapshot).map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
+        let (len, expected) = (devices.data.len()?, found.data_end.saturating_mul(BLOCK_BYTES));
+        if len < expected {
+            return Err(OpenError::DataShort { len, expected });
+        }
         let share = match &options.share {
             Some(share) => share.clone(),
             None => {
@@ -620,6 +626,8 @@ pub(crate) fn settle(devices: &Devices, database: &Database) -> Result<SuperReco
     if found.version == FORMAT_VERSION {
         return log::replay(devices, database, found);
     }
+    // That format has no log: what one has here belongs to a later commit, which the database has lost.
+    log::survey(&*devices.log, SuperRecord { generation: 0, ..found })?;
     let now = SuperRecord { version: FORMAT_VERSION, generation: 1, ..found };
     database.write(&[(Key::SUPER, Some(now.encode().into()))])?;
     Ok(now)
@@ -635,6 +643,8 @@ struct Found {
     inodes: u64,
     last_ino: u64,
     runs: Vec<Run>,
+    /// Behind the last block that has bytes.
+    data_end: u64,
     blocks: u64,
     /// Blocks of attributes, their users, the last of them.
     xattrs: (u64, u64, u64),
@@ -655,6 +665,9 @@ impl Found {
         each(snapshot, Kind::Extent, &mut |_, value| {
             let extent = Extent::decode(value)?;
             found.blocks += extent.len;
+            if extent.is_written {
+                found.data_end = found.data_end.max(extent.physical + extent.len);
+            }
             found.runs.push(Run { start: extent.physical, len: extent.len });
             Ok(())
         })?;

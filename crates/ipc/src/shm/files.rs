@@ -127,9 +127,10 @@ impl Backing for SegmentFiles {
     }
 
     fn remove(&self, name: SegmentName) -> bool {
-        let unlink = |folder| unlinkat(folder, file_name(name), AtFlags::empty());
-        // A folder that is gone has taken the file with it.
-        matches!(self.open_folder().and_then(unlink), Ok(()) | Err(Errno::NOENT))
+        // A process in another root directory finds no folder, where others do.
+        let Ok(folder) = self.open_folder() else { return false };
+        let unlinked = unlinkat(folder, file_name(name), AtFlags::empty());
+        matches!(unlinked, Ok(()) | Err(Errno::NOENT))
     }
 
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
@@ -155,8 +156,9 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // Who may not look does not know, and leaves it to those who do.
-        !matches!(self.open_folder().and_then(look), Ok(()) | Err(Errno::NOENT))
+        // Who may not look, or finds no folder from its root directory, does not know, and leaves it to those who do.
+        let Ok(folder) = self.open_folder() else { return true };
+        !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
 
     fn forget(&self, task: u32) {

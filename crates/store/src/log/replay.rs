@@ -69,7 +69,7 @@ pub(crate) fn replay(
 ///
 /// # Errors
 /// As [`replay`].
-pub(super) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, OpenError> {
+pub(crate) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, OpenError> {
     let failed_at = |at: u64| move |error| OpenError::LogRead { at, error };
     let mut reader = Reader::new(log, superblock).map_err(failed_at(0))?;
     loop {

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use corewalk_store::{OpenError, Store, StoreOptions};
+use corewalk::{FileKind, FileSystem, Make, Name, Node};
+use corewalk_store::{OpenError, Store, StoreOptions, fsck};
 
 /// A directory that goes with the test.
 struct Folder(PathBuf);
@@ -43,6 +44,44 @@ fn store_that_lost_its_database_is_not_made_anew() {
     assert!(matches!(folder.open(), Err(OpenError::Foreign)), "none");
     assert!(!meta.exists());
     fs::write(&meta, whole).unwrap();
+    assert!(folder.open().is_ok());
+}
+
+/// A store without bytes in files has a log, at least.
+#[test]
+fn store_without_bytes_that_lost_its_database_is_not_made_anew() {
+    let folder = Folder::new("names");
+    drop(folder.open().unwrap());
+    assert_eq!(fs::metadata(folder.0.join("data")).unwrap().len(), 0);
+    let meta = folder.0.join("meta");
+    let whole = fs::read(&meta).unwrap();
+    fs::remove_file(&meta).unwrap();
+    for lost in ["reserve", "log"] {
+        assert!(matches!(folder.open(), Err(OpenError::Foreign)));
+        assert!(!meta.exists());
+        fs::write(&meta, &whole).unwrap();
+        fs::remove_file(folder.0.join(lost)).unwrap();
+        assert!(folder.open().is_ok(), "the log and the reserve are made anew, {lost}");
+        fs::remove_file(&meta).unwrap();
+    }
+}
+
+#[test]
+fn store_that_lost_bytes_of_files_is_refused() {
+    let folder = Folder::new("short");
+    let store = folder.open().unwrap();
+    let root = Node::detached(1, FileKind::Directory);
+    let file = store.make(root, Name::new(b"file").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+    store.write(Node::detached(file.ino, file.kind()), 0, 0, &[7; 10_000]).unwrap();
+    drop(store);
+    let data = folder.0.join("data");
+    let whole = fs::read(&data).unwrap();
+    fs::write(&data, &whole[..whole.len() - 4096]).unwrap();
+    assert!(matches!(folder.open(), Err(OpenError::DataShort { .. })), "cut");
+    fs::remove_file(&data).unwrap();
+    assert!(matches!(folder.open(), Err(OpenError::DataShort { len: 0, .. })), "lost");
+    assert!(!fsck(&folder.0).unwrap().findings.is_empty());
+    fs::write(&data, whole).unwrap();
     assert!(folder.open().is_ok());
 }
 
