@@ -13,8 +13,8 @@
 //! | | document | here |
 //! |---|---|---|
 //! | P | 1, 2, 4 ... 64 on 24 processors | what `--threads` says; 1, 2, 4, which on two processors is as crowded as 12, 24 and 48 there |
-//! | F | 10, 100, 1000 | the same |
-//! | V | 10 ... 100,000 | up to 10,000: beyond, two files in a thousand have the same value anyway |
+//! | F | 10, 100, 1000 | the same in memory; on disk and in a tmpfs 100 and 1000, for time; on mounts 10 and 1000 |
+//! | V | 10 ... 100,000 | in memory up to 10,000: beyond, two files in a thousand have the same value anyway; elsewhere up to 1,000 |
 //! | sets | 50,000 per process | in memory and on mounts for as long as a slice is, on the disk as many as fit in one (scaled: some 21,000 of all processes together); `seconds` is computed from the rate |
 //! | runs | 5 | 7, interleaved |
 //!
@@ -42,7 +42,7 @@
 //! | `memory` | blocks of a store in memory (`blocks::memory`), one allocation and copy each | threads |
 //! | `tmpfs` | a `corewalk::tmpfs`, `corewalk` with sharing and `off` without: it shares late | threads |
 //! | `disk` | a `corewalk_store::Store` with each index under it, in a directory of the host's tmpfs: values reach blocks of its database, and the commit is in the time (`xattr/disk`) | threads |
-//! | `mount` | mounts: `linux` and `off` are ext4 with inodes of 128 bytes on a loop device in memory, without and with `no_mbcache`; `corewalk` is `corewalk mount tmpfs` | processes, by setxattr(2) |
+//! | `mount` | mounts: `linux` and `off` are ext4 with inodes of 128 bytes on a loop device in memory, without and with `no_mbcache`; `corewalk` is `corewalk mount tmpfs`, `corewalk-store` is `corewalk mount store:DIR` in memory as well | processes, by setxattr(2) |
 //!
 //! # Checks
 //! At the end of each slice every file has what was set last; the users of every block and the entries

@@ -6,7 +6,8 @@
 //! A corewalk tmpfs counts bytes, and shares a set that replaced another one when the file was left alone
 //! for 100 ms and attributes change somewhere. So the bytes are counted after that time, and after so many
 //! changes of a file beside the others that all are shared, and until more of them change nothing: see
-//! [`Session::settle`].
+//! [`Session::settle`]. A store keeps attributes in its database, whose room its directory's file system does not
+//! tell from that of others: their bytes are not counted (`space` does that on stores without a mount).
 //!
 //! A mount that is not to be had here is named and left out: ext4 needs root, a loop device and
 //! mkfs.ext4, our own the program.
@@ -32,8 +33,10 @@ const TMPFS: &str = "/dev/shm";
 /// Files of each process, and values.
 const FILES: (&[usize], &[usize]) = (&[10], &[10, 1000]);
 const VALUES: (&[usize], &[usize]) = (&[10], &[10, 1000]);
-/// Mounts there are: two of ext4, two of ours, of which one is for one process.
-const MOUNTS: usize = 4;
+/// Mounts there are: two of ext4, and a tmpfs and a store of ours, each of which twice: for one process, and for several.
+const MOUNTS: usize = 6;
+/// Ours on a disk, whose directory is on the host's tmpfs like the devices of the others.
+const STORE: &str = "corewalk-store";
 /// How long a corewalk tmpfs leaves a file alone before it shares its attributes, and some more.
 const REST: Duration = Duration::from_millis(120);
 /// How many files one change shares the attributes of.
@@ -47,6 +50,15 @@ const SHARE_OF_TIME: f64 = 0.25;
 struct Place {
     mounted: Mounted,
     threads: Option<Threads>,
+    space: Space,
+}
+
+/// When a file system's room says what attributes take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Space {
+    AtOnce,
+    Late,
+    Never,
 }
 
 pub(super) fn grid(settings: &Settings) -> Grid {
@@ -86,8 +98,8 @@ pub(super) fn run(
         if place.threads.is_some_and(|threads| (threads == Threads::One) != is_alone) {
             return Ok(());
         }
-        let is_late = place.threads.is_some();
-        let session = Session { again, mounted: &place.mounted, cell: visit.cell, rounds, is_late };
+        let (mounted, space) = (&place.mounted, place.space);
+        let session = Session { again, mounted, cell: visit.cell, rounds, space };
         let outcome = session.run(grid.slice.as_millis() as u64);
         let outcome =
             outcome.with_context(|| format!("{} at {}", place.mounted.variant(), visit.cell))?;
@@ -102,18 +114,24 @@ fn places(images: &Scratch, points: &Scratch, files: usize) -> anyhow::Result<Ve
     for (variant, options) in [("linux", ""), (BASELINE, "no_mbcache")] {
         let image = images.path().join(variant);
         match peer::ext4(variant, (&image, files), options, points.folder(variant)?) {
-            Ok(mounted) => places.push(Place { mounted, threads: None }),
+            Ok(mounted) => places.push(Place { mounted, threads: None, space: Space::AtOnce }),
             Err(error) => eprintln!("xattr: skipped {variant} on a mount: {error:#}"),
         }
     }
-    for threads in [Threads::One, Threads::Several] {
-        let point = points.folder(&format!("corewalk-{threads:?}"))?;
-        let program = peer::ours(threads, Path::new("tmpfs"), &point);
-        match program.and_then(|program| Mounted::start("corewalk", program, point)) {
-            Ok(mounted) => places.push(Place { mounted, threads: Some(threads) }),
-            Err(error) => {
-                eprintln!("xattr: skipped corewalk on a mount: {error:#}");
-                break;
+    for (variant, space) in [("corewalk", Space::Late), (STORE, Space::Never)] {
+        for threads in [Threads::One, Threads::Several] {
+            let name = format!("{variant}-{threads:?}");
+            let point = points.folder(&name)?;
+            let program = match space {
+                Space::Never => peer::ours_store(threads, &images.folder(&name)?, &point),
+                _ => peer::ours(threads, Path::new("tmpfs"), &point),
+            };
+            match program.and_then(|program| Mounted::start(variant, program, point)) {
+                Ok(mounted) => places.push(Place { mounted, threads: Some(threads), space }),
+                Err(error) => {
+                    eprintln!("xattr: skipped {variant} on a mount: {error:#}");
+                    break;
+                }
             }
         }
     }
@@ -126,8 +144,7 @@ struct Session<'a> {
     mounted: &'a Mounted,
     cell: &'a Cell,
     rounds: &'a Rounds<'a>,
-    /// True where attributes are shared some time after they were set.
-    is_late: bool,
+    space: Space,
 }
 
 /// What came out of it.
@@ -169,10 +186,12 @@ impl Session<'_> {
                 Phase::Work => {
                     outcome.laps = laps;
                     outcome.server_ns = self.mounted.cpu_ns().saturating_sub(server_ns);
-                    if self.is_late {
+                    if self.space == Space::Late {
                         self.settle().context("while attributes were to be shared")?;
                     }
-                    outcome.bytes = free_before.checked_sub(self.free_bytes()?);
+                    if self.space != Space::Never {
+                        outcome.bytes = free_before.checked_sub(self.free_bytes()?);
+                    }
                 }
                 Phase::Fill | Phase::Check | Phase::Remove => {}
             }
