@@ -105,18 +105,18 @@ fn handler_stack() -> HandlerStack {
 #[cold]
 fn own_stack() -> Range<usize> {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: it has no conditions.
+    let this = unsafe { libc::pthread_self() };
     // SAFETY: the thread is this one, and there is room for the answer.
-    let got = unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) };
-    if got != 0 {
+    if unsafe { libc::pthread_getattr_np(this, attributes.as_mut_ptr()) } != 0 {
         return 0..0;
     }
     let (mut start, mut len) = (ptr::null_mut(), 0);
-    // SAFETY: the call above has filled the attributes in, which are used no more after that.
-    let got = unsafe {
-        let got = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut len);
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        got
-    };
+    let filled = attributes.as_mut_ptr();
+    // SAFETY: the call above has filled the attributes in.
+    let got = unsafe { libc::pthread_attr_getstack(filled, &raw mut start, &raw mut len) };
+    // SAFETY: as above; they are used no more after that.
+    unsafe { libc::pthread_attr_destroy(filled) };
     if got == 0 { start.addr()..start.addr().saturating_add(len) } else { 0..0 }
 }
 
