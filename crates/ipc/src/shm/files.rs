@@ -88,6 +88,13 @@ impl SegmentFiles {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         open(&self.folder, flags, Mode::empty())
     }
+
+    /// Returns true if there is no folder any more. A process in another root directory has none either, nor
+    /// where it would be: it does not know.
+    fn is_gone(&self) -> bool {
+        let is_parent_there = self.folder.parent().is_some_and(Path::is_dir);
+        is_parent_there && matches!(self.open_folder(), Err(Errno::NOENT))
+    }
 }
 
 impl Backing for SegmentFiles {
@@ -127,8 +134,8 @@ impl Backing for SegmentFiles {
     }
 
     fn remove(&self, name: SegmentName) -> bool {
-        // A process in another root directory finds no folder, where others do.
-        let Ok(folder) = self.open_folder() else { return false };
+        // A folder that is gone has taken the file with it.
+        let Ok(folder) = self.open_folder() else { return self.is_gone() };
         let unlinked = unlinkat(folder, file_name(name), AtFlags::empty());
         matches!(unlinked, Ok(()) | Err(Errno::NOENT))
     }
@@ -156,8 +163,8 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // Who may not look, or finds no folder from its root directory, does not know, and leaves it to those who do.
-        let Ok(folder) = self.open_folder() else { return true };
+        // Who may not look does not know, and leaves it to those who do.
+        let Ok(folder) = self.open_folder() else { return !self.is_gone() };
         !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
 
@@ -295,6 +302,10 @@ mod tests {
         drop(files.hold(7).unwrap());
         fs::remove_dir_all(&folder.0).unwrap();
         assert!(!files.is_held(7) && files.hold(7).is_err(), "there is no folder");
+        assert!(files.remove(NAME), "nor the file of a segment");
+        // As a process in another root directory sees it.
+        let elsewhere = SegmentFiles::new(folder.0.join("folder"));
+        assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "nobody knows");
     }
 
     #[test]
