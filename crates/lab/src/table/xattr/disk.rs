@@ -41,8 +41,9 @@ const FILES: (&[usize], &[usize]) = (&[10, 100], &[100, 1000]);
 const VALUES: (&[usize], &[usize]) = (&[10, 100], &[10, 100, 1000]);
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.3;
-/// Sets per second of all processes together that are expected, to choose how many there are.
-const EXPECTED_SETS_PER_S: f64 = 500_000.0;
+/// Sets per second of all processes together that are expected, to choose how many there are. The slowest cells do a
+/// third of that, the fastest three times as many.
+const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
 /// The least and the most sets of a process.
 const SETS: [usize; 2] = [200, super::SETS];
 
