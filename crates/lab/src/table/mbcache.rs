@@ -36,7 +36,7 @@
 //!   the shards has. What the processor does meanwhile is bounded by the instructions that it can hold (some 450),
 //!   and by branches that turn out otherwise than foreseen when the line has come. Before pairs had a home
 //!   (`corewalk_mbcache`'s index) they took as many instructions as those of the shards, and 1.1 of the time; with
-//!   three quarters of the instructions it is 0.84 (both beside builds that kept the machine busy).
+//!   three quarters of the instructions it is 0.84 (both beside builds that kept the machine busy; the rows are from a quiet one).
 //! - What the shards do not do that this cache does:
 //!   (a) A quarter of the keys share their bucket, and of those half of the pairs stand in a second line: an eighth
 //!   of the looks end in a branch that was not foreseen, and a second line to wait for. The shards' table goes on in

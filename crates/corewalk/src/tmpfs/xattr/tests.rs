@@ -270,8 +270,7 @@ fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     audit(&fs, [a, b]);
 }
 
-#[test]
-fn inode_that_waits_is_shared_by_a_later_change_of_another() {
+fn twenty_that_wait() -> (Tmpfs, Vec<u64>) {
     let fs = tmpfs(None);
     let inos: Vec<u64> = (0..20).map(|i| make(&fs, &i.to_string())).collect();
     for &ino in &inos {
@@ -279,6 +278,12 @@ fn inode_that_waits_is_shared_by_a_later_change_of_another() {
         set(&fs, ino, b"user.b", b"two").unwrap();
     }
     assert_eq!(fs.xattr_stats().waiting, 20);
+    (fs, inos)
+}
+
+#[test]
+fn inode_that_waits_is_shared_by_a_later_change_of_another() {
+    let (fs, inos) = twenty_that_wait();
     let later = |ms: i64| {
         let now = super::super::inode::now();
         Timespec { secs: now.secs + ms / 1000, ..now }
@@ -295,13 +300,7 @@ fn inode_that_waits_is_shared_by_a_later_change_of_another() {
 /// A server calls it when nothing is changed any more.
 #[test]
 fn inode_that_waits_is_shared_by_upkeep() {
-    let fs = tmpfs(None);
-    let inos: Vec<u64> = (0..20).map(|i| make(&fs, &i.to_string())).collect();
-    for &ino in &inos {
-        set(&fs, ino, b"user.a", b"one").unwrap();
-        set(&fs, ino, b"user.b", b"two").unwrap();
-    }
-    assert_eq!(fs.xattr_stats().waiting, 20);
+    let (fs, inos) = twenty_that_wait();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
     while fs.xattr_stats().waiting > 0 {
         assert!(std::time::Instant::now() < deadline, "they wait for ever");
