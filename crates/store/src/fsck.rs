@@ -2,10 +2,12 @@
 //!
 //! What must hold between records is found out anew from all of them, and compared. The database checks
 //! its own pages first; after a crash it goes back to the last commit while it is opened, which is no
-//! finding, and then what the log has is put into it, as a mount does. Where pages are damaged it goes back
-//! to the commit before, if that is whole, which is one. Nothing else is changed: the store
-//! has no repair, since a crash leaves nothing to repair. A log that a mount refuses is a finding; then the
+//! finding, and then what the log has is put into it, as a mount does. Where pages of that commit are damaged it goes
+//! back to the one before, if that is whole. A log that a mount refuses is a finding; then the
 //! database is checked as it is without.
+//!
+//! All of this happens in memory (`overlay`): a check changes no byte of the store. The store
+//! has no repair, since a crash leaves nothing to repair.
 //!
 //! # What is checked
 //! - F.1: each directory but the root has one name, and everything is reached from the root.
@@ -162,7 +164,7 @@ pub struct Report {
     pub xattr_users: u64,
 }
 
-/// Checks the store in the directory `path`.
+/// Checks the store in the directory `path`, of which no byte is changed.
 ///
 /// # Errors
 /// [`OpenError::Busy`] if it is mounted; `ENOENT` if there is none; those of [`crate::Store::open`], but for damage,
@@ -183,15 +185,16 @@ pub struct Report {
 /// ```
 pub fn fsck(path: &Path) -> Result<Report, OpenError> {
     let place = Place::open(path)?;
-    fsck_devices(&place.devices()?)
+    fsck_devices(&place.devices_to_read()?)
 }
 
-/// Checks the store on `devices`.
+/// Checks the store on `devices`, which are not changed.
 ///
 /// # Errors
 /// As [`fsck`].
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
-    match check_devices(devices) {
+    devices.read_anew();
+    match check_devices(&devices.overlaid()?) {
         // What else does not hold follows from that.
         Err(OpenError::Damaged) => {
             Ok(Report { findings: vec![Finding::Database], ..Report::default() })
@@ -200,6 +203,7 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     }
 }
 
+/// Checks what is on `devices`, as a mount leaves it that puts the log into the database.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let mut database = open_database(devices, CACHE_BYTES)?;
     let is_whole = database.check()?;
@@ -222,8 +226,6 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     check.report.findings.extend(settled.err());
     check.read(&snapshot, &secret).map_err(|errno| refusal(&snapshot, errno))?;
     check.compare();
-    // What the log had may have wanted the reserve; a host without room for it is no damage.
-    devices.take_reserve();
     Ok(check.report)
 }
 

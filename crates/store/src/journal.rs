@@ -77,6 +77,7 @@ use crate::device::{Device, errno_of, read_anew};
 use crate::dirty::Dirty;
 use crate::layer::{Layer, Record};
 use crate::log::Log;
+use crate::overlay::Overlay;
 use crate::record::{Key, Kind};
 use crate::store::StoreStats;
 
@@ -104,6 +105,18 @@ impl Devices {
     /// Has reads say what is on the disk.
     pub(crate) fn read_anew(&self) {
         [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
+    }
+
+    /// Returns devices that have what these have, whose changes stay in memory.
+    ///
+    /// # Errors
+    /// What these say of their lengths.
+    pub(crate) fn overlaid(&self) -> io::Result<Devices> {
+        let over = |device: &Arc<dyn Device>| -> io::Result<Arc<dyn Device>> {
+            Ok(Arc::new(Overlay::new(Some(device.clone()))?))
+        };
+        let (meta, data) = (over(&self.meta)?, over(&self.data)?);
+        Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
     /// Takes the reserve from the host, and returns true if it is there.

@@ -19,7 +19,7 @@
 //! | `inode`, `table`, `names`, `directory` | inodes in memory, what changes names, entries |
 //! | `content`, `extents`, `alloc`, `dirty` | bytes of files, where they are, what is free, what is new |
 //! | `xattr`, `blocks`, `share`, `late` | sets of attributes, blocks that hold them, how equal ones are found, and when |
-//! | `fsck` | what must hold between records |
+//! | `fsck`, `overlay` | what must hold between records; how that is looked at without a change |
 //!
 //! # Guarantees
 //! - S.1: when [`Store::sync`] returns, what was done before is durable. When `fsync` returns, that is so
@@ -32,7 +32,7 @@
 //!   reason, or the reserve that is kept for it is not enough, fsync says `EIO` and changes `EROFS` from
 //!   then on; what was confirmed is there when the store is mounted again.
 //! - S.4: of two mounts of one directory the second is refused; so is a format that is not known. A store of
-//!   format version 1, which has no log, becomes one of version 2 when it is mounted or checked.
+//!   format version 1, which has no log, becomes one of version 2 when it is mounted.
 //!
 //! # Why redb
 //! | | redb 4 | fjall 3 | heed (LMDB) | SQLite |
@@ -144,6 +144,7 @@ mod late;
 mod layer;
 mod log;
 mod names;
+mod overlay;
 mod place;
 mod record;
 mod share;

@@ -25,6 +25,7 @@ use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs};
 use crate::database::Snapshot;
 use crate::device::{Device, FileDevice};
 use crate::journal::Devices;
+use crate::overlay::Overlay;
 
 const LOCK: &str = "lock";
 const META: &str = "meta";
@@ -125,8 +126,7 @@ impl fmt::Display for OpenError {
             OpenError::Busy => f.write_str("the store is in use"),
             OpenError::Foreign => f.write_str("not a store, and not empty"),
             OpenError::Damaged => f.write_str(
-                "the database of the store has damaged pages. Restore the store from a copy; `corewalk fsck` \
-                 says whether a commit before is whole, and goes back to that",
+                "the database of the store has damaged pages. Restore the store from a copy",
             ),
             OpenError::DataShort { len, expected } => write!(
                 f,
@@ -242,6 +242,21 @@ impl Place {
         Ok(Devices { meta, data, reserve, log: open(LOG, true)? })
     }
 
+    /// Opens the devices for reading only, and makes none: a file that is lost is as an empty one.
+    pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
+        let open = |name: &str| -> io::Result<Arc<dyn Device>> {
+            match open_file_to_read(&self.path.join(name)) {
+                Ok(file) => Ok(Arc::new(FileDevice::new(file)?)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    Ok(Arc::new(Overlay::new(None)?))
+                }
+                Err(error) => Err(error),
+            }
+        };
+        let (meta, data) = (open(META)?, open(DATA)?);
+        Ok(Devices { meta, data, reserve: open(RESERVE)?, log: open(LOG)? })
+    }
+
     /// Returns what statfs(2) says of the host.
     pub(crate) fn host(&self) -> Result<StatFs, Errno> {
         let host = fstatvfs(&self.lock)?;
@@ -289,8 +304,15 @@ fn check_files(path: &Path) -> Result<(), OpenError> {
 
 fn open_file(path: &Path, is_new: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
+    open_with(options.read(true).write(true).create(is_new).truncate(false), path)
+}
+
+fn open_file_to_read(path: &Path) -> io::Result<File> {
+    open_with(OpenOptions::new().read(true), path)
+}
+
+fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     // A link leads to a file that is not ours.
-    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-    let file = options.read(true).write(true).create(is_new).truncate(false).open(path)?;
+    let file = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }

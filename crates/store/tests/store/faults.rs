@@ -75,7 +75,7 @@ fn full_host_is_enospc_and_loses_nothing() {
     }
 }
 
-/// A check that puts a log into the database leaves the reserve as it was, for the next mount.
+/// A check, though it does what a mount does with the log, leaves the reserve as it was, for the next mount.
 #[test]
 fn fsck_after_a_kill_keeps_the_reserve() {
     let disks = Disks::new();

@@ -1,5 +1,6 @@
 //! Directories that are no store, or no more.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -83,6 +84,34 @@ fn store_that_lost_bytes_of_files_is_refused() {
     assert!(!fsck(&folder.0).unwrap().findings.is_empty());
     fs::write(&data, whole).unwrap();
     assert!(folder.open().is_ok());
+}
+
+/// A check reads the files of a store that was killed, and neither changes one nor makes one that is lost.
+#[test]
+fn check_of_a_directory_leaves_every_file_as_it_was() {
+    let (folder, copy) = (Folder::new("checked"), Folder::new("copy"));
+    let store = folder.open().unwrap();
+    let root = Node::detached(1, FileKind::Directory);
+    let file = store.make(root, Name::new(b"file").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+    let file = Node::detached(file.ino, file.kind());
+    store.write(file, 0, 0, &[7; 10_000]).unwrap();
+    store.fsync(file, 0, false).unwrap();
+    assert_eq!(store.stats().logged_commits, 1);
+    let all = |folder: &Folder| -> BTreeMap<_, _> {
+        let files = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap());
+        files.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect()
+    };
+    // As a kill leaves them, but for the reserve, which is lost.
+    for (name, bytes) in all(&folder).iter().filter(|(name, _)| *name != "reserve") {
+        fs::write(copy.0.join(name), bytes).unwrap();
+    }
+    let before = all(&copy);
+    assert_eq!(before.len(), 4);
+    let report = fsck(&copy.0).unwrap();
+    assert_eq!((report.findings, report.inodes), (vec![], 2));
+    assert!(all(&copy) == before, "changed");
+    drop(copy.open().unwrap());
+    assert!(all(&copy) != before, "the control");
 }
 
 #[test]
