@@ -533,6 +533,13 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
+    /// Says in the log that the store is closed, if all is in the database.
+    pub(crate) fn end(&self) {
+        if self.check().is_ok() && !self.is_read_only {
+            self.log.lock().end();
+        }
+    }
+
     /// Lets nothing become durable any more: an operation has failed when half of it was done.
     pub(crate) fn abort(&self) {
         self.fail();

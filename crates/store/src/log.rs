@@ -28,7 +28,17 @@
 //!   the database's next transaction; see `journal`, J.6. So a replay never puts old bytes over those
 //!   that were confirmed.
 //!
+//! - I.5: an end mark of the database's generation is in a block only while no entry of that generation was ever
+//!   confirmed.
+//!
 //! The hash has a secret, so bytes of a file that lie in the log do not pass for an entry.
+//!
+//! # A clean end
+//! Who closes the store leaves nothing in the log, and writes an *end mark* into its first two blocks: a header
+//! without records, whose number no entry has ([`Log::end`]). It says two things to the next mount. A database of an
+//! earlier generation has gone back, also if nothing went to the log after its last commit. And a block that cannot be
+//! read may have nothing that counts, so it is no reason to refuse the store. The first entry of a generation
+//! writes both blocks with one write, and is confirmed after that (I.5).
 //!
 //! # What it refuses
 //! Its room is taken when the store is mounted, with zeros written to it the first time: a sync of blocks that a
@@ -59,6 +69,9 @@ const HEADER_BYTES: usize = 32;
 /// The most bytes of an entry, so that one can be read into memory. A transaction that goes to the log
 /// has less than half of it.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
+/// The number of an end mark, and the bytes at the beginning in each block of which there is one.
+const END: u64 = u64::MAX;
+const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
 /// What begins a record, one that is gone, and data.
 const VALUE: u8 = 1;
 const GONE: u8 = 2;
@@ -82,6 +95,10 @@ impl Log {
     /// the host has no room or fails.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
+        // Too short for its end marks.
+        if capacity < MARKED_BYTES as u64 {
+            capacity = 0;
+        }
         if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
             // Nothing of it is needed. Where it cannot be cut, what it has is void even so.
@@ -112,6 +129,31 @@ impl Log {
     pub(crate) fn restart(&mut self) {
         self.superblock = self.next_superblock();
         (self.end, self.number) = (0, 0);
+    }
+
+    /// Says that the store is closed, if nothing was appended since the last commit of the database. That is good to
+    /// have, and no more: what the host says of it does not matter.
+    pub(crate) fn end(&mut self) {
+        if self.number > 0 || self.end > 0 || self.capacity == 0 {
+            return;
+        }
+        self.buffer.clear();
+        self.buffer.resize(BLOCK_BYTES, 0);
+        self.seal(END, 0);
+        self.buffer = self.buffer.repeat(MARKED_BYTES / BLOCK_BYTES);
+        // What is there of a mark that is half written says the same.
+        let _ = self.device.write_at(0, &self.buffer).and_then(|()| self.device.sync());
+    }
+
+    /// Writes the header of what is in the buffer, with `payload` bytes of records and data.
+    fn seal(&mut self, number: u64, payload: usize) {
+        let header = [self.superblock.generation, number, payload as u64];
+        for (at, word) in header.iter().enumerate() {
+            let at = HASH_BYTES * (at + 1);
+            self.buffer[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let hash = self.secret.hash_whole(&self.buffer[HASH_BYTES..HEADER_BYTES + payload]);
+        self.buffer[..HASH_BYTES].copy_from_slice(&hash.to_le_bytes());
     }
 
     /// Returns the generation of the superblock that the database has.
@@ -163,19 +205,17 @@ impl Entry<'_> {
     /// end is not known.
     pub(crate) fn append(self) -> io::Result<Option<u64>> {
         let log = self.log;
-        let payload = (log.buffer.len() - HEADER_BYTES) as u64;
+        let payload = log.buffer.len() - HEADER_BYTES;
         log.buffer.resize(log.buffer.len().next_multiple_of(BLOCK_BYTES), 0);
         let bytes = log.buffer.len() as u64;
         if log.end + bytes > log.capacity || bytes > ENTRY_BYTES_MAX as u64 {
             return Ok(None);
         }
-        let header = [log.superblock.generation, log.number, payload];
-        for (at, word) in header.iter().enumerate() {
-            let at = HASH_BYTES * (at + 1);
-            log.buffer[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        log.seal(log.number, payload);
+        if log.end == 0 {
+            // Over both end marks (I.5).
+            log.buffer.resize(log.buffer.len().max(MARKED_BYTES), 0);
         }
-        let hash = log.secret.hash_whole(&log.buffer[HASH_BYTES..HEADER_BYTES + payload as usize]);
-        log.buffer[..HASH_BYTES].copy_from_slice(&hash.to_le_bytes());
         let at = std::mem::replace(&mut log.end, log.capacity);
         log.device.write_at(at, &log.buffer)?;
         log.device.sync()?;

@@ -526,6 +526,7 @@ impl Drop for Store {
         self.late.share();
         // Who needs to know whether that worked has called `sync`.
         let _ = self.journal.checkpoint();
+        self.journal.end();
     }
 }
 

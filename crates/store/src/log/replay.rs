@@ -18,12 +18,19 @@
 //! an older file was put in its place. The store is refused. What the log has does not fit that database, and the
 //! bytes of files may not either.
 //!
+//! # A store that was closed
+//! A block that cannot be read is refused, since it may have what was confirmed, unless an end mark of the database's
+//! generation says that nothing was. All that can be read is looked at even so, for a later generation; then the
+//! log is made anew, since the host may give a file that it has taken back other blocks.
+//!
 //! That an entry has bytes of a file which look like an entry does not matter: who copied them from the
 //! log has a number below that of the entry in which they are, and others do not know the secret.
 
 use std::io;
 
-use super::{BLOCK_BYTES, DATA, ENTRY_BYTES_MAX, GONE, HASH_BYTES, HEADER_BYTES, VALUE};
+use super::{
+    BLOCK_BYTES, DATA, END, ENTRY_BYTES_MAX, GONE, HASH_BYTES, HEADER_BYTES, MARKED_BYTES, VALUE,
+};
 use crate::database::Database;
 use crate::device::Device;
 use crate::hash::Secret;
@@ -35,17 +42,26 @@ use crate::record::{Fields, KEY_BYTES, Key, SuperRecord};
 /// that the database has then.
 ///
 /// # Errors
-/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`] and
-/// [`OpenError::LogRead`], with nothing changed; what the devices say.
+/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`] and, unless the store was
+/// closed, [`OpenError::LogRead`], with nothing changed; what the devices say.
 pub(crate) fn replay(
     devices: &Devices,
     database: &Database,
     superblock: SuperRecord,
 ) -> Result<SuperRecord, OpenError> {
-    let count = survey(&*devices.log, superblock)?;
-    if count == 0 {
-        return Ok(superblock);
-    }
+    let count = match survey(&*devices.log, superblock) {
+        Ok(0) => return Ok(superblock),
+        Ok(count) => count,
+        Err(error @ OpenError::LogRead { .. }) => {
+            if !is_ended(&*devices.log, superblock)? {
+                return Err(error);
+            }
+            // If that fails the log is as it was.
+            let _ = devices.log.set_len(0);
+            return Ok(superblock);
+        }
+        Err(error) => return Err(error),
+    };
     // Whatever this needs of the host is not more than that; it is taken again later.
     devices.reserve.set_len(0)?;
     let next = SuperRecord { generation: superblock.generation + 1, ..superblock };
@@ -81,6 +97,24 @@ pub(crate) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, O
     }
     reader.check_behind()?;
     Ok(reader.number)
+}
+
+/// Returns true if nothing was confirmed in the generation of `superblock`, whatever cannot be read.
+///
+/// # Errors
+/// [`OpenError::DatabaseBehind`]; what the device says of its length.
+fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError> {
+    let mut reader = Reader::new(log, superblock)?;
+    let mut is_ended = false;
+    for at in (0..reader.len).step_by(BLOCK_BYTES) {
+        let Ok(Some((generation, number))) = reader.read(at) else { continue };
+        if generation > superblock.generation {
+            let (database, log) = (superblock.generation, generation);
+            return Err(OpenError::DatabaseBehind { database, log, at });
+        }
+        is_ended |= number == END && at < MARKED_BYTES as u64;
+    }
+    Ok(is_ended)
 }
 
 /// The entries of a log that count, one after the other.

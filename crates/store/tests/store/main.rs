@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod closed;
 mod commits;
 mod cuts;
 mod damage;
