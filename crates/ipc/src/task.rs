@@ -257,7 +257,7 @@ impl Task {
     /// Takes back the wait that the calling thread has left without returning from it, if there is one: a signal handler has
     /// interrupted it and jumped elsewhere (siglongjmp(3)). The thread is in no call.
     ///
-    /// What the call was granted meanwhile goes to others, but for adjustments, which stay until the end of the task, and for a message,
+    /// What the call was granted meanwhile goes to others, with its adjustments, but for a message,
     /// which is gone. (In the kernel the wait ends before the handler runs, and what it was granted just before that is lost as well.)
     pub fn abandon_own_wait(&self) {
         let (task, node) = WAITING.replace((0, 0));

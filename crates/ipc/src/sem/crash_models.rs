@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 use super::SemBuf;
-use super::audit::{audit, forget_owed};
+use super::audit::{audit, forget_logs, forget_owed};
 use super::dead::wait_looking;
 use crate::crash_models::kill;
 use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, Task};
@@ -196,6 +196,45 @@ fn crash_of_one_who_asks_after_that_leaves_the_permit_to_who_tries() {
         println!("{}: {pairs} pairs of stops, refused, not refused: {tries:?}", case.name);
         assert_all_reached(case, tries);
     }
+}
+
+/// A thread has left its wait, which was granted, and is stopped while it takes that back. Returns whether it was stopped
+/// so soon, or what is wrong.
+fn stop_who_takes_back(stores: u64, is_with_logs: bool) -> Result<bool, String> {
+    let mut world = World::new(Case { dead: 0, ..PLAIN }, false);
+    let (id, left) = (world.id, world.victim.take().unwrap());
+    // One operation is taken back with its adjustment, one without.
+    let sops = [SemBuf::new(0, -1, SEM_UNDO), SemBuf::new(1, -1, 0)];
+    let node = wait_looking(&left, id, &sops, false);
+    world.survivor.semop(id, &[UP, SemBuf::new(1, 1, 0)]).unwrap();
+    let is_stopped = crash::run(stores, || super::abandon(&left, node)) == Ended::Stopped;
+    if is_stopped {
+        kill(left);
+    } else {
+        left.exit();
+    }
+    if !is_with_logs {
+        forget_logs(&world.survivor);
+    }
+    world.namespace.recover().map_err(|errno| errno.to_string())?;
+    audit(&world.survivor)?;
+    match world.survivor.sem_getall(id).as_deref() {
+        Ok([1, 1]) => Ok(is_stopped),
+        other => Err(format!("{stores} stores: {other:?}")),
+    }
+}
+
+#[test]
+fn crash_of_one_who_takes_back_what_it_was_granted_leaves_all_of_it() {
+    let stops = (0..STORES_MAX).take_while(|stores| stop_who_takes_back(*stores, true).unwrap());
+    let count = stops.count();
+    println!("{count} stops");
+    assert!((10..STORES_MAX as usize).contains(&count));
+}
+
+#[test]
+fn crash_control_of_a_taking_back_whose_log_is_not_looked_at_is_caught() {
+    assert!((0..STORES_MAX).any(|stores| stop_who_takes_back(stores, false).is_err()));
 }
 
 #[test]

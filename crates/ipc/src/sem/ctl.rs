@@ -311,6 +311,7 @@ impl Task {
         value: impl Fn(u16) -> i32,
     ) -> Result<(), Errno> {
         let mut txn = Txn::new(&guard);
+        txn.note_setting();
         for num in nums {
             txn.set_value(*num, value(*num), self.pid)?;
             undo::clear(&mut txn, *num)?;

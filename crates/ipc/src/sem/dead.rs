@@ -4,6 +4,7 @@ use super::SemBuf;
 use super::queue::{self, Completed, Node};
 use super::set::Set;
 use super::txn::{Call, Txn, Verdict};
+use super::undo;
 use crate::task::{Task, forget_process};
 
 /// Has `task` wait, as a call does until it sleeps. Nobody sleeps. Returns the line of the node.
@@ -15,7 +16,9 @@ pub(crate) fn wait_without_sleep(task: &Task, id: i32, sops: &[SemBuf]) -> u32 {
 pub(crate) fn wait_looking(task: &Task, id: i32, sops: &[SemBuf], is_watched: bool) -> u32 {
     let object = task.sem_ids().obtain_object_check(id).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
-    let call = Call { sops, undo: 0, pid: task.pid };
+    let has_undo = sops.iter().any(|sop| sop.is_undo());
+    let undo = if has_undo { undo::find_alloc(&guard, task).unwrap() } else { 0 };
+    let call = Call { sops, undo, pid: task.pid };
     let mut txn = Txn::new(&guard);
     let Verdict::Blocks(at) = txn.perform(call) else { panic!("it need not wait") };
     let node = Node::alloc(&task.shared, call, at, (task.owner, is_watched)).unwrap();
@@ -243,6 +246,86 @@ mod tests {
     }
 
     const TRY: SemBuf = SemBuf::new(0, -1, crate::IPC_NOWAIT);
+    const LOCK: SemBuf = SemBuf::new(0, -1, SEM_UNDO);
+
+    /// A handler has left a wait for a lock, which is granted then; the process lives.
+    #[test]
+    fn lock_that_was_granted_to_a_wait_which_was_left_is_free_again() {
+        let namespace = namespace(1);
+        let (left, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let node = wait_without_sleep(&left, id, &[LOCK]);
+        other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        assert_eq!(other.sem_getval(id, 0), Ok(0), "it was granted");
+        crate::sem::abandon(&left, node);
+        assert_eq!(other.sem_getval(id, 0), Ok(1));
+        // Nor does the end of the process give it back once more.
+        left.exit();
+        assert_eq!(other.sem_getval(id, 0), Ok(1));
+    }
+
+    /// `SETVAL` forgets the adjustment, so there is none to be taken back, by the wait or by the end.
+    #[test]
+    fn lock_that_was_set_since_it_was_granted_is_what_it_was_set_to() {
+        for is_dead in [false, true] {
+            let namespace = namespace(1);
+            let (left, other) = (task(&namespace, 1), task(&namespace, 2));
+            let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+            let node = wait_without_sleep(&left, id, &[LOCK]);
+            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            other.sem_setval(id, 0, 1).unwrap();
+            if is_dead {
+                kill(left);
+                namespace.recover().unwrap();
+            } else {
+                crate::sem::abandon(&left, node);
+                assert_eq!(other.sem_getval(id, 0), Ok(1));
+                left.exit();
+            }
+            assert_eq!(other.sem_getval(id, 0), Ok(1), "it is dead: {is_dead}");
+        }
+    }
+
+    /// The same step sets the value, forgets adjustments and grants: what it grants comes after that.
+    #[test]
+    fn lock_that_setval_has_granted_to_a_wait_which_was_left_is_free_again() {
+        let namespace = namespace(1);
+        let (left, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let first = wait_without_sleep(&left, id, &[LOCK]);
+        let second = wait_without_sleep(&left, id, &[LOCK]);
+        for node in [first, second] {
+            // The second finds something owed.
+            other.sem_setval(id, 0, 1).unwrap();
+            assert_eq!(other.sem_getval(id, 0), Ok(0), "it was granted");
+            if node == second {
+                crate::sem::abandon(&left, first);
+                assert_eq!(other.sem_getval(id, 0), Ok(0), "it was set since");
+                crate::sem::abandon(&left, second);
+            }
+        }
+        assert_eq!(other.sem_getval(id, 0), Ok(1));
+        left.exit();
+        assert_eq!(other.sem_getval(id, 0), Ok(1));
+    }
+
+    /// One operation with `SEM_UNDO`, one without; somebody has taken what the first has given.
+    #[test]
+    fn call_that_cannot_be_taken_back_whole_is_so_without_undo_or_not_at_all() {
+        let give = SemBuf::new(1, 1, SEM_UNDO);
+        for (flag, values) in [(0, [1, 0]), (SEM_UNDO, [0, 0])] {
+            let namespace = namespace(1);
+            let (left, other) = (task(&namespace, 1), task(&namespace, 2));
+            let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+            let node = wait_without_sleep(&left, id, &[SemBuf::new(0, -1, flag), give]);
+            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            other.semop(id, &[SemBuf::new(1, -1, 0)]).unwrap();
+            crate::sem::abandon(&left, node);
+            assert_eq!(other.sem_getall(id).unwrap(), values);
+            left.exit();
+            assert_eq!(other.sem_getall(id).unwrap(), [1, 0]);
+        }
+    }
 
     #[test]
     fn adjustment_of_one_that_nobody_has_waited_for_is_applied_for_who_tries_and_asks() {

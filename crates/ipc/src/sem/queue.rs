@@ -83,7 +83,9 @@ const ALTERS: u64 = 1 << 32;
 // What a commit is about to tell, in the shape.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// What was granted to a task that had died is taken back.
+/// The bits between: [`SetGuard::settings`] after that commit.
+const SETTINGS_SHIFT: u32 = 34;
+/// What was granted is taken back, see `reap`.
 const TAKEN_BACK: i32 = 0xffff;
 
 // Fields of a place: slot and tag of the set, and the ticket. Tags are counted by line: which set it is, the
@@ -259,14 +261,19 @@ impl<'s> Node<'s> {
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Notes what a commit is about to tell, or that none is.
-    pub(super) fn set_pending(&self, pending: Option<i32>) {
+    /// Notes what a commit is about to tell, and its [`SetGuard::settings`], or that none is.
+    pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
-        let kept = get(shape) & !(PENDING | u64::MAX << PENDING_SHIFT);
-        let pending = pending.map_or(0, |errno| {
-            PENDING | u64::from(errno.cast_unsigned() & 0xffff) << PENDING_SHIFT
+        let pending = pending.map_or(0, |(errno, settings)| {
+            let errno = u64::from(errno.cast_unsigned() & 0xffff);
+            PENDING | errno << PENDING_SHIFT | settings << SETTINGS_SHIFT
         });
-        put(shape, kept | pending);
+        put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
+    }
+
+    /// Returns [`SetGuard::settings`] as it was when the call was completed.
+    pub(super) fn settings(&self) -> u64 {
+        (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
     }
 
     /// Returns true if what was granted, to a task that had died, is to be or was taken back.
@@ -529,15 +536,15 @@ impl Completed {
         self.nodes.push((node.line, errno));
     }
 
-    /// Adds what is said of a node whose call is taken back after its task has died.
+    /// Adds what is said of a node whose call is taken back: its task has died, or its thread has left the call.
     pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
         self.push(node, TAKEN_BACK);
     }
 
     /// Notes in the nodes what `tell` is about to tell.
-    pub(super) fn log(&self, shared: &Shared) {
+    pub(super) fn log(&self, shared: &Shared, settings: u64) {
         for (line, errno) in &self.nodes {
-            Node { shared, line: *line }.set_pending(Some(*errno));
+            Node { shared, line: *line }.set_pending(Some((*errno, settings)));
         }
     }
 

@@ -5,7 +5,11 @@
 //! Who changes a semaphore carries out waiting calls, also one whose task was killed a moment ago. That
 //! task has never returned from its call: if everything that the call did can be taken back, it is, as if
 //! the task had been killed before; otherwise it stays, as if the task had been killed after. What it did
-//! with `SEM_UNDO` is taken back by its adjustments anyway.
+//! with `SEM_UNDO` is taken back with its adjustments; where that is not possible, at the end of the process.
+//!
+//! The same is done for a call whose thread has left it while the process lives ([`abandon`]): the next thread that
+//! wants a lock must not wait for the end of a process that does not know it has the lock. `SETVAL` and `SETALL` forget adjustments: what
+//! a call has done with `SEM_UNDO` before that cannot be told from what was set, and stays (`SetGuard::settings`).
 //!
 //! Whether a death came before the grant or after it is not known here, so both are treated alike. Linux takes the
 //! call of a task that is killed out of its queue: what that was granted before stays granted, and nothing is granted
@@ -30,10 +34,10 @@ use super::op::Tasks;
 use super::queue::{self, Absent, Changed, Completed, Node, Wakes, update};
 use super::recover::thaw_dead;
 use super::set::{Set, SetGuard};
-use super::txn::Txn;
+use super::txn::{Call, Txn};
 use super::undo::{self, Gone};
 use crate::lock::{Owner, Wait};
-use crate::namespace::{SEMVMX, Shared};
+use crate::namespace::{SEMAEM, SEMVMX, Shared};
 use crate::recover::reap_absent;
 use crate::task::{Task, identity, task_line};
 
@@ -161,23 +165,46 @@ fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result
     Ok(queue::wake(shared, &wakes))
 }
 
-/// Takes back what was granted to a task that had died, whole or not at all.
+/// Takes back what was granted to who cannot take it: the whole call, or what it did without `SEM_UNDO`, or nothing.
 fn take_back(guard: &SetGuard<'_>, gone: Gone, node: Node<'_>) -> Result<Wakes, Errno> {
     let sops = node.sops(guard.set.place.nsems);
-    let plain: SmallVec<[SemBuf; 4]> =
-        sops.into_iter().filter(|sop| sop.sem_op != 0 && !sop.is_undo()).collect();
-    let mut txn = Txn::new(guard);
-    for sop in &plain {
+    let changing = |sop: &&SemBuf| sop.sem_op != 0;
+    let whole: SmallVec<[SemBuf; 4]> = sops.iter().filter(changing).copied().collect();
+    let plain: SmallVec<[SemBuf; 4]> = whole.iter().filter(|sop| !sop.is_undo()).copied().collect();
+    let undo = node.call(&sops).undo;
+    let is_whole = plain == whole || undo::is_at(guard, undo, gone.task);
+    let is_known = node.settings() == guard.settings();
+    let ways = [whole, plain];
+    for sops in &ways[usize::from(!is_whole || !is_known)..] {
+        let mut txn = Txn::new(guard);
+        if !revert(&mut txn, Call { sops, undo, pid: gone.pid })? {
+            continue;
+        }
+        let nums: SmallVec<[u16; 4]> = sops.iter().map(|sop| sop.sem_num).collect();
+        let mut completed: Completed = update(&mut txn, Changed::Nums(&nums))?;
+        completed.push_taken_back(node);
+        return Ok(txn.commit(completed));
+    }
+    Ok(Wakes::new())
+}
+
+/// Takes the changes of a call back; returns false if a value or an adjustment would be out of range.
+fn revert(txn: &mut Txn<'_, '_>, call: Call<'_>) -> Result<bool, Errno> {
+    for sop in call.sops.iter().rev() {
         let value = txn.value(sop.sem_num)? - i32::from(sop.sem_op);
         if !(0..=SEMVMX).contains(&value) {
-            return Ok(Wakes::new());
+            return Ok(false);
         }
-        txn.set_value(sop.sem_num, value, gone.pid)?;
+        txn.set_value(sop.sem_num, value, call.pid)?;
+        if sop.is_undo() {
+            let adj = txn.adj(call.undo, sop.sem_num)? + i32::from(sop.sem_op);
+            if !(-SEMAEM - 1..=SEMAEM).contains(&adj) {
+                return Ok(false);
+            }
+            txn.set_adj(call.undo, sop.sem_num, adj)?;
+        }
     }
-    let nums: SmallVec<[u16; 4]> = plain.iter().map(|sop| sop.sem_num).collect();
-    let mut completed: Completed = update(&mut txn, Changed::Nums(&nums))?;
-    completed.push_taken_back(node);
-    Ok(txn.commit(completed))
+    Ok(true)
 }
 
 /// What the death of a task changes.

@@ -16,7 +16,9 @@ use rustix::io::Errno;
 use super::get::Remains;
 use super::log::Log;
 use super::queue::{self, Completed, Node, nodes_of, wake};
-use super::set::{COMMIT, COMMITTING, LIVE, OWED, Place, REDO, Set, SetGuard, TICKET, WORD};
+use super::set::{
+    COMMIT, COMMITTING, LIVE, OWED, Place, REDO, SETTINGS, Set, SetGuard, TICKET, WORD,
+};
 use super::undo;
 use super::word::Word;
 use crate::field::get;
@@ -52,7 +54,7 @@ pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     }
     let wakes = settle_nodes(set, is_committed).tell(set.shared);
     // ORDERING(ipc-commit): Release. As in `Txn::commit`.
-    guard.field(COMMIT).store(OWED, Ordering::Release);
+    guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     rebuild_queues(guard);
     restore_bits(guard)?;
     // Who is absent is left to whoever is owed what it was granted: who holds a lock does not reap.

@@ -37,7 +37,7 @@ pub(super) const CONST_LIST: usize = 3;
 pub(super) const COMPLEX_COUNT: usize = 4;
 /// The undo records of the set.
 pub(super) const UNDO_LIST: usize = 5;
-/// [`COMMITTING`], [`OWED`]
+/// [`COMMITTING`], [`OWED`], and [`SETTINGS`].
 pub(super) const COMMIT: usize = 6;
 /// The ticket of the next waiting call, and when the tasks of the set were looked at last.
 pub(super) const TICKET: usize = 7;
@@ -49,6 +49,11 @@ pub(super) const COMMITTING: u64 = 1;
 /// that makes such a change valid. Or the set was put in order after a death, and [`UNDO_LIST`] was empty meanwhile. It
 /// is cleared by who looks and finds no such call.
 pub(super) const OWED: u64 = 2;
+/// How often values were set (`SETVAL`, `SETALL`) while something was owed: it tells adjustments that were forgotten since a
+/// call was granted.
+pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
+const SETTINGS_MAX: u64 = (1 << 14) - 1;
+const SETTINGS_SHIFT: u32 = 8;
 
 // Words of a semaphore's line; 6 and 7 of the first are the pool's.
 pub(super) const WORD: usize = 0;
@@ -265,6 +270,11 @@ impl<'s> SetGuard<'s> {
         is_time
     }
 
+    /// Returns 14 bits that are others once values were set, which forgets adjustments for them.
+    pub(super) fn settings(&self) -> u64 {
+        settings_of(get(self.field(COMMIT)))
+    }
+
     /// Takes note that nobody is left who was granted something and does not have it.
     pub(super) fn forget_owed(&self) {
         let commit = get(self.field(COMMIT));
@@ -343,6 +353,16 @@ impl<'s> SetGuard<'s> {
             }
         }
     }
+}
+
+/// Returns [`SETTINGS`] of a word `COMMIT`, as a number.
+pub(super) fn settings_of(commit: u64) -> u64 {
+    (commit & SETTINGS) >> SETTINGS_SHIFT
+}
+
+/// Returns [`SETTINGS`] of a word `COMMIT`, after one more change of it.
+pub(super) fn next_settings(commit: u64) -> u64 {
+    ((commit & SETTINGS) + (1 << SETTINGS_SHIFT)) & SETTINGS
 }
 
 /// Lets the owner of a freeze go on: spins, yields, and then sleeps.

@@ -29,7 +29,8 @@ use smallvec::SmallVec;
 use super::SemBuf;
 use super::queue::{Completed, Wakes};
 use super::set::{
-    COMMIT, COMMITTING, COMPLEX_COUNT, OWED, REDO, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard,
+    COMMIT, COMMITTING, COMPLEX_COUNT, OWED, REDO, SEM_ALTER_LIST, SEM_CONST_LIST, SETTINGS, Set,
+    SetGuard, next_settings, settings_of,
 };
 use super::undo;
 use super::word::{ALTER, COMPLEX, Word, ZERO};
@@ -81,11 +82,13 @@ pub(super) struct Txn<'g, 's> {
     frozen: SmallVec<[Frozen; 4]>,
     /// Sorted by number and record.
     cells: SmallVec<[Cell; 4]>,
+    /// Whether it sets values and forgets adjustments.
+    is_setting: bool,
 }
 
 impl<'g, 's> Txn<'g, 's> {
     pub(super) fn new(guard: &'g SetGuard<'s>) -> Self {
-        Self { guard, frozen: SmallVec::new(), cells: SmallVec::new() }
+        Self { guard, frozen: SmallVec::new(), cells: SmallVec::new(), is_setting: false }
     }
 
     pub(super) fn set(&self) -> Set<'s> {
@@ -121,6 +124,11 @@ impl<'g, 's> Txn<'g, 's> {
         let frozen = self.frozen(num)?;
         (frozen.value, frozen.pid) = (value, pid);
         Ok(())
+    }
+
+    /// Says that this forgets adjustments, also of calls that were granted and whose tasks do not know yet.
+    pub(super) fn note_setting(&mut self) {
+        self.is_setting = true;
     }
 
     /// Says that somebody is going to wait for semaphore `num`.
@@ -208,11 +216,15 @@ impl<'g, 's> Txn<'g, 's> {
         let set = self.set();
         let changed = self.frozen.iter().filter(|frozen| frozen.is_changed()).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
-        let needs_log = changed > 1 || has_cells || !completed.is_empty();
+        let before = get(self.guard.field(COMMIT));
+        // Where nothing is owed there is no such call.
+        let is_setting = self.is_setting && before & OWED != 0;
+        let needs_log = changed > 1 || has_cells || !completed.is_empty() || is_setting;
+        let settings = if is_setting { next_settings(before) } else { before & SETTINGS };
         let granted = if completed.is_any() { OWED } else { 0 };
-        let after = get(self.guard.field(COMMIT)) & OWED | granted;
+        let after = before & OWED | granted | settings;
         if needs_log {
-            self.log(set, complex, &completed);
+            self.log(set, complex, &completed, settings_of(after));
             // ORDERING(ipc-commit): Release. The log is complete before it is valid.
             self.guard.field(COMMIT).store(COMMITTING | after, Ordering::Release);
         }
@@ -232,7 +244,7 @@ impl<'g, 's> Txn<'g, 's> {
     }
 
     /// Writes what is about to be stored, so that another can do it.
-    fn log(&self, set: Set<'_>, complex: bool, completed: &Completed) {
+    fn log(&self, set: Set<'_>, complex: bool, completed: &Completed, settings: u64) {
         for frozen in &self.frozen {
             let after = frozen.after(set, complex);
             // ORDERING(ipc-commit): Release. See the flag in `commit`.
@@ -241,7 +253,7 @@ impl<'g, 's> Txn<'g, 's> {
         for cell in self.cells.iter().filter(|cell| cell.before != cell.adj) {
             undo::log_adj(set.shared, cell.record, cell.num, cell.adj);
         }
-        completed.log(set.shared);
+        completed.log(set.shared, settings);
     }
 
     #[inline]

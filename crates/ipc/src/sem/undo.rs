@@ -170,6 +170,12 @@ pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u3
     (is_own && shared.layout.undos.whose(&shared.region, record) == Some(task)).then_some(set)
 }
 
+/// Returns true if a line is the record of task `task` for this set, and in its list.
+pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
+    let is_own = is_record_of(guard.set.shared, record, task) == Some(guard.set.index);
+    is_own && records(guard).any(|other| other == record)
+}
+
 /// Returns the undo records of a set.
 pub(super) fn records<'s>(guard: &SetGuard<'s>) -> impl Iterator<Item = u32> + use<'s> {
     let shared = guard.set.shared;
@@ -279,8 +285,7 @@ fn exit_set(
     let Some(set) = Set::at(shared, index) else { return Ok(Absent::new()) };
     let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(Absent::new()) };
     // The set may have been removed, and the record serve another task or set by now.
-    let is_own = is_record_of(shared, record, gone.task) == Some(index);
-    if !is_own || !records(&guard).any(|other| other == record) {
+    if !is_at(&guard, record, gone.task) {
         return Ok(Absent::new());
     }
     if !guard.is_published() {
