@@ -65,15 +65,58 @@ impl Waiting {
 fn call_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("calls at an overwritten queue", Duration::from_secs(300));
     let (waiting, calls) = Waiting::new();
-    let queue = waiting.queue();
-    let guard = queue.lock(waiting.one.owner).unwrap();
-    let line = waiting.one.shared.layout.queues + QUEUE_LINES * queue.place.index;
-    put(&waiting.one.shared.region.line(line)[LIVE], 0);
+    let guard = waiting.queue().lock(waiting.one.owner).unwrap();
+    waiting.overwrite();
     waiting.call_both(&guard);
     drop(guard);
     for call in calls {
         assert_eq!(call.join().unwrap(), Err(Errno::IDRM));
     }
+}
+
+impl Waiting {
+    /// Writes over the word that says which queue is in the slot.
+    fn overwrite(&self) {
+        let line = self.one.shared.layout.queues + QUEUE_LINES * self.queue().place.index;
+        put(&self.one.shared.region.line(line)[LIVE], 0);
+    }
+
+    /// Removes the queue; nothing is left of it.
+    fn remove(self) {
+        drop(self.other);
+        assert_eq!(self.one.msg_rmid(self.id), Ok(()));
+        assert_eq!(self.one.msg_rmid(self.id), Err(Errno::INVAL));
+        let (layout, region) = (&self.one.shared.layout, &self.one.shared.region);
+        assert_eq!(
+            (layout.msg_waits.used(region).count(), layout.msgs.used(region).count()),
+            (0, 0)
+        );
+    }
+}
+
+/// The same, and nobody calls: they look themselves, now and then.
+#[test]
+fn wait_at_a_queue_that_was_overwritten_ends() {
+    let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));
+    let (waiting, calls) = Waiting::new();
+    waiting.overwrite();
+    for call in calls {
+        assert_eq!(call.join().unwrap(), Err(Errno::IDRM));
+    }
+    waiting.remove();
+}
+
+#[test]
+fn queue_that_was_overwritten_is_removed_and_tells_who_waits() {
+    let _watchdog = Watchdog::start("removal of an overwritten queue", Duration::from_secs(300));
+    let (waiting, calls) = Waiting::new();
+    waiting.overwrite();
+    assert_eq!(waiting.one.msg_rmid(waiting.id), Ok(()));
+    for call in calls {
+        assert_eq!(call.join().unwrap(), Err(Errno::IDRM));
+    }
+    let Waiting { one, id, .. } = waiting;
+    assert_eq!(one.msg_rmid(id), Err(Errno::INVAL));
 }
 
 /// Somebody who lives does not let go of the queue.

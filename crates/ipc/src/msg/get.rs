@@ -72,8 +72,17 @@ impl Task {
         let ids = self.msg_ids().lock()?;
         let object = obtain_own(self, &ids, msqid)?;
         self.may_msgctl(Some(&object.perm()), IPC_RMID)?;
-        let guard = Queue::new(&self.shared, &object).lock(self.owner)?;
+        let queue = Queue::new(&self.shared, &object);
+        let guard = match queue.lock(self.owner) {
+            Err(Errno::IDRM) => None,
+            guard => Some(guard?),
+        };
         ids.unpublish(&object);
+        let Some(guard) = guard else {
+            // Somebody has written over the queue. What there is of it ends as if it had been found half removed.
+            let _ended = queue.recover(self.owner);
+            return Ok(());
+        };
         let wakes = guard.end(self.owner);
         drop(guard);
         drop(ids);

@@ -267,7 +267,7 @@ impl Task {
                     }
                 }
                 Status::Waits => {
-                    if self.sleep(queue, node) == Ended::Interrupted {
+                    if self.sleep(queue, node)? == Ended::Interrupted {
                         return self.give_up_receiving(queue, node, Errno::INTR);
                     }
                 }

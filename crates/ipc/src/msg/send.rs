@@ -161,7 +161,7 @@ impl Task {
                     node.answer_call();
                 }
                 Status::Waits => {
-                    if self.sleep(queue, node) == Ended::Interrupted {
+                    if self.sleep(queue, node)? == Ended::Interrupted {
                         return self.give_up_sending(queue, node, Errno::INTR);
                     }
                 }
@@ -172,18 +172,22 @@ impl Task {
     /// Sleeps until the node's status changes or a heartbeat is over.
     ///
     /// Whoever was about to change it may have died. Who takes the queue's lock then puts it in order;
-    /// if nobody else does, it is this waiter, after a moment.
-    pub(super) fn sleep(&self, queue: Queue<'_>, node: Node<'_>) -> Ended {
+    /// if nobody else does, it is this waiter, after a moment. Who does not let go of the lock does not end the wait.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the queue is gone then: the node has been told, or somebody has written over the queue.
+    pub(super) fn sleep(&self, queue: Queue<'_>, node: Node<'_>) -> Result<Ended, Errno> {
         let scope = self.shared.scope;
         let deadline = match scope {
             Scope::Private => Deadline::NEVER,
             Scope::Shared => Deadline { monotonic_ns: futex::now().monotonic_ns + HEARTBEAT_NS },
         };
         let ended = futex::wait(node.word(), node.asleep(), deadline, scope);
-        if ended == Ended::TimedOut {
-            drop(queue.lock(self.owner));
+        if ended == Ended::TimedOut && queue.lock(self.owner).err() == Some(Errno::IDRM) {
+            return Err(Errno::IDRM);
         }
-        ended
+        Ok(ended)
     }
 
     /// Takes the node out of its list with `errno`, unless the queue is gone.

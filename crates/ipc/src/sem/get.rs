@@ -143,10 +143,18 @@ impl Task {
         let ids = self.sem_ids().lock()?;
         let object = self.pre_down(&ids, semid, super::ctl::IPC_RMID)?;
         let set = Set::new(&self.shared, &object);
-        // What is not there under its lock was never there.
-        let guard = set.lock(self.owner)?;
+        let guard = match set.lock(self.owner) {
+            Err(Errno::IDRM) => None,
+            guard => Some(guard?),
+        };
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
+        let Some(guard) = guard else {
+            // Somebody has written over the set: its semaphores are nobody's.
+            put(&set.line()[LIVE], 0);
+            super::recover_sems(self.sem_ids());
+            return Ok(());
+        };
         let (wakes, remains) = guard.remove();
         if remains == Remains::Some {
             ids.keep_slot(object.index);

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
 use super::dead::{kill, wait_without_sleep};
-use super::set::{Set, WORD};
+use super::set::{LIVE, Set, WORD};
 use crate::field::put;
 use crate::lock::{Held, lock};
 use crate::process::{Identity, image_of};
@@ -108,6 +108,25 @@ fn waiter_at_a_set_that_cannot_be_found_ends_it() {
         assert_eq!(waits.join().unwrap(), Err(Errno::IDRM));
     });
     assert_eq!(used(&other), [0, 0, 0]);
+}
+
+/// Somebody writes over the word that says which set is in the slot.
+#[test]
+fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
+    let namespace = namespace(2);
+    let (waiter, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.semop(id, &[DOWN]));
+        while other.sem_getncnt(id, 1) != Ok(1) {
+            thread::yield_now();
+        }
+        let live = &set(&other, id).line()[LIVE];
+        put(live, crate::field::get(live) ^ 1 << 63);
+        assert_eq!(waits.join().unwrap(), Err(Errno::IDRM));
+    });
+    assert_eq!(other.sem_rmid(id), Ok(()));
+    assert_eq!((other.sem_rmid(id), used(&other)), (Err(Errno::INVAL), [0, 0, 0]));
 }
 
 /// Nobody enters a set any more that was removed and could not be ended.
