@@ -113,6 +113,11 @@ impl Source {
                 let store = in_silence(|| Store::open(path, store))?;
                 let store = store.map_err(|error| Failure::of(path.display(), error))?;
                 let store = Arc::new(store);
+                let stats = store.stats();
+                if !stats.has_reserve && !stats.is_read_only {
+                    let needs = "nothing can be added before its disk has more room: 32 MiB are kept for commits";
+                    log::warn!("{}: {needs}", path.display());
+                }
                 Ok(Opened { fs: store.clone(), store: Some(store) })
             }
         }

@@ -13,6 +13,7 @@ use corewalk_sync::RwLockReadGuard;
 use crate::content::{BLOCK_BYTES, Content, SIZE_MAX, Site};
 use crate::directory::{Batch, Place, hash_of};
 use crate::inode::{Inode, State, now};
+use crate::journal::RESERVE_BYTES;
 use crate::names::check_directory;
 use crate::store::{ROOT_INO, Store};
 use crate::xattr;
@@ -122,6 +123,16 @@ impl Store {
         state.record.ctime = now();
         inode.save(&state, view);
         Ok(())
+    }
+
+    /// Returns how many blocks can be written on a host that has `host_free` for us: those, and what nobody uses of
+    /// the device. None while the host has no room for the reserve, since nothing can grow then.
+    fn room(&self, host_free: u64) -> u64 {
+        let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
+        match host_free.checked_sub(missing) {
+            Some(more) => self.journal.allocator.free_blocks().saturating_add(more),
+            None => 0,
+        }
     }
 
     /// Does what `setattr` does.
@@ -326,11 +337,13 @@ impl FileSystem for Store {
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         let used = self.space.used();
-        let host = self.place.as_ref().map(|place| place.host()).transpose()?;
-        let host_free = host.map_or(UNLIMITED_BLOCKS, |host| host.bavail / BLOCK_BYTES);
+        let room = match &self.place {
+            Some(place) => self.room(place.host()?.bavail / BLOCK_BYTES),
+            None => UNLIMITED_BLOCKS,
+        };
         let (blocks, bfree) = match self.space.limit() {
-            Some(limit) => (limit, limit.saturating_sub(used).min(host_free)),
-            None => (used.saturating_add(host_free), host_free),
+            Some(limit) => (limit, limit.saturating_sub(used).min(room)),
+            None => (used.saturating_add(room), room),
         };
         let files = self.inodes.limit().unwrap_or(UNLIMITED_INODES);
         Ok(StatFs {
@@ -459,5 +472,39 @@ fn check_file(inode: &Inode) -> Result<(), Errno> {
         FileKind::Regular => Ok(()),
         FileKind::Directory => Err(Errno::ISDIR),
         _ => Err(Errno::INVAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreOptions;
+
+    /// What a removed file had is room for others, and df(1) says so, though the host is not given it back.
+    #[test]
+    fn room_of_what_was_removed_is_counted() {
+        let path = std::env::temp_dir().join(format!("filesystem-room-{}", std::process::id()));
+        let options =
+            StoreOptions { commit_every: None, log_bytes: 64 << 10, ..StoreOptions::default() };
+        let store = Store::open(&path, &options).unwrap();
+        let root = Node::detached(ROOT_INO, FileKind::Directory);
+        let (blocks, before) = (1 << 10, store.room(1 << 20));
+        let name = Name::new(b"large").unwrap();
+        let file = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
+        let file = Node::detached(file.ino, FileKind::Regular);
+        store.write(file, 0, 0, &vec![7; (blocks * BLOCK_BYTES) as usize]).unwrap();
+        store.remove(root, name, file).unwrap();
+        store.forget(file.ino());
+        assert_eq!(store.room(1 << 20), before, "not before it is durable");
+        store.sync().unwrap();
+        assert_eq!(store.room(1 << 20), before + blocks);
+
+        // Without the reserve nothing can grow, so there is no room before the host has that.
+        store.journal.give_up_reserve();
+        let reserve = RESERVE_BYTES / BLOCK_BYTES;
+        assert_eq!(store.room(reserve - 1), 0);
+        assert_eq!(store.room(reserve + 1), before + blocks + 1 - (1 << 20));
+        drop(store);
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

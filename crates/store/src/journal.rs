@@ -487,6 +487,18 @@ impl Journal {
         written.map_err(|error| errno_of(&error))
     }
 
+    #[cfg(test)]
+    pub(crate) fn give_up_reserve(&self) {
+        // ORDERING: Relaxed. One thread.
+        self.is_full.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if the reserve is there, so that things can grow.
+    pub(crate) fn has_reserve(&self) -> bool {
+        // ORDERING: Relaxed. It may change at once.
+        !self.is_full.load(Ordering::Relaxed)
+    }
+
     /// Takes the reserve from the host, and returns true if it is there.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
@@ -527,8 +539,7 @@ impl Journal {
         stats.running_bytes = view.running.bytes();
         stats.logged_running_bytes = view.logged.as_ref().map_or(0, |layer| layer.bytes());
         drop(view);
-        // ORDERING: Relaxed. As above.
-        stats.has_reserve = !self.is_full.load(Ordering::Relaxed);
+        stats.has_reserve = self.has_reserve();
         stats.is_read_only = self.is_read_only || self.check().is_err();
         stats.log_bytes = self.log_bytes;
     }

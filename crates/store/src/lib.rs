@@ -89,6 +89,8 @@
 //!   (`OpenError::Damaged`); what is met later is `EIO`.
 //! - fallocate(2) keeps room of `size=`, and checks that the host has it, but takes nothing from the host: who has
 //!   reserved room may still meet `ENOSPC` if others have filled the host meanwhile.
+//! - The host is not given back what removed files had: it is room for others of this store, statfs(2) counts it,
+//!   and `data` never gets shorter. (Holes would have to be filled again under fsync, a transaction of the host each.)
 //! - An fsync whose bytes go to the log reads them back from the host, and does not hear that the host has
 //!   failed to write those of the data file: the next sync of that file does, at the latest the next commit
 //!   of the database. The log has them until then.

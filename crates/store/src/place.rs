@@ -225,7 +225,14 @@ impl Place {
     }
 
     fn lock(path: &Path, is_new: bool) -> Result<Place, OpenError> {
-        let lock = open_file(&path.join(LOCK), is_new)?;
+        let lock = path.join(LOCK);
+        let lock = match open_file(&lock, is_new) {
+            // Whoever only looks can do that here.
+            Err(error) if !is_new && error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                open_file_to_read(&lock)?
+            }
+            opened => opened?,
+        };
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Place { path: path.to_owned(), lock }),
             Err(Errno::WOULDBLOCK) => Err(OpenError::Busy),

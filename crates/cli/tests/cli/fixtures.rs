@@ -1,6 +1,6 @@
 //! Starting the program as a user does, and what goes away with a test.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -84,7 +84,19 @@ impl Server {
 
     pub(crate) fn of(source: &str, arguments: &[&str], path: &Path) -> Server {
         let mut command = corewalk(&["mount", source]);
-        command.arg(path).args(arguments).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.arg(path).args(arguments).stderr(Stdio::null());
+        Server::spawn(command)
+    }
+
+    /// Starts a server without options that says on `stderr` what it warns of.
+    pub(crate) fn saying(stderr: File, source: &str, path: &Path) -> Server {
+        let mut command = corewalk(&["mount", source]);
+        command.arg(path).stderr(stderr);
+        Server::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Server {
+        command.stdout(Stdio::piped());
         let mut child = command.spawn().expect("the program");
         let mut line = String::new();
         let output = child.stdout.take().expect("it is piped");

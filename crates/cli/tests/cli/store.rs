@@ -52,6 +52,54 @@ fn store_keeps_what_was_written() {
     drop(server);
 }
 
+/// Mounts a kernel's tmpfs of 20 MiB where the store is to be; returns false where one may not.
+fn has_small_disk(folder: &Folder) -> bool {
+    let disk = folder.path("store");
+    fs::create_dir(&disk).expect("a folder");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=20m,mode=0755", "none"]).arg(&disk);
+    let is_mounted = run(mount).status.success();
+    if !is_mounted {
+        println!("skipped: no tmpfs can be mounted here");
+    }
+    is_mounted
+}
+
+/// A disk without room for what commits may need takes no file: df(1) says so, and so does the program.
+#[test]
+fn store_on_a_small_disk_says_that_it_takes_nothing() {
+    let folder = Folder::new();
+    if !can_mount() || !has_small_disk(&folder) {
+        return;
+    }
+    let (path, said) = (folder.path("m"), folder.path("said"));
+    let stderr = File::create(&said).expect("a file");
+    let mut server = Server::saying(stderr, &source(&folder), &path);
+    let warned = fs::read_to_string(&said).expect("it is there");
+    assert!(warned.contains("nothing can be added"), "it said: {warned}");
+    let room = rustix::fs::statvfs(&path).expect("it is mounted");
+    assert_eq!((room.f_bfree, room.f_bavail), (0, 0));
+    let error = File::create(path.join("file")).expect_err("there is no room");
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+/// A check changes nothing, so it needs no disk that can be changed.
+#[test]
+fn store_on_a_read_only_disk_is_checked() {
+    let folder = Folder::new();
+    if !has_small_disk(&folder) {
+        return;
+    }
+    drop(Store::open(&folder.path("store"), &StoreOptions::default()).expect("a new store"));
+    let mut remount = Command::new("mount");
+    remount.args(["-o", "remount,ro"]).arg(folder.path("store"));
+    assert!(run(remount).status.success());
+    let (status, said) = fsck(&folder);
+    assert_eq!(status, Some(0), "{said}");
+}
+
 #[test]
 fn store_of_a_foreign_directory_is_refused() {
     let folder = Folder::new();
