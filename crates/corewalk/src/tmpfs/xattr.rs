@@ -19,18 +19,18 @@
 //!   with `share_xattrs` off.
 //!
 //! # What it costs and saves
-//! Copied from runs of `examples/xattr_sharing.rs` (medians of nine interleaved rounds, one thread, two
-//! virtual cores that others used as well), before mbcache had buckets of one line: run it for figures
-//! of today.
+//! Time is over that without sharing. Of xattr-bench: `docs/results/xattr.txt`, rows `store=tmpfs`. All else: runs of
+//! `examples/xattr_sharing.rs`, one thread, with machine and how often in `docs/results/xattr-sharing.md`.
 //!
-//! - The workload of xattr-bench (F of 10 to 1000, V of 10 to 10,000, values of 32 to 4000 bytes): 0.97
-//!   to 1.1 of the time without sharing, which is the noise; some cells scatter more either way.
-//! - Lost: the first label of each of 100,000 files takes 143 ns, without sharing 94; another label after
-//!   a rest 210 ns to 74; one at once after the first, and sharing it later, 304 to 71. Nothing is saved in
-//!   time by a hit of a short value: to hash, find, compare and count costs more than to copy.
-//! - Won: reading labels of 100,000 files at random takes 223 ns, without sharing 473, since the values
-//!   are in the processor's caches. A million files with one label of 48 bytes take 0.2 bytes each for
-//!   it, without sharing 160.
+//! - The workload of xattr-bench (F of 100 and 1000, V of 10 to 1000, values of 3,900 bytes, up to four threads):
+//!   0.93 to 1.13.
+//! - Lost: the first label of each of 100,000 files takes 1.3 to 1.5; another label after a rest 2.5 to 2.8; one at
+//!   once after the first, and sharing it later, 3.3 to 3.7. Nothing is saved in time by a hit of a short value:
+//!   to hash, find, compare and count costs more than to copy. Until something is to be shared there is no index,
+//!   then it takes 2.1 MB.
+//! - Won: reading labels of 100,000 files at random takes 0.50 to 0.56, since the values are in the processor's
+//!   caches. A million files with one label of 48 bytes take 2.3 bytes each for it, index and all, 0.2 without the
+//!   index; without sharing they take 160.
 //!
 //! # What is charged
 //! Names, values and ACLs in their stored form, byte by byte, to the same budget as pages, so that
