@@ -1,7 +1,7 @@
 //! Logs that are changed at random are read: no panic, no entry that nobody wrote, none lost that is still there.
 //!
 //! Logs of three generations are made, and that of the second is changed again and again: bits, blocks, its
-//! length, blocks of the other two. What a reader must say follows from the entries that are whole, which here
+//! length, blocks of the other two, end marks of all. What a reader must say follows from the entries that are whole, which here
 //! are found by comparing bytes: nothing of the reader is used for that, neither hash nor bounds.
 
 use std::io;
@@ -103,21 +103,45 @@ fn log(generation: u64, rng: &mut Rng) -> (Vec<u8>, Vec<Written>) {
     (bytes, written)
 }
 
+/// Returns the end mark of a generation.
+fn mark(generation: u64) -> Vec<u8> {
+    let device = Arc::new(Bytes::default());
+    Log::new(device.clone(), superblock(generation), LOG_BYTES as u64).end();
+    let bytes = device.0.lock();
+    assert!(bytes[..BLOCK_BYTES] == bytes[BLOCK_BYTES..MARKED_BYTES], "each block has it");
+    bytes[..BLOCK_BYTES].to_vec()
+}
+
 /// What there is to mix.
 struct Known {
     logs: [Vec<u8>; 3],
+    marks: [Vec<u8>; 3],
+    /// Entries, and last the end marks.
     written: Vec<Written>,
 }
 
 impl Known {
     fn new(rng: &mut Rng) -> Known {
         let mut written = Vec::new();
-        let logs = [GENERATION - 1, GENERATION, GENERATION + 1].map(|generation| {
+        let generations = [GENERATION - 1, GENERATION, GENERATION + 1];
+        let logs = generations.map(|generation| {
             let (bytes, entries) = log(generation, rng);
             written.extend(entries);
             bytes
         });
-        Known { logs, written }
+        let marks = generations.map(|generation| {
+            let bytes = mark(generation);
+            let header = bytes[..HEADER_BYTES].to_vec();
+            written.push(Written { at: 0, generation, number: END, bytes: header });
+            bytes
+        });
+        Known { logs, marks, written }
+    }
+
+    /// Returns the entries of the database's generation.
+    fn all(&self) -> Vec<&Written> {
+        let is_of = |entry: &&Written| entry.generation == GENERATION && entry.number != END;
+        self.written.iter().filter(is_of).collect()
     }
 
     /// Returns generation and number of the entry that is whole at `at`, if it is not of before.
@@ -183,7 +207,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let len = blocks.min(log.len() - block.max(other));
     // Most of a log is bytes of files; headers are what is looked at.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
-    match rng.below(11) {
+    match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),
         1 => log[in_header] ^= 1 << rng.below(8),
         2 => log[in_header] = *rng.pick(&[0, 1, 0x7F, 0xFF]),
@@ -199,6 +223,11 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
                 let value = *rng.pick(&[u64::MAX, u64::MAX - 31, 1 << 63, 1 << 20, GENERATION + 1]);
                 bytes.copy_from_slice(&value.to_le_bytes());
             }
+        }
+        9 => {
+            let mark = &known.marks[*rng.pick(&[0, 1, 1, 1, 2])];
+            let len = mark.len().min(log.len() - block);
+            log[block..block + len].copy_from_slice(&mark[..len]);
         }
         // Blocks of another generation, most often where they were.
         _ => {
@@ -219,8 +248,7 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
         let known = Known::new(&mut rng);
-        let all = known.written.iter().filter(|entry| entry.generation == GENERATION);
-        let all: Vec<_> = all.collect();
+        let all = known.all();
         assert_eq!(say(known.logs[1].clone()), Said::Entries(all.len() as u64), "the control");
         assert!(all.len() > 5);
         for number in 0..MUTATIONS {
@@ -257,8 +285,8 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
         let known = Known::new(&mut rng);
-        let all = known.written.iter().filter(|entry| entry.generation == GENERATION);
-        let all: Vec<_> = all.filter(|entry| entry.bytes.len() > HEADER_BYTES).collect();
+        let mut all = known.all();
+        all.retain(|entry| entry.bytes.len() > HEADER_BYTES);
         for _ in 0..MUTATIONS / 4 {
             let mut payload = rng.pick(&all).bytes[HEADER_BYTES..].to_vec();
             for _ in 0..1 + rng.below(3) {
