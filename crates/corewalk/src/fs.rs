@@ -1,8 +1,9 @@
 //! The one seam: what a back end implements to get everything else.
 //!
 //! A [`FileSystem`] stores files. It is asked for one name at a time and never sees a path walk, a
-//! permission check, a negative entry, a mount or a reference count: those are the caller's. Ten
-//! methods are required; the others have a default that says the back end cannot do it.
+//! permission check, a negative entry, a mount or a reference count: those are the caller's. Eleven
+//! methods are required; the others have a default that says the back end cannot do it. The example
+//! `squares` of `corewalk-fuse` is a whole one.
 //!
 //! # What a back end may rely on
 //! - F.1: calls for the same (directory, name) never overlap, except that `lookup` is not called

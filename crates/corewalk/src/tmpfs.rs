@@ -347,6 +347,13 @@ impl Tmpfs {
     }
 }
 
+impl std::fmt::Debug for Tmpfs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (inodes, bytes) = (self.inodes.used(), self.space.used());
+        f.debug_struct("Tmpfs").field("inodes", &inodes).field("bytes", &bytes).finish()
+    }
+}
+
 impl FileSystem for Tmpfs {
     fn root(&self) -> Result<Attr, Errno> {
         Ok(self.table.read(ROOT_INO)?.attr())

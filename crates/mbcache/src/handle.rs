@@ -139,6 +139,14 @@ impl fmt::Debug for Busy<'_> {
     }
 }
 
+impl fmt::Display for Busy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the entry has {} handles", self.handles())
+    }
+}
+
+impl std::error::Error for Busy<'_> {}
+
 /// A wait of a task for the last handle of an entry.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Unused<'c> {

@@ -1,0 +1,140 @@
+//! A file system of one's own: a directory of a thousand files, each with the square of its name.
+//!
+//! ```console
+//! mkdir /tmp/squares
+//! cargo run -p corewalk-fuse --example squares -- /tmp/squares
+//! cat /tmp/squares/12
+//! ```
+//!
+//! Eleven methods are required of a [`FileSystem`]. This one cannot be changed, so five of them say `EROFS`; names,
+//! permissions, lookups and forgets are the library's.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use corewalk::{
+    Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
+    StatFs, Timespec,
+};
+use corewalk_fuse::{Mount, MountOptions, Options};
+
+/// The root has inode number 1, the file `N` has `N` + 1.
+const ROOT_INO: u64 = 1;
+const FILES: u64 = 1000;
+
+struct Squares {
+    since: Timespec,
+}
+
+fn content(ino: u64) -> String {
+    format!("{}\n", (ino - ROOT_INO).pow(2))
+}
+
+impl Squares {
+    fn attr(&self, ino: u64) -> Attr {
+        let is_root = ino == ROOT_INO;
+        let (kind, bits) =
+            if is_root { (FileKind::Directory, 0o555) } else { (FileKind::Regular, 0o444) };
+        Attr {
+            ino,
+            generation: 0,
+            mode: kind.to_mode() | bits,
+            nlink: if is_root { 2 } else { 1 },
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: if is_root { 0 } else { content(ino).len() as u64 },
+            blocks: 0,
+            blksize: 4096,
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            btime: self.since,
+            has_acl: false,
+        }
+    }
+}
+
+impl FileSystem for Squares {
+    fn root(&self) -> Result<Attr, Errno> {
+        Ok(self.attr(ROOT_INO))
+    }
+
+    fn lookup(&self, _: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        let text = std::str::from_utf8(name.as_bytes()).map_err(|_| Errno::NOENT)?;
+        let number: u64 = text.parse().map_err(|_| Errno::NOENT)?;
+        // One number, one name: "007" is no second name of 7.
+        let is_known = (1..=FILES).contains(&number) && number.to_string() == text;
+        if is_known { Ok(self.attr(ROOT_INO + number)) } else { Err(Errno::NOENT) }
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        Ok(self.attr(node.ino()))
+    }
+
+    fn readdir(&self, _: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        for number in cookie + 1..=FILES {
+            let text = number.to_string();
+            let name = Name::new(text.as_bytes())?;
+            let (ino, kind) = (ROOT_INO + number, FileKind::Regular);
+            if sink(DirEntry { name, ino, kind, cookie: number }).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        let content = content(node.ino());
+        let rest = content.as_bytes().get(offset as usize..).unwrap_or_default();
+        let count = rest.len().min(buf.len());
+        buf[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        Ok(StatFs {
+            bsize: 4096,
+            blocks: 0,
+            bfree: 0,
+            bavail: 0,
+            files: FILES + 1,
+            ffree: 0,
+            namelen: 255,
+        })
+    }
+
+    fn setattr(&self, _: Node<'_>, _: &SetAttr) -> Result<Attr, Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn make(&self, _: Node<'_>, _: Name<'_>, _: &Make<'_>) -> Result<Attr, Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn remove(&self, _: Node<'_>, _: Name<'_>, _: Node<'_>) -> Result<(), Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn rename(
+        &self,
+        _: (Node<'_>, Name<'_>),
+        _: (Node<'_>, Name<'_>),
+        _: RenameMode,
+    ) -> Result<(), Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
+        Err(Errno::ROFS)
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let point: PathBuf = std::env::args_os().nth(1).ok_or("usage: squares DIRECTORY")?.into();
+    let fs = Arc::new(Squares { since: Timespec::now() });
+    let mount = Mount::new(fs, &point, Options::exclusive(), &MountOptions::default())?;
+    println!("mounted on {}; umount ends it", point.display());
+    mount.wait()?;
+    Ok(())
+}
