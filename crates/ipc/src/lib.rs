@@ -140,6 +140,7 @@
 
 #![forbid(unsafe_code)]
 
+mod contention;
 mod field;
 mod file;
 mod ids;
@@ -161,6 +162,7 @@ mod spin;
 mod task;
 mod waiting;
 
+pub use contention::Contention;
 pub use file::OpenError;
 pub use ids::IPC_PRIVATE;
 pub use layout::Capacity;

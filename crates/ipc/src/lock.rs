@@ -39,7 +39,7 @@ use rustix::io::Errno;
 use crate::field::{high, low, pair};
 use crate::namespace::Shared;
 
-const SLEEPERS: u64 = 1 << 31;
+pub(crate) const SLEEPERS: u64 = 1 << 31;
 
 /// The owner of a lock that was given up by who could not put in order what it protects.
 const NOBODY: u64 = SLEEPERS - 1;
@@ -138,6 +138,7 @@ enum Taken {
 
 #[cold]
 fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result<Taken, Errno> {
+    let _waits = shared.contention.begin();
     for _ in 0..SPIN_ROUNDS {
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {

@@ -24,6 +24,7 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use crate::contention::{Contention, Counts};
 use crate::field::{high, low, pair};
 use crate::file::{self, OpenError, Shape};
 use crate::layout::{Capacity, Layout};
@@ -151,6 +152,9 @@ pub struct NamespaceOptions {
     /// A signal that comes meanwhile does not end the wait with `EINTR`; [`Task::interrupt`] does, and
     /// [`Task::interrupt_own`] in the signal's handler.
     pub spin_ns_max: u64,
+    /// Whether [`Namespace::contention`] counts. It takes two looks at the clock where a call has to wait for
+    /// another, and nothing elsewhere.
+    pub is_contention_counted: bool,
 }
 
 /// The longest that a call looks before it sleeps: somewhat less than a sleep and a wake cost where the processor
@@ -161,7 +165,14 @@ impl Default for NamespaceOptions {
     fn default() -> Self {
         let spin_ns_max = if IS_MODEL || cfg!(corewalk_crash) { 0 } else { SPIN_NS_MAX };
         let (limits, capacity) = (Limits::default(), Capacity::default());
-        Self { limits, capacity, hook: None, backing: None, spin_ns_max }
+        Self {
+            limits,
+            capacity,
+            hook: None,
+            backing: None,
+            spin_ns_max,
+            is_contention_counted: false,
+        }
     }
 }
 
@@ -170,6 +181,7 @@ impl fmt::Debug for NamespaceOptions {
         let mut debug = f.debug_struct("NamespaceOptions");
         debug.field("limits", &self.limits).field("capacity", &self.capacity);
         debug.field("spin_ns_max", &self.spin_ns_max);
+        debug.field("is_contention_counted", &self.is_contention_counted);
         debug.field("has_hook", &self.hook.is_some());
         debug.field("has_backing", &self.backing.is_some()).finish()
     }
@@ -201,7 +213,8 @@ impl Namespace {
     /// `EINVAL` for a capacity or limit out of range, `ENOMEM` if there are no addresses left.
     pub fn new(options: NamespaceOptions) -> Result<Self, Errno> {
         let layout = Layout::new(&options.capacity)?;
-        let NamespaceOptions { limits, hook, backing, spin_ns_max, .. } = options;
+        let NamespaceOptions { limits, hook, backing, spin_ns_max, is_contention_counted, .. } =
+            options;
         if !limits.are_possible() {
             return Err(Errno::INVAL);
         }
@@ -209,8 +222,9 @@ impl Namespace {
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
         let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
-        let shared =
-            Shared { region, layout, limits, hook, backing, scope: Scope::Private, spin_ns };
+        let contention = Counts::new(is_contention_counted);
+        let scope = Scope::Private;
+        let shared = Shared { region, layout, limits, hook, backing, scope, spin_ns, contention };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -252,7 +266,8 @@ impl Namespace {
     ///
     /// Those of [`Namespace::open`].
     pub fn open_fd(file: impl AsFd, options: NamespaceOptions) -> Result<Self, OpenError> {
-        let NamespaceOptions { limits, capacity, hook, backing, spin_ns_max } = options;
+        let NamespaceOptions { limits, capacity, hook, backing, spin_ns_max, .. } = options;
+        let contention = Counts::new(options.is_contention_counted);
         if !limits.are_possible() {
             return Err(Errno::INVAL.into());
         }
@@ -260,8 +275,8 @@ impl Namespace {
         let (layout, limits) = (Layout::new(&shape.capacity)?, shape.limits);
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
         let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
-        let shared =
-            Shared { region, layout, limits, hook, backing, scope: Scope::Shared, spin_ns };
+        let scope = Scope::Shared;
+        let shared = Shared { region, layout, limits, hook, backing, scope, spin_ns, contention };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -325,6 +340,28 @@ impl Namespace {
         Ok(reaped)
     }
 
+    /// Returns how often, and for how long, calls of this process have waited for a lock or for a semaphore that
+    /// another call had; nothing but zeros without [`NamespaceOptions::is_contention_counted`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Contention, Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    ///
+    /// let options = NamespaceOptions { is_contention_counted: true, ..NamespaceOptions::default() };
+    /// let namespace = Namespace::new(options)?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// task.sem_setval(id, 0, 7)?;
+    /// // Alone, one waits for nobody.
+    /// assert_eq!(namespace.contention(), Contention::default());
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    #[must_use]
+    pub fn contention(&self) -> Contention {
+        self.shared.contention.sum()
+    }
+
     /// Returns what the namespace may hold.
     #[must_use]
     pub fn limits(&self) -> Limits {
@@ -347,6 +384,7 @@ pub(crate) struct Shared {
     pub(crate) scope: Scope,
     /// For how long to look before a sleep, or 0.
     pub(crate) spin_ns: u64,
+    pub(crate) contention: Counts,
 }
 
 impl fmt::Debug for Shared {

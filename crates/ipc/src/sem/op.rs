@@ -215,6 +215,8 @@ impl Task {
         if !has_to_wait || self.shared.spin_ns == 0 || !self.hot.instant.is_worth_it() {
             return false;
         }
+        let is_frozen = set.word(sop.sem_num).is_ok_and(Word::is_frozen);
+        let _waits = if is_frozen { self.shared.contention.begin() } else { None };
         let mut looks = (0..LOOKS).map(|_| {
             hint::spin_loop();
             set.word(sop.sem_num).is_ok_and(is_possible)

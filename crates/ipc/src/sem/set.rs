@@ -26,7 +26,7 @@ use crate::recover::HEARTBEAT_NS;
 use crate::task::{identity, task_line};
 
 // Words of a set's line.
-const LOCK: usize = 0;
+pub(super) const LOCK: usize = 0;
 /// The payload of the set that is there, or 0: what a lookup has found is compared with it.
 pub(super) const LIVE: usize = 1;
 /// Waiting calls that alter, all of them.
@@ -330,9 +330,11 @@ impl<'s> SetGuard<'s> {
         let set = self.set;
         let word = &set.sem(num)[WORD];
         let mut pause = Pause { round: 0, patience };
+        let mut waits = None;
         loop {
             let seen = set.word(num)?;
             if seen.is_frozen() {
+                waits = waits.or_else(|| set.shared.contention.begin());
                 // Only who holds the lock freezes a word like this, and that is us.
                 let line = task_line(set.shared, seen.frozen_by());
                 let dead = match seen.is_frozen_locked() {

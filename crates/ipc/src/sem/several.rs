@@ -70,10 +70,12 @@ impl Task {
         if !was_sorted {
             sorted.sort_by_key(|sop| sop.sem_num);
         }
+        let mut waits = None;
         for _ in 0..TRIES_MAX {
             let mut frozen = Frozen { set, words: [(0, Word(0), 0); SOPS_MAX], count: 0 };
             match sorted.iter().try_for_each(|sop| frozen.add(*sop, self.owner.index)) {
                 Ok(()) => {
+                    drop(waits);
                     frozen.commit(self.pid);
                     set.touch_otime(sops[0].sem_num, now_s());
                     return Some(Ok(()));
@@ -87,6 +89,7 @@ impl Task {
                 }
                 Err(Not::Free) => frozen.give_up(),
             }
+            waits = waits.or_else(|| self.shared.contention.begin());
             for _ in 0..PAUSES {
                 hint::spin_loop();
             }

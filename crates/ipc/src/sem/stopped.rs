@@ -7,18 +7,21 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
 use super::dead::{kill, wait_without_sleep};
-use super::set::{LIVE, Set, WORD};
-use crate::field::put;
-use crate::lock::{Held, lock};
+use super::set::{LIVE, LOCK, Set, WORD};
+use crate::field::{get, put};
+use crate::lock::{Held, SLEEPERS, lock};
 use crate::process::{Identity, image_of};
 use crate::task::{IMAGE, STATE, task_line};
-use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+use crate::{
+    Capacity, Contention, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+};
 
 const DOWN: SemBuf = SemBuf::new(1, -1, 0);
 
 fn namespace(sets: u32) -> Namespace {
     let capacity = Capacity { sets, sems: 8, undos: 32, waits: 16, tasks: 6, ..Capacity::LEAST };
-    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let is_contention_counted = true;
+    let options = NamespaceOptions { capacity, is_contention_counted, ..Default::default() };
     let file = memfd_create("stopped", MemfdFlags::CLOEXEC).unwrap();
     Namespace::open_fd(&file, options).unwrap()
 }
@@ -212,6 +215,58 @@ fn undo_record_that_has_to_wait_for_its_pool_holds_up_no_other_operation() {
     waiter.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
     drop(waiter);
     assert_eq!(other.sem_getall(id), Ok(vec![0, 1]));
+}
+
+#[test]
+fn waits_for_a_lock_are_counted() {
+    let namespace = namespace(1);
+    let (holder, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    other.sem_setval(id, 1, 1).unwrap();
+    other.semop(id, &[DOWN]).unwrap();
+    assert_eq!(namespace.contention(), Contention::default());
+    let set = set(&holder, id);
+    thread::scope(|scope| {
+        let guard = set.lock(holder.owner).unwrap();
+        let sets = scope.spawn(|| other.sem_setval(id, 0, 1));
+        while get(&set.line()[LOCK]) & SLEEPERS == 0 {
+            thread::yield_now();
+        }
+        drop(guard);
+        sets.join().unwrap().unwrap();
+    });
+    let Contention { contentions, waited_ns } = namespace.contention();
+    assert!(contentions == 1 && waited_ns > 0, "{contentions} {waited_ns}");
+}
+
+#[test]
+fn waits_for_a_word_are_counted() {
+    let namespace = namespace(1);
+    let (holder, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let set = set(&holder, id);
+    let up = |num| SemBuf::new(num, 1, 0);
+    let calls: [&(dyn Fn() -> Result<(), Errno> + Sync); 3] =
+        [&|| other.semop(id, &[up(0)]), &|| other.semop(id, &[up(0), up(1)]), &|| {
+            other.sem_setval(id, 0, 1)
+        }];
+    for (at, call) in calls.into_iter().enumerate() {
+        // Who has the lock comes to the word next, or a little later.
+        let is_counted = (0..1000).any(|_| {
+            let before = namespace.contention();
+            let go_on = stop(&holder, id);
+            thread::scope(|scope| {
+                let waits = scope.spawn(call);
+                while !set.is_locked_by(other.owner.index) {
+                    thread::yield_now();
+                }
+                go_on();
+                waits.join().unwrap().unwrap();
+            });
+            namespace.contention().contentions > before.contentions
+        });
+        assert!(is_counted, "call {at}");
+    }
 }
 
 #[test]
