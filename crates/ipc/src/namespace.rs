@@ -211,6 +211,22 @@ impl Namespace {
     /// # Errors
     ///
     /// `EINVAL` for a capacity or limit out of range, `ENOMEM` if there are no addresses left.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Capacity, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let capacity = Capacity { sets: 16, sems: 64, tasks: 4, ..Capacity::default() };
+    /// let namespace = Namespace::new(NamespaceOptions { capacity, ..NamespaceOptions::default() })?;
+    /// assert_eq!(namespace.limits().semmsl, 32_000);
+    /// // Sets are a power of two.
+    /// let capacity = Capacity { sets: 3, ..capacity };
+    /// let refused = Namespace::new(NamespaceOptions { capacity, ..NamespaceOptions::default() });
+    /// assert_eq!(refused.err(), Some(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn new(options: NamespaceOptions) -> Result<Self, Errno> {
         let layout = Layout::new(&options.capacity)?;
         let NamespaceOptions { limits, hook, backing, spin_ns_max, is_contention_counted, .. } =
@@ -265,6 +281,24 @@ impl Namespace {
     /// # Errors
     ///
     /// Those of [`Namespace::open`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, OpenError};
+    /// use rustix::fs::{MemfdFlags, memfd_create};
+    ///
+    /// let file = memfd_create("namespace", MemfdFlags::CLOEXEC)?;
+    /// let namespace = Namespace::open_fd(&file, NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// task.semget(5, 1, IPC_CREAT | 0o600)?;
+    /// // A file that is something else is left alone.
+    /// let other = memfd_create("other", MemfdFlags::CLOEXEC)?;
+    /// rustix::io::write(&other, b"something else")?;
+    /// let refused = Namespace::open_fd(&other, NamespaceOptions::default());
+    /// assert!(matches!(refused, Err(OpenError::NotANamespace)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open_fd(file: impl AsFd, options: NamespaceOptions) -> Result<Self, OpenError> {
         let NamespaceOptions { limits, capacity, hook, backing, spin_ns_max, .. } = options;
         let contention = Counts::new(options.is_contention_counted);
@@ -289,6 +323,19 @@ impl Namespace {
     /// `EINVAL` for a `pid` out of range, `ENOMEM` if there are as many tasks as there is room for; those that
     /// have died do not count. `EXDEV` if the namespace is shared, and the process was forked into another pid
     /// namespace than that of its file: it would be taken for dead, or for another.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::user(1000, 1000), 4711)?;
+    /// assert_eq!(task.pid(), 4711);
+    /// assert_eq!(namespace.register(Cred::root(), 1 << 22).err(), Some(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn register(&self, cred: Cred, pid: u32) -> Result<Task, Errno> {
         Task::register(Arc::clone(&self.shared), cred, pid)
     }
@@ -302,12 +349,46 @@ impl Namespace {
     /// # Errors
     ///
     /// Those of [`Namespace::register`]; `EIO` if a process that lives does not let go of a lock for 10 s.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+    /// use rustix::fs::{MemfdFlags, memfd_create};
+    ///
+    /// let file = memfd_create("namespace", MemfdFlags::CLOEXEC)?;
+    /// let namespace = Namespace::open_fd(&file, NamespaceOptions::default())?;
+    /// let before = namespace.register(Cred::root(), std::process::id())?;
+    /// let id = before.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// before.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)])?;
+    /// // execve(2) tells nobody.
+    /// std::mem::forget(before);
+    /// let task = namespace.adopt(Cred::root(), std::process::id())?;
+    /// assert_eq!(task.sem_getval(id, 0), Ok(1));
+    /// task.exit();
+    /// let other = namespace.register(Cred::root(), 1)?;
+    /// assert_eq!(other.sem_getval(id, 0), Ok(0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn adopt(&self, cred: Cred, pid: u32) -> Result<Task, Errno> {
         self.register(cred, pid)?.adopt()
     }
 
     /// Returns the pids of the processes that are registered, in no order; one with several tasks occurs as
     /// often. Some of them may have ended.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let _tasks = [namespace.register(Cred::root(), 7)?, namespace.register(Cred::root(), 8)?];
+    /// let mut pids = namespace.pids();
+    /// pids.sort_unstable();
+    /// assert_eq!(pids, [7, 8]);
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         crate::task::pids(&self.shared)

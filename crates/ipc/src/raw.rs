@@ -107,6 +107,23 @@ pub fn semget(task: &Task, key: i32, nsems: i32, semflg: i32) -> Result<i32, Err
 /// # Errors
 ///
 /// Those of [`Task::semtimedop`]; `EINVAL` also for a negative timeout or `nsec` out of range.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_ipc::raw::{self, Timespec};
+/// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+/// use rustix::io::Errno;
+///
+/// let namespace = Namespace::new(NamespaceOptions::default())?;
+/// let task = namespace.register(Cred::root(), 1)?;
+/// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+/// let take = [SemBuf::new(0, -1, 0)];
+/// let timeout = |sec, nsec| Some(Timespec { sec, nsec });
+/// assert_eq!(raw::semtimedop(&task, id, &take, timeout(0, 1000)), Err(Errno::AGAIN));
+/// assert_eq!(raw::semtimedop(&task, id, &take, timeout(-1, 0)), Err(Errno::INVAL));
+/// # Ok::<(), Errno>(())
+/// ```
 pub fn semtimedop(
     task: &Task,
     semid: i32,
@@ -129,6 +146,24 @@ pub fn semtimedop(
 ///
 /// Those of the command's own method of [`Task`]; `EINVAL` for an unknown command or a negative
 /// `semid`; `EFAULT` if `arg` is not what the command needs.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_ipc::raw::{self, Arg};
+/// use corewalk_ipc::{Cred, IPC_PRIVATE, IPC_STAT, Namespace, NamespaceOptions, SETVAL, SemStat};
+/// use rustix::io::Errno;
+///
+/// let namespace = Namespace::new(NamespaceOptions::default())?;
+/// let task = namespace.register(Cred::root(), 1)?;
+/// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+/// assert_eq!(raw::semctl(&task, id, 0, SETVAL, Arg::Val(3)), Ok(0));
+/// let mut stat = SemStat::default();
+/// raw::semctl(&task, id, 0, IPC_STAT, Arg::Buf(&mut stat))?;
+/// assert_eq!((stat.id, stat.nsems), (id, 1));
+/// assert_eq!(raw::semctl(&task, id, 0, IPC_STAT, Arg::None), Err(Errno::FAULT));
+/// # Ok::<(), Errno>(())
+/// ```
 pub fn semctl(task: &Task, semid: i32, semnum: i32, cmd: i32, arg: Arg<'_>) -> Result<i32, Errno> {
     if semid < 0 {
         return Err(Errno::INVAL);

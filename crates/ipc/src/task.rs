@@ -192,6 +192,20 @@ impl Task {
     ///
     /// A call that runs beside takes the effective ids, the capabilities and the groups each as they
     /// were before or are after.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// task.set_cred(Cred::user(1000, 1000));
+    /// assert_eq!(task.semop(id, &[SemBuf::new(0, 1, 0)]), Err(Errno::ACCESS));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn set_cred(&self, cred: Cred) {
         self.cred.set(cred);
     }
@@ -225,6 +239,25 @@ impl Task {
     /// Ends all waits of the task with `EINTR`, as a signal does; returns how many there were.
     ///
     /// A wait that is over already returns what it came to.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// std::thread::scope(|scope| {
+    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, 0)]));
+    ///     while task.interrupt() == 0 {
+    ///         std::thread::yield_now();
+    ///     }
+    ///     assert_eq!(waits.join().expect("no panic"), Err(Errno::INTR));
+    /// });
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn interrupt(&self) -> usize {
         let mut count = 0;
         self.waiting.each(|node| {
@@ -290,6 +323,23 @@ impl Task {
 
     /// Ends the task: its `SEM_UNDO` adjustments are applied, and its segments detached. The same as a
     /// drop.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let parent = namespace.register(Cred::root(), 1)?;
+    /// let child = namespace.register(Cred::root(), 2)?;
+    /// let (set, segment) =
+    ///     (parent.semget(IPC_PRIVATE, 1, 0o600)?, parent.shmget(IPC_PRIVATE, 1, 0o600)?);
+    /// child.semop(set, &[SemBuf::new(0, 1, SEM_UNDO)])?;
+    /// child.shmat(segment, 0, 0)?.attached_at(0x1000_0000);
+    /// child.exit();
+    /// assert_eq!((parent.sem_getval(set, 0)?, parent.shm_stat(segment)?.nattch), (0, 0));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
     #[doc(alias = "exit_shm")]
     #[doc(alias = "do_smart_update")]
     #[doc(alias = "exit_sem")]

@@ -67,6 +67,23 @@ impl Task {
     ///
     /// `EACCES`: no read permission; `EIDRM`: the queue was removed meanwhile; `EINVAL`: there is no
     /// such queue.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// task.msgsnd(id, 1, b"text", 0)?;
+    /// let stat = task.msg_stat(id)?;
+    /// assert_eq!((stat.qnum, stat.cbytes, stat.lspid), (1, 4, 1));
+    /// task.msg_rmid(id)?;
+    /// assert_eq!(task.msg_stat(id), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "msgctl_stat")]
     pub fn msg_stat(&self, msqid: i32) -> Result<MsgStat, Errno> {
         let object = self.msg_ids().obtain_object_check(msqid)?;
@@ -79,6 +96,24 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::msg_stat`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// // As ipcs(1) looks for all that there are.
+    /// let indices = 0..=task.msg_totals()?.index_max.cast_signed();
+    /// let found: Vec<i32> =
+    ///     indices.filter_map(|index| Some(task.msg_stat_index(index).ok()?.id)).collect();
+    /// assert_eq!(found, [id]);
+    /// assert_eq!(task.msg_stat_index(99), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "ipc_obtain_object")]
     pub fn msg_stat_index(&self, index: i32) -> Result<MsgStat, Errno> {
         let object = self.queue_at(index)?;
@@ -91,6 +126,22 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no queue at this index; `EIDRM`: it was removed meanwhile.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
+    /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
+    /// let id = owner.msgget(IPC_PRIVATE, 0o600)?;
+    /// // The first object has the index 0.
+    /// assert_eq!(other.msg_stat_index(0), Err(Errno::ACCESS));
+    /// assert_eq!(other.msg_stat_any(0)?.id, id);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn msg_stat_any(&self, index: i32) -> Result<MsgStat, Errno> {
         let object = self.queue_at(index)?;
         self.msg_stat_of(&object, MSG_STAT_ANY)
@@ -105,6 +156,23 @@ impl Task {
     /// `EINVAL`: there is no such queue, or an id of `-1`; `EPERM`: the caller is neither its owner nor
     /// its creator, and has no `CAP_SYS_ADMIN`; or `qbytes` is more than `MSGMNB`, and it has no
     /// `CAP_SYS_RESOURCE`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
+    /// let id = owner.msgget(IPC_PRIVATE, 0o600)?;
+    /// owner.msg_set(id, 1000, 1000, 0o600, 4)?;
+    /// owner.msgsnd(id, 1, b"full", 0)?;
+    /// assert_eq!(owner.msgsnd(id, 1, b"more", IPC_NOWAIT.into()), Err(Errno::AGAIN));
+    /// // More than `MSGMNB` takes a capability.
+    /// assert_eq!(owner.msg_set(id, 1000, 1000, 0o600, 1 << 20), Err(Errno::PERM));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "msgctl_down")]
     pub fn msg_set(
@@ -145,6 +213,20 @@ impl Task {
     /// # Errors
     ///
     /// What the security hook returns.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// task.msgsnd(id, 1, b"text", 0)?;
+    /// let totals = task.msg_totals()?;
+    /// assert_eq!((totals.queues, totals.messages, totals.bytes), (1, 1, 4));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
     #[doc(alias = "msgctl_info")]
     pub fn msg_totals(&self) -> Result<MsgTotals, Errno> {
         self.may_msgctl(None, MSG_INFO)?;

@@ -66,6 +66,28 @@ impl Task {
     ///
     /// `EINVAL`: there is no such queue; `EPERM`: the caller is neither its owner nor its creator, and
     /// has no `CAP_SYS_ADMIN`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// std::thread::scope(|scope| {
+    ///     let waits = scope.spawn(|| task.msgrcv(id, &mut [0; 8], 0, 0));
+    ///     while task.waiting() == 0 {
+    ///         std::thread::yield_now();
+    ///     }
+    ///     task.msg_rmid(id)?;
+    ///     assert_eq!(waits.join().expect("no panic"), Err(Errno::IDRM));
+    ///     Ok::<(), Errno>(())
+    /// })?;
+    /// assert_eq!(task.msg_rmid(id), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "freeque")]
     pub fn msg_rmid(&self, msqid: i32) -> Result<(), Errno> {

@@ -148,6 +148,25 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::msgrcv`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// task.msgsnd(id, 7, b"text", 0)?;
+    /// let arrived = task.msgrcv_owned(id, 16, 7, 0)?;
+    /// assert_eq!((arrived.mtype(), arrived.size_bytes()), (7, 4));
+    /// let mut text = [0; 4];
+    /// assert_eq!((arrived.read(&mut text), &text), (4, b"text"));
+    /// let again = task.msgrcv_owned(id, 16, 7, IPC_NOWAIT.into());
+    /// assert_eq!(again.err(), Some(Errno::NOMSG));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[inline]
     pub fn msgrcv_owned(
         &self,

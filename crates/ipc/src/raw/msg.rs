@@ -113,6 +113,25 @@ pub fn msgrcv_owned(
 ///
 /// Those of the command's own method of [`Task`]; `EINVAL` for an unknown command or a negative
 /// `msqid`; `EFAULT` if `arg` is not what the command needs.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_ipc::raw::{self, MsgArg};
+/// use corewalk_ipc::{Cred, IPC_PRIVATE, IPC_RMID, IPC_STAT, MsgStat, Namespace, NamespaceOptions};
+/// use rustix::io::Errno;
+///
+/// let namespace = Namespace::new(NamespaceOptions::default())?;
+/// let task = namespace.register(Cred::root(), 1)?;
+/// let id = raw::msgget(&task, IPC_PRIVATE, 0o600)?;
+/// raw::msgsnd(&task, id, 1, b"text", 0)?;
+/// let mut stat = MsgStat::default();
+/// raw::msgctl(&task, id, IPC_STAT, MsgArg::Buf(&mut stat))?;
+/// assert_eq!((stat.qnum, stat.cbytes), (1, 4));
+/// assert_eq!(raw::msgctl(&task, id, IPC_STAT, MsgArg::None), Err(Errno::FAULT));
+/// raw::msgctl(&task, id, IPC_RMID, MsgArg::None)?;
+/// # Ok::<(), Errno>(())
+/// ```
 pub fn msgctl(task: &Task, msqid: i32, cmd: i32, arg: MsgArg<'_>) -> Result<i32, Errno> {
     if msqid < 0 {
         return Err(Errno::INVAL);

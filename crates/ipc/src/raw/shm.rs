@@ -65,6 +65,24 @@ pub fn shmget(task: &Task, key: i32, size: u64, shmflg: i32) -> Result<i32, Errn
 ///
 /// Those of the command's own method of [`Task`]; `EINVAL` for an unknown command or a negative
 /// `shmid`; `EFAULT` if `arg` is not what the command needs.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_ipc::raw::{self, ShmArg};
+/// use corewalk_ipc::{Cred, IPC_PRIVATE, IPC_RMID, IPC_STAT, Namespace, NamespaceOptions, ShmStat};
+/// use rustix::io::Errno;
+///
+/// let namespace = Namespace::new(NamespaceOptions::default())?;
+/// let task = namespace.register(Cred::root(), 1)?;
+/// let id = raw::shmget(&task, IPC_PRIVATE, 4096, 0o600)?;
+/// let mut stat = ShmStat::default();
+/// raw::shmctl(&task, id, IPC_STAT, ShmArg::Buf(&mut stat))?;
+/// assert_eq!((stat.size_bytes, stat.nattch), (4096, 0));
+/// assert_eq!(raw::shmctl(&task, id, IPC_STAT, ShmArg::None), Err(Errno::FAULT));
+/// raw::shmctl(&task, id, IPC_RMID, ShmArg::None)?;
+/// # Ok::<(), Errno>(())
+/// ```
 pub fn shmctl(task: &Task, shmid: i32, cmd: i32, arg: ShmArg<'_>) -> Result<i32, Errno> {
     if shmid < 0 {
         return Err(Errno::INVAL);

@@ -83,6 +83,21 @@ impl Task {
     ///
     /// `EACCES`: no read permission; `EIDRM`: the set was removed meanwhile; `EINVAL`: there is no
     /// such set or semaphore.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 2, 0o600)?;
+    /// task.semop(id, &[SemBuf::new(1, 3, 0)])?;
+    /// assert_eq!((task.sem_getval(id, 0), task.sem_getval(id, 1)), (Ok(0), Ok(3)));
+    /// assert_eq!(task.sem_getval(id, 2), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "semctl_main")]
     #[doc(alias = "sem_obtain_object_check")]
     #[doc(alias = "ipc_obtain_object_check")]
@@ -96,6 +111,21 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::sem_getval`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let maker = namespace.register(Cred::root(), 100)?;
+    /// let other = namespace.register(Cred::root(), 101)?;
+    /// let id = maker.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// assert_eq!(maker.sem_getpid(id, 0), Ok(0));
+    /// other.semop(id, &[SemBuf::new(0, 1, 0)])?;
+    /// assert_eq!(maker.sem_getpid(id, 0), Ok(101));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
     pub fn sem_getpid(&self, semid: i32, semnum: i32) -> Result<u32, Errno> {
         Ok(self.sem_word(semid, semnum, GETPID)?.pid())
     }
@@ -105,6 +135,26 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::sem_getval`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// std::thread::scope(|scope| {
+    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, 0)]));
+    ///     while task.sem_getncnt(id, 0)? == 0 {
+    ///         std::thread::yield_now();
+    ///     }
+    ///     task.sem_setval(id, 0, 1)?;
+    ///     waits.join().expect("no panic")
+    /// })?;
+    /// assert_eq!(task.sem_getncnt(id, 0), Ok(0));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
     #[doc(alias = "count_semcnt")]
     pub fn sem_getncnt(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
         self.sem_count(semid, semnum, GETNCNT, Awaited::Increase)
@@ -115,6 +165,27 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::sem_getval`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// task.sem_setval(id, 0, 1)?;
+    /// std::thread::scope(|scope| {
+    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, 0, 0)]));
+    ///     while task.sem_getzcnt(id, 0)? == 0 {
+    ///         std::thread::yield_now();
+    ///     }
+    ///     task.sem_setval(id, 0, 0)?;
+    ///     waits.join().expect("no panic")
+    /// })?;
+    /// assert_eq!(task.sem_getzcnt(id, 0), Ok(0));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
     pub fn sem_getzcnt(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
         self.sem_count(semid, semnum, GETZCNT, Awaited::Zero)
     }
@@ -124,6 +195,22 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::sem_getval`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 2, 0o600)?;
+    /// task.sem_setval(id, 1, 7)?;
+    /// assert_eq!(task.sem_getall(id)?, [0, 7]);
+    /// task.sem_rmid(id)?;
+    /// assert_eq!(task.sem_getall(id), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn sem_getall(&self, semid: i32) -> Result<Vec<u16>, Errno> {
         let (set, _) = self.sem_obtain(semid, READ, GETALL)?;
         let guard = set.lock(self.owner)?;
@@ -137,6 +224,21 @@ impl Task {
     ///
     /// Those of [`Task::sem_getval`], with write permission; `ERANGE`: the value is negative or more
     /// than `SEMVMX`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// task.sem_setval(id, 0, SEMVMX)?;
+    /// assert_eq!(task.sem_setval(id, 0, SEMVMX + 1), Err(Errno::RANGE));
+    /// assert_eq!(task.sem_getval(id, 0), Ok(SEMVMX));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "semctl_setval")]
     pub fn sem_setval(&self, semid: i32, semnum: i32, value: i32) -> Result<(), Errno> {
         if !(0..=SEMVMX).contains(&value) {
@@ -157,6 +259,22 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::sem_setval`]; `EINVAL` also if there is not one value per semaphore.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 2, 0o600)?;
+    /// task.sem_setall(id, &[1, 2])?;
+    /// assert_eq!(task.sem_getall(id)?, [1, 2]);
+    /// assert_eq!(task.sem_setall(id, &[1]), Err(Errno::INVAL));
+    /// assert_eq!(task.sem_setall(id, &[1, 40_000]), Err(Errno::RANGE));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn sem_setall(&self, semid: i32, values: &[u16]) -> Result<(), Errno> {
         let (set, _) = self.sem_obtain(semid, WRITE, SETALL)?;
         if values.len() != set.place.nsems as usize {
@@ -175,6 +293,22 @@ impl Task {
     /// # Errors
     ///
     /// `EACCES`: no read permission; `EINVAL`: there is no such set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
+    /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
+    /// let id = owner.semget(IPC_PRIVATE, 3, 0o600)?;
+    /// let stat = owner.sem_stat(id)?;
+    /// assert_eq!((stat.nsems, stat.perm.uid, stat.otime_s), (3, 1000, 0));
+    /// assert_eq!(other.sem_stat(id), Err(Errno::ACCESS));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "semctl_stat")]
     pub fn sem_stat(&self, semid: i32) -> Result<SemStat, Errno> {
         let object = self.sem_ids().obtain_object_check(semid)?;
@@ -187,6 +321,24 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::sem_stat`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// // As ipcs(1) looks for all that there are.
+    /// let indices = 0..=task.sem_totals()?.index_max.cast_signed();
+    /// let found: Vec<i32> =
+    ///     indices.filter_map(|index| Some(task.sem_stat_index(index).ok()?.id)).collect();
+    /// assert_eq!(found, [id]);
+    /// assert_eq!(task.sem_stat_index(99), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "sem_obtain_object")]
     #[doc(alias = "ipc_obtain_object")]
     pub fn sem_stat_index(&self, index: i32) -> Result<SemStat, Errno> {
@@ -200,6 +352,22 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no set at this index.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
+    /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
+    /// let id = owner.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// // The first object has the index 0.
+    /// assert_eq!(other.sem_stat_index(0), Err(Errno::ACCESS));
+    /// assert_eq!(other.sem_stat_any(0)?.id, id);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn sem_stat_any(&self, index: i32) -> Result<SemStat, Errno> {
         let object = self.object_at(index)?;
         self.stat_of(&object, SEM_STAT_ANY)
@@ -211,6 +379,22 @@ impl Task {
     ///
     /// `EINVAL`: there is no such set, or an id of `-1`; `EPERM`: the caller is neither its owner nor
     /// its creator, and has no `CAP_SYS_ADMIN`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
+    /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
+    /// let id = owner.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// assert_eq!(other.sem_set(id, 1001, 1001, 0o600), Err(Errno::PERM));
+    /// owner.sem_set(id, 1001, 1001, 0o640)?;
+    /// assert_eq!(other.sem_stat(id)?.perm.mode & 0o777, 0o640);
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "ipcctl_obtain_check")]
     #[doc(alias = "semctl_down")]
@@ -230,6 +414,20 @@ impl Task {
     /// # Errors
     ///
     /// What the security hook returns.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// task.semget(IPC_PRIVATE, 3, 0o600)?;
+    /// task.semget(IPC_PRIVATE, 4, 0o600)?;
+    /// let totals = task.sem_totals()?;
+    /// assert_eq!((totals.sets, totals.sems), (2, 7));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
     #[doc(alias = "semctl_info")]
     pub fn sem_totals(&self) -> Result<SemTotals, Errno> {
         self.may_semctl(None, SEM_INFO)?;

@@ -136,6 +136,28 @@ impl Task {
     ///
     /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator, and
     /// has no `CAP_SYS_ADMIN`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// std::thread::scope(|scope| {
+    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, 0)]));
+    ///     while task.waiting() == 0 {
+    ///         std::thread::yield_now();
+    ///     }
+    ///     task.sem_rmid(id)?;
+    ///     assert_eq!(waits.join().expect("no panic"), Err(Errno::IDRM));
+    ///     Ok::<(), Errno>(())
+    /// })?;
+    /// assert_eq!(task.sem_rmid(id), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "ipcctl_obtain_check")]
     #[doc(alias = "freeary")]

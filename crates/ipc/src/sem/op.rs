@@ -95,6 +95,25 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::semop`]; `EAGAIN` also if the time is over.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use rustix::io::Errno;
+    /// use std::time::Duration;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let take = [SemBuf::new(0, -1, 0)];
+    /// let timeout = Some(Duration::from_millis(10));
+    /// // Nobody gives.
+    /// assert_eq!(task.semtimedop(id, &take, timeout), Err(Errno::AGAIN));
+    /// task.sem_setval(id, 0, 1)?;
+    /// assert_eq!(task.semtimedop(id, &take, timeout), Ok(()));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "do_semtimedop")]
     #[doc(alias = "perform_atomic_semop")]
     pub fn semtimedop(

@@ -254,6 +254,22 @@ impl Task {
     ///
     /// `EINVAL`: nothing is attached at this address. `EIO` if a process that lives does not let go of a lock for 10 s:
     /// the segment stays counted until the task ends.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
+    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// assert_eq!(task.shmdt(0x2000_0000), Err(Errno::INVAL));
+    /// assert_eq!(task.shmdt(0x1000_0000), Ok(4096));
+    /// assert_eq!(task.shm_stat(id)?.nattch, 0);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn shmdt(&self, address: usize) -> Result<u64, Errno> {
         let unmapping = self.unmapping(address)?;
         let size_bytes = unmapping.size_bytes();
@@ -266,6 +282,25 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: nothing is attached at this address.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
+    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let unmapping = task.unmapping(0x1000_0000)?;
+    /// // The host calls munmap(2) for this many bytes.
+    /// assert_eq!((unmapping.size_bytes(), task.shm_stat(id)?.nattch), (4096, 1));
+    /// unmapping.detach()?;
+    /// assert_eq!(task.shm_stat(id)?.nattch, 0);
+    /// assert_eq!(task.unmapping(0x1000_0000).err(), Some(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn unmapping(&self, address: usize) -> Result<Unmapping<'_>, Errno> {
         let attached = self.shm.lock().attached.remove(&address).ok_or(Errno::INVAL)?;
         Ok(Unmapping { task: self, attached })
@@ -296,6 +331,28 @@ impl Task {
     ///
     /// Those of [`crate::Namespace::register`]; `ENOMEM` also if there is no room for its attaches; `EIDRM` if a
     /// segment is gone that is attached: the child would have memory that nobody counts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
+    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let set = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// task.semop(set, &[SemBuf::new(0, 1, SEM_UNDO)])?;
+    /// let child = task.fork(2)?;
+    /// assert_eq!(child.shm_stat(id)?.nattch, 2);
+    /// child.exit();
+    /// // The child had no undo.
+    /// assert_eq!((task.shm_stat(id)?.nattch, task.sem_getval(set, 0)?), (1, 1));
+    /// // Pids are below 2^22.
+    /// assert_eq!(task.fork(1 << 22).err(), Some(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn fork(&self, pid: u32) -> Result<Self, Errno> {
         let child = Self::register(TaskArc::clone(&self.shared), self.cred.whole(), pid)?;
         recover::with_room(&self.shared, child.owner, || self.copy_attached(&child))?;

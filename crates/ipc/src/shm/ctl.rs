@@ -66,6 +66,22 @@ impl Task {
     ///
     /// `EACCES`: no read permission; `EIDRM`: the segment was removed meanwhile; `EINVAL`: there is no
     /// such segment.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
+    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let stat = task.shm_stat(id)?;
+    /// assert_eq!((stat.size_bytes, stat.nattch, stat.cpid), (4096, 1, 1));
+    /// assert_eq!(task.shm_stat(-1), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "shmctl_stat")]
     pub fn shm_stat(&self, shmid: i32) -> Result<ShmStat, Errno> {
         self.reap_attachers(shmid);
@@ -79,6 +95,24 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::shm_stat`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(IPC_PRIVATE, 56, 0o600)?;
+    /// // As ipcs(1) looks for all that there are.
+    /// let indices = 0..=task.shm_totals()?.index_max.cast_signed();
+    /// let found: Vec<i32> =
+    ///     indices.filter_map(|index| Some(task.shm_stat_index(index).ok()?.id)).collect();
+    /// assert_eq!(found, [id]);
+    /// assert_eq!(task.shm_stat_index(99), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "ipc_obtain_object")]
     pub fn shm_stat_index(&self, index: i32) -> Result<ShmStat, Errno> {
         let object = self.segment_at(index)?;
@@ -91,6 +125,22 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no segment at this index; `EIDRM`: it was removed meanwhile.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
+    /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
+    /// let id = owner.shmget(IPC_PRIVATE, 56, 0o600)?;
+    /// // The first object has the index 0.
+    /// assert_eq!(other.shm_stat_index(0), Err(Errno::ACCESS));
+    /// assert_eq!(other.shm_stat_any(0)?.id, id);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn shm_stat_any(&self, index: i32) -> Result<ShmStat, Errno> {
         let object = self.segment_at(index)?;
         self.shm_stat_of(&object, SHM_STAT_ANY)
@@ -102,6 +152,22 @@ impl Task {
     ///
     /// `EINVAL`: there is no such segment, or an id of `-1`; `EPERM`: the caller is neither its owner
     /// nor its creator, and has no `CAP_SYS_ADMIN`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
+    /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
+    /// let id = owner.shmget(IPC_PRIVATE, 56, 0o600)?;
+    /// assert_eq!(other.shm_set(id, 1001, 1001, 0o600), Err(Errno::PERM));
+    /// owner.shm_set(id, 1001, 1001, 0o640)?;
+    /// assert_eq!(other.shm_stat(id)?.perm.mode & 0o777, 0o640);
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "shmctl_down")]
     pub fn shm_set(&self, shmid: i32, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
@@ -121,6 +187,25 @@ impl Task {
     ///
     /// `EINVAL`: there is no such segment; `EPERM`: the caller is neither its owner nor its creator, and
     /// has no `CAP_SYS_ADMIN`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(5, 4096, IPC_CREAT | 0o600)?;
+    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// task.shm_rmid(id)?;
+    /// // It is there for as long as it is attached, and its key is not.
+    /// assert_eq!(task.shm_stat(id)?.nattch, 1);
+    /// assert_eq!(task.shmget(5, 4096, 0), Err(Errno::NOENT));
+    /// task.shmdt(0x1000_0000)?;
+    /// assert_eq!(task.shm_rmid(id), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "do_shm_rmid")]
     pub fn shm_rmid(&self, shmid: i32) -> Result<(), Errno> {
@@ -142,6 +227,24 @@ impl Task {
     ///
     /// `EIDRM`: the segment was removed meanwhile; `EINVAL`: there is no such segment; `EPERM`: the caller is
     /// neither its owner nor its creator, and has no `CAP_IPC_LOCK`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SHM_LOCKED};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
+    /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
+    /// let id = owner.shmget(IPC_PRIVATE, 4096, 0o600)?;
+    /// assert_eq!(other.shm_lock(id), Err(Errno::PERM));
+    /// owner.shm_lock(id)?;
+    /// assert_ne!(owner.shm_stat(id)?.perm.mode & SHM_LOCKED, 0);
+    /// owner.shm_unlock(id)?;
+    /// assert_eq!(owner.shm_stat(id)?.perm.mode & SHM_LOCKED, 0);
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[doc(alias = "shmctl_do_lock")]
     pub fn shm_lock(&self, shmid: i32) -> Result<(), Errno> {
         self.set_locked(shmid, SHM_LOCK, SHM_LOCKED)
@@ -161,6 +264,20 @@ impl Task {
     /// # Errors
     ///
     /// What the security hook returns.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// task.shmget(IPC_PRIVATE, 1, 0o600)?;
+    /// let totals = task.shm_totals()?;
+    /// // A byte takes a page.
+    /// assert_eq!((totals.segments, totals.pages), (1, 1));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
     pub fn shm_totals(&self) -> Result<ShmTotals, Errno> {
         self.may_shmctl(None, SHM_INFO)?;
         let ids = self.shm_ids().lock()?;
