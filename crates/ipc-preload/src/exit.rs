@@ -43,19 +43,18 @@ pub(crate) fn resolve() {
 
 /// Ends the process's task if no call of another thread can be under way.
 pub(crate) fn end() {
-    let Some(task) = process::known_task() else { return };
-    if task.pid() != process::pid() {
-        return;
-    }
+    let Some(task) = process::own_task() else { return };
     if shm::is_on() && task.attached() != 0 {
         shm::unmark_own();
     }
     if call::is_interrupted() || !is_alone() {
         return;
     }
-    hold::give_up();
+    if process::is_own() {
+        hold::give_up();
+    }
     // SAFETY: there is no other thread, and this one is in no call.
-    drop(unsafe { process::take_task() });
+    drop(unsafe { process::take_task(std::ptr::from_ref(task)) });
 }
 
 /// Returns true if this is the only thread of the process.

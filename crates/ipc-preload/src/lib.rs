@@ -19,9 +19,10 @@
 //! # Guarantees
 //!
 //! - P.1: no panic unwinds into C: a function that C calls aborts instead.
-//! - P.2: a program that makes none of these calls maps nothing and opens nothing. With `COREWALK_IPC_SHM` one
+//! - P.2: a program that makes none of these calls opens nothing, and has one page of memory mapped. With `COREWALK_IPC_SHM` one
 //!   system call tells, when it is loaded, whether the program before it has left segments attached.
-//! - P.3: a single semop(2) that need not wait allocates nothing and makes no system call.
+//! - P.3: a single semop(2) that need not wait allocates nothing and makes no system call, but in a child of vfork(2) whose
+//!   parent has made no call.
 //! - P.4: undo of a process that ends by itself is applied before its parent can see the end, unless
 //!   other threads of it still run or the end came inside of a call.
 //!
@@ -83,6 +84,8 @@ pub use syscall::syscall;
 /// What the loader runs. A test program is not loaded this way.
 mod load {
     extern "C" fn load() {
+        // First: what other modules are told of a fork comes after this.
+        super::process::resolve();
         super::exit::resolve();
         super::cred::resolve();
         super::signal::resolve();

@@ -1,14 +1,20 @@
 //! The process as a task of the namespace.
 //!
-//! Nothing happens before the first call: most programs that inherit `LD_PRELOAD` never make one.
+//! Before the first call nothing happens but that a page is mapped: most programs that inherit `LD_PRELOAD` never make one.
 //! Then the namespace is mapped, its descriptor closed again, and the process registered.
 //!
 //! # Fork
 //!
 //! A child is another task, without undo. That it is one shows in a page that the kernel wipes in
 //! the child of whatever kind of fork (`MADV_WIPEONFORK`), so a call looks at one word to know, and
-//! no fork is intercepted, unless segments are attached (`fork`). A child of vfork(2) shares the page with its parent, and acts as it
-//! until it execs.
+//! no fork is intercepted, unless segments are attached (`fork`). The page says whose memory it is, too.
+//!
+//! # A child of vfork(2)
+//!
+//! It shares the page with its parent. If that has a task the child acts as it until it execs: to know better would cost a
+//! system call for each call. If not, the child finds that the memory is another's and is a *guest* there: it has a task of
+//! its own, which its calls look up the slow way and which its parent never takes for its own, nor ends: it
+//! belongs to what the child has become.
 //!
 //! # Exec
 //!
@@ -24,7 +30,7 @@
 //! Source: madvise(2), vfork(2), environ(7).
 
 use corewalk_ipc::{Namespace, OpenError, Task};
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use corewalk_sync::primitives::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -34,7 +40,6 @@ use std::ptr;
 use crate::cred;
 use crate::exit;
 use crate::hold;
-use crate::signal;
 
 /// Names the file of the namespace.
 pub(crate) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
@@ -44,6 +49,10 @@ pub(crate) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 struct Page {
     /// The process's task, or null.
     task: AtomicPtr<Task>,
+    /// The task of a child of vfork(2), or null.
+    guest: AtomicPtr<Task>,
+    /// The process whose memory this is, or 0 in a child that has not said so yet.
+    owner: AtomicU32,
     is_locked: AtomicBool,
     /// The lock of what is attached, see `shm`.
     is_attaching: AtomicBool,
@@ -74,6 +83,33 @@ static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 /// was then being changed when it was forked.
 static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
+/// Maps the page, and asks the C library to be told of forks.
+pub(crate) fn resolve() {
+    // A program that makes no call need not know if that is not possible.
+    let _page = mapped_page();
+    own();
+    extern "C" fn child() {
+        own();
+    }
+    // SAFETY: the function stays loaded: a preloaded library is never unloaded.
+    let _registered = unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
+
+/// Takes note that the memory of this process is its own: it is no child of vfork(2).
+fn own() {
+    if let Some(page) = known_page() {
+        // ORDERING: Relaxed. A thread sees what it has stored, and a child what its parent had.
+        page.owner.store(pid(), Ordering::Relaxed);
+    }
+}
+
+/// Returns true if the memory of this process is its own, and not its parent's.
+pub(crate) fn is_own() -> bool {
+    let Some(page) = known_page() else { return true };
+    // ORDERING: Relaxed. See `own`.
+    [0, pid()].contains(&page.owner.load(Ordering::Relaxed))
+}
+
 /// Returns the process's task.
 ///
 /// Ends the process with status 127 if there is no namespace to register in.
@@ -90,22 +126,25 @@ pub(crate) fn task() -> &'static Task {
 /// Returns the process's task if it has made a call before.
 #[inline]
 pub(crate) fn known_task() -> Option<&'static Task> {
-    // ORDERING(preload-page): Acquire. The page is set up before its address is stored.
-    let page = PAGE.load(Ordering::Acquire);
-    if page.is_null() {
-        return None;
-    }
-    // SAFETY: a page whose address was stored is never unmapped, and zeroes are a valid one.
-    let page = unsafe { &*page };
+    let page = known_page()?;
     // ORDERING(preload-task): Acquire. The task is made before its address is stored.
     let task = page.task.load(Ordering::Acquire);
     // SAFETY: the task lives until `take_task`, whose caller knows that no call is under way.
     unsafe { task.as_ref() }
 }
 
+/// Returns the task of a child of vfork(2) that is in this memory, or was: whose it is has to be looked at.
+pub(crate) fn guest() -> Option<&'static Task> {
+    // ORDERING(preload-task): Acquire. The task is made before its address is stored.
+    let guest = known_page()?.guest.load(Ordering::Acquire);
+    // SAFETY: as in `known_task`.
+    unsafe { guest.as_ref() }
+}
+
 /// Returns the process's task if it has made a call before, and not what a child of vfork(2) borrows.
 pub(crate) fn own_task() -> Option<&'static Task> {
-    known_task().filter(|task| task.pid() == pid())
+    let tasks = [known_task(), guest()];
+    tasks.into_iter().flatten().find(|task| task.pid() == pid())
 }
 
 /// Returns the number of the process, as the kernel knows it.
@@ -161,37 +200,37 @@ pub(crate) fn refresh_thread_cred() {
 fn refresh_late(task: &Task) {
     // ORDERING: Relaxed. See `refresh_cred`.
     let changes = CRED_CHANGES.load(Ordering::Relaxed);
-    if ASKED.get() != changes && task.pid() == pid() {
+    // What a thread has asked for its parent's memory is not about a guest.
+    if ASKED.get() != changes && task.pid() == pid() && is_own() {
         ASKED.set(changes);
         task.set_thread_cred(cred::current());
     }
 }
 
-/// Takes the task away, for its end.
+/// Takes the task of this process away, for its end.
 ///
 /// # Safety
 ///
 /// No other thread, and no call further up in this one, uses the task.
-pub(crate) unsafe fn take_task() -> Option<Box<Task>> {
-    // ORDERING(preload-page): Acquire. See `known_task`.
-    let page = PAGE.load(Ordering::Acquire);
-    if page.is_null() {
-        return None;
-    }
-    // SAFETY: as in `known_task`.
-    let page = unsafe { &*page };
-    // ORDERING(preload-task): Acquire. See `known_task`.
-    let task = page.task.swap(ptr::null_mut(), Ordering::Acquire);
+pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
+    let (page, own) = (known_page()?, own.cast_mut());
+    let null = ptr::null_mut();
     // ORDERING: Relaxed. The caller promises that there is no other thread.
-    LAST.store(ptr::null_mut(), Ordering::Relaxed);
-    // SAFETY: the address came from `Box::into_raw`, and the swap hands it to one caller.
-    (!task.is_null()).then(|| unsafe { Box::from_raw(task) })
+    let _last = LAST.compare_exchange(own, null, Ordering::Relaxed, Ordering::Relaxed);
+    let taken = |word: &AtomicPtr<Task>| {
+        // ORDERING(preload-task): Acquire. See `known_task`.
+        word.compare_exchange(own, null, Ordering::Acquire, Ordering::Relaxed).ok()
+    };
+    let task = taken(&page.task).or_else(|| taken(&page.guest))?;
+    // SAFETY: the address came from `Box::into_raw`, and the exchange hands it to one caller.
+    Some(unsafe { Box::from_raw(task) })
 }
 
 #[cold]
 #[inline(never)]
 fn registered() -> &'static Task {
-    register().unwrap_or_else(|why| exit::refuse(&why))
+    // A guest comes here with each call.
+    own_task().unwrap_or_else(|| register().unwrap_or_else(|why| exit::refuse(&why)))
 }
 
 /// Makes the process a task, or returns why that cannot be.
@@ -203,8 +242,12 @@ pub(crate) fn register() -> Result<&'static Task, String> {
         return Ok(task);
     }
     let namespace = namespace()?;
-    // A child of vfork(2) has its parent's task.
-    signal::own();
+    if !is_own() {
+        let guest = namespace.register(cred::current(), pid());
+        return Ok(publish_guest(page, guest.map_err(|errno| why_not("process", errno))?));
+    }
+    // A child that was made by number has not said so yet.
+    own();
     let made = match forked_from() {
         Some(parent) => parent.fork(pid()).inspect(|task| {
             task.set_cred(cred::current());
@@ -252,8 +295,10 @@ fn forked_from() -> Option<&'static Task> {
 }
 
 /// Makes a task that of the process; the page is locked.
-fn publish(page: &Page, task: Task) -> &'static Task {
+fn publish(page: &'static Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task));
+    // ORDERING: Relaxed. Who was a guest has ended or become another program, or acts as this task from now on.
+    page.guest.store(ptr::null_mut(), Ordering::Relaxed);
     // ORDERING(preload-last): Release. The task is made before its address is seen.
     LAST.store(task, Ordering::Release);
     // ORDERING(preload-task): Release. The task is made before its address is seen.
@@ -262,37 +307,59 @@ fn publish(page: &Page, task: Task) -> &'static Task {
     unsafe { &*task }
 }
 
-/// Returns the page that is wiped in a child, which is made on the first call.
-fn page() -> &'static Page {
-    // ORDERING(preload-page): Acquire. See `known_task`.
+/// Makes a task that of a child of vfork(2); the page is locked. The guest before has ended or become another program.
+fn publish_guest(page: &Page, task: Task) -> &'static Task {
+    let task = Box::into_raw(Box::new(task));
+    // ORDERING(preload-task): Release. The task is made before its address is seen.
+    page.guest.store(task, Ordering::Release);
+    // SAFETY: as in `known_task`.
+    unsafe { &*task }
+}
+
+/// Returns the page that is wiped in a child, if there is one.
+#[inline]
+fn known_page() -> Option<&'static Page> {
+    // ORDERING(preload-page): Acquire. The page is set up before its address is stored.
     let page = PAGE.load(Ordering::Acquire);
-    if !page.is_null() {
-        // SAFETY: as in `known_task`.
-        return unsafe { &*page };
+    // SAFETY: a page whose address was stored is never unmapped, and zeroes are a valid one.
+    unsafe { page.as_ref() }
+}
+
+/// Returns the page that is wiped in a child.
+fn page() -> &'static Page {
+    mapped_page().unwrap_or_else(|why| exit::refuse(why))
+}
+
+/// Returns the page, which is mapped when the library is loaded, or says why that is not possible.
+fn mapped_page() -> Result<&'static Page, &'static str> {
+    if let Some(page) = known_page() {
+        return Ok(page);
     }
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: no address is asked for, so no mapping in use is replaced.
     let made = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), PAGE_BYTES, access, flags) };
-    let Ok(made) = made else { exit::refuse("no memory") };
+    let made = made.map_err(|_| "no memory")?;
     // SAFETY: the range is the mapping just made, which nobody else knows.
+    let unmap = || unsafe { rustix::mm::munmap(made, PAGE_BYTES) };
+    // SAFETY: as above.
     let advised = unsafe { rustix::mm::madvise(made, PAGE_BYTES, Advice::LinuxWipeOnFork) };
     if advised.is_err() {
-        exit::refuse("the kernel cannot wipe a page on fork (Linux 4.14)");
+        let _unmapped = unmap();
+        return Err("the kernel cannot wipe a page on fork (Linux 4.14)");
     }
-    let made = made.cast::<Page>();
     let null = ptr::null_mut();
     // ORDERING(preload-page): Release. The page is set up before its address is seen. Acquire for
     // the one that another thread was quicker with.
-    match PAGE.compare_exchange(null, made, Ordering::Release, Ordering::Acquire) {
-        // SAFETY: as in `known_task`.
-        Ok(_) => unsafe { &*made },
-        Err(other) => {
-            // SAFETY: the range is the mapping just made, which nobody else knows.
-            let _unmapped = unsafe { rustix::mm::munmap(made.cast(), PAGE_BYTES) };
-            // SAFETY: as in `known_task`.
-            unsafe { &*other }
-        }
-    }
+    let set = PAGE.compare_exchange(null, made.cast(), Ordering::Release, Ordering::Acquire);
+    let page = set.map_or_else(
+        |other| {
+            let _unmapped = unmap();
+            other
+        },
+        |_| made.cast(),
+    );
+    // SAFETY: as in `known_page`.
+    Ok(unsafe { &*page })
 }
 
 /// Returns the namespace, which is mapped on the first call; the page is locked.

@@ -17,7 +17,7 @@
 //! with the old flags or the new one with the new. Who installs handlers holds a lock with all signals blocked.
 //!
 //! A child of vfork(2) has these tables in common with its parent, and its handlers not: it installs them as they are, and
-//! changes no table. So does a child that was made by number until its first call, which is when it is known not to be one of vfork(2).
+//! changes no table.
 //!
 //! # What it refuses
 //!
@@ -50,9 +50,6 @@ const ENTRIES: usize = 2;
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
 
-/// The process that the tables belong to, or 0 before anybody has asked.
-static OWNER: AtomicU32 = AtomicU32::new(0);
-
 /// The process one of whose threads changes the tables, or 0. What a child has inherited is nobody's.
 static IS_LOCKED: AtomicU32 = AtomicU32::new(0);
 
@@ -74,30 +71,12 @@ pub(crate) fn resolve() {
     for next in &REPLACING {
         next.address();
     }
-    own();
-    extern "C" fn child() {
-        own();
-    }
-    // SAFETY: the function stays loaded: a preloaded library is never unloaded.
-    let _registered = unsafe { libc::pthread_atfork(None, None, Some(child)) };
-}
-
-/// Takes note that the memory of this process is its own: it is no child of vfork(2).
-pub(crate) fn own() {
-    // ORDERING: Relaxed. A thread sees what it has stored, and a child what its parent had.
-    OWNER.store(process::pid(), Ordering::Relaxed);
-}
-
-/// Returns true if the tables are those of this process, and not of its parent.
-fn is_own() -> bool {
-    // ORDERING: Relaxed. See `own`.
-    [0, process::pid()].contains(&OWNER.load(Ordering::Relaxed))
 }
 
 /// Notes that a signal has come; returns the program's handler.
 fn arrived(entry: usize, signal: c_int) -> *mut c_void {
     // No lock, no allocation, no system call, and errno stays as it is.
-    if let Some(task) = process::known_task() {
+    for task in [process::known_task(), process::guest()].into_iter().flatten() {
         task.interrupt_own();
     }
     // ORDERING: Relaxed. An address of code; nothing is published with it.
@@ -182,7 +161,7 @@ impl Change {
         let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
             return (change, handler.unwrap_or(0));
         };
-        if !is_own() {
+        if !process::is_own() {
             return (change, function);
         }
         let free = usize::from(installed_now(signal) == Some(first));
@@ -210,7 +189,7 @@ struct TableLock {
 impl TableLock {
     fn take() -> Self {
         let signals = BlockedSignals::new();
-        let is_held = is_own();
+        let is_held = process::is_own();
         if is_held {
             Self::acquire(process::pid());
         }

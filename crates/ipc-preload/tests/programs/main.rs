@@ -5,6 +5,7 @@
 //! by a panic. The same roles run without the library as the control: the host kernel passes them too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
+mod forks;
 mod jump;
 mod process;
 mod roles;
@@ -151,6 +152,11 @@ fn signal_between_the_queue_and_the_sleep_ends_the_wait() {
 #[test]
 fn wait_that_a_handler_has_left_takes_nothing() {
     run("signals_jump", &Namespace::new());
+}
+
+#[test]
+fn task_of_a_vfork_child_is_not_its_parents() {
+    run("vfork_first", &Namespace::new());
 }
 
 #[test]

@@ -7,9 +7,9 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 
-use crate::{jump, shm, signals};
+use crate::{forks, jump, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 30] = [
+pub(crate) const ROLES: [(&str, fn()); 31] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -39,6 +39,7 @@ pub(crate) const ROLES: [(&str, fn()); 30] = [
     ("shm_threads", shm::threads),
     ("signals_vfork", signals::vfork),
     ("signals_jump", jump::jump),
+    ("vfork_first", forks::vfork_first),
     ("shm_permissions", shm::permissions),
 ];
 
@@ -57,11 +58,11 @@ pub(crate) fn semop(id: i32, sop: Sop) -> Result<i32, i32> {
     sysv::semop_raw(id, &mut sops)
 }
 
-fn value(id: i32, num: i32) -> i32 {
+pub(crate) fn value(id: i32, num: i32) -> i32 {
     sysv::semctl(id, num, libc::GETVAL, 0).expect("a value")
 }
 
-fn remove(id: i32) {
+pub(crate) fn remove(id: i32) {
     sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
 }
 
