@@ -2,7 +2,7 @@
 //!
 //! A signal handler may interrupt a call, and end the process. What the call has locked is then
 //! locked by the handler's own thread: to apply undo there would wait for ever. So each thread knows where on its stack
-//! the innermost of its calls began, and the end is left to the recovery of the namespace if there is one.
+//! its calls began, and the end is left to the recovery of the namespace if it is in one.
 //!
 //! # Calls that nobody returns to
 //!
@@ -12,13 +12,28 @@
 //! that call's stack, so nobody returns to it, and its wait is taken back. Calls on stacks that the program has made
 //! itself are left to the end of the process: a handler may have gone over to one with swapcontext(3).
 //!
+//! The call that was left may itself be that of a handler, which had interrupted another, and the jump may have left both. So those
+//! that were interrupted are kept too, each with how many waits the thread was in then, and are judged likewise from the innermost outwards.
+//! They are kept beside the stack: what has been left of it is overwritten by now.
+//!
+//! # Places
+//!
+//! | bits | field |
+//! |---|---|
+//! | 0-3 | level: how many calls were interrupted for this one |
+//! | 4-63 | where it began on the stack, rounded down |
+//!
+//! 0 is no call. Of the call at each level below the innermost one's the list has the place.
+//!
 //! # What it refuses
 //!
 //! - To tell a call that a handler makes from one further down the stack after a jump: if the next call is that, the one after it
 //!   may find the wait.
+//! - To know calls for which more than [`LEVELS`] were interrupted.
 //!
 //! Source: signal-safety(7), sigsetjmp(3), sigaltstack(2); System V ABI, AMD64 supplement.
 
+use corewalk_ipc::Task;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -30,9 +45,18 @@ use crate::process;
 /// of the floating point unit), and frames of this library.
 const FRAME_BYTES: usize = 1024;
 
+/// Calls that can have been interrupted for another.
+const LEVELS: usize = 15;
+
+const LEVEL_MASK: usize = 0xf;
+
 thread_local! {
-    /// Where the innermost call of this thread began, or 0.
+    /// The place of the innermost call of this thread, or 0.
     static INNERMOST: Cell<usize> = const { Cell::new(0) };
+
+    /// The calls that were interrupted, by level: their places, and in how many waits the thread was then.
+    static INTERRUPTED: [Cell<(usize, usize)>; LEVELS] =
+        const { [const { Cell::new((0, 0)) }; LEVELS] };
 }
 
 /// A call under way in this thread, until it is dropped.
@@ -43,23 +67,53 @@ pub(crate) struct Call {
 impl Call {
     #[inline]
     pub(crate) fn enter() -> Self {
-        let here = here();
-        let outer = INNERMOST.with(|innermost| innermost.replace(here));
-        Self { outer: if outer == 0 { 0 } else { still_there(outer, here) } }
+        let here = here() & !LEVEL_MASK;
+        let innermost = INNERMOST.get();
+        if innermost != 0 {
+            return Self::enter_beside(innermost, here);
+        }
+        INNERMOST.set(here);
+        Self { outer: 0 }
+    }
+
+    /// Enters a call of a handler that has interrupted another, or one after a call that was left.
+    #[cold]
+    fn enter_beside(innermost: usize, here: usize) -> Self {
+        let outer = still_there(innermost, here);
+        let level = level_above(outer);
+        if level > LEVELS {
+            return Self { outer };
+        }
+        if outer != 0 {
+            INTERRUPTED.with(|calls| calls[level - 1].set((outer, Task::own_waits())));
+        }
+        // Last: a handler that comes before has found the calls as they were, and leaves them so.
+        INNERMOST.set(here | level);
+        Self { outer }
     }
 }
 
 impl Drop for Call {
     #[inline]
     fn drop(&mut self) {
-        INNERMOST.with(|innermost| innermost.set(self.outer));
+        INNERMOST.set(self.outer);
     }
+}
+
+/// Returns the level of a call for which that at `outer` was interrupted.
+fn level_above(outer: usize) -> usize {
+    if outer == 0 { 0 } else { (outer & LEVEL_MASK) + 1 }
 }
 
 /// Returns true if this thread is inside of a call, which a signal handler has interrupted.
 pub(crate) fn is_interrupted() -> bool {
-    let outer = INNERMOST.with(Cell::get);
-    outer != 0 && still_there(outer, here()) != 0
+    let innermost = INNERMOST.get();
+    if innermost == 0 {
+        return false;
+    }
+    let outer = still_there(innermost, here() & !LEVEL_MASK);
+    INNERMOST.set(outer);
+    outer != 0
 }
 
 /// Returns where the stack is, more or less.
@@ -69,17 +123,25 @@ fn here() -> usize {
     ptr::from_ref(std::hint::black_box(&local)).addr()
 }
 
-/// Returns the call that began at `outer` if it is under way, and 0 if a handler has left it.
+/// Returns the innermost call that is under way, from that at `innermost` outwards, or 0. The waits of those that
+/// a handler has left are taken back.
 #[cold]
-fn still_there(outer: usize, here: usize) -> usize {
-    if !is_left(outer, here, handler_stack(), |place| own_stack().contains(place)) {
-        return outer;
+fn still_there(innermost: usize, here: usize) -> usize {
+    let mut outer = innermost;
+    let is_on_own = |place: &usize| own_stack().contains(place);
+    while outer != 0 && is_left(outer & !LEVEL_MASK, here, handler_stack(), is_on_own) {
+        let level = outer & LEVEL_MASK;
+        // To a handler that comes meanwhile this is a call like the one that was left.
+        INNERMOST.set(here | level);
+        let none = (0, 0);
+        let (next, waits) =
+            if level == 0 { none } else { INTERRUPTED.with(|calls| calls[level - 1].get()) };
+        if let Some(task) = process::own_task() {
+            task.abandon_own_waits(waits);
+        }
+        outer = next;
     }
-    INNERMOST.with(|innermost| innermost.set(if innermost.get() == outer { 0 } else { here }));
-    if let Some(task) = process::own_task() {
-        task.abandon_own_wait();
-    }
-    0
+    outer
 }
 
 /// The stack for handlers of a thread.

@@ -150,6 +150,7 @@ mod list;
 mod lock;
 mod msg;
 mod namespace;
+mod nested;
 mod perm;
 mod pool;
 mod process;

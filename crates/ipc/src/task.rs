@@ -25,7 +25,6 @@ use corewalk_sync::primitives::Arc;
 use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 use corewalk_sync::{Line, Mutex};
 use rustix::io::Errno;
-use std::cell::Cell;
 use std::fmt;
 
 use crate::field::{get, low, put};
@@ -35,6 +34,7 @@ use crate::layout::HEADER;
 use crate::lock::Owner;
 use crate::msg::is_interruptible;
 use crate::namespace::{Limits, Shared};
+use crate::nested;
 use crate::perm::{Cred, CredCell};
 use crate::process::{Identity, Look, has_other_image, image_of};
 use crate::recover;
@@ -64,12 +64,6 @@ pub(crate) const IMAGE: usize = 4;
 
 /// Word of the header: the generation that was handed out last.
 pub(crate) const LAST_GENERATION: usize = 7;
-
-thread_local! {
-    /// The call of this thread that waits: where its task lies, and its node or 0. A forked child, which has
-    /// a copy of this, has another task.
-    static WAITING: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
-}
 
 /// A process, to the namespace. Threads share it by reference.
 ///
@@ -107,6 +101,14 @@ pub struct Task {
     pub(crate) hot: Hot,
     /// Segments that it has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
+}
+
+/// A wait that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    node: u32,
+    /// Waits of the thread that it has interrupted.
+    around: usize,
 }
 
 /// What many calls of a task write, apart from what all of them read.
@@ -272,31 +274,56 @@ impl Task {
         count
     }
 
-    /// Ends the wait of the calling thread with `EINTR` if it is in one: for a signal handler that has interrupted
-    /// it, and that may run after the call was queued and before it sleeps.
+    /// Ends the waits of the calling thread with `EINTR`: for a signal handler that has interrupted
+    /// one, and that may run after the call was queued and before it sleeps. There is more than one where the wait was a
+    /// handler's that had interrupted another.
     ///
     /// It takes no lock and makes no system call. A wait that is over already returns what it came to.
     pub fn interrupt_own(&self) {
-        let (task, node) = WAITING.get();
-        if node != 0 && task == self.address() {
+        nested::each_of(self.address(), |node| {
             let status = &self.shared.region.line(node)[STATUS];
             if is_interruptible(status) {
                 // ORDERING: Relaxed. The same thread; it takes the set's lock before it gives up.
                 status.fetch_or(INTERRUPTED, Ordering::Relaxed);
             }
+        });
+    }
+
+    /// Returns how many waits the calling thread is in: those that handlers have interrupted, and those of the handlers.
+    #[must_use]
+    pub fn own_waits() -> usize {
+        nested::count()
+    }
+
+    /// Takes back the waits that the calling thread has left without returning from them, which are all but the
+    /// outermost `around`: a signal handler has interrupted the last and jumped elsewhere (siglongjmp(3)). The thread is in none of
+    /// those calls.
+    ///
+    /// What a call was granted meanwhile goes to others, with its adjustments, but for a message,
+    /// which is gone. (In the kernel the wait ends before the handler runs, and what it was granted just before that is lost as well.)
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, Namespace, NamespaceOptions, Task};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// // A handler of this thread asks before it makes a call.
+    /// let around = Task::own_waits();
+    /// task.abandon_own_waits(around);
+    /// assert_eq!(Task::own_waits(), 0);
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    pub fn abandon_own_waits(&self, around: usize) {
+        while let Some((task, node)) = nested::take_beyond(around) {
+            if task == self.address() {
+                self.abandon(node);
+            }
         }
     }
 
-    /// Takes back the wait that the calling thread has left without returning from it, if there is one: a signal handler has
-    /// interrupted it and jumped elsewhere (siglongjmp(3)). The thread is in no call.
-    ///
-    /// What the call was granted meanwhile goes to others, with its adjustments, but for a message,
-    /// which is gone. (In the kernel the wait ends before the handler runs, and what it was granted just before that is lost as well.)
-    pub fn abandon_own_wait(&self) {
-        let (task, node) = WAITING.replace((0, 0));
-        if node == 0 || task != self.address() {
-            return;
-        }
+    fn abandon(&self, node: u32) {
         self.waiting.leave(node);
         let (shared, region) = (&*self.shared, &self.shared.region);
         if shared.layout.msg_waits.whose(region, node) == Some(self.owner.index) {
@@ -375,14 +402,16 @@ impl Task {
         self.undo_cache[set as usize % UNDO_CACHE].store(entry, Ordering::Relaxed);
     }
 
-    pub(crate) fn begin_wait(&self, node: u32) {
+    pub(crate) fn begin_wait(&self, node: u32) -> Begun {
         self.waiting.enter(node);
-        WAITING.set((self.address(), node));
+        Begun { node, around: nested::enter(self.address(), node) }
     }
 
-    pub(crate) fn end_wait(&self, node: u32) {
-        WAITING.set((0, 0));
-        self.waiting.leave(node);
+    pub(crate) fn end_wait(&self, begun: Begun) {
+        // Those of handlers are over, and who has left them has come back here.
+        self.abandon_own_waits(begun.around + 1);
+        nested::forget_beyond(begun.around);
+        self.waiting.leave(begun.node);
     }
 
     /// Returns the ids of semaphore sets.

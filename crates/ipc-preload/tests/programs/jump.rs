@@ -5,8 +5,11 @@
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn jump() {}
 
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn nested() {}
+
 #[cfg(target_arch = "x86_64")]
-pub(crate) use here::jump;
+pub(crate) use here::{jump, nested};
 
 #[cfg(target_arch = "x86_64")]
 mod here {
@@ -14,7 +17,7 @@ mod here {
     use corewalk_testkit::sysv;
     use std::ptr;
 
-    use crate::roles::{child, exited, semop, set, until, wait};
+    use crate::roles::{child, exited, remove, semop, set, until, value, wait};
     use crate::signals::{action, install};
 
     /// Registers to go back to: rbx, rbp, r12 to r15, rsp.
@@ -143,5 +146,86 @@ mod here {
         sysv::semctl(sems, 0, libc::IPC_RMID, 0).expect("it is ours");
         // SAFETY: the command takes nothing.
         assert_eq!(unsafe { libc::msgctl(queue, libc::IPC_RMID, ptr::null_mut()) }, 0);
+    }
+
+    /// Waits itself, and is interrupted by [`handler`] or goes on when it has what it waits for.
+    extern "C" fn waiting(_signal: libc::c_int) {
+        take_inside();
+        // SAFETY: as in `handler`.
+        unsafe { leave(&PLACE) }
+    }
+
+    extern "C" fn take_inside() {
+        let _granted = semop(id(0), (1, -1, 0));
+    }
+
+    static INSIDE: Place = Place([const { AtomicUsize::new(0) }; 7]);
+
+    /// Waits itself, is interrupted by [`handler_inside`], and returns.
+    extern "C" fn waiting_and_left(_signal: libc::c_int) {
+        protect(&INSIDE, take_inside);
+    }
+
+    extern "C" fn handler_inside(_signal: libc::c_int) {
+        // SAFETY: as in `handler`, for the one in `waiting_and_left`.
+        unsafe { leave(&INSIDE) }
+    }
+
+    /// Which calls are left, of one and that of the handler that has interrupted it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Left {
+        Both,
+        Inner,
+        Outer,
+    }
+
+    /// As [`jump`], for a call that was interrupted by a handler whose own call waits.
+    pub(crate) fn nested() {
+        [Left::Both, Left::Inner, Left::Outer].into_iter().for_each(leave_nested);
+    }
+
+    fn leave_nested(left: Left) {
+        // What is waited for outside and inside; how often was left, and that there is what is waited for.
+        let sems = set(4);
+        // ORDERING: Relaxed. See `id`.
+        IDS[0].store(sems as usize, Ordering::Relaxed);
+        let pid = child(|| {
+            // SAFETY: the call takes a number.
+            unsafe { libc::alarm(60) };
+            let (first, second) = match left {
+                Left::Inner => (waiting_and_left as *const (), handler_inside as *const ()),
+                _ => (waiting as *const (), handler as *const ()),
+            };
+            for (signal, handler) in [(libc::SIGUSR1, first), (libc::SIGUSR2, second)] {
+                install(signal, Some(&action(handler as usize, libc::SA_NODEFER)));
+            }
+            let_in(libc::SIG_BLOCK);
+            let is_left = protect(&PLACE, take) == i32::from(left != Left::Inner);
+            let_in(libc::SIG_BLOCK);
+            let mut is_well = is_left && semop(sems, (2, 1, 0)) == Ok(0);
+            // When somebody has put it there.
+            is_well &= semop(sems, (3, -1, 0)) == Ok(0);
+            for num in 0..2 {
+                is_well &= semop(sems, (num, -1, 0)) == Ok(0);
+            }
+            i32::from(!is_well)
+        });
+        let waits = |num| sysv::semctl(sems, num, libc::GETNCNT, 0) == Ok(1);
+        until("it waits", || waits(0));
+        sysv::send_usr1(pid.cast_unsigned(), pid).expect("it is not waited for");
+        until("its handler waits", || waits(1));
+        if left == Left::Outer {
+            assert_eq!(semop(sems, (1, 1, 0)), Ok(0));
+        } else {
+            // SAFETY: the call takes numbers.
+            assert_eq!(unsafe { libc::kill(pid, libc::SIGUSR2) }, 0);
+        }
+        until("it has left", || value(sems, 2) == 1);
+        for num in [0, 1, 3] {
+            assert_eq!(semop(sems, (num, 1, 0)), Ok(0));
+        }
+        assert_eq!(exited(wait(pid)), 0, "{left:?}");
+        assert_eq!(sysv::getall(sems, 4), Ok(vec![0, 0, 1, 0]));
+        remove(sems);
     }
 }

@@ -155,6 +155,11 @@ fn wait_that_a_handler_has_left_takes_nothing() {
 }
 
 #[test]
+fn waits_that_handlers_of_each_other_have_left_take_nothing() {
+    run("signals_jump_nested", &Namespace::new());
+}
+
+#[test]
 fn task_of_a_vfork_child_is_not_its_parents() {
     run("vfork_first", &Namespace::new());
 }

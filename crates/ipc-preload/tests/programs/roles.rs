@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::{forks, jump, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 31] = [
+pub(crate) const ROLES: [(&str, fn()); 32] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -39,6 +39,7 @@ pub(crate) const ROLES: [(&str, fn()); 31] = [
     ("shm_threads", shm::threads),
     ("signals_vfork", signals::vfork),
     ("signals_jump", jump::jump),
+    ("signals_jump_nested", jump::nested),
     ("vfork_first", forks::vfork_first),
     ("shm_permissions", shm::permissions),
 ];

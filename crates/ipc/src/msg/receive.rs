@@ -247,10 +247,10 @@ impl Task {
         let who = (Role::Receiver, queue.place, guard.next_ticket());
         let node = Node::alloc(self, who, size_max, filter)?;
         guard.receivers().push(node.line);
-        self.begin_wait(node.line);
+        let begun = self.begin_wait(node.line);
         drop(guard);
         let received = self.wait_for_message(queue, node, msgtyp);
-        self.end_wait(node.line);
+        self.end_wait(begun);
         let (received, is_ours) = node.leave(received);
         if let Ok(line) = received {
             // Before the node is free: a message that is delivered is found by its node.

@@ -118,10 +118,10 @@ impl Task {
         let who = (Role::Sender, queue.place, guard.next_ticket());
         let node = Node::alloc(self, who, message.size(), Filter::Any)?;
         guard.senders().push(node.line);
-        self.begin_wait(node.line);
+        let begun = self.begin_wait(node.line);
         drop(guard);
         let sent = self.wait_for_room(queue, node, message, msgflg);
-        self.end_wait(node.line);
+        self.end_wait(begun);
         let (sent, is_ours) = node.leave(sent.map(|()| 0));
         if is_ours {
             node.free(self.owner);

@@ -36,13 +36,13 @@ fn call_that_is_to_look_again_does_not_count_as_waiting() {
     let id = task.msgget(IPC_PRIVATE, 0o600).unwrap();
     let who = (Role::Sender, queue(&task, id).place, 1);
     let node = Node::alloc(&task, who, 1, Filter::Any).unwrap();
-    task.begin_wait(node.line);
+    let begun = task.begin_wait(node.line);
     assert_eq!(task.waiting(), 1);
     assert!(node.call());
     assert_eq!(task.waiting(), 0);
     node.answer_call();
     assert_eq!(task.waiting(), 1);
-    task.end_wait(node.line);
+    task.end_wait(begun);
     node.forget();
     node.free(task.owner);
 }

@@ -297,11 +297,11 @@ impl Task {
                     node.free(self.owner);
                     return Err(errno);
                 }
-                self.begin_wait(node.line);
+                let begun = self.begin_wait(node.line);
                 txn.commit(Completed::default());
                 drop(guard);
                 let result = self.wait(semid, set, node, (deadline, watch));
-                self.end_wait(node.line);
+                self.end_wait(begun);
                 if result == Err(Errno::IO) {
                     // It is still in its queues, where others would meet whoever has the node next.
                     self.abandoned.lock().push(node.line);

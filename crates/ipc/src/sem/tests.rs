@@ -194,10 +194,10 @@ fn handler_ends_the_wait_of_its_own_task_alone() {
     let id = parent.semget(IPC_PRIVATE, 1, 0o600).unwrap();
     let node = wait_without_sleep(&parent, id, &[SemBuf::new(0, -1, 0)]);
     let is_interrupted = || get(&parent.shared.region.line(node)[STATUS]) & INTERRUPTED != 0;
-    parent.begin_wait(node);
+    let begun = parent.begin_wait(node);
     child.interrupt_own();
     assert!(!is_interrupted());
     parent.interrupt_own();
     assert!(is_interrupted());
-    parent.end_wait(node);
+    parent.end_wait(begun);
 }
