@@ -7,7 +7,8 @@
 //!
 //! A child is another task, without undo. That it is one shows in a page that the kernel wipes in
 //! the child of whatever kind of fork (`MADV_WIPEONFORK`), so a call looks at one word to know, and
-//! no fork is intercepted, unless segments are attached (`fork`). The page says whose memory it is, too.
+//! no fork is intercepted, unless segments are attached (`fork`). The page says whose memory it is, too: so a call that its
+//! process has begun ends in a child that a handler has forked (`Task::tell_copies_by`).
 //!
 //! # A child of vfork(2)
 //!
@@ -296,7 +297,7 @@ fn forked_from() -> Option<&'static Task> {
 
 /// Makes a task that of the process; the page is locked.
 fn publish(page: &'static Page, task: Task) -> &'static Task {
-    let task = Box::into_raw(Box::new(task));
+    let task = Box::into_raw(Box::new(task.tell_copies_by(&page.owner)));
     // ORDERING: Relaxed. Who was a guest has ended or become another program, or acts as this task from now on.
     page.guest.store(ptr::null_mut(), Ordering::Relaxed);
     // ORDERING(preload-last): Release. The task is made before its address is seen.

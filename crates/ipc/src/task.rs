@@ -101,6 +101,8 @@ pub struct Task {
     pub(crate) hot: Hot,
     /// Segments that it has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
+    /// What tells the task from a copy, see [`Task::tell_copies_by`].
+    home: Option<&'static AtomicU32>,
 }
 
 /// A wait that has begun.
@@ -158,6 +160,7 @@ impl Task {
             shm,
             former,
             hot,
+            home: None,
         })
     }
 
@@ -334,6 +337,39 @@ impl Task {
         }
     }
 
+    /// Says what tells the task from a copy of it, which a forked process has: `home` holds [`Task::pid`] in the task's own
+    /// process, and something else in a child from its first instruction on (`MADV_WIPEONFORK`), or before it returns
+    /// to a call of its parent.
+    ///
+    /// A signal handler may interrupt a call that waits, fork, and return in both processes. With this the call ends in the child with
+    /// `EINTR` and leaves everything as it is: what it has in the namespace is the parent's. Without it the child
+    /// takes its parent's place in the queue away.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, Namespace, NamespaceOptions};
+    /// use corewalk_sync::primitives::atomic::AtomicU32;
+    ///
+    /// // A function of pthread_atfork(3) stores the child's.
+    /// static HOME: AtomicU32 = AtomicU32::new(7);
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 7)?.tell_copies_by(&HOME);
+    /// assert_eq!(task.pid(), 7);
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    #[must_use]
+    pub fn tell_copies_by(mut self, home: &'static AtomicU32) -> Self {
+        self.home = Some(home);
+        self
+    }
+
+    /// Returns true in a forked process that goes on with a call of its parent.
+    pub(crate) fn is_copy(&self) -> bool {
+        // ORDERING: Relaxed. The thread that has forked reads what is its process's.
+        self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
+    }
+
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -407,11 +443,18 @@ impl Task {
         Begun { node, around: nested::enter(self.address(), node) }
     }
 
-    pub(crate) fn end_wait(&self, begun: Begun) {
+    /// Ends a wait; returns false if it is one of the parent, which is not to be touched.
+    #[must_use]
+    pub(crate) fn end_wait(&self, begun: Begun) -> bool {
+        if self.is_copy() {
+            nested::forget_beyond(begun.around);
+            return false;
+        }
         // Those of handlers are over, and who has left them has come back here.
         self.abandon_own_waits(begun.around + 1);
         nested::forget_beyond(begun.around);
         self.waiting.leave(begun.node);
+        true
     }
 
     /// Returns the ids of semaphore sets.

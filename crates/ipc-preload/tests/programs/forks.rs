@@ -2,15 +2,172 @@
 
 use corewalk_sync::primitives::unmodelled::{AtomicI64, Ordering};
 use corewalk_testkit::sysv;
+use corewalk_testkit::sysv::msg::{self, Buffer};
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::roles::{child, exited, remove, semop, set, value, wait};
+use crate::roles::{child, exited, hear, pipe, remove, semop, set, tell, until, value, wait};
+use crate::signals::{action, install};
 
-// ORDERING: Relaxed. One thread, and its children.
+// ORDERING: Relaxed. One thread, its children, and its handler.
 const RELAXED: Ordering = Ordering::Relaxed;
 
 const UNDO: i16 = libc::SEM_UNDO as i16;
+
+/// Seconds after which who waits for ever shall not.
+const ALARM_S: u32 = 60;
+
+/// What a process waits in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Semop,
+    Receive,
+    Send,
+}
+
+/// Where calls wait: two semaphores, the first is waited for, and a queue.
+#[derive(Clone, Copy)]
+struct Place {
+    call: Call,
+    sems: i32,
+    queue: i32,
+}
+
+impl Place {
+    fn new(call: Call) -> Self {
+        let queue = msg::msgget(libc::IPC_PRIVATE, 0o600).expect("a queue");
+        let place = Self { call, sems: set(2), queue };
+        if call == Call::Send {
+            // SAFETY: the call takes nothing.
+            let uid = unsafe { libc::geteuid() };
+            // SAFETY: as above.
+            let gid = unsafe { libc::getegid() };
+            assert_eq!(msg::set(queue, uid, gid, 0o600, 4), Ok(0));
+            assert_eq!(place.send(), Ok(0));
+        }
+        place
+    }
+
+    fn send(self) -> Result<i32, i32> {
+        msg::msgsnd(self.queue, &Buffer { mtype: 1, text: *b"text" }, 4, 0)
+    }
+
+    fn receive(self) -> Result<i32, i32> {
+        let mut buffer = Buffer { mtype: 0, text: [0; 4] };
+        msg::msgrcv(self.queue, &mut buffer, 4, 0, 0).map(|_| 0)
+    }
+
+    /// Makes the call, which waits.
+    fn wait(self) -> Result<i32, i32> {
+        // SAFETY: the call takes a number.
+        unsafe { libc::alarm(ALARM_S) };
+        match self.call {
+            Call::Semop => semop(self.sems, (0, -1, 0)),
+            Call::Receive => self.receive(),
+            Call::Send => self.send(),
+        }
+    }
+
+    /// Lets one call go on.
+    fn grant(self) -> Result<i32, i32> {
+        match self.call {
+            Call::Semop => semop(self.sems, (0, 1, 0)),
+            Call::Receive => self.send(),
+            Call::Send => self.receive(),
+        }
+    }
+
+    /// Starts a process that says that it is there, and makes the call; returns once it sleeps.
+    fn waiter(self, then: impl FnOnce(Result<i32, i32>) -> i32) -> i32 {
+        let there = value(self.sems, 1) + 1;
+        let pid = child(|| {
+            let is_there = semop(self.sems, (1, 1, 0));
+            let waited = self.wait();
+            if is_there == Ok(0) { then(waited) } else { 99 }
+        });
+        until("it waits", || value(self.sems, 1) == there && is_asleep(pid));
+        pid
+    }
+
+    fn remove(self) {
+        remove(self.sems);
+        assert_eq!(msg::msgctl(self.queue, libc::IPC_RMID), Ok(0));
+    }
+}
+
+pub(crate) fn is_asleep(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
+}
+
+/// Whether the handler forks by number, and its pipes.
+static BY_NUMBER: AtomicI64 = AtomicI64::new(0);
+static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
+
+/// Forks, and returns in both; in the parent when the child has ended and it is told so.
+extern "C" fn forks(_signal: libc::c_int) {
+    let pid = if BY_NUMBER.load(RELAXED) == 0 {
+        // SAFETY: the child returns and ends.
+        unsafe { libc::fork() }
+    } else {
+        // SAFETY: as above; the child has a copy of everything.
+        unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 }
+    };
+    if pid > 0 {
+        let status = wait(pid);
+        let is_well = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == libc::EINTR;
+        let [told, go_on] = [0, 1].map(|at| PIPES[at].load(RELAXED) as i32);
+        tell([-1, told], u8::from(is_well));
+        hear([go_on, -1]);
+    }
+}
+
+/// A handler interrupts a call, forks and returns in both: both calls end with `EINTR`, and those of others are not concerned.
+pub(crate) fn return_in_both() {
+    for call in [Call::Semop, Call::Receive, Call::Send] {
+        for by_number in [0, 1] {
+            BY_NUMBER.store(by_number, RELAXED);
+            for is_granted_before in [false, true] {
+                fork_in(call, is_granted_before);
+            }
+        }
+    }
+}
+
+fn fork_in(call: Call, is_granted_before: bool) {
+    let is_ours = std::env::var_os("LD_PRELOAD").is_some();
+    let place = Place::new(call);
+    let (told, go_on) = (pipe(), pipe());
+    PIPES[0].store(told[1].into(), RELAXED);
+    PIPES[1].store(go_on[0].into(), RELAXED);
+    install(libc::SIGUSR1, Some(&action(forks as *const () as usize, 0)));
+    let pid = place.waiter(|waited| waited.err().unwrap_or(0));
+    sysv::send_usr1(pid.cast_unsigned(), pid).expect("it is not waited for");
+    let what = format!("{call:?}, by number: {}", BY_NUMBER.load(RELAXED));
+    assert_eq!(hear(told), 1, "the child: {what}");
+    if is_ours && call == Call::Semop {
+        // In the kernel it has ended by now.
+        assert_eq!(sysv::semctl(place.sems, 0, libc::GETNCNT, 0), Ok(1), "it waits on: {what}");
+    }
+    if is_granted_before {
+        assert_eq!(place.grant(), Ok(0));
+        tell(go_on, 0);
+        // In the kernel, and as a sender, it is granted nothing any more.
+        let is_taken = is_ours && call != Call::Send;
+        assert_eq!(exited(wait(pid)), if is_taken { 0 } else { libc::EINTR }, "{what}");
+        assert!(is_taken || place.wait() == Ok(0), "it is for the next: {what}");
+    } else {
+        let other = place.waiter(|waited| waited.err().unwrap_or(0));
+        tell(go_on, 0);
+        assert_eq!(exited(wait(pid)), libc::EINTR, "the parent: {what}");
+        assert_eq!(place.grant(), Ok(0));
+        assert_eq!(exited(wait(other)), 0, "another: {what}");
+    }
+    let ends = [told, go_on].concat();
+    // SAFETY: the pipes are ours.
+    ends.into_iter().for_each(|fd| assert_eq!(unsafe { libc::close(fd) }, 0));
+    place.remove();
+}
 
 /// What a child of vfork(2) does, in its parent's memory: the set, how it ends, and whether all was well.
 static SET: AtomicI64 = AtomicI64::new(0);

@@ -17,6 +17,7 @@ mod here {
     use corewalk_testkit::sysv;
     use std::ptr;
 
+    use crate::forks::is_asleep;
     use crate::roles::{child, exited, remove, semop, set, until, value, wait};
     use crate::signals::{action, install};
 
@@ -98,11 +99,6 @@ mod here {
         let mut message = [0u64; 2];
         // SAFETY: there is room for a type and 8 bytes.
         unsafe { libc::msgrcv(id(1), message.as_mut_ptr().cast(), 8, 0, 0) == 8 }
-    }
-
-    fn is_asleep(pid: i32) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
     }
 
     /// A call that a handler has left takes nothing from those that come after it.

@@ -160,6 +160,11 @@ fn waits_that_handlers_of_each_other_have_left_take_nothing() {
 }
 
 #[test]
+fn child_that_a_handler_forks_leaves_the_wait_to_its_parent() {
+    run("signals_fork", &Namespace::new());
+}
+
+#[test]
 fn task_of_a_vfork_child_is_not_its_parents() {
     run("vfork_first", &Namespace::new());
 }

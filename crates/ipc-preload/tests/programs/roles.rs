@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::{forks, jump, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 32] = [
+pub(crate) const ROLES: [(&str, fn()); 33] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -40,6 +40,7 @@ pub(crate) const ROLES: [(&str, fn()); 32] = [
     ("signals_vfork", signals::vfork),
     ("signals_jump", jump::jump),
     ("signals_jump_nested", jump::nested),
+    ("signals_fork", forks::return_in_both),
     ("vfork_first", forks::vfork_first),
     ("shm_permissions", shm::permissions),
 ];
@@ -405,19 +406,19 @@ fn killed() {
 }
 
 /// The ends of a pipe: to read from, and to write to.
-fn pipe() -> [i32; 2] {
+pub(crate) fn pipe() -> [i32; 2] {
     let mut ends = [0; 2];
     // SAFETY: there is room for both.
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
     ends
 }
 
-fn tell(pipe: [i32; 2], byte: u8) {
+pub(crate) fn tell(pipe: [i32; 2], byte: u8) {
     // SAFETY: the byte lives during the call.
     assert_eq!(unsafe { libc::write(pipe[1], ptr::from_ref(&byte).cast(), 1) }, 1);
 }
 
-fn hear(pipe: [i32; 2]) -> u8 {
+pub(crate) fn hear(pipe: [i32; 2]) -> u8 {
     let mut byte = 0;
     // SAFETY: the byte is ours.
     assert_eq!(unsafe { libc::read(pipe[0], ptr::from_mut(&mut byte).cast(), 1) }, 1);

@@ -250,7 +250,9 @@ impl Task {
         let begun = self.begin_wait(node.line);
         drop(guard);
         let received = self.wait_for_message(queue, node, msgtyp);
-        self.end_wait(begun);
+        if !self.end_wait(begun) {
+            return Err(Errno::INTR);
+        }
         let (received, is_ours) = node.leave(received);
         if let Ok(line) = received {
             // Before the node is free: a message that is delivered is found by its node.
@@ -270,6 +272,7 @@ impl Task {
     ) -> Result<u32, Errno> {
         loop {
             match node.status() {
+                _ if self.is_copy() => return Err(Errno::INTR),
                 Status::Done(outcome) => return outcome,
                 Status::Interrupted => return self.give_up_receiving(queue, node, Errno::INTR),
                 Status::Called => {

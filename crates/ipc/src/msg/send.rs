@@ -60,7 +60,8 @@ impl Task {
         let message = Message::alloc(self, mtype, text)?;
         let send = || self.send(queue, message, msgflg);
         let sent = recover::with_room(&self.shared, self.owner, send);
-        if sent.is_err() {
+        // In a forked child the message is its parent's.
+        if sent.is_err() && !self.is_copy() {
             message.let_go(self);
         }
         sent
@@ -121,7 +122,9 @@ impl Task {
         let begun = self.begin_wait(node.line);
         drop(guard);
         let sent = self.wait_for_room(queue, node, message, msgflg);
-        self.end_wait(begun);
+        if !self.end_wait(begun) {
+            return Err(Errno::INTR);
+        }
         let (sent, is_ours) = node.leave(sent.map(|()| 0));
         if is_ours {
             node.free(self.owner);
@@ -138,6 +141,7 @@ impl Task {
     ) -> Result<(), Errno> {
         loop {
             match node.status() {
+                _ if self.is_copy() => return Err(Errno::INTR),
                 Status::Done(outcome) => return outcome.map(drop),
                 Status::Interrupted => return self.give_up_sending(queue, node, Errno::INTR),
                 Status::Called => {
@@ -184,6 +188,9 @@ impl Task {
             Scope::Shared => Deadline { monotonic_ns: futex::now().monotonic_ns + HEARTBEAT_NS },
         };
         let ended = futex::wait(node.word(), node.asleep(), deadline, scope);
+        if self.is_copy() {
+            return Ok(Ended::Woken);
+        }
         if ended == Ended::TimedOut && queue.lock(self.owner).err() == Some(Errno::IDRM) {
             return Err(Errno::IDRM);
         }

@@ -42,7 +42,7 @@ fn call_that_is_to_look_again_does_not_count_as_waiting() {
     assert_eq!(task.waiting(), 0);
     node.answer_call();
     assert_eq!(task.waiting(), 1);
-    task.end_wait(begun);
+    assert!(task.end_wait(begun));
     node.forget();
     node.free(task.owner);
 }

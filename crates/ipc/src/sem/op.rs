@@ -301,7 +301,9 @@ impl Task {
                 txn.commit(Completed::default());
                 drop(guard);
                 let result = self.wait(semid, set, node, (deadline, watch));
-                self.end_wait(begun);
+                if !self.end_wait(begun) {
+                    return Err(Errno::INTR);
+                }
                 if result == Err(Errno::IO) {
                     // It is still in its queues, where others would meet whoever has the node next.
                     self.abandoned.lock().push(node.line);
@@ -336,6 +338,9 @@ impl Task {
             self.hot.spin.tell(node.watch(end));
         }
         loop {
+            if self.is_copy() {
+                return Err(Errno::INTR);
+            }
             if let Some(outcome) = node.outcome() {
                 return outcome;
             }
@@ -351,6 +356,7 @@ impl Task {
             };
             match futex::wait(node.status(), node.asleep(), until, self.shared.scope) {
                 Ended::Woken => {}
+                _ if self.is_copy() => {}
                 Ended::TimedOut if until == deadline => {
                     return self.give_up(set, node, Errno::AGAIN);
                 }

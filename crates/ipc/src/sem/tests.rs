@@ -199,5 +199,5 @@ fn handler_ends_the_wait_of_its_own_task_alone() {
     assert!(!is_interrupted());
     parent.interrupt_own();
     assert!(is_interrupted());
-    parent.end_wait(begun);
+    assert!(parent.end_wait(begun));
 }

@@ -1,0 +1,76 @@
+//! A process that was forked by a handler in the middle of a call, and returns to the call: it leaves the call to its parent.
+//!
+//! Nothing is forked here: the word that tells a copy says so for a moment, and the call that is interrupted then ends as it
+//! does in a child. Real processes are in the tests of `corewalk-ipc-preload`.
+//!
+//! Source: fork(2), signal(7).
+
+use corewalk_ipc::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, Task};
+use corewalk_sync::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::Watchdog;
+use rustix::io::Errno;
+use std::time::Duration;
+
+const OWN: u32 = 1;
+const OTHER: u32 = 2;
+
+/// Runs a call that waits, and ends it as in a child. Then it waits on, and that is all that it has done.
+fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Errno + Send) {
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| call(task));
+        while task.waiting() == 0 {
+            thread::yield_now();
+        }
+        // ORDERING: Relaxed. The interrupt comes after it, by way of the kernel.
+        home.store(OTHER, Ordering::Relaxed);
+        task.interrupt();
+        assert_eq!(waits.join().unwrap(), Errno::INTR);
+        // ORDERING: Relaxed. As above.
+        home.store(OWN, Ordering::Relaxed);
+    });
+    assert_eq!(Task::own_waits(), 0);
+}
+
+/// Returns a task with a word that tells copies of it, and another task. What waits for ever is ended.
+fn two(home: &'static AtomicU32) -> (Task, Task, Watchdog) {
+    let watchdog = Watchdog::start("a call in a child", Duration::from_secs(60));
+    let capacity = Capacity { waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let namespace = Namespace::new(options).unwrap();
+    let task = namespace.register(Cred::root(), OWN).unwrap();
+    (task.tell_copies_by(home), namespace.register(Cred::root(), 9).unwrap(), watchdog)
+}
+
+#[test]
+fn semop_of_the_parent_waits_on() {
+    static HOME: AtomicU32 = AtomicU32::new(OWN);
+    let (task, other, _watchdog) = two(&HOME);
+    let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+    end_in_a_child(&task, &HOME, |task| task.semop(id, &[SemBuf::new(0, -1, 0)]).unwrap_err());
+    assert_eq!(other.sem_getncnt(id, 0), Ok(1));
+    other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+    assert_eq!((other.sem_getncnt(id, 0), other.sem_getval(id, 0)), (Ok(0), Ok(0)));
+}
+
+#[test]
+fn msgrcv_of_the_parent_waits_on() {
+    static HOME: AtomicU32 = AtomicU32::new(OWN);
+    let (task, other, _watchdog) = two(&HOME);
+    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    end_in_a_child(&task, &HOME, |task| task.msgrcv(id, &mut [0; 4], 0, 0).unwrap_err());
+    other.msgsnd(id, 1, b"text", 0).unwrap();
+    assert_eq!(other.msg_stat(id).unwrap().qnum, 0, "it is handed to the parent");
+}
+
+#[test]
+fn msgsnd_of_the_parent_waits_on() {
+    static HOME: AtomicU32 = AtomicU32::new(OWN);
+    let (task, other, _watchdog) = two(&HOME);
+    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    other.msg_set(id, 0, 0, 0o600, 4).unwrap();
+    other.msgsnd(id, 1, b"full", 0).unwrap();
+    end_in_a_child(&task, &HOME, |task| task.msgsnd(id, 1, b"more", 0).unwrap_err());
+    // There is room for one that waits, and the parent does.
+    assert_eq!(other.msgrcv(id, &mut [0; 4], 5, 0), Err(Errno::NOMEM));
+}
