@@ -28,7 +28,9 @@ pub(crate) use load::{Load, Pattern};
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX, SemBuf, Task};
+use corewalk_ipc::{
+    Contention, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX, SemBuf, Task,
+};
 use corewalk_sync::primitives::thread;
 use corewalk_sync::sysv::{self, SemSet, Sop};
 
@@ -40,6 +42,12 @@ pub(crate) trait Sems: Sync {
     /// Returns how many users there are.
     fn users(&self) -> usize {
         1
+    }
+
+    /// Returns for how many nanoseconds all users together have waited for what others had, and how often, if
+    /// that is counted.
+    fn waited(&self) -> Option<(u64, u64)> {
+        None
     }
 
     /// Returns the numbers that another process needs, for [`Linux::join`] or [`Ours::join`].
@@ -80,7 +88,7 @@ pub(crate) struct Ours {
     users: Vec<Task>,
     ids: Vec<i32>,
     /// The last, so that it goes last.
-    _namespace: Namespace,
+    namespace: Namespace,
 }
 
 /// No semaphores: a system call and nothing else.
@@ -174,19 +182,28 @@ impl Ours {
         Ours::with(users, NamespaceOptions::default())
     }
 
+    /// As [`Ours::new`]; what users wait for each other is counted.
+    ///
+    /// # Errors
+    /// Those of [`Ours::new`].
+    pub(crate) fn counting(users: usize) -> anyhow::Result<Ours> {
+        let is_contention_counted = true;
+        Ours::with(users, NamespaceOptions { is_contention_counted, ..NamespaceOptions::default() })
+    }
+
     /// As [`Ours::new`]; calls that have to wait sleep at once.
     ///
     /// # Errors
     /// Those of [`Ours::new`].
     pub(crate) fn sleeping(users: usize) -> anyhow::Result<Ours> {
-        Ours::with(users, NamespaceOptions { spin_ns_max: 0, ..NamespaceOptions::default() })
+        Ours::with(users, sleeping())
     }
 
     fn with(users: usize, options: NamespaceOptions) -> anyhow::Result<Ours> {
         let namespace = Namespace::new(options).context("a namespace")?;
         let register = |pid| namespace.register(Cred::user(1000, 1000), pid);
         let users = (1..=users as u32).map(register).collect::<Result<_, _>>()?;
-        Ok(Ours { users, ids: vec![], _namespace: namespace })
+        Ok(Ours { users, ids: vec![], namespace })
     }
 
     /// Returns the namespace in a file, with this process as its user. The file is made if it is not there.
@@ -194,7 +211,15 @@ impl Ours {
     /// # Errors
     /// If it cannot be opened.
     pub(crate) fn open(file: &Path) -> anyhow::Result<Ours> {
-        Ours::open_as(file, Cred::user(1000, 1000))
+        Ours::open_as(file, Cred::user(1000, 1000), NamespaceOptions::default())
+    }
+
+    /// As [`Ours::open`]; calls of this process that have to wait sleep at once.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn open_sleeping(file: &Path) -> anyhow::Result<Ours> {
+        Ours::open_as(file, Cred::user(1000, 1000), sleeping())
     }
 
     /// As [`Ours::open`]; this process acts as who it is.
@@ -203,25 +228,27 @@ impl Ours {
     /// If it cannot be opened.
     pub(crate) fn open_as_self(file: &Path) -> anyhow::Result<Ours> {
         let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
-        Ours::open_as(file, Cred::user(user.as_raw(), group.as_raw()))
+        let cred = Cred::user(user.as_raw(), group.as_raw());
+        Ours::open_as(file, cred, NamespaceOptions::default())
     }
 
-    fn open_as(file: &Path, cred: Cred) -> anyhow::Result<Ours> {
-        let namespace = Namespace::open(file, NamespaceOptions::default())
+    fn open_as(file: &Path, cred: Cred, options: NamespaceOptions) -> anyhow::Result<Ours> {
+        let namespace = Namespace::open(file, options)
             .with_context(|| format!("a namespace in {}", file.display()))?;
         let user = namespace.register(cred, std::process::id())?;
-        Ok(Ours { users: vec![user], ids: vec![], _namespace: namespace })
+        Ok(Ours { users: vec![user], ids: vec![], namespace })
     }
 
-    /// Returns the namespace in a file with the sets that another process has made: number and count
-    /// of each.
-    ///
-    /// # Errors
-    /// If it cannot be opened.
-    pub(crate) fn join(file: &Path, sets: &[(i32, u16)]) -> anyhow::Result<Ours> {
+    /// Returns the same with the sets that another process has made: number and count of each.
+    pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
         let ids = sets.iter().map(|(id, _)| *id).collect();
-        Ok(Ours { ids, ..Ours::open(file)? })
+        Ours { ids, ..self }
     }
+}
+
+/// Returns how a namespace is opened in which calls that have to wait sleep at once.
+fn sleeping() -> NamespaceOptions {
+    NamespaceOptions { spin_ns_max: 0, ..NamespaceOptions::default() }
 }
 
 impl Sems for Ours {
@@ -231,6 +258,11 @@ impl Sems for Ours {
 
     fn users(&self) -> usize {
         self.users.len()
+    }
+
+    fn waited(&self) -> Option<(u64, u64)> {
+        let Contention { contentions, waited_ns } = self.namespace.contention();
+        Some((waited_ns, contentions))
     }
 
     fn ids(&self) -> Vec<i32> {

@@ -117,15 +117,6 @@ impl<P: Protocol> SemArrays<P> {
         }
     }
 
-    /// Returns for how many nanoseconds all users together have waited for locks of sets, and how often.
-    pub(crate) fn waited(&self) -> (u64, u64) {
-        // ORDERING: Relaxed. Statistics, read when nobody works.
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        self.users
-            .iter()
-            .fold((0, 0), |(ns, waits), user| (ns + get(&user.waited_ns), waits + get(&user.waits)))
-    }
-
     /// Looks the set up, checks the numbers and what the caller may, and carries out `act` under the
     /// lock of the set.
     #[inline]
@@ -260,6 +251,13 @@ impl Locked {
 impl<P: Protocol> Sems for SemArrays<P> {
     fn variant(&self) -> &'static str {
         P::VARIANT
+    }
+
+    fn waited(&self) -> Option<(u64, u64)> {
+        // ORDERING: Relaxed. Statistics, read when nobody works.
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let add = |(ns, waits), user: &User| (ns + get(&user.waited_ns), waits + get(&user.waits));
+        Some(self.users.iter().fold((0, 0), |sum, user| add(sum, user)))
     }
 
     fn make(&mut self, count: u16) -> anyhow::Result<()> {

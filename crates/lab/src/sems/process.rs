@@ -43,11 +43,13 @@ const LIBRARY_FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
 /// Whose semaphores a process takes.
 #[derive(Clone, Copy)]
-enum Place<'a> {
+pub(crate) enum Place<'a> {
     /// Those of the host kernel.
     Host,
     /// Those of the namespace in a file.
     Namespace(&'a Path),
+    /// Likewise; calls that have to wait sleep at once.
+    Sleeping(&'a Path),
     /// Likewise, without knowing it: a library answers for the host kernel.
     Preload(&'a Path, &'a Path),
 }
@@ -58,6 +60,9 @@ pub(crate) struct Job {
     /// The file of a namespace of corewalk; without one the host kernel's semaphores are meant.
     #[arg(long)]
     namespace: Option<PathBuf>,
+    /// Calls that have to wait sleep at once.
+    #[arg(long)]
+    sleeps: bool,
     /// Its number.
     #[arg(long)]
     worker: usize,
@@ -155,7 +160,7 @@ impl<S: Sems> Workers<S> {
         let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Lap>>>();
         let laps = laps.with_context(|| format!("{} in processes: {line}", self.variant))?;
         load.end(&self.sems, set)?;
-        Ok(slice(&laps))
+        Ok(together(&laps))
     }
 }
 
@@ -172,7 +177,7 @@ pub(crate) fn folder(label: &str) -> anyhow::Result<Scratch> {
 }
 
 /// Returns what processes reached together.
-fn slice(laps: &[Lap]) -> Slice {
+pub(crate) fn together(laps: &[Lap]) -> Slice {
     let ops: u64 = laps.iter().map(|lap| lap.ops).sum();
     let cpu_ns: u64 = laps.iter().map(|lap| lap.cpu_ns).sum();
     let rate = |lap: &Lap| lap.ops as f64 * 1e9 / lap.wall_ns.max(1) as f64;
@@ -192,12 +197,21 @@ fn start(
     (ids, counts): (&[i32], &[u16]),
     count: usize,
 ) -> anyhow::Result<Vec<Client>> {
-    let all = all_cpus()?;
-    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect();
-    ensure!(!cpus.is_empty(), "no processor is known");
+    let cpus = cpu_of_each()?;
     let sets: Vec<(i32, u16)> = ids.iter().copied().zip(counts.iter().copied()).collect();
     let client = |worker: usize| spawn(again, place, (worker, cpus[worker % cpus.len()]), &sets);
     (0..count).map(client).collect()
+}
+
+/// Returns the processors that there are.
+///
+/// # Errors
+/// If none is known.
+pub(crate) fn cpu_of_each() -> anyhow::Result<Vec<usize>> {
+    let all = all_cpus()?;
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect();
+    ensure!(!cpus.is_empty(), "no processor is known");
+    Ok(cpus)
 }
 
 fn spawn(
@@ -211,6 +225,10 @@ fn spawn(
         Place::Host => vec![],
         Place::Namespace(file) => {
             args.extend(["--namespace".into(), file.into()]);
+            vec![]
+        }
+        Place::Sleeping(file) => {
+            args.extend(["--sleeps".into(), "--namespace".into(), file.into()]);
             vec![]
         }
         Place::Preload(library, file) => {
@@ -230,11 +248,10 @@ fn spawn(
 /// If it cannot be started.
 pub(crate) fn answerer(
     again: &[String],
-    namespace: Option<&Path>,
+    place: Place<'_>,
     set: i32,
     cpu: usize,
 ) -> anyhow::Result<Client> {
-    let place = namespace.map_or(Place::Host, Place::Namespace);
     let mut client = spawn(again, place, (0, cpu), &[(set, 2)])?;
     client.say(ANSWER)?;
     client.lap()?;
@@ -250,7 +267,8 @@ pub(crate) fn work(job: &Job) -> anyhow::Result<()> {
     one.set(job.cpu);
     sched_setaffinity(None, &one).context("sched_setaffinity")?;
     match &job.namespace {
-        Some(file) => serve(job, &Ours::join(file, &job.sets)?),
+        Some(file) if job.sleeps => serve(job, &Ours::open_sleeping(file)?.join(&job.sets)),
+        Some(file) => serve(job, &Ours::open(file)?.join(&job.sets)),
         None => serve(job, &Linux::join(&job.sets)),
     }
 }
@@ -316,7 +334,7 @@ mod tests {
         let file = folder.path().join("namespace");
         let mut ours = Ours::open(&file).unwrap();
         ours.make(3).unwrap();
-        let other = Ours::join(&file, &[(ours.ids()[0], 3)]).unwrap();
+        let other = Ours::open(&file).unwrap().join(&[(ours.ids()[0], 3)]);
         assert!(other.set_value(0, 0, 2, 5));
         assert_eq!(ours.values(0).unwrap(), [0, 0, 5]);
     }
