@@ -121,6 +121,9 @@ enum Command {
     /// Works as a process of the table `semop-multi`.
     #[command(hide = true)]
     SemopWorker(sems::process::Job),
+    /// Works as a process of the table `msg`.
+    #[command(hide = true)]
+    MsgWorker(table::msg_process::Job),
     /// Asks a variant of `lookup` or `names` a number of questions on one thread, for profilers.
     #[command(hide = true)]
     Ask {
@@ -226,6 +229,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
         Command::Setter(job) => setter::work(&job),
         Command::SemopWorker(job) => sems::process::work(&job),
+        Command::MsgWorker(job) => table::msg_process::work(&job),
         Command::Ask { variant, op, count, entries } => ask(&variant, &op, count, entries),
     }
 }

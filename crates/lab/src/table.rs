@@ -36,6 +36,7 @@ mod xattr;
 use std::time::Duration;
 
 pub use grid::Grid;
+pub(crate) use msg::process as msg_process;
 pub use shape::Claim;
 pub(crate) use wakeup::answer;
 pub(crate) use xattr::{Draws, Pool, VALUE_BYTES};

@@ -7,19 +7,24 @@
 //! | parameter | meaning |
 //! |---|---|
 //! | `bytes` | of a message's text, up to the most that there can be |
-//! | `queue` | `own`: each thread has one; `same`: all have one, and messages of a type each |
+//! | `queue` | `own`: each worker has one; `same`: all have one, and messages of a type each |
+//! | `workers` | `threads` of one process, or `processes`, which share a namespace in a file on a tmpfs |
 //!
 //! # Claims
 //! Four times the host kernel's rate with messages of 64 bytes, twice with 4 KiB, on own queues; what is
-//! dearest there is the copying, which no design saves. The claim does not reach to two threads on one queue
-//! (`same`), which hand its lock to each other: recorded with 64 bytes, 3.87 times. Workers are threads; there is no
-//! row for processes.
+//! dearest there is the copying, which no design saves. Each is checked on the worst of its rows, those of threads
+//! and of processes. The claim does not reach to two threads on one queue
+//! (`same`), which hand its lock to each other: recorded with 64 bytes, 3.87 times. Processes have rows of the
+//! two sizes that are claimed, and as many of them as there are threads.
 //!
 //! # Checks
 //! What is received has the type, the length, the number and the last byte of what was sent, and the
 //! queues are empty at the end.
 
+pub(crate) mod process;
+
 use std::fmt::{self, Display};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -28,9 +33,10 @@ use corewalk_sync::sysv::MsgQueue;
 
 use super::grid::Rounds;
 use super::{Claim, Grid, Settings, Table, sized};
-use crate::crew::{self, Slice};
+use crate::crew::{self, Laps, Slice, Turn};
 use crate::samples::{Params, Row, Samples};
-use crate::sems::apart;
+use crate::sems::{self, apart};
+use process::Workers;
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -54,6 +60,7 @@ struct Cell {
     threads: usize,
     bytes: usize,
     is_same: bool,
+    is_in_processes: bool,
 }
 
 /// Queues, numbered from 0.
@@ -74,7 +81,7 @@ trait Queues: Sync {
 /// The host kernel's.
 struct Linux(Vec<MsgQueue>);
 
-/// Those of `corewalk-ipc` in this process.
+/// Those of `corewalk-ipc`, in this process or in a file that several map.
 struct Ours {
     task: Task,
     ids: Vec<i32>,
@@ -113,7 +120,9 @@ impl Table for Msg {
         let mut claims = CLAIMED
             .map(|(bytes, least)| {
                 let ratio = worst(&|params| params["bytes"] == bytes && params["queue"] == "own");
-                let words = format!("pairs of {bytes} B on own queues, corewalk over linux");
+                let words = format!(
+                    "pairs of {bytes} B on own queues, in threads and in processes, corewalk over linux"
+                );
                 Claim::at_least(&words, ratio, least)
             })
             .to_vec();
@@ -138,13 +147,23 @@ fn run(table: &Msg, settings: &Settings) -> anyhow::Result<Samples> {
     let rounds = Rounds::begin(table.name(), settings)?;
     let (grid, cells) = (table.grids(settings)[0], cells(settings));
     let most = settings.threads_max();
-    let queues = (0..most).map(|_| MsgQueue::private()).collect::<Result<_, _>>();
-    let (linux, ours) = (Linux(queues.context("msgget(2)")?), Ours::new(most)?);
+    let (linux, ours) = (Linux::new(most)?, Ours::new()?.with_queues(most)?);
+    let folder = sems::process::folder("msg")?;
+    let processes = cells.iter().filter(|cell| cell.is_in_processes).map(|cell| cell.threads);
+    let mut workers = match (&settings.again, processes.max()) {
+        (Some(again), Some(count)) => {
+            Some((Workers::linux(again, count)?, Workers::ours(again, folder.path(), count)?))
+        }
+        _ => None,
+    };
     let mut samples = Samples::default();
     rounds.each(&grid, (&cells, 2), |visit| {
-        let (name, slice) = match visit.at {
-            0 => (BASELINE, slice(&linux, visit.cell, grid.slice)?),
-            _ => (OURS, slice(&ours, visit.cell, grid.slice)?),
+        let (cell, time) = (visit.cell, grid.slice);
+        let (name, slice) = match (visit.at, workers.as_mut().filter(|_| cell.is_in_processes)) {
+            (0, None) => (BASELINE, slice(&linux, cell, time)?),
+            (0, Some((linux, _))) => (BASELINE, linux.run(cell, time)?),
+            (_, None) => (OURS, slice(&ours, cell, time)?),
+            (_, Some((_, ours))) => (OURS, ours.run(cell, time)?),
         };
         slice.add_to(&mut samples, visit.round, name, &visit.cell.params(), BASELINE)
     })?;
@@ -154,26 +173,42 @@ fn run(table: &Msg, settings: &Settings) -> anyhow::Result<Samples> {
 fn slice<Q: Queues>(queues: &Q, cell: &Cell, time: Duration) -> anyhow::Result<Slice> {
     let slice = crew::run(cell.threads, time, |worker, turn| {
         let queue = if cell.is_same { 0 } else { worker };
-        let kind = worker as u8 + 1;
-        let mut message = queues.message(cell.bytes);
-        turn.run(|number| queues.pair(queue, kind, number, &mut message))
+        work_at(queues, (queue, worker as u8 + 1), cell.bytes, turn)
     });
-    ensure!((0..cell.threads).all(|queue| queues.is_empty(queue)), "a message is left");
+    are_empty(queues, cell)?;
     Ok(slice)
 }
 
+/// Works at a queue, with messages of a type.
+fn work_at<Q: Queues>(queues: &Q, (queue, kind): (usize, u8), bytes: usize, turn: Turn) -> Laps {
+    let mut message = queues.message(bytes);
+    turn.run(|number| queues.pair(queue, kind, number, &mut message))
+}
+
+/// Checks that nothing is left in the queues of a cell.
+fn are_empty<Q: Queues>(queues: &Q, cell: &Cell) -> anyhow::Result<()> {
+    ensure!((0..cell.threads).all(|queue| queues.is_empty(queue)), "a message is left");
+    Ok(())
+}
+
 fn cells(settings: &Settings) -> Vec<Cell> {
+    let own = |threads, bytes| Cell { threads, bytes, is_same: false, is_in_processes: false };
     let mut cells = vec![];
     for &threads in settings.threads.iter().filter(|threads| **threads <= 2) {
         for &bytes in sized(settings.size, BYTES) {
-            cells.push(Cell { threads, bytes, is_same: false });
+            cells.push(own(threads, bytes));
             if threads > 1 && bytes == CLAIMED[0].0 {
-                cells.push(Cell { threads, bytes, is_same: true });
+                cells.push(Cell { is_same: true, ..own(threads, bytes) });
             }
         }
     }
     if cells.is_empty() {
-        cells.push(Cell { threads: 1, bytes: CLAIMED[0].0, is_same: false });
+        cells.push(own(1, CLAIMED[0].0));
+    }
+    let most = cells.iter().map(|cell| cell.threads).max().unwrap_or(1);
+    if settings.again.is_some() {
+        let claimed = CLAIMED.map(|(bytes, _)| Cell { is_in_processes: true, ..own(most, bytes) });
+        cells.extend(claimed);
     }
     cells
 }
@@ -181,10 +216,12 @@ fn cells(settings: &Settings) -> Vec<Cell> {
 impl Cell {
     fn params(&self) -> Params {
         let queue = if self.is_same { "same" } else { "own" };
+        let workers = if self.is_in_processes { "processes" } else { "threads" };
         Params::from([
             ("threads", self.threads.into()),
             ("bytes", self.bytes.into()),
             ("queue", queue.into()),
+            ("workers", workers.into()),
         ])
     }
 }
@@ -198,6 +235,22 @@ impl Display for Cell {
 /// Returns a number cut to what a text of so many bytes has room for.
 fn cut(number: u64, bytes: usize) -> u64 {
     if bytes < 8 { number & ((1 << (8 * bytes)) - 1) } else { number }
+}
+
+impl Linux {
+    fn new(queues: usize) -> anyhow::Result<Linux> {
+        let queues = (0..queues).map(|_| MsgQueue::private()).collect::<Result<_, _>>();
+        Ok(Linux(queues.context("msgget(2)")?))
+    }
+
+    /// Returns the queue that another process has made.
+    fn join(id: i32) -> Linux {
+        Linux(vec![MsgQueue::attach(id)])
+    }
+
+    fn ids(&self) -> Vec<i32> {
+        self.0.iter().map(MsgQueue::id).collect()
+    }
 }
 
 impl Queues for Linux {
@@ -231,11 +284,26 @@ impl Queues for Linux {
 }
 
 impl Ours {
-    fn new(queues: usize) -> anyhow::Result<Ours> {
-        let namespace = Namespace::new(NamespaceOptions::default()).context("a namespace")?;
-        let task = namespace.register(Cred::user(1000, 1000), 1)?;
-        let ids = (0..queues).map(|_| task.msgget(IPC_PRIVATE, 0o600)).collect::<Result<_, _>>();
-        Ok(Ours { ids: ids.context("msgget")?, task, _namespace: namespace })
+    fn new() -> anyhow::Result<Ours> {
+        Ours::of(Namespace::new(NamespaceOptions::default()).context("a namespace")?, 1)
+    }
+
+    /// Returns the namespace in a file, which is made if it is not there.
+    fn open(file: &Path) -> anyhow::Result<Ours> {
+        let namespace = Namespace::open(file, NamespaceOptions::default());
+        let namespace = namespace.with_context(|| format!("a namespace in {}", file.display()));
+        Ours::of(namespace?, std::process::id())
+    }
+
+    fn of(namespace: Namespace, pid: u32) -> anyhow::Result<Ours> {
+        let task = namespace.register(Cred::user(1000, 1000), pid)?;
+        Ok(Ours { task, ids: vec![], _namespace: namespace })
+    }
+
+    fn with_queues(self, count: usize) -> anyhow::Result<Ours> {
+        let ids =
+            (0..count).map(|_| self.task.msgget(IPC_PRIVATE, 0o600)).collect::<Result<_, _>>();
+        Ok(Ours { ids: ids.context("msgget")?, ..self })
     }
 }
 
@@ -288,8 +356,8 @@ mod tests {
 
     #[test]
     fn message_that_is_left_or_another_is_a_wrong_answer() {
-        let ours = Ours::new(1).unwrap();
-        let cell = Cell { threads: 1, bytes: 64, is_same: false };
+        let ours = Ours::new().unwrap().with_queues(1).unwrap();
+        let cell = Cell { threads: 1, bytes: 64, is_same: false, is_in_processes: false };
         let time = Duration::from_millis(2);
         assert!(slice(&ours, &cell, time).unwrap().check(OURS).is_ok());
         ours.task.msgsnd(ours.ids[0], 9, b"left", 0).unwrap();
