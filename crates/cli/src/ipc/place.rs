@@ -69,7 +69,8 @@ pub(super) struct Place {
     folder: Option<Folder>,
 }
 
-/// A folder for the memory of segments without a name: locked, and removed when it is dropped.
+/// A folder for the memory of segments without a name: locked, and removed when it is dropped. Where somebody still has
+/// something attached by then it stays, and the next one that is made removes it once nobody has.
 pub(super) struct Folder {
     path: PathBuf,
     _lock: OwnedFd,
@@ -102,6 +103,13 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
+        if is_attached(&self.path) {
+            eprintln!(
+                "corewalk: {}: a process has memory here attached; a later exec --shm removes it",
+                self.path.display()
+            );
+            return;
+        }
         let _gone = remove_shm(&self.path);
     }
 }
@@ -365,6 +373,22 @@ mod tests {
         drop((lock, hold));
         remove_orphans(&parent.0);
         assert_eq!(there(), [false, true, false, false, false]);
+    }
+
+    #[test]
+    fn folder_that_somebody_is_attached_to_goes_with_one_that_is_made_later() {
+        let parent = Parent::new("attached");
+        let make = || Folder::make_in(&parent.0).expect("there are names");
+        let ours = make();
+        let path = ours.path.clone();
+        fs::write(path.join("3-14"), "").expect("a folder of ours");
+        let hold = SegmentFiles::new(&path).hold(26).expect("nobody has it");
+        drop(ours);
+        drop(make());
+        assert!(path.join("3-14").exists());
+        drop(hold);
+        drop(make());
+        assert!(!path.exists());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod daemon;
 mod fixtures;
 mod ipc;
 mod mistakes;
