@@ -219,10 +219,16 @@ pub(crate) fn with_room<T>(
     mut call: impl FnMut() -> Result<T, Errno>,
 ) -> Result<T, Errno> {
     match call() {
-        // Who cannot be reaped, since somebody does not let go of a lock, is no error of this call.
-        Err(Errno::NOMEM) if reap_all(shared, owner).is_ok_and(|reaped| reaped != 0) => call(),
+        Err(Errno::NOMEM) if makes_room(shared, owner) => call(),
         done => done,
     }
+}
+
+/// Reaps all tasks that have died, for a call that found no room; returns whether there were any.
+#[cold]
+pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
+    // Who cannot be reaped, since somebody does not let go of a lock, is no error of this call.
+    reap_all(shared, owner).is_ok_and(|reaped| reaped != 0)
 }
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]
@@ -316,6 +322,27 @@ mod tests {
             until_it_waits(&call);
             one.msgsnd(id, 2, b"text", 0).unwrap();
             assert_eq!(call.join().unwrap(), Ok(()));
+        });
+    }
+
+    /// Somebody who lives cleans up after a dead one, and stays at that.
+    #[test]
+    fn call_that_finds_no_room_says_so_also_if_the_dead_cannot_be_reaped() {
+        let namespace = namespace();
+        let (dead, other) = two(&namespace);
+        let stays = namespace.register(Cred::root(), 2).unwrap();
+        let sems = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let queue = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+        for pool in [other.shared.layout.waits, other.shared.layout.msg_waits] {
+            pool.alloc(&other.shared, pool.lines, dead.owner, dead.owner.index).unwrap();
+        }
+        let reaper = &task_line(&other.shared, dead.owner.index)[REAPER];
+        let _held = lock(&other.shared, reaper, stays.owner, || Ok(())).unwrap();
+        kill(dead);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| other.semop(sems, &[DOWN]));
+            let received = other.msgrcv(queue, &mut [0; 4], 0, 0).map(drop);
+            assert_eq!((waits.join().unwrap(), received), (Err(Errno::NOMEM), Err(Errno::NOMEM)));
         });
     }
 

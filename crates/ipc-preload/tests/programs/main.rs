@@ -110,6 +110,11 @@ fn fork_that_fails_holds_up_nobody() {
 }
 
 #[test]
+fn segment_is_counted_as_attached_until_it_is_unmapped() {
+    run("shm_detach", &Namespace::with_shm());
+}
+
+#[test]
 fn killed_process_has_nothing_attached() {
     run("shm_killed", &Namespace::with_shm());
 }
@@ -172,6 +177,11 @@ fn task_of_a_vfork_child_is_not_its_parents() {
 #[test]
 fn handlers_are_what_the_program_asks_for() {
     run("signals_kept", &Namespace::new());
+}
+
+#[test]
+fn handlers_run_with_their_own_flags_while_others_are_installed() {
+    run("signals_flags", &Namespace::new());
 }
 
 #[test]

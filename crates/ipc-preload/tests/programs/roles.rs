@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::{forks, jump, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 33] = [
+pub(crate) const ROLES: [(&str, fn()); 35] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -26,6 +26,7 @@ pub(crate) const ROLES: [(&str, fn()); 33] = [
     ("signals_soon", signals::soon),
     ("signals_before_sleep", signals::before_sleep),
     ("signals_kept", signals::kept),
+    ("signals_flags", signals::flags),
     ("shm_calls", shm::calls),
     ("shm_by_number", shm::by_number),
     ("shm_fork", shm::fork),
@@ -33,6 +34,7 @@ pub(crate) const ROLES: [(&str, fn()); 33] = [
     ("shm_orphan", shm::orphan),
     ("shm_first_attach", shm::first_attach),
     ("shm_failing_fork", shm::failing_fork),
+    ("shm_detach", shm::detach_order),
     ("shm_killed", shm::killed),
     ("shm_exec", shm::exec),
     ("shm_exec_elsewhere", shm::exec_elsewhere),

@@ -459,6 +459,37 @@ pub(crate) fn first_attach() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn first_attach() {}
 
+/// Who counts nobody may count on it: what is detached is unmapped before that is seen.
+///
+/// The child is stopped when it is about to unmap. (The kernel's own shmdt has no such instant.)
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn detach_order() {
+    if std::env::var_os("LD_PRELOAD").is_none() {
+        return;
+    }
+    let id = segment(PAGE);
+    let at = attach(id, 0, 0).expect("an address");
+    let pid = child(|| {
+        if nattch(id) != 2 || !signals::is_traced() {
+            return 77;
+        }
+        i32::from(detach(at) != Ok(0))
+    });
+    if signals::exited_early(pid) {
+        println!("skipped: nobody may be traced here");
+        return;
+    }
+    signals::next_call_of(pid, libc::SYS_munmap, at);
+    assert_eq!(nattch(id), 2, "it is mapped");
+    signals::trace(libc::PTRACE_DETACH, pid, 0);
+    assert_eq!(exited(wait(pid)), 0);
+    assert_eq!((nattch(id), detach(at)), (1, Ok(0)));
+    remove(id);
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn detach_order() {}
+
 /// What a segment is to a process of another user.
 pub(crate) fn permissions() {
     // SAFETY: the call takes nothing.

@@ -1,5 +1,7 @@
 //! Roles with signal handlers; they hold on the host kernel as well.
 
+use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_sync::primitives::{hint, thread};
 use corewalk_testkit::sysv;
 use std::ffi::c_void;
 use std::ptr;
@@ -100,6 +102,117 @@ pub(crate) fn kept() {
     assert_eq!(unsafe { libc::signal(libc::SIGKILL, other) }, libc::SIG_ERR);
     assert_eq!(exited(wait(child(one_shot))), 0);
     assert_eq!(exited(wait(child(on_a_stack))), 3);
+}
+
+/// How often each of two handlers has run, and how often with what the other one was installed with.
+static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static MIXED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a run of one of the two, of which the first is installed with `SIGUSR1` in its mask.
+fn ran(which: usize) {
+    let mut mask = std::mem::MaybeUninit::uninit();
+    // SAFETY: nothing is changed, and there is room for the answer.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), mask.as_mut_ptr()) };
+    // SAFETY: the call has filled it.
+    let is_blocked = unsafe { libc::sigismember(mask.as_ptr(), libc::SIGUSR1) } == 1;
+    // ORDERING: Relaxed. Statistic; nothing is published through it.
+    MIXED.fetch_add(u64::from(is_blocked != (which == 0)), Ordering::Relaxed);
+    // ORDERING: Relaxed. As above.
+    RUNS[which].fetch_add(1, Ordering::Relaxed);
+}
+
+extern "C" fn with_a_mask(_signal: libc::c_int) {
+    ran(0);
+}
+
+extern "C" fn without_a_mask(_signal: libc::c_int) {
+    ran(1);
+}
+
+/// The two of them.
+fn both() -> [libc::sigaction; 2] {
+    let [mut first, second] =
+        [with_a_mask as *const () as usize, without_a_mask as *const () as usize]
+            .map(|handler| action(handler, 0));
+    first.sa_flags = libc::SA_RESTART;
+    // SAFETY: the mask is ours.
+    unsafe { libc::sigaddset(&raw mut first.sa_mask, libc::SIGUSR1) };
+    [first, second]
+}
+
+/// A handler runs with the mask that it was installed with, also while another is being installed, and so do those
+/// that two threads install at once.
+pub(crate) fn flags() {
+    assert_eq!(exited(wait(child(|| i32::from(!changes_beside_signals())))), 0);
+    assert_eq!(exited(wait(child(|| i32::from(!changes_beside_changes())))), 0);
+}
+
+fn changes_beside_signals() -> bool {
+    const CHANGES: usize = 2000;
+    let actions = both();
+    install(libc::SIGUSR2, Some(&actions[0]));
+    let is_over = AtomicU64::new(0);
+    // ORDERING: Relaxed. See `ran`.
+    let load = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while load(&is_over) == 0 {
+                // SAFETY: the call takes numbers.
+                unsafe { libc::raise(libc::SIGUSR2) };
+            }
+        });
+        for change in 1..CHANGES {
+            install(libc::SIGUSR2, Some(&actions[change % 2]));
+            // The second run began after the change: so no signal meets two of them.
+            let before = load(&RUNS[change % 2]);
+            until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
+        }
+        // ORDERING: Relaxed. See `ran`.
+        is_over.store(1, Ordering::Relaxed);
+    });
+    load(&MIXED) == 0
+}
+
+fn changes_beside_changes() -> bool {
+    const ROUNDS: u64 = 3000;
+    let actions = both();
+    // Rounds that have begun, and those that the other thread is done with.
+    let [begun, done] = [(); 2].map(|()| AtomicU64::new(0));
+    let wait_for = |cell: &AtomicU64, round| {
+        let mut looks = 0u32;
+        // ORDERING: Acquire. What the other thread has done in the round happens before.
+        while cell.load(Ordering::Acquire) < round {
+            looks += 1;
+            // Both have to be at it at once, where there are processors for it.
+            if looks.is_multiple_of(1 << 12) { thread::yield_now() } else { hint::spin_loop() }
+        }
+    };
+    let mut mixed = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS {
+                wait_for(&begun, round);
+                install(libc::SIGUSR2, Some(&actions[1]));
+                // ORDERING: Release. See `wait_for`.
+                done.store(round, Ordering::Release);
+            }
+        });
+        for round in 1..=ROUNDS {
+            // ORDERING: Release. See `wait_for`.
+            begun.store(round, Ordering::Release);
+            // The other one may see it late.
+            (0..round % 100).for_each(|_| hint::spin_loop());
+            install(libc::SIGUSR2, Some(&actions[0]));
+            wait_for(&done, round);
+            let told = install(libc::SIGUSR2, None);
+            // SAFETY: the call takes numbers.
+            unsafe { libc::raise(libc::SIGUSR2) };
+            let is_first = told.sa_sigaction == actions[0].sa_sigaction;
+            mixed += u32::from(is_first != (told.sa_flags & libc::SA_RESTART != 0));
+        }
+    });
+    // ORDERING: Relaxed. See `ran`.
+    mixed == 0 && MIXED.load(Ordering::Relaxed) == 0
 }
 
 extern "C" fn ends(_signal: libc::c_int) {
@@ -270,6 +383,20 @@ pub(crate) fn next_call(pid: i32, numbers: &[libc::c_long]) {
         let registers = next_stop(pid);
         let is_entry = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
         if is_entry && numbers.contains(&registers.orig_rax.cast_signed()) {
+            return;
+        }
+    }
+    panic!("it never makes the call");
+}
+
+/// Lets a child run until it enters this system call with this first argument.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn next_call_of(pid: i32, number: libc::c_long, first: usize) {
+    for _ in 0..10_000 {
+        let registers = next_stop(pid);
+        let is_entry = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
+        let is_call = registers.orig_rax == number.cast_unsigned();
+        if is_entry && is_call && registers.rdi == first as u64 {
             return;
         }
     }

@@ -194,7 +194,7 @@ impl Task {
         }
         match self.receive_waiting(guard, filter, size_max, (msgtyp, msgflg)) {
             // As `recover::with_room` does, for the calls only that wait.
-            Err(Errno::NOMEM) if recover::reap_all(&self.shared, self.owner)? != 0 => {
+            Err(Errno::NOMEM) if recover::makes_room(&self.shared, self.owner) => {
                 self.msgrcv_owned(msqid, size_max, msgtyp, msgflg)
             }
             line => Ok(self.arrived(Message { shared: &self.shared, line: line? }, size_max)),

@@ -286,6 +286,20 @@ mod tests {
         assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
     }
 
+    /// What a kill has left may be what takes the room.
+    #[test]
+    fn file_that_a_kill_has_left_goes_before_there_is_found_to_be_no_room() {
+        let folder = Folder::new("full");
+        let files = SegmentFiles::new(&folder.0);
+        let all = statvfs(&folder.0).map(|room| room.f_blocks * room.f_frsize).unwrap();
+        for (size_bytes, errno) in [(all, Errno::NOSPC), (2 * all, Errno::NOMEM)] {
+            files.create(NAME, 1).unwrap();
+            let next = SegmentName { serial: 4, ..NAME };
+            assert_eq!(files.create(next, size_bytes), Err(errno));
+            assert!(folder.names().is_empty());
+        }
+    }
+
     #[test]
     fn hold_lasts_as_long_as_somebody_has_it() {
         let folder = Folder::new("hold");
