@@ -9,6 +9,7 @@ use corewalk_sync::primitives::{Arc, thread};
 use corewalk_sync::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
+use crate::contention::Counts;
 use crate::layout::Layout;
 use crate::lock::Owner;
 use crate::namespace::Shared;
@@ -25,7 +26,8 @@ fn shared() -> Arc<Shared> {
     let region = Region::private(layout.lines).unwrap();
     let (limits, backing) = (Limits::default(), Box::new(Memfds::default()));
     let (hook, scope, spin_ns) = (None, Scope::Shared, 0);
-    Arc::new(Shared { region, layout, limits, hook, backing, scope, spin_ns })
+    let contention = Counts::default();
+    Arc::new(Shared { region, layout, limits, hook, backing, scope, spin_ns, contention })
 }
 
 fn task(shared: &Arc<Shared>, pid: u32) -> Task {
