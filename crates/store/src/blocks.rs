@@ -90,16 +90,6 @@ pub(crate) enum When {
     Late,
 }
 
-/// How a set was stored that replaces another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stored {
-    /// Somebody has it.
-    Found,
-    /// In a block that others can find.
-    Made,
-    Private,
-}
-
 /// Who asks for a block by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asker {
@@ -148,6 +138,11 @@ impl Block {
     /// Returns the content.
     pub(crate) fn content(&self) -> &Arc<[u8]> {
         &self.content
+    }
+
+    /// Returns how many users it has at the moment.
+    pub(crate) fn users(&self) -> u32 {
+        *self.users.lock()
     }
 
     /// Returns true if it is its user's alone, and nobody can find it.
@@ -319,7 +314,7 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// Gives a user of `own` another content, in another block or the same one, and returns how.
+    /// Gives a user of `own` another content, in another block or the same one.
     ///
     /// # Errors
     /// `ENOSPC`, `EIO` if the count of users is damaged; with nothing changed.
@@ -330,26 +325,23 @@ impl Blocks {
         when: When,
         view: &View,
         space: &Budget,
-    ) -> Result<Stored, Errno> {
+    ) -> Result<(), Errno> {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
                 // An equal one takes no room.
                 Err(Errno::NOSPC) if can_share => {}
-                done => return done.map(|()| Stored::Private),
+                done => return done,
             }
         }
         match self.find(content, view) {
             Ok(block) => {
                 self.release(own, view, space);
                 *own = block;
-                Ok(Stored::Found)
             }
-            Err(hash) => {
-                *own = self.replace_with_new(own, (content, hash), view, space)?;
-                Ok(Stored::Made)
-            }
+            Err(hash) => *own = self.replace_with_new(own, (content, hash), view, space)?,
         }
+        Ok(())
     }
 
     /// As [`Blocks::replace`], with a content that nobody has; returns the block.

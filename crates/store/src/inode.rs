@@ -66,8 +66,8 @@ pub(crate) struct State {
     pub(crate) target: Box<[u8]>,
     /// The block of attributes, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// What it has cost to share its sets at once in the transaction of this number (`late`).
-    pub(crate) shared_at: (u64, u32),
+    /// The last transaction in which a set of it that replaced another one was shared at once (`late`).
+    pub(crate) changed_at: u64,
     /// True while it is among those whose set is shared later (`late`).
     pub(crate) is_waiting: bool,
     /// The transaction that made it, if that was not long ago.
@@ -162,7 +162,7 @@ impl State {
             record,
             target,
             block: None,
-            shared_at: (0, 0),
+            changed_at: 0,
             is_waiting: false,
             born,
             is_dead: false,

@@ -461,10 +461,11 @@ impl Store {
             }
             (Some(own), false) if **own.content() == *set => Some(own),
             (Some(mut own), false) => {
-                let stored = self.blocks.replace(&mut own, set, when, view, &self.space);
+                let done = self.blocks.replace(&mut own, set, when, view, &self.space);
                 // The inode keeps what it had if that failed.
                 state.block = Some(own);
-                self.late.note(ino, state, stored?, view);
+                done?;
+                self.late.note(ino, state, view);
                 state.block.take()
             }
         };

@@ -34,7 +34,7 @@
 //! that are shared need not be written, when the store shared each set at once and hashed those of `off` too. Since
 //! then `off` hashes nothing, and `corewalk` shares late where that pays (`blocks::disk`), which the document's
 //! designs do not. Processor time with processes=4 files=100 values=1000, paired, on a machine with much else to do,
-//! by a program that is not in the tree: 1.65 of that of `off` at once, 1.08 late (when a file was private after 8 sets that had found a block; it is 32 now). What is left is that each file is hashed,
+//! by a program that is not in the tree: 1.65 of that of `off` at once, 1.08 late (when a file was private after 8 sets that had found a block; `late` in the store says when it is now). What is left is that each file is hashed,
 //! looked for and compared once per commit, by the one who commits, and that its block was shared before.
 //!
 //! | `store` | where attributes are | who sets them |
