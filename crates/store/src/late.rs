@@ -63,7 +63,7 @@
 //!   and shared by the next commit; the thread that commits in time is told that there is something to do.
 //! - *abort, a store that is read-only*: nothing becomes durable any more, so nothing is shared; what is in memory
 //!   stays as it is.
-//! - *no room*: to share late takes none. An operation that is refused for want of room is tried again after what
+//! - *no room*: to share late takes none. An operation that the budget of blocks has refused is tried again after what
 //!   waits has been shared, so that nobody sees `ENOSPC` because of copies that are about to go.
 //! - *EIO*: a block that cannot be read is not found; a set that cannot be read does not wait any more.
 //!

@@ -397,11 +397,12 @@ impl Store {
         self.next_ino.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Does `change`, and once more if there was no room for it while sets of attributes waited to be shared.
-    /// Nothing may be held, nor a pass.
+    /// Does `change`, and once more if the budget of blocks had no room for it while sets of attributes waited to be
+    /// shared: that makes no inode, and no room of the host. Nothing may be held, nor a pass.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
+        let refusals = self.space.refusals();
         match change() {
-            Err(Errno::NOSPC) if self.late.len() > 0 => {
+            Err(Errno::NOSPC) if self.space.refusals() != refusals && self.late.len() > 0 => {
                 self.late.share();
                 change()
             }

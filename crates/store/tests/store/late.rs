@@ -275,6 +275,19 @@ fn what_waits_makes_room_for_who_needs_it() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
+/// To share makes no inode: who is refused one has nobody hash what waits.
+#[test]
+fn what_waits_is_not_shared_for_want_of_inodes() {
+    let disks = Disks::new();
+    let store = disks.open(&StoreOptions { inodes_max: Some(9), ..quiet() });
+    let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
+    let_all_wait(&store, &nodes, |_| 7);
+    let name = Name::new(b"one more").unwrap();
+    let made = store.make(root(), name, &Make::new(0o100_644, 0, 0));
+    assert_eq!(made.map(|attr| attr.ino), Err(Errno::NOSPC));
+    assert_eq!(store.stats().xattr_waiting, 8);
+}
+
 /// What has waited for a lost host waits for nothing: the store is read-only, and what was confirmed is there.
 #[test]
 fn commit_that_fails_leaves_what_was_shared_before() {
