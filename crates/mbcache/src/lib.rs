@@ -60,6 +60,15 @@
 //!   lines, and so is what `scan` drops; scans share their hand, waits of tasks one list, and waits of
 //!   threads the queues of `corewalk_sync::park`.
 //!
+//! # Memory
+//!
+//! - An entry takes four words: key, value and state, and half of the two words that its line of two entries needs
+//!   for a lock, a stamp and a link.
+//! - The budget counts twelve (96 bytes) for each of [`Mbcache::entries_max`]: a bucket of one line, so that few keys
+//!   share one, and half a line more, should all entries be of one bucket. So up to two thirds of what is set aside
+//!   are free slots, in which there is room for entries beyond that number before any is dropped.
+//! - Beside that there are 512 bytes of lists, which are counted, and the [`Mbcache`] itself, which is not.
+//!
 //! # What it refuses
 //!
 //! - To grow: the number of buckets follows from the budget. Pages of buckets that were never used take no

@@ -19,9 +19,25 @@ fn values(cache: &Mbcache, key: u64) -> Vec<u64> {
     values
 }
 
+/// An entry has three words of its own, and half of the two words that its line needs.
 #[test]
 fn entry_takes_four_words_with_its_share_of_a_line() {
+    assert_eq!(size_of::<Words>(), 3 * size_of::<u64>());
     assert_eq!(size_of::<Line>(), SLOTS as usize * 4 * size_of::<u64>());
+    let cache = cache(1_000);
+    let empty = cache.stats().bytes;
+    (0..1_000).for_each(|value| cache.create(1, value).unwrap());
+    // The first two stand in a bucket that was there already.
+    assert_eq!(cache.stats().bytes - empty, 998 * 4 * size_of::<u64>() as u64);
+}
+
+/// What is set aside for an entry: a bucket of one line, and half a line should all be in one bucket.
+#[test]
+fn budget_counts_twelve_words_for_an_entry() {
+    for entries in [2, 1_000, 100_000] {
+        let bytes = Sizes::for_entries(entries).bytes_max() - room::bytes();
+        assert_eq!(bytes, u64::from(entries) * 12 * size_of::<u64>() as u64);
+    }
 }
 
 #[test]
