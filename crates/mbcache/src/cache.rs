@@ -135,6 +135,18 @@ impl Mbcache {
     ///
     /// - `EINVAL`: the budget has no room for one entry, or `entries_max` is 0.
     /// - `ENOMEM`: the address space, or a limit on it, is too small.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// assert_eq!(cache.count(), 0);
+    /// let none = MbcacheOptions { budget_bytes: 0, ..MbcacheOptions::default() };
+    /// assert!(Mbcache::new(none).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "mb_cache_create")]
     pub fn new(options: MbcacheOptions) -> io::Result<Mbcache> {
         let sizes = Sizes::within(options.budget_bytes, options.entries_max)
@@ -155,12 +167,32 @@ impl Mbcache {
     }
 
     /// Returns how many entries there may be before any is dropped for want of room.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions { entries_max: 500, ..MbcacheOptions::default() })?;
+    /// assert_eq!(cache.entries_max(), 500);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         self.entries_max
     }
 
     /// Returns how many users a value may have.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// assert_eq!(cache.users_max(), 1024);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn users_max(&self) -> u32 {
         self.users_max
@@ -170,6 +202,17 @@ impl Mbcache {
     ///
     /// It takes no lock, and stores nothing if the entry was used since reclaim last looked at it.
     /// Whether the value may have more users does not matter here.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// assert!(cache.get(1, 10).is_some() && cache.get(1, 11).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "mb_cache_entry_get")]
     #[inline]
     #[must_use]
@@ -203,6 +246,21 @@ impl Mbcache {
     /// Returns a handle of an entry that was seen, if it has not ended since and nobody waits to delete it.
     ///
     /// If the cache was short of room since, the entry may have moved: that counts as an end here.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let seen = cache.get(1, 10).expect("it was just created");
+    /// let held = cache.hold(seen).expect("it is still there");
+    /// assert!(cache.delete_or_get(1, 10).is_some(), "it is held");
+    /// drop(held);
+    /// assert!(cache.delete_or_get(1, 10).is_none() && cache.hold(seen).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn hold(&self, seen: Seen) -> Option<Entry<'_>> {
         // Also a glimpse from another cache leads nowhere worse than to another entry.
@@ -221,6 +279,19 @@ impl Mbcache {
     /// Returns the newest entry under `key` whose value may have more users, held.
     ///
     /// Not found does not mean that there is none: it may have been dropped for want of room.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// cache.create(1, 11)?;
+    /// assert_eq!(cache.find_first(1).map(|entry| entry.value()), Some(11));
+    /// assert!(cache.find_first(2).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "mb_cache_entry_find_first")]
     #[inline]
     #[must_use]
@@ -235,6 +306,25 @@ impl Mbcache {
     ///
     /// `entry` stays held, and is what the search goes on from: drop it afterwards. From an entry of
     /// another cache it leads nowhere.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// for value in [10, 11, 12] {
+    ///     cache.create(1, value)?;
+    /// }
+    /// let mut values = Vec::new();
+    /// let mut found = cache.find_first(1);
+    /// while let Some(entry) = found {
+    ///     values.push(entry.value());
+    ///     found = cache.find_next(&entry);
+    /// }
+    /// assert_eq!(values, [12, 11, 10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "mb_cache_entry_find_next")]
     #[must_use]
     pub fn find_next(&self, entry: &Entry<'_>) -> Option<Entry<'_>> {
@@ -323,6 +413,17 @@ impl Mbcache {
     /// - [`CreateError::Off`]: the cache is switched off.
     ///
     /// After an error the value is just not shared.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// assert_eq!(cache.create(1, 10), Ok(()));
+    /// assert_eq!(cache.create(1, 10), Err(CreateError::Exists));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "mb_cache_entry_create")]
     #[inline]
     pub fn create(&self, key: u64, value: u64) -> Result<(), CreateError> {
@@ -464,6 +565,16 @@ impl Mbcache {
     }
 
     /// Returns true while the cache is switched on.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions { is_on: false, ..MbcacheOptions::default() })?;
+    /// assert!(!cache.is_on() && cache.create(1, 10).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     #[must_use]
     pub fn is_on(&self) -> bool {
@@ -472,6 +583,18 @@ impl Mbcache {
     }
 
     /// Switches it on. What is in it, and was found before, is found again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions { is_on: false, ..MbcacheOptions::default() })?;
+    /// cache.switch_on();
+    /// cache.create(1, 10)?;
+    /// assert!(cache.is_on() && cache.get(1, 10).is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn switch_on(&self) {
         // ORDERING: Relaxed. As above.
         self.is_on.store(true, Ordering::Relaxed);
@@ -481,6 +604,23 @@ impl Mbcache {
     ///
     /// [`Mbcache::delete_or_get`] goes on to work, since what is held stays until it is deleted or
     /// scanned.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// cache.create(2, 20)?;
+    /// let held = cache.find_first(2);
+    /// cache.switch_off();
+    /// assert!(cache.find_first(2).is_none());
+    /// assert_eq!(cache.count(), 1, "what is held stays");
+    /// drop(held);
+    /// assert!(cache.delete_or_get(2, 20).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn switch_off(&self) {
         // ORDERING: Relaxed. As above.
         self.is_on.store(false, Ordering::Relaxed);
@@ -491,6 +631,22 @@ impl Mbcache {
     }
 
     /// Returns what the cache holds and has done. It looks at every line: 16 MiB take about 2 ms.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// cache.create(1, 11)?;
+    /// assert!(cache.create(1, 11).is_err());
+    /// assert!(cache.delete_or_get(1, 10).is_none());
+    /// let stats = cache.stats();
+    /// assert_eq!((stats.entries, stats.created, stats.duplicates, stats.deleted), (1, 2, 1, 1));
+    /// assert!(stats.bytes <= MbcacheOptions::default().budget_bytes);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         let (entries, created) = self.index.census();

@@ -24,24 +24,75 @@ pub struct Entry<'c> {
 
 impl Entry<'_> {
     /// Returns the key, the hash of the content.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let entry = cache.find_first(1).expect("it was just created");
+    /// assert_eq!(entry.key(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn key(&self) -> u64 {
         slots::pair_of(self.words).0
     }
 
     /// Returns the value, the place of the content.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let entry = cache.find_first(1).expect("it was just created");
+    /// assert_eq!(entry.value(), 10);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn value(&self) -> u64 {
         slots::pair_of(self.words).1
     }
 
     /// Returns true if the value may have more users, as far as was told.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let entry = cache.find_first(1).expect("it was just created");
+    /// assert!(entry.is_reusable());
+    /// entry.note_users(cache.users_max());
+    /// assert!(!entry.is_reusable());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_reusable(&self) -> bool {
         slots::state(self.words).is_reusable()
     }
 
     /// Says that the entry was of use: it survives the next look of reclaim.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// cache.find_first(1).expect("it was just created").touch();
+    /// assert_eq!(cache.scan(1), 0, "it was used");
+    /// assert_eq!(cache.scan(1), 1, "and not since");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "mb_cache_entry_touch")]
     pub fn touch(&self) {
         slots::touch(self.words, self.state);
@@ -51,6 +102,21 @@ impl Entry<'_> {
     /// more, and its entry goes with the last handle; below it is. See [`Mbcache::note_users`].
     ///
     /// The caller counts users under a lock of its own, and calls this under the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions { users_max: 3, ..MbcacheOptions::default() })?;
+    /// cache.create(1, 10)?;
+    /// let entry = cache.find_first(1).expect("it was just created");
+    /// entry.note_users(3);
+    /// assert!(cache.find_first(1).is_none(), "it is full");
+    /// entry.note_users(2);
+    /// assert!(cache.find_first(1).is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn note_users(&self, users: u32) {
         let is_reusable = users < self.cache.users_max();
         let is_there = slots::set_reusable(self.words, self.state, is_reusable);
@@ -87,6 +153,18 @@ pub struct Seen {
 
 impl Seen {
     /// Returns true if the value could have more users at that moment.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let seen = cache.get(1, 10).expect("it was just created");
+    /// assert!(seen.is_reusable());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_reusable(&self) -> bool {
         self.state.is_reusable()
@@ -105,6 +183,20 @@ pub struct Busy<'c> {
 
 impl<'c> Busy<'c> {
     /// Returns how many handles there were.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let both = (cache.find_first(1), cache.find_first(1));
+    /// let busy = cache.delete_or_get(1, 10).expect("it is held");
+    /// assert_eq!(busy.handles(), 2);
+    /// # drop(both);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn handles(&self) -> u32 {
         self.state.count()
@@ -116,6 +208,23 @@ impl<'c> Busy<'c> {
     /// From when this begins to wait until the last handle is dropped no new one is given out; handles that
     /// are taken afterwards are not waited for. So decide anew, since those who had one may have become
     /// users, and delete again. The caller holds no [`Entry`] of this pair, or it waits for itself.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let entry = cache.find_first(1).expect("it was just created");
+    /// let busy = cache.delete_or_get(1, 10).expect("it is held");
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(move || drop(entry));
+    ///     busy.wait();
+    /// });
+    /// assert!(cache.delete_or_get(1, 10).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "mb_cache_entry_wait_unused")]
     pub fn wait(self) {
         let words = self.cache.index.slot(self.slot);
@@ -128,6 +237,27 @@ impl<'c> Busy<'c> {
     ///
     /// It needs no runtime. From its first poll on it waits, and once it was woken it is ready; dropping it
     /// gives the wait up, and the handles that there are go on to keep new ones out.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    /// use std::future::Future;
+    /// use std::pin::pin;
+    /// use std::task::{Context, Waker};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let entry = cache.find_first(1).expect("it was just created");
+    /// let busy = cache.delete_or_get(1, 10).expect("it is held");
+    /// let mut unused = pin!(busy.unused());
+    /// let mut task = Context::from_waker(Waker::noop());
+    /// assert!(unused.as_mut().poll(&mut task).is_pending());
+    /// drop(entry);
+    /// assert!(unused.as_mut().poll(&mut task).is_ready());
+    /// assert!(cache.delete_or_get(1, 10).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn unused(self) -> Unused<'c> {
         Unused { cache: self.cache, slot: self.slot, state: self.state, ticket: None }
     }

@@ -43,6 +43,18 @@ pub(crate) struct Turn {
 
 impl Mbcache {
     /// Returns how many entries there are: what a shrinker could ask for at most.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// cache.create(1, 11)?;
+    /// assert_eq!(cache.count(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "mb_cache_count")]
     #[must_use]
     pub fn count(&self) -> u64 {
