@@ -52,6 +52,7 @@ mod slice;
 pub mod table;
 mod text;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -141,7 +142,7 @@ enum Command {
 #[derive(Args, Clone, Debug)]
 struct RunArgs {
     /// The tables to run, as `list` names them.
-    #[arg(required = true, value_name = "TABLE")]
+    #[arg(required = true, value_name = "TABLE", value_parser = table_name)]
     tables: Vec<String>,
     /// Writes the rows to this file as JSON.
     #[arg(long, value_name = "FILE")]
@@ -153,7 +154,7 @@ struct RunArgs {
 #[derive(Args, Clone, Debug)]
 struct RecordArgs {
     /// The tables to run, as `list` names them; all if there is none.
-    #[arg(value_name = "TABLE")]
+    #[arg(value_name = "TABLE", value_parser = table_name)]
     tables: Vec<String>,
     /// The folder that TABLE.json and TABLE.txt are written to.
     #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
@@ -181,11 +182,28 @@ struct Pace {
     #[arg(long)]
     quick: bool,
     /// Thread counts (process counts in tables of mounts), such as 1,2,4.
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = thread_count)]
     threads: Vec<usize>,
     /// Seconds that each variant is measured per row, over all rounds.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
+}
+
+/// Returns the name of a table, if there is such a table. What cannot be meant is told as clap tells it, with
+/// its exit status.
+fn table_name(word: &str) -> Result<String, String> {
+    let found = table::find(word).map(|table| table.name().to_owned());
+    found.ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
+}
+
+fn thread_count(word: &str) -> Result<usize, String> {
+    let count = word.parse().ok().filter(|count| (1..=THREADS_MAX).contains(count));
+    count.ok_or_else(|| format!("it is a number from 1 to {THREADS_MAX}"))
+}
+
+fn seconds(word: &str) -> Result<f64, String> {
+    let seconds = word.parse().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 3600.0);
+    seconds.ok_or_else(|| "it is more than 0 and at most 3600".to_owned())
 }
 
 /// One table's outcome, as it is written.
@@ -206,15 +224,13 @@ pub struct Report {
 /// measure memory.
 ///
 /// # Errors
-/// A table that does not exist, settings that make no sense, a wrong answer of a variant that
+/// A wrong answer of a variant that
 /// promises right ones, a file that cannot be written.
 pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
-            for table in table::all() {
-                println!("{:<17} {}", table.name(), table.about());
-            }
-            Ok(())
+            let line = |table: &&dyn Table| format!("{:<17} {}\n", table.name(), table.about());
+            say(&table::all().iter().map(line).collect::<String>())
         }
         Command::Run(args) => run_tables(&args, prefix),
         Command::Record(args) => {
@@ -223,8 +239,7 @@ pub fn run(args: LabArgs, prefix: &[&str]) -> anyhow::Result<()> {
         }
         Command::Report(args) => write_report(&args, prefix),
         Command::Memory { variant, entries } => {
-            println!("{}", memory::measure(&variant, entries)?);
-            Ok(())
+            say(&format!("{}\n", memory::measure(&variant, entries)?))
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
         Command::Setter(job) => setter::work(&job),
@@ -273,7 +288,7 @@ fn run_tables(args: &RunArgs, prefix: &[&str]) -> anyhow::Result<()> {
     let mut reports = vec![];
     for table in named(&args.tables)? {
         let report = run_table(table, &settings)?;
-        print!("{}", text::render(&report));
+        say(&text::render(&report))?;
         reports.push(report);
     }
     if let Some(file) = &args.json {
@@ -301,7 +316,7 @@ fn write_report(args: &ReportArgs, prefix: &[&str]) -> anyhow::Result<()> {
         }
     }
     ensure!(!reports.is_empty(), "no table did run");
-    println!("{}", folder.write(&reports, &failed)?.display());
+    say(&format!("{}\n", folder.write(&reports, &failed)?.display()))?;
     let names: Vec<&str> = failed.iter().map(|failed| failed.table).collect();
     ensure!(names.is_empty(), "the page is without {}", names.join(", "));
     Ok(())
@@ -334,8 +349,14 @@ fn ask(variant: &str, op: &str, count: usize, entries: usize) -> anyhow::Result<
     let table = memory::load(variant, &corpus)?.context("no such variant")?;
     let lane = Lane::draw(&corpus, &corpus.movable(), op, QUESTIONS, 7);
     let tally = table.work(op, &lane, 0, &Stop::after(count));
-    println!("{} questions, {} wrong answers", tally.ops, tally.wrong);
-    Ok(())
+    say(&format!("{} questions, {} wrong answers\n", tally.ops, tally.wrong))
+}
+
+/// Writes to the standard output, which may be full, or have nobody who reads it any more.
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.context("standard output")
 }
 
 fn settings(args: &Pace, prefix: &[&str]) -> anyhow::Result<Settings> {
@@ -345,14 +366,11 @@ fn settings(args: &Pace, prefix: &[&str]) -> anyhow::Result<Settings> {
         (Size::Full, ROUNDS, SECONDS)
     };
     let seconds = args.seconds.unwrap_or(seconds);
-    ensure!(seconds > 0.0 && seconds <= 3600.0, "--seconds is more than 0 and at most 3600");
     let threads = match (&args.threads[..], size) {
         ([], Size::Quick) => vec![1, 2],
         ([], Size::Full) => vec![1, 2, 4],
         (list, _) => list.to_vec(),
     };
-    let is_usable = |threads: &usize| (1..=THREADS_MAX).contains(threads);
-    ensure!(threads.iter().all(is_usable), "--threads are numbers from 1 to {THREADS_MAX}");
     Ok(Settings {
         size,
         threads,

@@ -57,7 +57,7 @@ pub(crate) fn record(
             let file = folder.join(format!("{table}.{ending}"));
             fs::write(&file, content)
                 .with_context(|| format!("cannot write {}", file.display()))?;
-            println!("{}", file.display());
+            crate::say(&format!("{}\n", file.display()))?;
         }
     }
     Ok(())

@@ -127,6 +127,14 @@ pub(crate) fn corewalk(arguments: &[&str]) -> Command {
     command
 }
 
+/// As [`corewalk`], with an output that takes nothing.
+pub(crate) fn to_full(arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$@\" > /dev/full", "sh", PROGRAM]).args(arguments);
+    command.stdin(Stdio::null());
+    command
+}
+
 /// Returns how a child ends, which must be soon.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let begin = Instant::now();

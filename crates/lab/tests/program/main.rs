@@ -122,10 +122,10 @@ fn record_writes_json_and_text_of_each_table() {
 #[test]
 fn mistakes_are_one_line_and_the_status_says_whose() {
     let cases: [(&[&str], i32); 7] = [
-        (&["run", "no-such-table"], 1),
-        (&["record", "no-such-table", "--out", "/no/such/folder"], 1),
-        (&["run", "names", "--seconds", "0"], 1),
-        (&["run", "names", "--threads", "0"], 1),
+        (&["run", "no-such-table"], 2),
+        (&["record", "no-such-table", "--out", "/no/such/folder"], 2),
+        (&["run", "names", "--seconds", "0"], 2),
+        (&["run", "names", "--threads", "0"], 2),
         (&["run"], 2),
         (&["run", "names", "--threads", "two"], 2),
         (&["no-such-command"], 2),
