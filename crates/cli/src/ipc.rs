@@ -34,7 +34,7 @@ enum Command {
     Ls(ls::Arguments),
     /// Removes objects of a namespace after ipcrm(1), or the namespace.
     Rm(rm::Arguments),
-    /// Shows all limits of a namespace, what is used and who uses it, in one table; `ls -l` and `ls -u` show the first
+    /// Shows all limits of a namespace, what is used and by how many tasks, in one table; `ls -l` and `ls -u` show the first
     /// two as ipcs(1) does.
     Stat(stat::Arguments),
     /// Looks after a namespace: what killed processes have left is put in order at once.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use serde_json::{Map, Value, json};
 
 use super::forms::{self, Form};
@@ -155,6 +156,8 @@ fn namespaces() -> Result<Vec<Named>, Failure> {
         let entry = entry.ok()?;
         let name = entry.file_name().into_string().ok()?.strip_prefix(prefix)?.to_owned();
         let status = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+        // Anybody may make a file of this name.
+        let status = Some(status).filter(|status| status.uid() == geteuid().as_raw())?;
         Some(Named { name, path: entry.path(), used_bytes: status.blocks() * 512 })
     });
     let mut named: Vec<Named> = named.collect();
@@ -175,7 +178,28 @@ fn namespaces_json(namespaces: &[Named]) -> String {
 
 fn namespaces_table(namespaces: &[Named]) -> String {
     let rows = namespaces.iter().map(|named| {
-        vec![named.name.clone(), named.used_bytes.to_string(), named.path.display().to_string()]
+        let path = named.path.to_string_lossy();
+        vec![escaped(&named.name), named.used_bytes.to_string(), escaped(&path)]
     });
     forms::columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
+}
+
+/// Returns a name as `ls -b` shows it: a control character neither breaks its row nor reaches the terminal.
+fn escaped(name: &str) -> String {
+    let mut shown = String::with_capacity(name.len());
+    for char in name.chars() {
+        match char {
+            '\\' => shown.push_str("\\\\"),
+            '\n' => shown.push_str("\\n"),
+            '\t' => shown.push_str("\\t"),
+            char if char.is_control() => {
+                let mut bytes = [0; 4];
+                for byte in char.encode_utf8(&mut bytes).bytes() {
+                    shown.push_str(&format!("\\{byte:03o}"));
+                }
+            }
+            char => shown.push(char),
+        }
+    }
+    shown
 }

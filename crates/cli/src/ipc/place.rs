@@ -5,6 +5,8 @@
 //! namespace is a memfd, which goes with the last process that has it; it is sealed, so that nobody
 //! can cut it short under the others.
 //!
+//! What a name leads to is the user's own, or refused; see `open_named`.
+//!
 //! # Shared memory
 //!
 //! The memory of segments is files in a folder: that of the namespace's file with `.shm` behind its name, or one
@@ -17,13 +19,15 @@
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use corewalk_ipc::{Backing, Cred, Elsewhere, Namespace, NamespaceOptions, SegmentFiles, Task};
+use corewalk_ipc::{
+    Backing, Cred, Elsewhere, Namespace, NamespaceOptions, OpenError, SegmentFiles, Task,
+};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, fstat, open, stat};
 use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
@@ -45,9 +49,37 @@ const NAMES_TRIED: u32 = 1000;
 /// Bytes of a name at most: a file's name is made of it.
 const NAME_MAX: usize = 200;
 
+/// Opens the file at `path`, which a name leads to; it is made if `flags` say so.
+///
+/// Anybody may make a file of any name in `/dev/shm`. So it has to be the user's own, also for root: who owns it has
+/// all that is in it.
+fn open_named(path: &Path, flags: OFlags) -> Result<OwnedFd, OpenError> {
+    let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = loop {
+        // Apart from making it: with `fs.protected_regular` set Linux would refuse another user's file, less clearly.
+        match open(path, flags - OFlags::CREATE, Mode::empty()) {
+            Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
+            opened => break opened?,
+        }
+        match open(path, flags | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::EXIST) => {}
+            made => break made?,
+        }
+    };
+    match fstat(&file)?.st_uid == geteuid().as_raw() {
+        true => Ok(file),
+        false => Err(OpenError::OtherUser),
+    }
+}
+
+/// Returns true if a word is a path, which is meant as it is, and false for a name.
+fn is_path(word: &str) -> bool {
+    word.contains('/')
+}
+
 /// Returns the path of the namespace `word`.
 pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
-    if word.contains('/') {
+    if is_path(word) {
         return std::path::absolute(word).map_err(|error| Failure::of(word, error));
     }
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
@@ -128,7 +160,11 @@ impl Place {
     pub(super) fn open(word: &str) -> Result<Self, Failure> {
         let path = path(word)?;
         let shm = beside(&path);
-        let opened = Namespace::open(&path, options(&shm));
+        let opened = match is_path(word) {
+            true => Namespace::open(&path, options(&shm)),
+            false => open_named(&path, OFlags::CREATE)
+                .and_then(|file| Namespace::open_fd(&file, options(&shm))),
+        };
         let namespace = opened.map_err(|error| Failure::of(path.display(), error))?;
         Ok(Self { namespace, path, shm, _anonymous: None, folder: None })
     }
@@ -144,7 +180,11 @@ impl Place {
             }
         };
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
-        let file = File::options().read(true).write(true).open(&path);
+        let file = match word {
+            Some(word) if !is_path(word) => open_named(&path, OFlags::empty()),
+            // The one that this process runs in is a path as well.
+            _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
+        };
         let file = file.map_err(|error| failed(&error))?;
         // Beside a file in memory there is nothing.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");

@@ -1,13 +1,16 @@
 //! Where the preload library is.
 //!
 //! cargo puts it beside the program or into the `deps` folder there; a package would put it into
-//! `../lib/corewalk`. `--preload` says another place.
+//! `../lib/corewalk`. `--preload` says another place, and is refused if no such library is there.
 //!
 //! Source: ld.so(8), `LD_PRELOAD`.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use super::place::NAMESPACE_ENV;
+use super::program;
 use crate::failure::Failure;
 
 const FILE: &str = "libcorewalk_ipc_preload.so";
@@ -27,11 +30,25 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if !path.is_file() {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
+    let failed = |why: &dyn Display| Failure::of(path.display(), why);
+    // The loader only warns of what it does not load: the command would run with the kernel's objects.
+    if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
+        return Err(failed(&"not a shared object for this machine"));
+    }
+    if given.is_some() && !is_ours(&path).map_err(|error| failed(&error))? {
+        return Err(failed(&"not the preload library of corewalk"));
+    }
     // The loader splits what it is given at these, and has no way to quote them.
     if path.to_string_lossy().contains([':', ' ']) {
         return Err(Failure::of(path.display(), "the loader takes no path with a colon or blank"));
     }
     Ok(path)
+}
+
+/// Returns true for a build of our library, which names the variable that it finds the namespace by.
+fn is_ours(path: &Path) -> std::io::Result<bool> {
+    let (bytes, word) = (std::fs::read(path)?, NAMESPACE_ENV.as_bytes());
+    Ok(bytes.windows(word.len()).any(|bytes| bytes == word))
 }
 
 fn beside_program() -> Result<PathBuf, Failure> {

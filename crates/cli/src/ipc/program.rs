@@ -9,7 +9,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -30,6 +30,9 @@ const SET_USER: u32 = 0o4000;
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
+
+/// The type of a shared object in an ELF header.
+const ET_DYN: u16 = 3;
 
 /// The number of this machine in an ELF header.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
@@ -81,16 +84,20 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
             "a program that gains privileges loads no library of ours",
         ));
     }
-    let mut start = [0; SCRIPT_BYTES];
-    let mut filled = 0;
-    while let Ok(more @ 1..) = (&file).read(&mut start[filled..]) {
-        filled += more;
-    }
-    match interpreter(&start[..filled]) {
+    let start = start_of(&file);
+    match interpreter(&start) {
         Some(_) if depth == DEPTH_MAX => Ok(()),
         Some(interpreter) => check_at(&interpreter, depth + 1),
-        None => check_elf(&file, &start[..filled]),
+        None => check_elf(&file, &start),
     }
+}
+
+/// Returns the first bytes of a file, as far as they can be read.
+fn start_of(file: &File) -> Vec<u8> {
+    let mut start = Vec::new();
+    // What cannot be read is not there.
+    let _ = file.take(SCRIPT_BYTES as u64).read_to_end(&mut start);
+    start
 }
 
 /// Returns the interpreter of a script.
@@ -102,31 +109,60 @@ fn interpreter(start: &[u8]) -> Option<PathBuf> {
 
 fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
     // Anything else is a script for the shell, or nothing.
-    if !start.starts_with(b"\x7fELF") || start.len() < 64 {
+    if !is_elf(start) {
         return Ok(());
     }
-    let half = |at: usize| u16::from_le_bytes([start[at], start[at + 1]]);
-    let is_64_bit_little = start[4] == 2 && start[5] == 1;
-    if !is_64_bit_little || half(18) != MACHINE {
+    if !is_for_this_machine(start) {
         return Err(Refusal::NotRunnable("a program for another machine loads no library of ours"));
     }
+    match loader_place(file, start) {
+        Err(_) => Ok(()),
+        Ok(Some((at, bytes))) => check_loader(file, at, bytes),
+        Ok(None) if is_loader(file) => Ok(()),
+        Ok(None) => Err(Refusal::NotRunnable("a static program loads no library of ours")),
+    }
+}
+
+/// Returns true for a file that the loader of this machine takes for a library.
+///
+/// # Errors
+///
+/// Those of reading the file.
+pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
+    let file = File::open(path)?;
+    let start = start_of(&file);
+    let is_library = is_elf(&start) && is_for_this_machine(&start) && half(&start, 16) == ET_DYN;
+    // A program that can lie anywhere is one too, but for its loader.
+    Ok(is_library && matches!(loader_place(&file, &start), Ok(None)))
+}
+
+fn is_elf(start: &[u8]) -> bool {
+    start.starts_with(b"\x7fELF") && start.len() >= 64
+}
+
+fn is_for_this_machine(start: &[u8]) -> bool {
+    let is_64_bit_little = start[4] == 2 && start[5] == 1;
+    is_64_bit_little && half(start, 18) == MACHINE
+}
+
+fn half(start: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([start[at], start[at + 1]])
+}
+
+/// Returns where in the file the path of its loader is, and of how many bytes.
+fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
-    let (entry_bytes, entries) = (half(54), half(56));
+    let (entry_bytes, entries) = (half(start, 54), half(start, 56));
     for entry in 0..u64::from(entries) {
         let mut header = [0; 56];
         let at = table.saturating_add(entry * u64::from(entry_bytes));
-        if file.read_exact_at(&mut header, at).is_err() {
-            return Ok(());
-        }
+        file.read_exact_at(&mut header, at)?;
         let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("in it"));
         if word(0) as u32 == PT_INTERP {
-            return check_loader(file, word(8), word(32));
+            return Ok(Some((word(8), word(32))));
         }
     }
-    match is_loader(file) {
-        true => Ok(()),
-        false => Err(Refusal::NotRunnable("a static program loads no library of ours")),
-    }
+    Ok(None)
 }
 
 /// Returns true for the loader itself, which loads what it is told to.

@@ -1,4 +1,4 @@
-//! `corewalk ipc stat`: limits of a namespace, what is used, and who uses it.
+//! `corewalk ipc stat`: limits of a namespace, what is used, and by how many tasks.
 //!
 //! Source: ipcs(1) `--limits` and `--summary`.
 

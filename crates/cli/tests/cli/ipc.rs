@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
-use crate::fixtures::{Folder, corewalk, run};
+use crate::fixtures::{Folder, PROGRAM, corewalk, run};
 
 #[test]
 fn exec_ends_as_its_command_does() {
@@ -26,6 +27,135 @@ fn exec_refuses_what_would_not_load_the_library() {
     folder.assert_refused(corewalk(&["ipc", "exec"]), 2, "not provided: <COMMAND>");
     let missing = corewalk(&["ipc", "exec", "--preload", "/nowhere.so", "--", "true"]);
     folder.assert_refused(missing, 1, "/nowhere.so: there is no such file");
+}
+
+/// The loader would warn, and the command would run with the kernel's objects.
+#[test]
+fn exec_refuses_what_is_not_the_library() {
+    let folder = Folder::new();
+    let path = folder.path("f2");
+    let path = path.to_str().expect("a path of ours");
+    let exec = || corewalk(&["ipc", "exec", "--preload", path, "--", "true"]);
+    fs::write(path, "text\n").expect("a file");
+    folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
+    fs::write(path, b"\x7fELF\x02\x01").expect("a file");
+    folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
+    fs::copy(PROGRAM, path).expect("a copy");
+    folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
+    let (library, no_library) = libraries();
+    fs::copy(no_library, path).expect("a copy");
+    folder.assert_refused(exec(), 1, "f2: not the preload library of corewalk");
+    fs::copy(&library, path).expect("a copy");
+    assert!(run(exec()).status.success(), "the control");
+    // Of another machine.
+    let mut bytes = fs::read(library).expect("it is there");
+    bytes[18] ^= 1;
+    fs::write(path, bytes).expect("a file");
+    folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
+}
+
+/// Returns the preload library, and another one.
+fn libraries() -> (PathBuf, PathBuf) {
+    let folder = Path::new(PROGRAM).parent().expect("it is in a folder");
+    let name = "libcorewalk_ipc_preload.so";
+    let places = [folder.join("deps").join(name), folder.join(name)];
+    let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
+    let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
+    // That of C is a program, too.
+    let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
+    (library, words.expect("this program has it").into())
+}
+
+/// Files in `/dev/shm`, which go with their test.
+struct Planted(Vec<PathBuf>);
+
+impl Planted {
+    /// Returns the path of the namespace `name` of the user.
+    fn path(&mut self, name: &str) -> PathBuf {
+        let user = rustix::process::geteuid().as_raw();
+        let path = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
+        self.0.push(path.clone());
+        path
+    }
+}
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Who owns the file reads all messages, also root's.
+#[test]
+fn name_that_another_user_has_taken_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: not root");
+        return;
+    }
+    let folder = Folder::new();
+    let mut planted = Planted(Vec::new());
+    let name = format!("planted-{}", std::process::id());
+    let path = planted.path(&name);
+    fs::write(&path, "").expect("a file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("it is ours");
+    std::os::unix::fs::chown(&path, Some(65534), Some(65534)).expect("root");
+    let words = "the file of the IPC namespace belongs to another user";
+    let of = |command: &str, name: &str| corewalk(&["ipc", command, "--namespace", name]);
+    for command in ["ls", "stat", "serve"] {
+        folder.assert_refused(of(command, &name), 1, words);
+    }
+    let mut exec = of("exec", &name);
+    folder.assert_refused(
+        {
+            exec.args(["--", "true"]);
+            exec
+        },
+        1,
+        words,
+    );
+    let mut purge = of("rm", &name);
+    folder.assert_refused(
+        {
+            purge.arg("--purge");
+            purge
+        },
+        1,
+        words,
+    );
+    let shown = run(corewalk(&["ipc", "ls"]));
+    assert!(!String::from_utf8_lossy(&shown.stdout).contains(&name), "it is none of the user's");
+    assert_eq!(fs::metadata(&path).expect("it is there").len(), 0);
+    // A path is meant as it is.
+    let mut exec = of("exec", path.to_str().expect("a plain path"));
+    assert!(
+        run({
+            exec.args(["--", "true"]);
+            exec
+        })
+        .status
+        .success()
+    );
+    // A link leads to a file of ours that nobody named.
+    let link = format!("link-{}", std::process::id());
+    fs::write(folder.path("file"), "").expect("a file");
+    std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
+    folder.assert_refused(of("ls", &link), 1, "Too many levels of symbolic links");
+    assert_eq!(fs::metadata(folder.path("file")).expect("it is there").len(), 0);
+}
+
+#[test]
+fn name_with_control_characters_is_shown_in_one_row() {
+    let mut planted = Planted(Vec::new());
+    let pid = std::process::id();
+    let path = planted.path(&format!("{pid}-a\x1b[31m\nb\\\u{9b}"));
+    fs::write(&path, "").expect("a file");
+    let shown = run(corewalk(&["ipc", "ls"]));
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    let name = format!("{pid}-a\\033[31m\\nb\\\\\\302\\233");
+    assert!(shown.lines().any(|line| line.starts_with(&name) && line.ends_with(&name)), "{shown}");
+    assert!(!shown.contains(|c: char| c.is_control() && c != '\n'), "{shown:?}");
 }
 
 #[test]
