@@ -138,6 +138,10 @@ impl Mount {
 
     /// Waits until the mount has ended.
     ///
+    /// A signal does not end it: one that ends the process (`SIGINT`, `SIGTERM`, and `SIGHUP` of a terminal that is
+    /// closed) leaves a mount without a server, of which every use fails with `ENOTCONN` until somebody unmounts it.
+    /// A program has to catch these signals, and to call [`Mountpoint::unmount`] then, as `corewalk mount` does.
+    ///
     /// # Errors
     /// If a thread that serves it has failed.
     pub fn wait(mut self) -> Result<(), MountError> {

@@ -168,10 +168,20 @@ fn user_is_told_what_is_not_allowed() {
     if is_installed("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    let alone = user.command(&["env", "PATH=/nowhere", program, "mount", "tmpfs", "m"]);
-    let output = run(alone);
+    // Where nobody may look it is not either.
+    for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
+        let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
+        let output = run(alone);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.ends_with("install fuse3\n"), "{said}");
+        assert!(!user.folder.path("home/m").exists(), "the folder that was made is left");
+    }
+    let forbidden = user.folder.path("forbidden");
+    fs::create_dir(&forbidden).expect("a folder");
+    fs::write(forbidden.join("fusermount3"), "").expect("a file");
+    let path = format!("PATH={}", forbidden.display());
+    let output = run(user.command(&["env", &path, program, "mount", "tmpfs", "m"]));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.ends_with("install fuse3\n"), "{said}");
-    assert!(!user.folder.path("home/m").exists(), "the folder that was made is left");
+    assert!(said.contains("starting fusermount3: Permission denied"), "{said}");
 }

@@ -203,9 +203,9 @@ fn mount_as_user(
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn();
-    let child = child.map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => MountError::NoFusermount,
-        _ => system("starting fusermount3")(error),
+    let child = child.map_err(|error| match is_fusermount_found() {
+        true => system("starting fusermount3")(error),
+        false => MountError::NoFusermount,
     })?;
     drop(theirs);
     let device = receive(&ours);
@@ -215,6 +215,13 @@ fn mount_as_user(
         Ok(None) => Err(MountError::Fusermount(words)),
         Err(error) => Err(MountError::System("receiving the device", error)),
     }
+}
+
+/// Returns whether a folder of `PATH` shows fusermount3(1). An error of starting it does not tell: it is `EACCES` also
+/// where it is in none of them, and one may not be looked into.
+fn is_fusermount_found() -> bool {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
 }
 
 /// Returns the descriptor that is sent over `socket`, None if it is closed instead.
