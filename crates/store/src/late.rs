@@ -19,18 +19,18 @@
 //! at once than there would be copies, so it is shared at once, and the blocks that the last commit wrote stay as they
 //! are. Whose block hardly anybody has is likely to find none, and waits even so.
 //!
-//! Processor time of 50,000 sets by each of P threads, with a commit, over that of a store that does not share: lower
-//! quartiles of 8 to 16 runs that took turns, on two processors with so much else to do that 5 to 10 % mean nothing, by a
+//! Processor time of 50,000 sets by each of 1, 2 and 4 threads, with a commit, over that of a store that does not share:
+//! lower quartiles of 12 runs that took turns, on two processors with much else to do, so that 5 % mean nothing, by a
 //! program that is not in the tree. *32*: a file waited that had found 32 blocks, or made one, in the transaction:
 //!
-//! | files of each | values | P | at once | 32 | this |
-//! |---|---|---|---|---|---|
-//! | 100 | 10 | 1, 2, 4 | 1.22, 1.22, 1.18 | 0.97, 1.00, 0.98 | 0.95, 0.96, 0.98 |
-//! | 100 | 100 | 1, 2, 4 | 1.51, 1.43, 1.37 | 0.94, 0.97, 1.02 | 1.07, 1.02, 0.97 |
-//! | 100 | 1000 | 1, 2 | 1.49, 1.68 | 1.04, 0.97 | 1.05, 1.05 |
-//! | 1000 | 10 | 2, 4 | | 0.84, 0.87 | 0.79, 0.74 |
-//! | 1000 | 100 | 2, 4 | | 1.07, 0.94 | 0.90, 0.87 |
-//! | 1000 | 1000 | 1, 2, 4 | 1.33, 1.09, 1.21 | 1.07, 1.02, 1.09 | 1.23, 1.01, 1.09 |
+//! | files of each | values | at once | 32 | this |
+//! |---|---|---|---|---|
+//! | 100 | 10 | 1.25, 1.37, 1.35 | 0.96, 1.01, 0.98 | 0.95, 0.97, 0.97 |
+//! | 100 | 100 | 1.43, 1.56, 1.47 | 0.99, 1.02, 1.00 | 1.01, 1.02, 0.99 |
+//! | 100 | 1000 | 1.36, 1.60, 1.69 | 1.00, 0.97, 1.00 | 1.00, 0.97, 1.01 |
+//! | 1000 | 10 | 0.81, 0.88, 0.68 | 0.89, 1.01, 0.78 | 0.90, 0.87, 0.68 |
+//! | 1000 | 100 | 0.85, 0.96, 0.88 | 0.94, 1.08, 1.02 | 0.89, 0.99, 0.86 |
+//! | 1000 | 1000 | 1.30, 1.31, 1.16 | 1.04, 1.10, 1.02 | 1.04, 1.04, 0.94 |
 //!
 //! Where there are as many values as files, what is left is what the commit takes to share each set once, 1 to 2
 //! microseconds, and the memory of copies of what was shared before.
