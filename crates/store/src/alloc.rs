@@ -80,11 +80,6 @@ impl Allocator {
         run
     }
 
-    /// Returns how many blocks of the device are free, but for what windows have.
-    pub(crate) fn free_blocks(&self) -> u64 {
-        self.tree.lock().count
-    }
-
     /// Takes back blocks that no durable extent has.
     pub(crate) fn give(&self, run: Run) {
         if run.len > 0 {
@@ -160,7 +155,7 @@ mod tests {
         let alloc = Allocator::new([run(2, 3), run(5, 1), run(100, 50)]);
         assert_eq!(alloc.take(None, 94), run(6, 94));
         assert_eq!(alloc.take(Some(1), 64), run(1, 1));
-        assert_eq!(alloc.free_blocks(), 1);
+        assert_eq!(alloc.tree.lock().count, 1);
         // Only block 0 is left, so the device grows.
         assert_eq!(alloc.take(None, 64), run(150, 64));
         alloc.give(run(8, 90));

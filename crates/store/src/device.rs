@@ -9,7 +9,7 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::Arc;
 
 use corewalk::Errno;
@@ -58,6 +58,14 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// # Errors
     /// `StorageFull` (ENOSPC), and what else the host says.
     fn reserve(&self, len: u64) -> io::Result<()>;
+
+    /// Returns how many bytes the host has given room for: all, unless there are holes.
+    ///
+    /// # Errors
+    /// What the host says.
+    fn given_bytes(&self) -> io::Result<u64> {
+        self.len()
+    }
 
     /// Has the host forget what it keeps in memory of the device and need not write, so that reads ask the disk.
     /// A device that keeps nothing has nothing to do.
@@ -153,6 +161,10 @@ impl Device for FileDevice {
     fn reserve(&self, len: u64) -> io::Result<()> {
         let flags = rustix::fs::FallocateFlags::empty();
         rustix::fs::fallocate(&self.file, flags, 0, len).map_err(io::Error::from)
+    }
+
+    fn given_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * 512)
     }
 
     fn drop_cached(&self) {
@@ -274,8 +286,6 @@ pub(crate) fn errno_of(error: &io::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
     use super::*;

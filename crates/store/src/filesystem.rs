@@ -96,7 +96,7 @@ impl Store {
         let Some(place) = self.place.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = place.host()?;
         // What the device has and nobody uses is the host's no more.
-        let free = self.journal.allocator.free_blocks();
+        let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
         let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
         if new > host.bavail || all > host.blocks { Err(Errno::NOSPC) } else { Ok(()) }
@@ -125,13 +125,19 @@ impl Store {
         Ok(())
     }
 
+    /// Returns how many blocks of the device the host has given that nobody uses. A range that fallocate(2) has kept is
+    /// used, and may not be given.
+    fn unused_blocks(&self) -> Result<u64, Errno> {
+        Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
+    }
+
     /// Returns how many blocks can be written on a host that has `host_free` for us: those, and what nobody uses of
     /// the device. None while the host has no room for the reserve, since nothing can grow then.
-    fn room(&self, host_free: u64) -> u64 {
+    fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
-            Some(more) => self.journal.allocator.free_blocks().saturating_add(more),
-            None => 0,
+            Some(more) => Ok(self.unused_blocks()?.saturating_add(more)),
+            None => Ok(0),
         }
     }
 
@@ -338,7 +344,7 @@ impl FileSystem for Store {
     fn statfs(&self) -> Result<StatFs, Errno> {
         let used = self.space.used();
         let room = match &self.place {
-            Some(place) => self.room(place.host()?.bavail / BLOCK_BYTES),
+            Some(place) => self.room(place.host()?.bavail / BLOCK_BYTES)?,
             None => UNLIMITED_BLOCKS,
         };
         let (blocks, bfree) = match self.space.limit() {
@@ -488,22 +494,40 @@ mod tests {
             StoreOptions { commit_every: None, log_bytes: 64 << 10, ..StoreOptions::default() };
         let store = Store::open(&path, &options).unwrap();
         let root = Node::detached(ROOT_INO, FileKind::Directory);
-        let (blocks, before) = (1 << 10, store.room(1 << 20));
-        let name = Name::new(b"large").unwrap();
-        let file = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
-        let file = Node::detached(file.ino, FileKind::Regular);
+        let (blocks, host) = (1 << 10, 1 << 20);
+        assert_eq!(store.room(host), Ok(host));
+        let make = |name: &[u8]| {
+            let attr = store.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+            Node::detached(attr.ino, FileKind::Regular)
+        };
+        let remove = |name: &[u8], file: Node<'_>| {
+            store.remove(root, Name::new(name).unwrap(), file).unwrap();
+            store.forget(file.ino());
+            store.sync().unwrap();
+        };
+        let file = make(b"large");
         store.write(file, 0, 0, &vec![7; (blocks * BLOCK_BYTES) as usize]).unwrap();
-        store.remove(root, name, file).unwrap();
-        store.forget(file.ino());
-        assert_eq!(store.room(1 << 20), before, "not before it is durable");
         store.sync().unwrap();
-        assert_eq!(store.room(1 << 20), before + blocks);
+        assert_eq!(store.room(host), Ok(host));
+        remove(b"large", file);
+        assert_eq!(store.room(host), Ok(host + blocks));
+
+        // What was only kept the host has not given.
+        let file = make(b"kept");
+        store.fallocate(file, 0, 0, 1 << 28, Fallocate::KEEP_SIZE).unwrap();
+        assert_eq!(store.room(host), Ok(host));
+        remove(b"kept", file);
+        assert_eq!(store.room(host), Ok(host + blocks));
 
         // Without the reserve nothing can grow, so there is no room before the host has that.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
-        assert_eq!(store.room(reserve - 1), 0);
-        assert_eq!(store.room(reserve + 1), before + blocks + 1 - (1 << 20));
+        assert_eq!(store.room(reserve - 1), Ok(0));
+        assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
+        drop(store);
+        // No extent says that it is there.
+        let store = Store::open(&path, &options).unwrap();
+        assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);
         std::fs::remove_dir_all(&path).unwrap();
     }

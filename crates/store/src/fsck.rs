@@ -184,7 +184,7 @@ pub struct Report {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn fsck(path: &Path) -> Result<Report, OpenError> {
-    let place = Place::open(path)?;
+    let place = Place::open_to_read(path)?;
     fsck_devices(&place.devices_to_read()?)
 }
 

@@ -72,6 +72,7 @@ use corewalk_sync::{Condvar, Mutex, OwnLine, RwLock, RwLockReadGuard};
 
 use self::opened::Opened;
 use crate::alloc::Allocator;
+use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot};
 use crate::device::{Device, errno_of, read_anew};
 use crate::dirty::Dirty;
@@ -485,6 +486,12 @@ impl Journal {
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| errno_of(&error))
+    }
+
+    /// Returns how many blocks the host has given to the data device.
+    pub(crate) fn given_blocks(&self) -> Result<u64, Errno> {
+        let bytes = self.devices.data.given_bytes().map_err(|_| Errno::IO)?;
+        Ok(bytes / BLOCK_BYTES)
     }
 
     #[cfg(test)]

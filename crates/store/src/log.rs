@@ -52,6 +52,7 @@ mod mutations;
 mod replay;
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::{Device, take_room};
@@ -72,6 +73,8 @@ const ENTRY_BYTES_MAX: usize = 1 << 20;
 /// The number of an end mark, and the bytes at the beginning in each block of which there is one.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
+/// Where the second one has its generation and its number.
+const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
 /// What begins a record, one that is gone, and data.
 const VALUE: u8 = 1;
 const GONE: u8 = 2;
@@ -212,6 +215,13 @@ impl Entry<'_> {
             return Ok(None);
         }
         log.seal(log.number, payload);
+        // Bytes of a file, where the second end mark was: they are for the database.
+        let words = [log.superblock.generation, END].map(u64::to_le_bytes);
+        if log.end == 0
+            && log.buffer.get(MARK_WORDS).is_some_and(|bytes| bytes == words.as_flattened())
+        {
+            return Ok(None);
+        }
         if log.end == 0 {
             // Over both end marks (I.5).
             log.buffer.resize(log.buffer.len().max(MARKED_BYTES), 0);

@@ -7,11 +7,12 @@
 //!
 //! # Invariants
 //! - V.1: bytes below show up to the least length that there ever was: what was cut off is zeros if it comes back.
-//! - V.2: what is read below is what was asked for, and no byte more: an error is one of these bytes.
+//! - V.2: what is read below is what was asked for, and no byte more, or the rest of a block that is written in part: an
+//!   error is one of these bytes.
 //!
 //! # What it refuses
 //! To spare memory: each block of 4096 bytes that is written is kept. A check writes what the log has, 16 MiB by
-//! default, and the pages that come of that.
+//! default, and the pages that come of that: one of each record at worst, some hundred MiB.
 //!
 //! Source: Linux `Documentation/filesystems/overlayfs.rst`, and the snapshot target of the device mapper.
 

@@ -198,7 +198,8 @@ impl Place {
             }
         }
         check_files(path)?;
-        let place = Place::lock(path, true)?;
+        let lock = open_file(&path.join(LOCK), true)?;
+        let place = Place::lock(path, lock, FlockOperation::NonBlockingLockExclusive)?;
         if is_missing(path)? {
             let new = path.join(META_NEW);
             let device = open_file(&new, true)?;
@@ -217,23 +218,25 @@ impl Place {
 
     /// Locks the directory of a store that is there.
     pub(crate) fn open(path: &Path) -> Result<Place, OpenError> {
-        check_files(path)?;
-        if is_missing(path)? {
-            return Err(OpenError::Io(Errno::NOENT.into()));
-        }
-        Place::lock(path, false)
+        Place::check_there(path)?;
+        let lock = open_file(&path.join(LOCK), false)?;
+        Place::lock(path, lock, FlockOperation::NonBlockingLockExclusive)
     }
 
-    fn lock(path: &Path, is_new: bool) -> Result<Place, OpenError> {
-        let lock = path.join(LOCK);
-        let lock = match open_file(&lock, is_new) {
-            // Whoever only looks can do that here.
-            Err(error) if !is_new && error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
-                open_file_to_read(&lock)?
-            }
-            opened => opened?,
-        };
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+    /// Locks the directory of a store that is there for somebody who only reads, which needs no right to write.
+    pub(crate) fn open_to_read(path: &Path) -> Result<Place, OpenError> {
+        Place::check_there(path)?;
+        let lock = open_file_to_read(&path.join(LOCK))?;
+        Place::lock(path, lock, FlockOperation::NonBlockingLockShared)
+    }
+
+    fn check_there(path: &Path) -> Result<(), OpenError> {
+        check_files(path)?;
+        if is_missing(path)? { Err(OpenError::Io(Errno::NOENT.into())) } else { Ok(()) }
+    }
+
+    fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<Place, OpenError> {
+        match flock(&lock, how) {
             Ok(()) => Ok(Place { path: path.to_owned(), lock }),
             Err(Errno::WOULDBLOCK) => Err(OpenError::Busy),
             Err(errno) => Err(OpenError::Io(errno.into())),
@@ -319,7 +322,8 @@ fn open_file_to_read(path: &Path) -> io::Result<File> {
 }
 
 fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // A link leads to a file that is not ours.
-    let file = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
+    // A link leads to a file that is not ours, and a pipe waits for somebody to write.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }

@@ -51,7 +51,7 @@ pub struct StoreOptions {
     /// Bytes of records from which on a transaction is committed before its time; at twice as many,
     /// operations wait for that.
     pub transaction_bytes: u64,
-    /// Bytes of the log, which takes small transactions that are synced; 0 for none.
+    /// Bytes of the log, which takes small transactions that are synced; less than 8192 for none.
     pub log_bytes: u64,
     /// Bytes of memory for the pages of the database.
     pub cache_bytes: usize,

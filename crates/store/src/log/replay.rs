@@ -99,13 +99,14 @@ pub(crate) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, O
     Ok(reader.number)
 }
 
-/// Returns true if nothing was confirmed in the generation of `superblock`, whatever cannot be read.
+/// Returns true if nothing was confirmed in the generation of `superblock`, whatever cannot be read. An entry of it
+/// says otherwise, though there is an end mark: builds without those do not write over both.
 ///
 /// # Errors
 /// [`OpenError::DatabaseBehind`]; what the device says of its length.
 fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError> {
     let mut reader = Reader::new(log, superblock)?;
-    let mut is_ended = false;
+    let (mut is_ended, mut is_begun) = (false, false);
     for at in (0..reader.len).step_by(BLOCK_BYTES) {
         let Ok(Some((generation, number))) = reader.read(at) else { continue };
         if generation > superblock.generation {
@@ -113,8 +114,9 @@ fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError
             return Err(OpenError::DatabaseBehind { database, log, at });
         }
         is_ended |= number == END && at < MARKED_BYTES as u64;
+        is_begun |= number != END;
     }
-    Ok(is_ended)
+    Ok(is_ended && !is_begun)
 }
 
 /// The entries of a log that count, one after the other.

@@ -6,7 +6,7 @@
 //! checked and mounted on that, and its tree must be that of the last fsync that had returned, or of the
 //! one that was under way; bytes that were written since the commit may be there in place of older
 //! ones, but never those of another file. The load writes little and much, so that commits are the
-//! log's and the database's by turns, cuts, lengthens, reserves, punches, and moves blocks.
+//! log's and the database's by turns, cuts, lengthens, reserves, punches, and moves blocks; it is closed and mounted again in between.
 //!
 //! Controls leave out what the order of syncs is for, and must be caught: data that is not synced
 //! before a commit, a log and a database whose syncs do nothing, and blocks that are written anew
@@ -21,6 +21,8 @@ use crate::memory::{Disks, Step, quiet};
 
 /// Syncs of the load.
 const EPOCHS: usize = 60;
+/// Mounts that these are in, one after the other.
+const MOUNTS: usize = 3;
 /// Operations between two syncs.
 const STEPS: u64 = 12;
 /// Cuts that are tried of a load, or as many as it has writes and syncs if those are more.
@@ -125,25 +127,33 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
     if !is_shared {
         options.share = Some(std::sync::Arc::new(NoSharing));
     }
-    let store = disks.open(&options);
     let log_len = || disks.shared.lock().log.as_ref().unwrap().len();
     let mut rng = Rng::new(seed);
-    let mut confirmed = vec![Confirmed { at: log_len(), tree: tree(&store) }];
-    for _ in 0..EPOCHS {
-        for _ in 0..1 + rng.below(STEPS) {
-            change(&store, &mut rng);
-        }
-        // A file that was just changed is as good as the whole: it is in the same transaction.
-        let root = Node::detached(1, FileKind::Directory);
-        store.fsync(root, 0, false).unwrap();
-        store.sync().unwrap();
+    let (mut confirmed, mut logged, mut by_database) = (Vec::new(), 0, 0);
+    for _ in 0..MOUNTS {
+        let store = disks.open(&options);
         confirmed.push(Confirmed { at: log_len(), tree: tree(&store) });
+        for _ in 0..EPOCHS / MOUNTS {
+            for _ in 0..1 + rng.below(STEPS) {
+                change(&store, &mut rng);
+            }
+            // A file that was just changed is as good as the whole: it is in the same transaction.
+            let root = Node::detached(1, FileKind::Directory);
+            store.fsync(root, 0, false).unwrap();
+            store.sync().unwrap();
+            confirmed.push(Confirmed { at: log_len(), tree: tree(&store) });
+        }
+        let stats = store.stats();
+        logged += stats.logged_commits;
+        by_database += stats.commits - stats.logged_commits;
+        // To close it writes, too.
+        drop(store);
     }
-    let stats = store.stats();
-    let by_database = stats.commits - stats.logged_commits;
-    assert!(stats.logged_commits > 5 && by_database > 2, "{stats:?}");
+    assert!(
+        logged > 5 && by_database > 2,
+        "{logged} commits of the log, {by_database} of the database"
+    );
     let log = disks.shared.lock().log.take().unwrap();
-    drop(store);
     (log, confirmed)
 }
 
