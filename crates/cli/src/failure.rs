@@ -5,6 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
+/// The exit status of a command line that cannot be meant.
+pub(crate) const USAGE: u8 = 2;
+
 /// Why a command did not do what it was asked.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -12,7 +15,7 @@ pub(crate) enum Failure {
     Usage(String),
     /// It was tried and failed; exit status 1.
     Failed(String),
-    /// A command that was to be run cannot be; exit status as given.
+    /// As the others, for a command that has exit statuses of its own.
     Command(u8, String),
     /// Another process has said what went wrong; exit status as it had.
     Said(u8),
@@ -29,7 +32,7 @@ impl Failure {
         match self {
             Failure::Usage(line) => {
                 eprintln!("corewalk: {}", one_line(&line));
-                ExitCode::from(2)
+                ExitCode::from(USAGE)
             }
             Failure::Failed(line) => {
                 eprintln!("corewalk: {}", one_line(&line));

@@ -1,8 +1,9 @@
 //! `corewalk fsck`: checks a store that is not mounted.
 //!
-//! Exit status as in fsck(8): 0 if nothing is wrong, 4 if something is; 8 if the check could not be made,
-//! 16 for a command line that cannot be meant.
+//! Exit status as in fsck(8), also of a command line that is refused before this module sees it: the usual 1 would say
+//! that errors were corrected, and 2 that the machine is to be started again.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 
 use corewalk_store::Report;
@@ -12,16 +13,20 @@ use crate::source::Source;
 
 /// Something is wrong and was left so.
 const ERRORS_LEFT: u8 = 4;
-/// The check could not be made.
+/// The check could not be made, or nobody told of it.
 const OPERATIONAL: u8 = 8;
 /// A mistake on the command line.
-const USAGE: u8 = 16;
+pub(crate) const USAGE: u8 = 16;
 
 /// The command line.
 #[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Exit status, after fsck(8): 0 nothing is wrong; 4 something is, and was left so; \
+8 the check could not be made, or its result not be written; 16 a mistake on the command line."
+)]
 pub(crate) struct Arguments {
     /// The store: store:DIR.
-    source: String,
+    source: OsString,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -32,19 +37,29 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = match Source::parse(&arguments.source) {
         Ok(Source::Store(path)) => path,
         _ => {
-            let _ = Failure::Usage(format!("not a store: '{}'", arguments.source)).report();
-            return Err(Failure::Said(USAGE));
+            let line = format!("not a store: '{}'", arguments.source.display());
+            return Err(Failure::Command(USAGE, line));
         }
     };
-    let report = in_silence(|| corewalk_store::fsck(path))?.map_err(|error| {
-        let _ = Failure::of(path.display(), error).report();
-        Failure::Said(OPERATIONAL)
-    })?;
+    let report = match in_silence(|| corewalk_store::fsck(path)) {
+        Ok(report) => report.map_err(|error| Failure::of(path.display(), error)),
+        Err(failure) => Err(failure),
+    };
+    let report = report.map_err(operational)?;
     let text = if arguments.json { json(&report) } else { lines(&report) };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| Failure::of("standard output", error))?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| operational(Failure::of("standard output", error)))?;
     if report.findings.is_empty() { Ok(()) } else { Err(Failure::Said(ERRORS_LEFT)) }
+}
+
+/// Returns a failure with the exit status that fsck(8) has for it.
+fn operational(failure: Failure) -> Failure {
+    match failure {
+        Failure::Failed(line) => Failure::Command(OPERATIONAL, line),
+        other => other,
+    }
 }
 
 fn lines(report: &Report) -> String {

@@ -4,7 +4,8 @@
 //! checks a store, `corewalk stat MOUNTPOINT` shows the counters of a mount, `corewalk ipc` gives
 //! programs System V IPC in user space, `corewalk lab` measures. Each subcommand is a module; this
 //! file parses the command line, and turns what went wrong into one line on the standard error and
-//! an exit status: 1 for a failure, 2 for a command line that cannot be meant.
+//! an exit status: 1 for a failure, 2 for a command line that cannot be meant (`fsck` has those of
+//! fsck(8)).
 
 #![forbid(unsafe_code)]
 
@@ -49,7 +50,10 @@ fn main() -> ExitCode {
     logging::start();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => return refuse(&error),
+        Err(error) => {
+            let is_fsck = std::env::args_os().nth(1).is_some_and(|word| word == "fsck");
+            return refuse(&error, if is_fsck { fsck::USAGE } else { failure::USAGE });
+        }
     };
     let done = match arguments.command {
         Command::Mount(arguments) => mount::run(&arguments),
@@ -67,8 +71,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints help where that is what was asked for or is missing, else what is wrong in one line.
-fn refuse(error: &clap::Error) -> ExitCode {
+/// Prints help where that is what was asked for or is missing, else what is wrong in one line; that has `status`.
+fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
@@ -77,7 +81,10 @@ fn refuse(error: &clap::Error) -> ExitCode {
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }
-        _ => Failure::Usage(format!("{}; see --help", complaint(&error.to_string()))).report(),
+        _ => {
+            let line = format!("{}; see --help", complaint(&error.to_string()));
+            Failure::Command(status, line).report()
+        }
     }
 }
 

@@ -1,24 +1,26 @@
 //! `corewalk mount`: serves a file system until it is unmounted.
 //!
 //! In the foreground the command prints one line when the mount works, and ends when it is
-//! unmounted: from outside, or by itself on SIGINT and SIGTERM. In the background (`--daemon`) a
-//! second process does that; see [`daemon`].
+//! unmounted: from outside, or by itself on SIGINT, SIGTERM and SIGHUP (the terminal is closed), unless it was started to
+//! ignore hangups, as nohup(1) does. In the background (`--daemon`) a second process does that; see [`daemon`].
 //!
 //! # What it leaves behind
-//! Nothing: a mount that is in use when a signal comes is detached, and a directory that had to be
-//! made is removed again. If it is killed the mount stays without a server; `umount -l` removes it.
+//! Nothing: a mount that is in use when a signal comes, or that another mount namespace has a copy of,
+//! loses its server, and a directory that had to be made is removed again. If it is killed the mount stays without a server; `umount -l` removes it.
 
 mod daemon;
 mod options;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use corewalk_fuse::{Mount, MountError, Mountpoint, Unmounted};
 use corewalk_sync::primitives::thread;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
@@ -30,7 +32,7 @@ use options::Plan;
 pub(crate) struct Arguments {
     /// What to mount: tmpfs, a file system in memory; store:DIR, a file system that is kept in the
     /// directory DIR, which is made if need be; or a directory (a path with a / in it).
-    source: String,
+    source: OsString,
     /// Where to mount it. It is made if it does not exist, and removed at the end.
     mountpoint: PathBuf,
     /// Options, separated by commas, as in mount(8): ro, rw, suid, nosuid, dev, nodev, exec,
@@ -38,12 +40,15 @@ pub(crate) struct Arguments {
     /// what it takes in fstab(5), as user, nofail, _netdev, x-*; as in fuse(8): allow_other,
     /// default_permissions, no_default_permissions, entry_timeout=SECONDS, attr_timeout=SECONDS,
     /// negative_timeout=SECONDS, fsname=NAME, writeback_cache, no_writeback_cache,
-    /// readdirplus=yes|no|auto; as in tmpfs(5): size=BYTES, nr_inodes=COUNT, mode=MODE, uid=UID,
-    /// gid=GID; as in ext4(5): mbcache, no_mbcache (equal sets of extended attributes and ACLs are
-    /// stored once, or each by itself), and for a store commit=SECONDS (how long what is not synced
-    /// may be volatile; 5 is the default, and 0 means it); and cache=BYTES (memory for metadata; by
-    /// default 256m) and threads=COUNT. An empty store takes about 50 MB of the directory
-    /// that it is in: 32 are kept for commits on a full disk, 16 are its log.
+    /// readdirplus=yes|no|auto; as in tmpfs(5), not for a directory: size=SIZE, nr_inodes=COUNT,
+    /// mode=MODE, uid=UID, gid=GID; as in ext4(5): mbcache, no_mbcache (equal sets of extended
+    /// attributes and ACLs are stored once, or each by itself), and for a store only commit=SECONDS
+    /// (how long what is not synced may be volatile; 5 is the default, and 0 means it); and
+    /// cache=SIZE (memory for metadata; by default 256m) and threads=COUNT. A SIZE is bytes, with
+    /// k, m, g or t behind them 1024 times as many each, or with % a share of the machine's memory;
+    /// there are no fractions; a COUNT of inodes may have k, m, g or t. An empty store takes about
+    /// 50 MB of the directory that it is in: 32 are kept for commits on a full disk, 16 are its
+    /// log.
     #[arg(short = 'o', value_name = "OPTIONS", verbatim_doc_comment)]
     options: Vec<OsString>,
     /// Go to the background once the mount works.
@@ -54,6 +59,17 @@ pub(crate) struct Arguments {
     background: bool,
 }
 
+impl Arguments {
+    /// Returns what is to be mounted, and how.
+    fn plan(&self) -> Result<(Source, Plan), Failure> {
+        let source = Source::parse(&self.source)?;
+        Ok((source, Plan::parse(source, &self.options)?))
+    }
+}
+
+/// How long the end of a mount may take once it is unmounted.
+const END_MAX: Duration = Duration::from_secs(5);
+
 /// What the serving process waits for.
 enum Event {
     /// A signal to leave.
@@ -62,13 +78,25 @@ enum Event {
     Ended(Result<(), MountError>),
 }
 
+/// Looks whether the command line can be meant.
+pub(crate) fn check(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.plan().map(drop)
+}
+
+/// Mounts and serves in the background, and returns the line that says that the mount works.
+pub(crate) fn start(arguments: &Arguments) -> Result<Vec<u8>, Failure> {
+    check(arguments)?;
+    daemon::start(&arguments.source, &arguments.mountpoint, &arguments.options)
+}
+
 /// Mounts, serves and unmounts.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let source = Source::parse(&arguments.source)?;
-    let plan = Plan::parse(source, &arguments.options)?;
     if arguments.daemon {
-        return daemon::start(&arguments.source, &arguments.mountpoint, &arguments.options);
+        let line = start(arguments)?;
+        let written = std::io::stdout().write_all(&line);
+        return written.map_err(|error| Failure::of("standard output", error));
     }
+    let (source, plan) = arguments.plan()?;
     if arguments.background {
         daemon::leave_terminal();
     }
@@ -109,30 +137,33 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Also if others use the mount for a while, without the server that ends here.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     remove_directory(made.as_deref());
-    synced
-        .map_err(|error| Failure::of(&arguments.source, format!("not all is durable: {error}")))?;
+    synced.map_err(|error| {
+        Failure::of(arguments.source.display(), format!("not all is durable: {error}"))
+    })?;
     served.map_err(|error| Failure::of(path.display(), error))
 }
 
 /// Returns once the mount is gone or detached.
 fn serve(happened: &std::sync::mpsc::Receiver<Event>, point: &Mountpoint) -> Result<(), String> {
-    loop {
-        match happened.recv().expect("the thread that watches signals keeps a sender") {
-            Event::Ended(result) => return result.map_err(|error| error.to_string()),
-            Event::Signal => match point.unmount() {
-                // The end follows.
-                Ok(Unmounted::Done) => {}
-                // Others may use it for as long as they like; they lose it now.
-                Ok(Unmounted::Detached | Unmounted::Already) => return Ok(()),
-                Err(error) => return Err(format!("cannot be unmounted: {error}")),
+    match happened.recv().expect("the thread that watches signals keeps a sender") {
+        Event::Ended(result) => result.map_err(|error| error.to_string()),
+        Event::Signal => match point.unmount() {
+            // The end follows, unless another mount namespace has a copy: that is as if it were in use.
+            Ok(Unmounted::Done) => match happened.recv_timeout(END_MAX) {
+                Ok(Event::Ended(result)) => result.map_err(|error| error.to_string()),
+                Ok(Event::Signal) | Err(_) => Ok(()),
             },
-        }
+            // Others may use it for as long as they like; they lose it now.
+            Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
+            Err(error) => Err(format!("cannot be unmounted: {error}")),
+        },
     }
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM]).map_err(|error| Failure::of("signals", error))?;
+    let hangup = if ignores_hangups() { None } else { Some(SIGHUP) };
+    let signals = [SIGINT, SIGTERM].into_iter().chain(hangup);
+    let mut signals = Signals::new(signals).map_err(|error| Failure::of("signals", error))?;
     thread::spawn(move || {
         for _ in signals.forever() {
             if events.send(Event::Signal).is_err() {
@@ -143,10 +174,20 @@ fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says that the mount works.
-fn announce(source: &str, path: &Path) -> Result<(), Failure> {
+/// Returns true if whoever started this process had it ignore SIGHUP.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & 1 << (SIGHUP - 1) != 0)
+}
+
+/// Says that the mount works. The paths are as they were given, also if they are no text.
+fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
+    let (source, path) = (source.as_bytes(), path.as_os_str().as_bytes());
+    let line = [b"mounted ", source, b" on ", path, b"\n"].concat();
     let mut out = std::io::stdout().lock();
-    writeln!(out, "mounted {source} on {}", path.display())
+    out.write_all(&line)
         .and_then(|()| out.flush())
         .map_err(|error| Failure::of("standard output", error))
 }

@@ -4,7 +4,8 @@
 //! `/` in it: `/srv`, `./tmpfs`; later also a scheme such as `s3://`. Each becomes a [`FileSystem`] and
 //! the promises that the server may make for it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -39,33 +40,39 @@ pub(crate) struct Opened {
 
 impl Source {
     /// Returns the source that `word` names.
-    pub(crate) fn parse(word: &str) -> Result<Source, Failure> {
-        match word {
-            "tmpfs" => Ok(Source::Tmpfs),
-            store if store.starts_with(STORE) => {
-                let path = &store[STORE.len()..];
-                if path.is_empty() {
-                    return Err(Failure::Usage("a store needs a directory: store:DIR".to_owned()));
-                }
-                // It may not be there yet, and a process in the background has another working directory.
-                let path = std::path::absolute(path).map_err(|error| Failure::of(path, error))?;
-                Ok(Source::Store(Box::leak(path.into_boxed_path())))
-            }
-            url if url.contains("://") => {
-                Err(Failure::Usage(format!("unknown scheme in source '{url}'; there is none yet")))
-            }
-            path if path.contains('/') => {
-                // Canonical, since a process in the background has another working directory.
-                let path = Path::new(path)
-                    .canonicalize()
-                    .map_err(|error| Failure::of(path, error))?
-                    .into_boxed_path();
-                Ok(Source::Host(Box::leak(path)))
-            }
-            _ => Err(Failure::Usage(format!(
-                "unknown source '{word}'; known are: tmpfs, store:DIR, and a directory (with a / in its path)"
-            ))),
+    pub(crate) fn parse(word: &OsStr) -> Result<Source, Failure> {
+        let bytes = word.as_bytes();
+        if bytes == b"tmpfs" {
+            return Ok(Source::Tmpfs);
         }
+        if let Some(path) = bytes.strip_prefix(STORE.as_bytes()) {
+            if path.is_empty() {
+                return Err(Failure::Usage("a store needs a directory: store:DIR".to_owned()));
+            }
+            // It may not be there yet, and a process in the background has another working directory.
+            let path = Path::new(OsStr::from_bytes(path));
+            let path =
+                std::path::absolute(path).map_err(|error| Failure::of(path.display(), error))?;
+            return Ok(Source::Store(Box::leak(path.into_boxed_path())));
+        }
+        if bytes.windows(3).any(|bytes| bytes == b"://") {
+            let url = word.display();
+            return Err(Failure::Usage(format!(
+                "unknown scheme in source '{url}'; there is none yet"
+            )));
+        }
+        if bytes.contains(&b'/') {
+            // Canonical, since a process in the background has another working directory.
+            let path = Path::new(word)
+                .canonicalize()
+                .map_err(|error| Failure::of(word.display(), error))?
+                .into_boxed_path();
+            return Ok(Source::Host(Box::leak(path)));
+        }
+        let word = word.display();
+        Err(Failure::Usage(format!(
+            "unknown source '{word}'; known are: tmpfs, store:DIR, and a directory (with a / in its path)"
+        )))
     }
 
     /// Returns what the mount table shows as the source, as mount(8) has it.

@@ -9,19 +9,21 @@
 //!
 //! Source: daemon(7).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
 
-/// Starts the process that serves, and returns when the mount works.
-pub(super) fn start(source: &str, path: &Path, options: &[OsString]) -> Result<(), Failure> {
+/// Starts the process that serves, and returns the line that it has said when the mount works.
+pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("starting in the background", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    command.args(["mount", "--background"]);
+    // The name that this process was called by may be another one.
+    command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
     }
@@ -32,7 +34,7 @@ pub(super) fn start(source: &str, path: &Path, options: &[OsString]) -> Result<(
     let mut line = Vec::new();
     BufReader::new(output).read_until(b'\n', &mut line).map_err(failed)?;
     if line.ends_with(b"\n") {
-        return std::io::stdout().write_all(&line).map_err(failed);
+        return Ok(line);
     }
     let status = child.wait().map_err(failed)?;
     match status.code() {

@@ -6,8 +6,8 @@
 //! # Lines of fstab
 //! What mount(8) keeps for itself in such a line (`noauto`, `nofail`, `_netdev`, `x-*`) is taken, and nothing is made
 //! of it; `user` and its like imply what they imply there. Taken too is what holds here anyway (`acl`, `user_xattr`),
-//! and `lazytime`, which allows what is not done. What would be kept by nobody is refused: `noacl`, and `dirsync`
-//! of a directory of the host.
+//! and `lazytime`, which allows what is not done. What would be kept by nobody is refused: `noacl`; of a directory of the
+//! host `dirsync`, and what our own file systems have (`size=`, `mode=`); `commit=` of what is no store.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -41,7 +41,14 @@ pub(crate) struct Plan {
 struct Pending {
     server_permissions: bool,
     timeouts: [Option<Duration>; 3],
+    /// Those of [`OWN`] that were given.
+    own: Vec<&'static str>,
 }
+
+/// Options that are for the file systems of our own: a directory of the host knows none of them, and `commit` is for
+/// a store only. (That `no_mbcache` asks for holds anyway.)
+const OWN: [&str; 7] = ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT];
+const COMMIT: &str = "commit";
 
 /// Options of mount(8) that ask for nothing here: it is so anyway, or they are for mount(8) itself.
 const TAKEN: [&str; 19] = [
@@ -89,12 +96,13 @@ impl Plan {
         server.attr_timeout = attr.unwrap_or(server.attr_timeout);
         server.negative_timeout = negative.unwrap_or(server.negative_timeout);
         server.check().map_err(|conflict| Failure::Usage(conflict.to_string()))?;
-        plan.tell_back_ends(source)?;
+        plan.check_kept(source, &pending.own)?;
+        plan.tell_back_ends();
         Ok(plan)
     }
 
     /// Tells back ends of what the kernel leaves to them.
-    fn tell_back_ends(&mut self, source: Source) -> Result<(), Failure> {
+    fn tell_back_ends(&mut self) {
         let flags = self.mount.flags;
         let others = match () {
             () if flags.intersects(MountFlags::RDONLY | MountFlags::NOATIME) => Atime::Never,
@@ -108,11 +116,20 @@ impl Plan {
         self.store.is_read_only = flags.contains(MountFlags::RDONLY);
         // As mount(8) says: `sync` is for directories as well.
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
-        match source {
-            Source::Host(_) if flags.contains(MountFlags::DIRSYNC) => {
-                Err(Failure::Usage("'dirsync' is not kept for a directory of the host".to_owned()))
-            }
-            _ => Ok(()),
+    }
+
+    /// Refuses what `source` would not keep.
+    fn check_kept(&self, source: Source, own: &[&str]) -> Result<(), Failure> {
+        let is_dirsync = self.mount.flags.contains(MountFlags::DIRSYNC);
+        let (name, whose) = match source {
+            Source::Host(_) if is_dirsync => (Some(&"dirsync"), "a directory of the host"),
+            Source::Host(_) => (own.first(), "a directory of the host"),
+            Source::Tmpfs => (own.iter().find(|name| **name == COMMIT), "tmpfs"),
+            Source::Store(_) => (None, "a store"),
+        };
+        match name {
+            Some(name) => Err(Failure::Usage(format!("'{name}' is not kept for {whose}"))),
+            None => Ok(()),
         }
     }
 
@@ -147,11 +164,17 @@ impl Plan {
 
     /// Takes one option in.
     fn take(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
+        let name = word.split_once('=').map_or(word, |(name, _)| name);
+        pending.own.extend(OWN.into_iter().find(|own| *own == name));
         match word.split_once('=') {
             None => self.take_plain(word, pending),
-            Some((name, value)) => self
-                .take_valued(name, value, pending)
-                .unwrap_or_else(|| Err(Failure::Usage(format!("bad value in option '{word}'")))),
+            Some((name, value)) => self.take_valued(name, value, pending).unwrap_or_else(|| {
+                let allowed = allowed(name).unwrap_or("another one");
+                Err(Failure::Usage(match value {
+                    "" => format!("option '{name}' needs a value: {allowed}"),
+                    _ => format!("bad value in option '{word}'; it takes {allowed}"),
+                }))
+            }),
         }
     }
 
@@ -205,7 +228,12 @@ impl Plan {
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
             word if TAKEN.contains(&word) || is_for_others(word) => {}
-            _ => return Err(Failure::Usage(format!("unknown option '{word}'"))),
+            _ => {
+                return Err(Failure::Usage(match allowed(word) {
+                    Some(allowed) => format!("option '{word}' needs a value: {allowed}"),
+                    None => format!("unknown option '{word}'"),
+                }));
+            }
         }
         Ok(())
     }
@@ -221,7 +249,7 @@ impl Plan {
             "entry_timeout" => pending.timeouts[0] = Some(seconds(value)?),
             "attr_timeout" => pending.timeouts[1] = Some(seconds(value)?),
             "negative_timeout" => pending.timeouts[2] = Some(seconds(value)?),
-            "fsname" => self.mount.source = value.into(),
+            "fsname" => self.mount.source = Some(value).filter(|name| !name.is_empty())?.into(),
             "threads" => {
                 let threads = number(value).filter(|count| (1..=THREADS_MAX).contains(count))?;
                 self.mount.threads = threads as usize;
@@ -275,10 +303,31 @@ impl Plan {
                 let gid = u32::try_from(number(value)?).ok()?;
                 (tmpfs.root_gid, store.root_gid) = (gid, gid);
             }
-            _ => return Some(Err(Failure::Usage(format!("unknown option '{name}'")))),
+            _ => {
+                let is_plain = self.clone().take_plain(name, &mut Pending::default()).is_ok();
+                return Some(Err(Failure::Usage(match is_plain {
+                    true => format!("option '{name}' takes no value"),
+                    false => format!("unknown option '{name}'"),
+                })));
+            }
         }
         Some(Ok(()))
     }
+}
+
+/// Returns what the value of an option is; None for an option that has none.
+fn allowed(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "size" | "cache" => "bytes, as 4096, 64k, 10m, 1g or 1t, or a share of the memory, as 50%",
+        "nr_inodes" => "a count, as 1000, 64k or 1m",
+        "entry_timeout" | "attr_timeout" | "negative_timeout" | COMMIT => "seconds, as 5 or 0.5",
+        "mode" => "octal digits, as 0755",
+        "uid" | "gid" => "a number",
+        "threads" => "a count from 1 to 1024",
+        "readdirplus" => "yes, no or auto",
+        "fsname" => "a name",
+        _ => return None,
+    })
 }
 
 /// Returns true if an option is one that mount(8) leaves to other programs.
@@ -338,6 +387,10 @@ mod tests {
         Plan::parse(Source::Tmpfs, &[list.into()])
     }
 
+    fn store(list: &str) -> Result<Plan, Failure> {
+        Plan::parse(Source::Store(Path::new("/srv")), &[list.into()])
+    }
+
     fn complaint(list: &str) -> String {
         match plan(list) {
             Err(Failure::Usage(line)) => line,
@@ -380,8 +433,24 @@ mod tests {
             "readdirplus=maybe",
             "cache=lots",
         ] {
-            assert_eq!(complaint(word), format!("bad value in option '{word}'"));
+            let (name, value) = word.split_once('=').expect("it has a value");
+            let expected = match value {
+                "" => format!("option '{name}' needs a value: "),
+                _ => format!("bad value in option '{word}'; it takes "),
+            };
+            let said = complaint(word);
+            assert!(said.strip_prefix(&expected).is_some_and(|what| !what.is_empty()), "{said}");
+            assert!(complaint(name).starts_with(&format!("option '{name}' needs a value")));
         }
+    }
+
+    #[test]
+    fn value_of_a_plain_option_is_refused() {
+        for word in ["allow_other=1", "ro=", "noauto=x", "mbcache=yes"] {
+            let name = word.split('=').next().unwrap_or_default();
+            assert_eq!(complaint(word), format!("option '{name}' takes no value"));
+        }
+        assert!(plan("user=somebody,x-a=b,comment=").is_ok());
     }
 
     #[test]
@@ -454,21 +523,36 @@ mod tests {
             assert_eq!((plan.tmpfs.atime, plan.store.atime), (atime, atime), "{list}");
             assert_eq!(plan.store.is_read_only, list.starts_with("ro"));
         }
-        let is_dirsync = |list| plan(list).expect("an option").store.is_dirsync;
+        let is_dirsync = |list| store(list).expect("an option").store.is_dirsync;
         assert_eq!(
             ["", "dirsync", "sync", "sync,async"].map(is_dirsync),
             [false, true, true, false]
         );
         let host = Source::Host(Path::new("/srv"));
-        match Plan::parse(host, &["dirsync".into()]).map(|_| ()) {
-            Err(Failure::Usage(line)) => assert!(line.contains("dirsync"), "{line}"),
-            other => panic!("{other:?}"),
+        for word in [
+            "dirsync",
+            "size=1m",
+            "nr_inodes=3",
+            "mode=700",
+            "uid=1",
+            "gid=1",
+            "commit=5",
+            "mbcache",
+        ] {
+            let name = word.split('=').next().unwrap_or_default();
+            match Plan::parse(host, &[format!("ro,{word}").into()]).map(|_| ()) {
+                Err(Failure::Usage(line)) => {
+                    assert_eq!(line, format!("'{name}' is not kept for a directory of the host"));
+                }
+                other => panic!("{other:?}"),
+            }
         }
+        assert!(Plan::parse(host, &["sync,no_mbcache,cache=1m".into()]).is_ok());
     }
 
     #[test]
     fn commit_of_0_is_the_default() {
-        let every = |list| plan(list).expect("an option").store.commit_every;
+        let every = |list| store(list).expect("an option").store.commit_every;
         assert_eq!(every("commit=0"), Some(Duration::from_secs(5)));
         assert_eq!(every("commit=9,commit=0"), every(""));
         assert_eq!(every("commit=0.5"), Some(Duration::from_millis(500)));

@@ -84,7 +84,13 @@ impl Server {
 
     pub(crate) fn of(source: &str, arguments: &[&str], path: &Path) -> Server {
         let mut command = corewalk(&["mount", source]);
-        command.arg(path).args(arguments).stderr(Stdio::null());
+        command.arg(path).args(arguments);
+        Server::run(command)
+    }
+
+    /// Starts a command that becomes a server.
+    pub(crate) fn run(mut command: Command) -> Server {
+        command.stderr(Stdio::null());
         Server::spawn(command)
     }
 
@@ -102,6 +108,10 @@ impl Server {
         let output = child.stdout.take().expect("it is piped");
         BufReader::new(output).read_line(&mut line).expect("a line");
         Server { child, line }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
@@ -165,7 +175,9 @@ pub(crate) fn run(mut command: Command) -> Output {
 }
 
 pub(crate) fn mount_table() -> String {
-    fs::read_to_string("/proc/self/mountinfo").expect("the mount table")
+    // A path in it need not be text.
+    let table = fs::read("/proc/self/mountinfo").expect("the mount table");
+    String::from_utf8_lossy(&table).into_owned()
 }
 
 pub(crate) fn is_mounted(path: &Path) -> bool {

@@ -57,7 +57,7 @@ fn words_that_are_no_text_are_usage_errors() {
     let no_text = OsStr::from_bytes(b"\xff");
     let mut source = corewalk(&["mount"]);
     source.arg(no_text).arg(folder.path("m"));
-    folder.assert_refused(source, 2, "invalid UTF-8");
+    folder.assert_refused(source, 2, "unknown source");
     let mut options = corewalk(&["mount", "tmpfs"]);
     options.arg(folder.path("m")).arg("-o").arg(no_text);
     folder.assert_refused(options, 2, "options are not UTF-8");
@@ -93,6 +93,29 @@ fn bad_options_are_usage_errors() {
     folder.assert_refused(mount("frobnicate"), 2, "unknown option 'frobnicate'");
     folder.assert_refused(mount("ro,size=much"), 2, "bad value in option 'size=much'");
     folder.assert_refused(mount("no_default_permissions,attr_timeout=1"), 2, "timeouts must be 0");
+    folder.assert_refused(mount("size=10MB"), 2, "'size=10MB'; it takes bytes, as 4096, 64k");
+    folder.assert_refused(mount("size"), 2, "option 'size' needs a value");
+    folder.assert_refused(mount("fsname="), 2, "option 'fsname' needs a value");
+    folder.assert_refused(mount("allow_other=1"), 2, "option 'allow_other' takes no value");
+    assert!(!folder.path("m").exists());
+}
+
+#[test]
+fn options_that_nobody_would_keep_are_usage_errors() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path("h")).expect("a folder");
+    let mount = |source: &str, option: &str| {
+        let mut command = corewalk(&["mount", source, "m", "-o", option]);
+        command.current_dir(&folder.0);
+        command
+    };
+    for option in ["size=1m", "nr_inodes=3", "mode=0700", "uid=1000", "gid=1000", "commit=5"] {
+        let name = option.split('=').next().unwrap_or_default();
+        let words = format!("'{name}' is not kept for a directory of the host");
+        folder.assert_refused(mount("./h", &format!("ro,{option}")), 2, &words);
+    }
+    folder.assert_refused(mount("./h", "mbcache"), 2, "'mbcache' is not kept");
+    folder.assert_refused(mount("tmpfs", "commit=5"), 2, "'commit' is not kept for tmpfs");
     assert!(!folder.path("m").exists());
 }
 

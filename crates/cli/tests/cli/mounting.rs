@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use corewalk_sync::primitives::thread;
 
-use crate::fixtures::{Folder, LIMIT, Server, can_mount, corewalk, is_mounted, mount_table, run};
+use crate::fixtures::{
+    Folder, LIMIT, PROGRAM, Server, can_mount, corewalk, is_installed, is_mounted, mount_table, run,
+};
 
 #[test]
 fn mount_says_one_line_and_leaves_on_a_signal() {
@@ -15,7 +17,11 @@ fn mount_says_one_line_and_leaves_on_a_signal() {
     }
     let folder = Folder::new();
     let path = folder.path("made");
-    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+    use rustix::process::Signal;
+    // As this process was started, so is the server: under nohup(1) it is to stay.
+    let is_ignored = |signal: Signal| mask("self", "SigIgn:") & 1 << (signal.as_raw() - 1) != 0;
+    let hangup = Some(Signal::HUP).filter(|signal| !is_ignored(*signal));
+    for signal in [Signal::TERM, Signal::INT].into_iter().chain(hangup) {
         let mut server = Server::start(&["-o", "size=1m"], &path);
         assert_eq!(server.line, format!("mounted tmpfs on {}\n", path.display()));
         fs::write(path.join("file"), "x").expect("a file");
@@ -23,6 +29,77 @@ fn mount_says_one_line_and_leaves_on_a_signal() {
         assert_eq!(server.wait().code(), Some(0));
         assert!(!is_mounted(&path) && !path.exists(), "it leaves nothing");
     }
+}
+
+/// Returns a mask of signals that the kernel shows of a process.
+fn mask(pid: &str, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let mask = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+    u64::from_str_radix(mask.trim(), 16).expect("a mask")
+}
+
+/// As under nohup(1).
+#[test]
+fn mount_that_was_started_to_ignore_hangups_stays() {
+    if !can_mount() {
+        return;
+    }
+    use rustix::process::Signal;
+    let folder = Folder::new();
+    let path = folder.path("m");
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", PROGRAM, "mount", "tmpfs"]).arg(&path);
+    let mut server = Server::run(command);
+    let caught = mask(&server.pid().to_string(), "SigCgt:");
+    let is_caught = |signal: Signal| caught & 1 << (signal.as_raw() - 1) != 0;
+    assert!(is_caught(Signal::TERM) && !is_caught(Signal::HUP), "{caught:x}");
+    server.signal(Signal::HUP);
+    fs::write(path.join("file"), "x").expect("it is there");
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(!is_mounted(&path));
+}
+
+/// Whoever made a mount namespace meanwhile, as a container, has all mounts in it.
+#[test]
+fn copy_in_another_namespace_does_not_keep_the_program() {
+    if !can_mount() || !is_installed("unshare") {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    let mut server = Server::start(&[], &path);
+    let mut other = Command::new("unshare");
+    let script = "echo ready; exec sleep 600";
+    other.args(["--mount", "--propagation", "private", "--", "sh", "-c", script]);
+    let other = Server::run(other);
+    assert_eq!(other.line, "ready\n");
+    server.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(!is_mounted(&path) && !path.exists());
+}
+
+/// In a namespace of its own, since others read the mount table as text.
+#[test]
+fn directory_whose_name_is_no_text_is_mounted() {
+    use std::os::unix::ffi::OsStrExt as _;
+    if !can_mount() || !is_installed("unshare") {
+        return;
+    }
+    let folder = Folder::new();
+    let host = folder.0.join(std::ffi::OsStr::from_bytes(b"h\xff"));
+    fs::create_dir(&host).expect("a folder");
+    fs::create_dir(folder.path("m")).expect("a folder");
+    fs::write(host.join("file"), "text").expect("a file");
+    let script = "\"$1\" mount --daemon \"$2\" m && cat m/file && umount m";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--", "sh", "-c", script, "sh", PROGRAM]);
+    command.arg(&host).current_dir(&folder.0);
+    let output = run(command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+    let line = [b"mounted ", host.as_os_str().as_bytes(), b" on m\ntext"].concat();
+    assert_eq!(output.stdout, line);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::process::Signal;
 
-use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
+use crate::fixtures::{Folder, Server, can_mount, corewalk, run, to_full};
 
 /// How often the server is killed; `COREWALK_KILLS` asks for more.
 const KILLS: u64 = 10;
@@ -47,6 +47,8 @@ fn store_keeps_what_was_written() {
     let (status, said) = fsck(&folder);
     assert_eq!(status, Some(0), "{said}");
     assert!(said.starts_with("0 errors, 3 inodes"), "{said}");
+    // Not 1, which would say that errors were corrected.
+    folder.assert_refused(to_full(&["fsck", &source]), 8, "standard output: No space");
     let server = Server::of(&source, &["-o", "ro"], &path);
     assert_eq!(fs::read(path.join("dir/file")).expect("it is there"), b"kept");
     drop(server);
@@ -109,6 +111,8 @@ fn store_of_a_foreign_directory_is_refused() {
     folder.assert_refused(corewalk(&["mount", "store:", "/x"]), 2, "needs a directory");
     folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "not a store");
     folder.assert_refused(corewalk(&["fsck", "tmpfs"]), 16, "not a store");
+    folder.assert_refused(corewalk(&["fsck"]), 16, "not provided: <SOURCE>");
+    folder.assert_refused(corewalk(&["fsck", "--frobnicate"]), 16, "unexpected argument");
     let missing = format!("store:{}", folder.path("none").display());
     let words = "No such file";
     folder.assert_refused(corewalk(&["mount", &missing, "/x", "-o", "ro"]), 1, words);
