@@ -2,15 +2,16 @@
 //!
 //! `corewalk mount SOURCE MOUNTPOINT` serves a file system through FUSE, `corewalk fsck store:DIR`
 //! checks a store, `corewalk stat MOUNTPOINT` shows the counters of a mount, `corewalk ipc` gives
-//! programs System V IPC in user space, `corewalk lab` measures. Each subcommand is a module; this
-//! file parses the command line, and turns what went wrong into one line on the standard error and
-//! an exit status: 1 for a failure, 2 for a command line that cannot be meant (`fsck` has those of
-//! fsck(8)).
+//! programs System V IPC in user space, `corewalk lab` measures; a link `mount.corewalk` to the
+//! program is a helper of mount(8). Each subcommand is a module; this file parses the command line,
+//! and turns what went wrong into one line on the standard error and an exit status: 1 for a
+//! failure, 2 for a command line that cannot be meant (`fsck` has those of fsck(8)).
 
 #![forbid(unsafe_code)]
 
 mod failure;
 mod fsck;
+mod fstab;
 mod ipc;
 mod logging;
 mod mount;
@@ -48,6 +49,9 @@ enum Command {
 
 fn main() -> ExitCode {
     logging::start();
+    if fstab::is_called() {
+        return fstab::run();
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {

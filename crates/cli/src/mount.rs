@@ -27,8 +27,16 @@ use crate::failure::Failure;
 use crate::source::Source;
 use options::Plan;
 
+/// What a line of fstab needs.
+const FSTAB: &str =
+    "In fstab(5): after `ln -s $(command -v corewalk) /sbin/mount.corewalk`, mount(8) takes
+`mount -t corewalk store:/srv/s /mnt -o size=1g`, and a line of fstab
+
+    store:/srv/s  /mnt  corewalk  size=1g,nofail  0 0";
+
 /// The command line.
 #[derive(clap::Args, Debug)]
+#[command(after_help = FSTAB)]
 pub(crate) struct Arguments {
     /// What to mount: tmpfs, a file system in memory; store:DIR, a file system that is kept in the
     /// directory DIR, which is made if need be; or a directory (a path with a / in it).
@@ -60,6 +68,10 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    pub(crate) fn new(source: OsString, mountpoint: PathBuf, options: Vec<OsString>) -> Arguments {
+        Arguments { source, mountpoint, options, daemon: false, background: false }
+    }
+
     /// Returns what is to be mounted, and how.
     fn plan(&self) -> Result<(Source, Plan), Failure> {
         let source = Source::parse(&self.source)?;

@@ -7,6 +7,7 @@
 
 mod daemon;
 mod fixtures;
+mod fstab;
 mod ipc;
 mod mistakes;
 mod mounting;

@@ -1,0 +1,94 @@
+//! The program as a helper of mount(8).
+
+use std::process::Command;
+use std::time::Instant;
+
+use corewalk_sync::primitives::thread;
+
+use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, is_installed, is_mounted, run};
+
+/// Returns a folder with the link in it.
+fn scene() -> Folder {
+    let folder = Folder::new();
+    std::os::unix::fs::symlink(PROGRAM, folder.path("mount.corewalk")).expect("a link");
+    folder
+}
+
+fn helper(folder: &Folder, arguments: &[&str]) -> Command {
+    let mut command = Command::new(folder.path("mount.corewalk"));
+    command.args(arguments).current_dir(&folder.0);
+    command
+}
+
+#[test]
+fn helper_mounts_in_the_background() {
+    if !can_mount() {
+        return;
+    }
+    let folder = scene();
+    let path = folder.path("m");
+    for (flags, said) in [(&["-n"][..], ""), (&["-v", "-s"], "mounted tmpfs on m\n")] {
+        let options = ["tmpfs", "m", "-o", "rw,size=1m,nofail", "-t", "corewalk"];
+        let output = run(helper(&folder, &[&options[..], flags].concat()));
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), said);
+        assert!(is_mounted(&path));
+        folder.assert_refused(helper(&folder, &["tmpfs", "m"]), 32, "mounted there already");
+        assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+        let begin = Instant::now();
+        while path.exists() {
+            assert!(begin.elapsed() < LIMIT, "the daemon does not remove what it made");
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn helper_ends_with_the_statuses_of_mount() {
+    let folder = scene();
+    let refused = |arguments: &[&str], status, words: &str| {
+        folder.assert_refused(helper(&folder, arguments), status, words);
+    };
+    refused(&["tmpfs"], 1, "not provided: <MOUNTPOINT>");
+    refused(&["tmpfs", "m", "-o", "frobnicate"], 1, "unknown option 'frobnicate'");
+    refused(&["tmpfs", "m", "-f", "-o", "frobnicate"], 1, "unknown option 'frobnicate'");
+    refused(&["./none", "m"], 32, "./none: No such file");
+    refused(&["tmpfs", "not/there"], 32, "No such file");
+    let fake = run(helper(&folder, &["tmpfs", "m", "-f", "-o", "ro"]));
+    assert!(fake.status.success() && fake.stdout.is_empty());
+    assert!(!folder.path("m").exists() && folder.mounts().is_empty());
+}
+
+/// What `corewalk mount --help` says, with mount(8) itself, in a namespace that has another /sbin.
+#[test]
+fn line_of_fstab_is_mounted() {
+    if !can_mount() || !["unshare", "mount"].into_iter().all(is_installed) {
+        return;
+    }
+    let folder = scene();
+    let script = r#"
+set -eu
+mount -t tmpfs none /sbin
+ln -s "$1" /sbin/mount.corewalk
+mkdir m
+echo "store:$PWD/s $PWD/m corewalk size=64m,nofail,x-mine 0 0" > fstab
+mount -a -T "$PWD/fstab"
+# It is there already.
+mount -a -T "$PWD/fstab"
+test "$(grep -c " $PWD/m .* - fuse.corewalk store:$PWD/s " /proc/self/mountinfo)" = 1
+echo text > m/file
+umount m
+# The server makes the store durable after the unmount.
+for i in $(seq 1000); do ! "$1" fsck "store:$PWD/s" > fsck 2>&1 || break; done
+mount -t corewalk "store:$PWD/s" m -o ro
+test "$(cat m/file)" = text
+umount m
+"#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--", "sh", "-c", script, "sh", PROGRAM]);
+    command.current_dir(&folder.0);
+    let output = run(command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said, "");
+}
