@@ -61,6 +61,8 @@ thread_local! {
 
 /// A call under way in this thread, until it is dropped.
 pub(crate) struct Call {
+    /// Its own place, or that of the call around it if it is not known.
+    place: usize,
     outer: usize,
 }
 
@@ -73,7 +75,7 @@ impl Call {
             return Self::enter_beside(innermost, here);
         }
         INNERMOST.set(here);
-        Self { outer: 0 }
+        Self { place: here, outer: 0 }
     }
 
     /// Enters a call of a handler that has interrupted another, or one after a call that was left.
@@ -82,21 +84,43 @@ impl Call {
         let outer = still_there(innermost, here);
         let level = level_above(outer);
         if level > LEVELS {
-            return Self { outer };
+            return Self { place: outer, outer };
         }
         if outer != 0 {
             INTERRUPTED.with(|calls| calls[level - 1].set((outer, Task::own_waits())));
         }
         // Last: a handler that comes before has found the calls as they were, and leaves them so.
-        INNERMOST.set(here | level);
-        Self { outer }
+        let place = here | level;
+        INNERMOST.set(place);
+        Self { place, outer }
+    }
+
+    /// Takes back the waits of calls that have begun since, which handlers have left.
+    #[cold]
+    fn end_inner(&self, innermost: usize) {
+        let level = self.place & LEVEL_MASK;
+        let here = here() & !LEVEL_MASK;
+        let is_on_own = |place: &usize| own_stack().contains(place);
+        // One on a stack of the program's own may go on.
+        if innermost & LEVEL_MASK <= level
+            || !is_left(innermost & !LEVEL_MASK, here, handler_stack(), is_on_own)
+        {
+            return;
+        }
+        let (_, waits) = INTERRUPTED.with(|calls| calls[level].get());
+        if let Some(task) = process::own_task() {
+            task.abandon_own_waits(waits);
+        }
     }
 }
 
 impl Drop for Call {
     #[inline]
     fn drop(&mut self) {
-        INNERMOST.set(self.outer);
+        let innermost = INNERMOST.replace(self.outer);
+        if innermost != self.place {
+            self.end_inner(innermost);
+        }
     }
 }
 

@@ -9,7 +9,9 @@
 //!
 //! # Guarantees
 //!
-//! - N.1: a wait that begins is the last, and when it ends so are all that have begun since.
+//! - N.1: a wait that begins is the last. One that ends is gone, and no other: that it has begun later does not say that
+//!   one is over, since a handler may have gone over to a stack of the program's own (swapcontext(3)) and wait there. Which were left
+//!   says whoever knows the stacks.
 //!
 //! # What it refuses
 //!
@@ -19,9 +21,13 @@
 
 use corewalk_sync::primitives::IS_MODEL;
 use std::cell::Cell;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Waits that are known.
 const DEPTH: usize = 16;
+
+/// What a wait leaves that ends before later ones.
+const GONE: (usize, u32) = (0, 0);
 
 struct Waits {
     count: Cell<usize>,
@@ -46,6 +52,7 @@ pub(crate) fn enter(task: usize, node: u32) -> usize {
         let around = waits.count.get().min(DEPTH - 1);
         // A handler between these two finds the waits as they were, and leaves them so.
         waits.entries[around].set((task, node));
+        compiler_fence(Ordering::SeqCst);
         waits.count.set(around + 1);
         around
     })
@@ -61,16 +68,37 @@ pub(crate) fn take_beyond(around: usize) -> Option<(usize, u32)> {
     WAITS.with(|waits| {
         let count = waits.count.get();
         if count <= around {
+            waits.trim();
             return None;
         }
+        // First: a handler that comes in between puts its own in that place.
+        let taken = waits.entries[count - 1].replace(GONE);
+        compiler_fence(Ordering::SeqCst);
         waits.count.set(count - 1);
-        Some(waits.entries[count - 1].get())
+        Some(taken)
     })
 }
 
-/// Forgets all waits but the outermost `around`.
-pub(crate) fn forget_beyond(around: usize) {
-    WAITS.with(|waits| waits.count.set(waits.count.get().min(around)));
+/// Leaves the wait that has entered when `around` were around it.
+pub(crate) fn leave(around: usize) {
+    if IS_MODEL {
+        return;
+    }
+    WAITS.with(|waits| {
+        waits.entries[around].set(GONE);
+        waits.trim();
+    });
+}
+
+impl Waits {
+    /// Drops those from the end that are gone.
+    fn trim(&self) {
+        let count = self.count.get();
+        let is_there = |entry: &Cell<(usize, u32)>| entry.get() != GONE;
+        let last = self.entries[..count].iter().rposition(is_there);
+        compiler_fence(Ordering::SeqCst);
+        self.count.set(last.map_or(0, |last| last + 1));
+    }
 }
 
 /// Calls a function for the node of every wait of a task.
@@ -93,25 +121,39 @@ mod tests {
 
     /// N.1.
     #[test]
-    fn wait_that_ends_ends_those_that_have_begun_since() {
+    fn wait_that_ends_leaves_later_ones_alone() {
+        let (one, other) = (enter(1, 10), enter(2, 20));
+        let (third, last) = (enter(1, 11), enter(1, 12));
+        assert_eq!((one, other, count()), (0, 1, 4));
+        assert_eq!((nodes_of(1), nodes_of(2)), (vec![10, 11, 12], vec![20]));
+        leave(other);
+        assert_eq!((count(), nodes_of(1), nodes_of(2)), (4, vec![10, 11, 12], vec![]));
+        leave(last);
+        assert_eq!((count(), nodes_of(1)), (3, vec![10, 11]));
+        leave(third);
+        assert_eq!((count(), nodes_of(1)), (1, vec![10]), "with what ended before");
+        leave(one);
+        assert_eq!((count(), take_beyond(0)), (0, None));
+    }
+
+    #[test]
+    fn waits_that_were_left_are_taken_from_the_innermost_outwards() {
         let (one, other) = (enter(1, 10), enter(2, 20));
         enter(1, 11);
         enter(1, 12);
-        assert_eq!((one, other, count()), (0, 1, 4));
-        assert_eq!((nodes_of(1), nodes_of(2)), (vec![10, 11, 12], vec![20]));
-        let left = [(); 3].map(|()| take_beyond(other + 1));
-        assert_eq!(left, [Some((1, 12)), Some((1, 11)), None]);
-        forget_beyond(other);
-        assert_eq!((count(), nodes_of(1), nodes_of(2)), (1, vec![10], vec![]));
-        forget_beyond(one);
-        assert_eq!((count(), take_beyond(0)), (0, None));
+        leave(other);
+        let left = [(); 4].map(|()| take_beyond(one + 1));
+        assert_eq!(left, [Some((1, 12)), Some((1, 11)), Some(GONE), None]);
+        assert_eq!((count(), nodes_of(1)), (1, vec![10]));
+        leave(one);
+        assert_eq!(count(), 0);
     }
 
     #[test]
     fn innermost_wait_is_known_however_many_there_are() {
         let entered: Vec<usize> = (1..=2 * DEPTH as u32).map(|node| enter(7, node)).collect();
         assert_eq!((count(), nodes_of(7).last()), (DEPTH, Some(&(2 * DEPTH as u32))));
-        entered.into_iter().rev().for_each(forget_beyond);
+        entered.into_iter().rev().for_each(leave);
         assert_eq!(count(), 0);
     }
 }

@@ -267,7 +267,8 @@ impl Task {
         let mut count = 0;
         self.waiting.each(|node| {
             let status = &self.shared.region.line(node)[STATUS];
-            if is_interruptible(status) {
+            // One that was killed in the memory of this process (vfork(2)) has left the thread its list.
+            if self.is_own(node) && is_interruptible(status) {
                 // ORDERING: Relaxed. A request; the waiter takes the set's lock before it gives up.
                 status.fetch_or(INTERRUPTED, Ordering::Relaxed);
                 futex::wake(status, 1, self.shared.scope);
@@ -324,6 +325,13 @@ impl Task {
                 self.abandon(node);
             }
         }
+    }
+
+    /// Returns true if the task has this node.
+    fn is_own(&self, node: u32) -> bool {
+        let (layout, region) = (&self.shared.layout, &self.shared.region);
+        let owners = [layout.waits.whose(region, node), layout.msg_waits.whose(region, node)];
+        owners.contains(&Some(self.owner.index))
     }
 
     fn abandon(&self, node: u32) {
@@ -446,13 +454,10 @@ impl Task {
     /// Ends a wait; returns false if it is one of the parent, which is not to be touched.
     #[must_use]
     pub(crate) fn end_wait(&self, begun: Begun) -> bool {
+        nested::leave(begun.around);
         if self.is_copy() {
-            nested::forget_beyond(begun.around);
             return false;
         }
-        // Those of handlers are over, and who has left them has come back here.
-        self.abandon_own_waits(begun.around + 1);
-        nested::forget_beyond(begun.around);
         self.waiting.leave(begun.node);
         true
     }

@@ -247,6 +247,7 @@ mod tests {
 
     const TRY: SemBuf = SemBuf::new(0, -1, crate::IPC_NOWAIT);
     const LOCK: SemBuf = SemBuf::new(0, -1, SEM_UNDO);
+    const PLAIN: SemBuf = SemBuf::new(0, -1, 0);
 
     /// A handler has left a wait for a lock, which is granted then; the process lives.
     #[test]
@@ -264,14 +265,15 @@ mod tests {
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
-    /// `SETVAL` forgets the adjustment, so there is none to be taken back, by the wait or by the end.
+    /// `SETVAL` forgets the adjustment, so there is none to be taken back, by the wait or by the end; nor does its value
+    /// count what was granted without one.
     #[test]
     fn lock_that_was_set_since_it_was_granted_is_what_it_was_set_to() {
-        for is_dead in [false, true] {
+        for (is_dead, lock) in [(false, LOCK), (true, LOCK), (false, PLAIN), (true, PLAIN)] {
             let namespace = namespace(1);
             let (left, other) = (task(&namespace, 1), task(&namespace, 2));
             let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-            let node = wait_without_sleep(&left, id, &[LOCK]);
+            let node = wait_without_sleep(&left, id, &[lock]);
             other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
             other.sem_setval(id, 0, 1).unwrap();
             if is_dead {
@@ -282,7 +284,7 @@ mod tests {
                 assert_eq!(other.sem_getval(id, 0), Ok(1));
                 left.exit();
             }
-            assert_eq!(other.sem_getval(id, 0), Ok(1), "it is dead: {is_dead}");
+            assert_eq!(other.sem_getval(id, 0), Ok(1), "it is dead: {is_dead}, {lock:?}");
         }
     }
 

@@ -166,16 +166,19 @@ fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result
 }
 
 /// Takes back what was granted to who cannot take it: the whole call, or what it did without `SEM_UNDO`, or nothing.
+/// Nothing also if values were set since: what they are now does not count the grant.
 fn take_back(guard: &SetGuard<'_>, gone: Gone, node: Node<'_>) -> Result<Wakes, Errno> {
+    if node.settings() != guard.settings() {
+        return Ok(Wakes::new());
+    }
     let sops = node.sops(guard.set.place.nsems);
     let changing = |sop: &&SemBuf| sop.sem_op != 0;
     let whole: SmallVec<[SemBuf; 4]> = sops.iter().filter(changing).copied().collect();
     let plain: SmallVec<[SemBuf; 4]> = whole.iter().filter(|sop| !sop.is_undo()).copied().collect();
     let undo = node.call(&sops).undo;
     let is_whole = plain == whole || undo::is_at(guard, undo, gone.task);
-    let is_known = node.settings() == guard.settings();
     let ways = [whole, plain];
-    for sops in &ways[usize::from(!is_whole || !is_known)..] {
+    for sops in &ways[usize::from(!is_whole)..] {
         let mut txn = Txn::new(guard);
         if !revert(&mut txn, Call { sops, undo, pid: gone.pid })? {
             continue;
