@@ -20,8 +20,8 @@
 //! Source: signal-safety(7), sigsetjmp(3).
 
 use corewalk_sync::primitives::IS_MODEL;
+use corewalk_sync::primitives::unmodelled::{Ordering, compiler_fence};
 use std::cell::Cell;
-use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Waits that are known.
 const DEPTH: usize = 16;
@@ -52,6 +52,7 @@ pub(crate) fn enter(task: usize, node: u32) -> usize {
         let around = waits.count.get().min(DEPTH - 1);
         // A handler between these two finds the waits as they were, and leaves them so.
         waits.entries[around].set((task, node));
+        // ORDERING: SeqCst. For handlers of this thread, see above.
         compiler_fence(Ordering::SeqCst);
         waits.count.set(around + 1);
         around
@@ -73,6 +74,7 @@ pub(crate) fn take_beyond(around: usize) -> Option<(usize, u32)> {
         }
         // First: a handler that comes in between puts its own in that place.
         let taken = waits.entries[count - 1].replace(GONE);
+        // ORDERING: SeqCst. As in `enter`.
         compiler_fence(Ordering::SeqCst);
         waits.count.set(count - 1);
         Some(taken)
@@ -96,6 +98,7 @@ impl Waits {
         let count = self.count.get();
         let is_there = |entry: &Cell<(usize, u32)>| entry.get() != GONE;
         let last = self.entries[..count].iter().rposition(is_there);
+        // ORDERING: SeqCst. As in `enter`.
         compiler_fence(Ordering::SeqCst);
         self.count.set(last.map_or(0, |last| last + 1));
     }

@@ -75,7 +75,7 @@ pub mod atomic {
 pub mod unmodelled {
     pub use std::sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering, compiler_fence},
     };
 }
 
