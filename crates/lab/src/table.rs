@@ -7,7 +7,7 @@
 //!
 //! # How long it takes
 //! Each table says what it is going to measure ([`Table::grids`]) and what it needs besides
-//! ([`Table::setup`]). All of them with the settings that a run has by default take less than a quarter
+//! ([`Table::setup`]). All of them with the settings that a run has by default take less than a third
 //! of an hour on two cores; a test adds it up.
 
 mod aim7_short;
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_set_fits_in_a_quarter_of_an_hour() {
+    fn whole_set_fits_in_a_third_of_an_hour() {
         let settings = default_settings();
         assert!(settings.rounds >= 5);
         let mut sum = Duration::ZERO;
@@ -270,7 +270,7 @@ mod tests {
             sum += slices + setup;
         }
         eprintln!("all of them take {:.1} minutes", sum.as_secs_f64() / 60.0);
-        assert!(sum < Duration::from_secs(15 * 60), "{sum:?}");
+        assert!(sum < Duration::from_secs(20 * 60), "{sum:?}");
     }
 
     #[test]

@@ -66,6 +66,11 @@ impl Grid {
         Grid { cells, variants, slice, rounds: settings.rounds }
     }
 
+    /// Returns the grid with so many times the rounds, where one is short beside what disturbs it.
+    pub(super) fn repeated(self, times: usize) -> Grid {
+        Grid { rounds: self.rounds * times, ..self }
+    }
+
     /// Returns how long all of it takes, but for what stands between the slices.
     pub fn time(&self) -> Duration {
         self.slice * (self.cells * self.variants * self.rounds) as u32
@@ -92,14 +97,16 @@ impl<'a> Rounds<'a> {
         mut visit: impl FnMut(Visit<'_, Cell>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         ensure!(
-            cells.len() == grid.cells && variants <= grid.variants && self.rounds == grid.rounds,
+            cells.len() == grid.cells
+                && variants <= grid.variants
+                && grid.rounds.is_multiple_of(self.rounds),
             "{}: {variants} variants in {} cells are not {grid:?}",
             self.table,
             cells.len()
         );
-        let bar = progress(cells.len() * self.rounds);
+        let bar = progress(cells.len() * grid.rounds);
         let disturbance = Disturbance::start();
-        for round in 0..self.rounds {
+        for round in 0..grid.rounds {
             for (nth, cell) in cells.iter().enumerate() {
                 bar.set_message(cell.to_string());
                 for (turn, at) in rotated(variants, round).enumerate() {
