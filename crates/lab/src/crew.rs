@@ -21,12 +21,12 @@
 //!
 //! Source: clock_gettime(2), for a thread's processor time; sched_setaffinity(2).
 
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use corewalk_sync::CachePadded;
-use corewalk_sync::primitives::atomic::{AtomicUsize, Ordering};
+use corewalk_sync::futex::{self, Deadline, Scope};
+use corewalk_sync::primitives::atomic::{AtomicU64, AtomicUsize, Ordering};
 use corewalk_sync::primitives::{Arc, thread};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -61,7 +61,7 @@ pub(crate) type Measure<'a, Cell> = Box<dyn Fn(&Cell, Duration) -> Slice + 'a>;
 
 /// The right to work in one slice.
 pub(crate) struct Turn {
-    ready: Arc<Barrier>,
+    ready: Arc<Gate>,
     clock: Arc<Clock>,
     is_ready: bool,
 }
@@ -187,6 +187,35 @@ impl Turn {
     }
 }
 
+/// Where all wait until all are there.
+///
+/// All are woken in one step. Those of a barrier with a lock are woken one after the other, each by the one before:
+/// with hundreds of workers, of which the first are at work already, that takes minutes.
+struct Gate {
+    missing: AtomicU64,
+}
+
+impl Gate {
+    fn new(count: usize) -> Gate {
+        Gate { missing: AtomicU64::new(count as u64) }
+    }
+
+    fn wait(&self) {
+        // ORDERING: AcqRel, and Acquire below. What each did before all do after.
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            futex::wake(&self.missing, u32::MAX, Scope::Private);
+        }
+        loop {
+            // ORDERING: Acquire. As above.
+            let missing = self.missing.load(Ordering::Acquire);
+            if missing == 0 {
+                return;
+            }
+            futex::wait(&self.missing, missing as u32, Deadline::NEVER, Scope::Private);
+        }
+    }
+}
+
 impl Clock {
     /// Returns the number of the phase, counted from 0; the number of phases once all are over.
     #[inline]
@@ -273,7 +302,7 @@ pub(crate) fn run_phases<R: Send>(
     beside: impl FnOnce(&Clock) -> R + Send,
 ) -> (Vec<Slice>, R) {
     let cpus = if workers > 1 { cpu_of_each() } else { vec![] };
-    let ready = Arc::new(Barrier::new(workers + 2));
+    let ready = Arc::new(Gate::new(workers + 2));
     let clock = Arc::new(Clock { phase: CachePadded::new(AtomicUsize::new(0)), phases });
     thread::scope(|scope| {
         let handles: Vec<_> = (0..workers)
