@@ -308,7 +308,8 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
     unsafe { &*task }
 }
 
-/// Makes a task that of a child of vfork(2); the page is locked. The guest before has ended or become another program.
+/// Makes a task that of a child of vfork(2); the page is locked. The guest before has ended, or become
+/// another program, or registers anew with its next call: there is room for one, and two threads may each have a child.
 fn publish_guest(page: &Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task));
     // ORDERING(preload-task): Release. The task is made before its address is seen.

@@ -9,7 +9,7 @@
 //!
 //! The same is done for a call whose thread has left it while the process lives ([`abandon`]): the next thread that
 //! wants a lock must not wait for the end of a process that does not know it has the lock. `SETVAL` and `SETALL` forget adjustments: what
-//! a call has done with `SEM_UNDO` before that cannot be told from what was set, and stays (`SetGuard::settings`).
+//! a call was granted before that, with `SEM_UNDO` or without, cannot be told from what was set, and stays (`SetGuard::settings`).
 //!
 //! Whether a death came before the grant or after it is not known here, so both are treated alike. Linux takes the
 //! call of a task that is killed out of its queue: what that was granted before stays granted, and nothing is granted
