@@ -24,7 +24,7 @@
 //! of long values.)
 //!
 //! In memory that is all that there is to save, and the worst cell over `off` is where many small sets of
-//! files of several processes meet (files=10 processes=4 values=100, 1.7 to 1.9). Counted there, by
+//! files of several processes meet (files=10 processes=4 values=100, 1.7 to 2.0). Counted there, by
 //! cachegrind, with a program that is not in the tree (an explanation, and no result), a set takes 1,400 to 1,470 instructions with an index and 1,012 without; 178 of them are the
 //! hash of samples. By samples of the program counter the hash has 5 % of the time, the comparison of contents,
 //! which another processor has written, 11 %, where copies and allocations take 24 % instead of 39 %; the rest
