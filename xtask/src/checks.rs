@@ -1,4 +1,4 @@
-//! Checks that need the workspace built in another way: loom, shuttle, crash models, miri, ThreadSanitizer.
+//! Checks that need the workspace built in another way: loom, shuttle, crash models, miri, ThreadSanitizer, 64-bit ARM.
 //!
 //! Each one has a target folder of its own, so that switching between them rebuilds nothing. The
 //! crates to check are found, not listed: a crate has models if a file of it names the cfg. A run
@@ -23,6 +23,14 @@ use std::{
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
+
+const ARM: &str = "aarch64-unknown-linux-gnu";
+const ARM_COMPILER: &str = "aarch64-linux-gnu-gcc";
+const ARM_EMULATOR: &str = "qemu-aarch64-static";
+/// The crates whose unit tests an emulator runs in seconds.
+const ARM_PACKAGES: [&str; 2] = ["corewalk-sync", "corewalk-mbcache"];
+/// Tests that start their own program again, which needs an emulator that the kernel knows.
+const ARM_LEFT_OUT: &str = "thread_reads_though_the_registry_is_locked_for_ever";
 
 /// The crates with unsafe code, which is what miri is for.
 const UNSAFE_PACKAGES: [&str; 2] = ["corewalk-sync", "corewalk-testkit"];
@@ -88,6 +96,37 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
         return Outcome::Skipped("tsan: the toolchain does not build with it".to_owned());
     }
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
+}
+
+/// Compiles everything for 64-bit ARM, without a warning; and runs the unit tests of the crates below all others, if
+/// there is an emulator.
+pub(crate) fn aarch64(root: &Path) -> Outcome {
+    if !is_quiet_success(Command::new("rustup").args(["target", "add", ARM])) {
+        return Outcome::Skipped("aarch64: its standard library cannot be added".to_owned());
+    }
+    if !is_quiet_success(Command::new(ARM_COMPILER).arg("--version")) {
+        return Outcome::Skipped(format!("aarch64: no {ARM_COMPILER}"));
+    }
+    let arm = |words: &[&str]| {
+        let mut command = cargo(root, "aarch64");
+        command.args(words).args(["--target", ARM]).env("RUSTFLAGS", "-D warnings");
+        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", ARM_COMPILER);
+        command
+    };
+    let checked = process::run(&mut arm(&["check", "--workspace", "--all-targets"]), LIMIT);
+    if checked != Ended::Well {
+        return checked.outcome("cargo check for aarch64");
+    }
+    if !is_quiet_success(Command::new(ARM_EMULATOR).arg("--version")) {
+        return Outcome::Skipped(format!("aarch64: it compiles, and there is no {ARM_EMULATOR}"));
+    }
+    let mut tests = arm(&["test", "--lib"]);
+    let runner = format!("{ARM_EMULATOR} -L /usr/aarch64-linux-gnu");
+    tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+    for package in ARM_PACKAGES {
+        tests.args(["-p", package]);
+    }
+    tests_ran(tests.args(["--", "--skip", ARM_LEFT_OUT]), root, "aarch64")
 }
 
 /// Runs the tests of each crate that names `cfg`, with that cfg.

@@ -62,6 +62,7 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.step("shuttle", || checks::shuttle(root));
     tally.step("tsan", || checks::tsan(root));
     tally.step("miri", || checks::miri(root));
+    tally.step("aarch64", || checks::aarch64(root));
     if extent == Extent::Full {
         let mut is_built = false;
         tally.step("release build", || {

@@ -32,6 +32,7 @@ usage: cargo xtask TASK
   shuttle             the models under shuttle
   miri                the unit tests of the unsafe crates under miri
   tsan                the stress tests under ThreadSanitizer
+  aarch64             everything compiled for 64-bit ARM, some unit tests in an emulator
   suites [NAME...]    suites and real work on a mount; without names all of them
   suites --list       their names
   help                this text
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         ["shuttle"] => checks::shuttle(&root),
         ["miri"] => checks::miri(&root),
         ["tsan"] => checks::tsan(&root),
+        ["aarch64"] => checks::aarch64(&root),
         ["suites", "--list"] => suites::list(),
         ["suites", suites::INSIDE, name] => {
             return suites::inside_status(&suites::run_inside(&root, name));

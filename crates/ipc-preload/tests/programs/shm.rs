@@ -7,6 +7,7 @@ use std::io::Error;
 use std::ptr;
 
 use crate::roles::{child, exited, until, wait};
+#[cfg(target_arch = "x86_64")]
 use crate::signals;
 
 const PAGE: usize = 4096;
