@@ -31,9 +31,10 @@ use crate::database::Snapshot;
 use crate::directory::hash_of_name;
 use crate::hash::Secret;
 use crate::journal::Devices;
+use crate::mount::{each, look_at_log, open_database, read_super, refusal, settle};
 use crate::place::{OpenError, Place};
 use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UNHASHED, UsersRecord};
-use crate::store::{ROOT_INO, each, open_database, read_super, refusal, settle};
+use crate::store::ROOT_INO;
 use crate::xattr;
 
 /// Bytes of memory for the pages of the database.
@@ -207,7 +208,9 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let mut database = open_database(devices, CACHE_BYTES)?;
     let is_whole = database.check()?;
-    let settled = match settle(devices, &database) {
+    let superblock = read_super(&database.snapshot()?)?;
+    let looked = look_at_log(devices, superblock);
+    let settled = match looked.and_then(|log| settle(devices, &database, superblock, &log)) {
         Ok(superblock) => Ok(superblock),
         Err(OpenError::LogDamaged { at, .. }) => Err(Finding::Log(at)),
         Err(OpenError::LogUnreadable { at }) => Err(Finding::LogEntry(at)),

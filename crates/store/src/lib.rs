@@ -15,6 +15,7 @@
 //! | module | what is in it |
 //! |---|---|
 //! | `device`, `place` | where bytes are kept; the files of the directory |
+//! | `mount`, `held` | what a mount looks at before it changes anything; what holds its changes back |
 //! | `record`, `layer`, `journal`, `log`, `database` | records, a transaction of them, commits |
 //! | `inode`, `table`, `names`, `directory` | inodes in memory, what changes names, entries |
 //! | `content`, `extents`, `alloc`, `dirty` | bytes of files, where they are, what is free, what is new |
@@ -33,6 +34,8 @@
 //!   then on; what was confirmed is there when the store is mounted again.
 //! - S.4: of two mounts of one directory the second is refused; so is a format that is not known. A store of
 //!   format version 1, which has no log, becomes one of version 2 when it is mounted.
+//! - S.5: a mount that is refused has changed no byte of the store, whatever it is refused for (`mount`, N.1). What the
+//!   host fails at once the mount has begun to put the log into the database loses nothing either.
 //!
 //! # Why redb
 //! | | redb 4 | fjall 3 | heed (LMDB) | SQLite |
@@ -159,11 +162,13 @@ mod extents;
 mod filesystem;
 mod fsck;
 mod hash;
+mod held;
 mod inode;
 mod journal;
 mod late;
 mod layer;
 mod log;
+mod mount;
 mod names;
 mod overlay;
 mod place;

@@ -60,7 +60,7 @@ use crate::hash::Secret;
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-pub(crate) use replay::{replay, survey};
+pub(crate) use replay::{Changes, Contents, look, replay, survey};
 
 /// Where entries begin is a multiple of this, in bytes.
 const BLOCK_BYTES: usize = 4096;

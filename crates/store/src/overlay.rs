@@ -90,6 +90,14 @@ impl Device for Overlay {
         if offset + buf.len() as u64 > written.len {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        let is_written = |(at, _): (u64, usize)| written.blocks.contains_key(&(at / BLOCK_BYTES));
+        if offset + buf.len() as u64 <= written.shown
+            && let Some(below) = &self.below
+            && !pieces(offset, buf.len()).any(is_written)
+        {
+            // At once, as it was asked for.
+            return below.read_at(offset, buf);
+        }
         let mut rest = buf;
         for (at, len) in pieces(offset, rest.len()) {
             let (piece, behind) = rest.split_at_mut(len);

@@ -209,8 +209,6 @@ impl Place {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // A store of an older version has none.
-        open_file(&path.join(LOG), true)?;
         // Also if it was made by somebody who was killed before this.
         File::open(path)?.sync_all()?;
         Ok(place)
@@ -243,19 +241,37 @@ impl Place {
         }
     }
 
-    /// Opens the devices.
+    /// Opens the devices. A file that is lost is as an empty one, until `make_lost` makes it.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
-        let open = |name: &str, is_new: bool| -> io::Result<Arc<dyn Device>> {
-            Ok(Arc::new(FileDevice::new(open_file(&self.path.join(name), is_new)?)?))
-        };
-        let (meta, data, reserve) = (open(META, false)?, open(DATA, true)?, open(RESERVE, true)?);
-        Ok(Devices { meta, data, reserve, log: open(LOG, true)? })
+        self.devices_with(|path| open_file(path, false))
     }
 
-    /// Opens the devices for reading only, and makes none: a file that is lost is as an empty one.
+    /// Makes the files that are lost, empty. Of a store of an older version the log is one of these.
+    pub(crate) fn make_lost(&self, mut devices: Devices) -> io::Result<Devices> {
+        let mut is_changed = false;
+        for (name, device) in
+            [(DATA, &mut devices.data), (RESERVE, &mut devices.reserve), (LOG, &mut devices.log)]
+        {
+            let path = self.path.join(name);
+            if fs::symlink_metadata(&path).is_err() {
+                *device = Arc::new(FileDevice::new(open_file(&path, true)?)?);
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            File::open(&self.path)?.sync_all()?;
+        }
+        Ok(devices)
+    }
+
+    /// Opens the devices for reading only. As [`Place::devices`].
     pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
+        self.devices_with(open_file_to_read)
+    }
+
+    fn devices_with(&self, open: impl Fn(&Path) -> io::Result<File>) -> io::Result<Devices> {
         let open = |name: &str| -> io::Result<Arc<dyn Device>> {
-            match open_file_to_read(&self.path.join(name)) {
+            match open(&self.path.join(name)) {
                 Ok(file) => Ok(Arc::new(FileDevice::new(file)?)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     Ok(Arc::new(Overlay::new(None)?))

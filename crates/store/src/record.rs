@@ -284,6 +284,11 @@ impl Extent {
         }
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
+
+    /// Returns the block behind its last one that has bytes; 0 if none has.
+    pub(crate) fn written_end(self) -> u64 {
+        if self.is_written { self.physical + self.len } else { 0 }
+    }
 }
 
 /// The hash in the record of a block of attributes that nobody else may use, which is not hashed.

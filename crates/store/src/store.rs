@@ -1,7 +1,6 @@
 //! The store: what it is made of, how it is mounted and left.
 //!
-//! To mount is to read what is not stored as such: which blocks are free, how many inodes and blocks of
-//! attributes there are. Inodes without links that a crash left are freed.
+//! What a mount finds out, and when it changes something, is in `mount`. Inodes without links that a crash left are freed.
 //!
 //! One thread commits every few seconds, while there is something to commit.
 
@@ -16,17 +15,18 @@ use corewalk_sync::Budget;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 
-use crate::alloc::{Allocator, Run};
+use crate::alloc::Allocator;
 use crate::blocks::Blocks;
 use crate::content::{BLOCK_BYTES, Site};
-use crate::database::{Database, Snapshot, is_ours};
+use crate::database::{Database, Snapshot};
 use crate::hash::Secret;
 use crate::inode::{Inode, State, now};
 use crate::journal::{Devices, Journal, View};
 use crate::late::Late;
-use crate::log::{self, Log};
+use crate::log::Log;
+use crate::mount::{HeldDatabase, Mount};
 use crate::place::{OpenError, Place};
-use crate::record::{Extent, FORMAT_VERSION, InodeRecord, Key, Kind, SuperRecord, UsersRecord};
+use crate::record::{FORMAT_VERSION, InodeRecord, Key, Kind, SuperRecord};
 use crate::share::{MbcacheIndex, ShareIndex};
 use crate::table::Table;
 use crate::xattr;
@@ -222,8 +222,9 @@ impl Store {
         };
         let devices = place.devices()?;
         // A place is made with a superblock.
-        let database = open_database(&devices, options.cache_bytes)?;
-        let mut store = Store::open_with(database, devices, options)?;
+        let database = HeldDatabase::open(&devices, options.cache_bytes)?;
+        let mount = Mount::look(devices, database)?;
+        let mut store = Store::open_with(mount, options, |devices| place.make_lost(devices))?;
         store.place = Some(place);
         Ok(store)
     }
@@ -256,27 +257,32 @@ impl Store {
         if options.is_read_only && devices.meta.is_empty()? {
             return Err(OpenError::Io(Errno::NOENT.into()));
         }
-        let database = open_database(&devices, options.cache_bytes)?;
-        let snapshot = database.snapshot()?;
-        let superblock = snapshot.get(&Key::SUPER).map_err(|errno| refusal(&snapshot, errno))?;
-        if superblock.is_none() {
+        let database = HeldDatabase::open(&devices, options.cache_bytes)?;
+        if !database.has_store()? {
             // An empty database above the blocks, or the log, of a store that had another one.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }
-            drop(format(&database, options)?);
+            drop(format(database.release()?, options)?);
         }
-        drop(snapshot);
-        Store::open_with(database, devices, options)
+        Store::open_with(Mount::look(devices, database)?, options, Ok)
     }
 
+    /// Mounts what was looked at; `make` makes what is lost of its devices.
     fn open_with(
-        database: Database,
-        devices: Devices,
+        mount: Mount,
         options: &StoreOptions,
+        make: impl FnOnce(Devices) -> std::io::Result<Devices>,
     ) -> Result<Store, OpenError> {
-        let superblock = settle(&devices, &database)?;
-        let seed = superblock.seed;
+        let share = match &options.share {
+            Some(share) => share.clone(),
+            None => {
+                let budget = MbcacheOptions { budget_bytes: INDEX_BYTES, ..Default::default() };
+                Arc::new(MbcacheIndex::new(budget)?)
+            }
+        };
+        // Nothing was changed until here.
+        let (database, devices, superblock, found) = mount.settle(make)?;
         // Without the reserve nothing can grow, without a log only fsync is slower.
         let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
@@ -285,21 +291,7 @@ impl Store {
         // What the log gave up is left to the commits that make room.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
-        let snapshot = database.snapshot()?;
-        let found = Found::scan(&snapshot).map_err(|errno| refusal(&snapshot, errno))?;
-        drop(snapshot);
-        let (len, expected) = (devices.data.len()?, found.data_end.saturating_mul(BLOCK_BYTES));
-        if len < expected {
-            return Err(OpenError::DataShort { len, expected });
-        }
-        let share = match &options.share {
-            Some(share) => share.clone(),
-            None => {
-                let budget = MbcacheOptions { budget_bytes: INDEX_BYTES, ..Default::default() };
-                Arc::new(MbcacheIndex::new(budget)?)
-            }
-        };
-        let secret = Secret::new(seed);
+        let secret = Secret::new(superblock.seed);
         let allocator = Allocator::new(found.runs);
         let memory = (options.cache_bytes, options.transaction_bytes.saturating_mul(2));
         let mut journal = Journal::new(database, devices, memory, log, allocator)?;
@@ -596,104 +588,4 @@ fn format(database: &Database, options: &StoreOptions) -> std::io::Result<Snapsh
         (Key::SUPER, Some(superblock.into())),
         (Key::of(Kind::Inode, ROOT_INO), Some(inode.into())),
     ])
-}
-
-/// Opens the database of a store, or makes one on an empty device; goes by what is on the disk.
-pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
-    devices.read_anew();
-    match is_ours(&*devices.meta)? {
-        true => Ok(Database::open(&devices.meta, cache_bytes)?),
-        false => Err(OpenError::Foreign),
-    }
-}
-
-/// Returns why a store is not opened of which `snapshot` could not be read.
-pub(crate) fn refusal(snapshot: &Snapshot, errno: Errno) -> OpenError {
-    if snapshot.is_damaged() { OpenError::Damaged } else { errno.into() }
-}
-
-/// Returns the superblock of a store that this program knows.
-pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> {
-    let value = snapshot.get(&Key::SUPER).map_err(|errno| refusal(snapshot, errno))?;
-    let record = SuperRecord::decode(&value.ok_or(OpenError::Damaged)?);
-    let record = record.map_err(|_| OpenError::Damaged)?;
-    match record.version {
-        1..=FORMAT_VERSION => Ok(record),
-        version => Err(OpenError::Version(version)),
-    }
-}
-
-/// Puts what the log has into the database, and makes an older format this one; returns the superblock.
-pub(crate) fn settle(devices: &Devices, database: &Database) -> Result<SuperRecord, OpenError> {
-    let found = read_super(&database.snapshot()?)?;
-    if found.version == FORMAT_VERSION {
-        return log::replay(devices, database, found);
-    }
-    // That format has no log: what one has here belongs to a later commit, which the database has lost.
-    log::survey(&*devices.log, SuperRecord { generation: 0, ..found })?;
-    let now = SuperRecord { version: FORMAT_VERSION, generation: 1, ..found };
-    database.write(&[(Key::SUPER, Some(now.encode().into()))])?;
-    Ok(now)
-}
-
-/// What is done with a record.
-pub(crate) type Visit<'a> = dyn FnMut(Key, &[u8]) -> Result<(), Errno> + 'a;
-
-/// What is found out when a store is mounted.
-#[derive(Default)]
-struct Found {
-    orphans: Vec<u64>,
-    inodes: u64,
-    last_ino: u64,
-    runs: Vec<Run>,
-    /// Behind the last block that has bytes.
-    data_end: u64,
-    blocks: u64,
-    /// Blocks of attributes, their users, the last of them.
-    xattrs: (u64, u64, u64),
-}
-
-impl Found {
-    fn scan(snapshot: &Snapshot) -> Result<Found, Errno> {
-        let mut found = Found::default();
-        each(snapshot, Kind::Orphan, &mut |key, _| {
-            found.orphans.push(key.major);
-            Ok(())
-        })?;
-        each(snapshot, Kind::Inode, &mut |key, _| {
-            found.inodes += 1;
-            found.last_ino = key.major;
-            Ok(())
-        })?;
-        each(snapshot, Kind::Extent, &mut |_, value| {
-            let extent = Extent::decode(value)?;
-            found.blocks += extent.len;
-            if extent.is_written {
-                found.data_end = found.data_end.max(extent.physical + extent.len);
-            }
-            found.runs.push(Run { start: extent.physical, len: extent.len });
-            Ok(())
-        })?;
-        each(snapshot, Kind::XattrUsers, &mut |key, value| {
-            let record = UsersRecord::decode(value)?;
-            found.blocks += u64::from(record.len).div_ceil(BLOCK_BYTES);
-            found.xattrs.0 += 1;
-            found.xattrs.1 += u64::from(record.users);
-            found.xattrs.2 = key.major;
-            Ok(())
-        })?;
-        found.runs.sort_unstable_by_key(|run| run.start);
-        Ok(found)
-    }
-}
-
-/// Calls `visit` with all records of a kind, until it fails.
-pub(crate) fn each(snapshot: &Snapshot, kind: Kind, visit: &mut Visit<'_>) -> Result<(), Errno> {
-    let mut result = Ok(());
-    let keys = Key::at(kind, 0, 0)..=Key::at(kind, u64::MAX, u64::MAX);
-    snapshot.each(keys, &mut |key, value| {
-        result = visit(key, value);
-        result.is_ok()
-    })?;
-    result
 }

@@ -1,7 +1,7 @@
 //! The log read back: what a mount after a crash does, and a check of a store.
 //!
-//! Entries are read one after the other into one buffer, twice: first only to see that all is well, so
-//! that a log that is refused changes nothing; then they are put into data device and database.
+//! Entries are read one after the other into one buffer, twice: [`look`] sees that all is well, and keeps of them what a
+//! mount has to know before it changes anything (`mount`); then [`replay`] puts them into data device and database.
 //!
 //! # Where the log ends
 //! An append writes its entry after the sync of the one before has returned, and after a write or a sync
@@ -26,6 +26,7 @@
 //! That an entry has bytes of a file which look like an entry does not matter: who copied them from the
 //! log has a number below that of the entry in which they are, and others do not know the secret.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use super::{
@@ -35,39 +36,78 @@ use crate::database::Database;
 use crate::device::Device;
 use crate::hash::Secret;
 use crate::journal::Devices;
+use crate::layer::Record;
+use crate::mount::Found;
 use crate::place::OpenError;
-use crate::record::{Fields, KEY_BYTES, Key, SuperRecord};
+use crate::record::{Fields, KEY_BYTES, Key, Kind, SuperRecord};
 
-/// Puts what the log of `superblock` holds into data device and database, and returns the superblock
-/// that the database has then.
+/// What a log makes of records: their new values, or that they are gone.
+pub(crate) type Changes = BTreeMap<Key, Record>;
+
+/// What a log has that counts.
+#[derive(Default)]
+pub(crate) struct Contents {
+    entries: u64,
+    /// Nothing counts, and a block cannot be read.
+    is_unreadable: bool,
+    /// Records of the kinds that a mount looks at; an inode has no bytes here.
+    pub(crate) changes: Changes,
+    /// Behind the last byte of the data device that it has.
+    pub(crate) data_end: u64,
+}
+
+/// Returns what the log of `superblock` has.
 ///
 /// # Errors
 /// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`] and, unless the store was
-/// closed, [`OpenError::LogRead`], with nothing changed; what the devices say.
+/// closed, [`OpenError::LogRead`]; what the device says of its length.
+pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents, OpenError> {
+    let mut contents = Contents::default();
+    let read = survey_with(log, superblock, |item| match item {
+        Item::Record(key, record) => {
+            if Found::KINDS.contains(&key.kind) {
+                let bytes = if key.kind == Kind::Inode { &[] } else { record.unwrap_or(&[]) };
+                contents.changes.insert(key, record.map(|_| bytes.into()));
+            }
+        }
+        Item::Data(offset, bytes) => {
+            contents.data_end = contents.data_end.max(offset.saturating_add(bytes.len() as u64));
+        }
+    });
+    match read {
+        Ok(entries) => Ok(Contents { entries, ..contents }),
+        Err(error @ OpenError::LogRead { .. }) => match is_ended(log, superblock)? {
+            true => Ok(Contents { is_unreadable: true, ..Contents::default() }),
+            false => Err(error),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// Puts what the log of `superblock` has, which are `contents`, into data device and database, and returns the
+/// superblock that the database has then.
+///
+/// # Errors
+/// What the devices say.
 pub(crate) fn replay(
     devices: &Devices,
     database: &Database,
     superblock: SuperRecord,
+    contents: &Contents,
 ) -> Result<SuperRecord, OpenError> {
-    let count = match survey(&*devices.log, superblock) {
-        Ok(0) => return Ok(superblock),
-        Ok(count) => count,
-        Err(error @ OpenError::LogRead { .. }) => {
-            if !is_ended(&*devices.log, superblock)? {
-                return Err(error);
-            }
-            // If that fails the log is as it was.
-            let _ = devices.log.set_len(0);
-            return Ok(superblock);
-        }
-        Err(error) => return Err(error),
-    };
+    if contents.is_unreadable {
+        // If that fails the log is as it was.
+        let _ = devices.log.set_len(0);
+    }
+    if contents.entries == 0 {
+        return Ok(superblock);
+    }
     // Whatever this needs of the host is not more than that; it is taken again later.
     devices.reserve.set_len(0)?;
     let next = SuperRecord { generation: superblock.generation + 1, ..superblock };
     let mut reader = Reader::new(&*devices.log, superblock)?;
     database.write_with(|put| {
-        for _ in 0..count {
+        for _ in 0..contents.entries {
             let entry = reader.next()?.ok_or(io::ErrorKind::UnexpectedEof)?;
             each(entry, |item| match item {
                 Item::Record(key, record) => put(&key, record),
@@ -84,14 +124,27 @@ pub(crate) fn replay(
 /// Returns how many entries of a log count.
 ///
 /// # Errors
-/// As [`replay`].
+/// As [`look`], also if the store was closed.
 pub(crate) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, OpenError> {
+    survey_with(log, superblock, |_| ())
+}
+
+/// As [`survey`]; calls `visit` with all that is in entries that count.
+fn survey_with(
+    log: &dyn Device,
+    superblock: SuperRecord,
+    mut visit: impl FnMut(Item<'_>),
+) -> Result<u64, OpenError> {
     let failed_at = |at: u64| move |error| OpenError::LogRead { at, error };
     let mut reader = Reader::new(log, superblock).map_err(failed_at(0))?;
     loop {
         let at = reader.at;
         let Some(entry) = reader.next().map_err(failed_at(at))? else { break };
-        if each(entry, |_| Ok(())).is_err() {
+        let seen = each(entry, |item| {
+            visit(item);
+            Ok(())
+        });
+        if seen.is_err() {
             return Err(OpenError::LogUnreadable { at });
         }
     }
@@ -155,7 +208,7 @@ impl<'a> Reader<'a> {
     /// Looks through all blocks from the next entry on, which does not count.
     ///
     /// # Errors
-    /// As `replay`: an entry that is later than the next, or of a later generation; a block that cannot be
+    /// As `look`: an entry that is later than the next, or of a later generation; a block that cannot be
     /// read, since it may have one.
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
@@ -246,7 +299,8 @@ mod tests {
     use super::*;
     use crate::device::FileDevice;
     use crate::fsck::{Finding, fsck};
-    use crate::store::{Store, StoreOptions, read_super};
+    use crate::mount::read_super;
+    use crate::store::{Store, StoreOptions};
 
     /// What has its hash and makes no sense is refused by mount and check, in words, and changes nothing.
     #[test]

@@ -226,8 +226,16 @@ fn try_cut(
     }
     // What was freed at the mount is gone, and all that remains holds.
     store.sync().map_err(|error| error.to_string())?;
+    let stats = store.stats();
     drop(store);
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
+    // What the mount has counted, with what was in the log; a set of attributes has a block here.
+    let counted = (stats.inodes, stats.blocks, stats.xattr_blocks, stats.xattr_users);
+    let blocks = report.blocks + report.xattr_blocks;
+    let is_counted = counted == (report.inodes, blocks, report.xattr_blocks, report.xattr_users);
+    if !is_counted {
+        return Err(format!("{counted:?} were counted of {report:?}"));
+    }
     match report.orphans == 0 && report.findings.is_empty() {
         true => Ok(()),
         false => Err(format!("after the mount: {report:?}")),

@@ -19,6 +19,7 @@ mod options;
 mod pages;
 mod places;
 mod reads_fail;
+mod refused;
 mod replays;
 mod storm;
 mod version1;

@@ -1,0 +1,220 @@
+//! A mount that is refused has changed nothing: it looks before it writes.
+//!
+//! Else the first try would take from the next one, and from whoever looks into the store, what there was to be seen.
+
+use std::collections::BTreeMap;
+
+use corewalk::{FileKind, FileSystem, Make, Name, Node};
+use corewalk_store::{OpenError, Store, StoreOptions};
+
+use crate::differential::{Tree, tree};
+use crate::log_fails::add;
+use crate::memory::{Disks, Step, quiet};
+
+const META: usize = 0;
+const DATA: usize = 1;
+const LOG: usize = 3;
+const BLOCK: usize = 4096;
+/// What begins the superblock, and its version.
+const SUPER: [u8; 12] = *b"corewlk\0\x02\0\0\0";
+
+/// Makes a large file durable, which is beside the log.
+fn add_large(store: &Store, name: &str) {
+    let root = Node::detached(1, FileKind::Directory);
+    let name = Name::new(name.as_bytes()).unwrap();
+    let made = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
+    let file = Node::detached(made.ino, FileKind::Regular);
+    store.write(file, 0, 0, &vec![7; 1 << 20]).unwrap();
+    store.fsync(file, 0, false).unwrap();
+}
+
+/// Returns a store with files that was closed.
+fn closed() -> Disks {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    add_large(&store, "large");
+    add(&store, "small").unwrap();
+    drop(store);
+    disks
+}
+
+/// Returns what a kill leaves of a store with several entries in its log, and its tree.
+fn killed() -> ([Vec<u8>; 4], Tree) {
+    let disks = closed();
+    let store = disks.open(&quiet());
+    for name in ["one", "two", "three"] {
+        add(&store, name).unwrap();
+    }
+    assert_eq!(store.stats().logged_commits, 3);
+    (disks.killed().contents(), tree(&store))
+}
+
+/// Mounts a store, which is refused, and says why; it has been asked for no change, and none was made.
+fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -> OpenError {
+    let disks = Disks::with(contents.clone());
+    disks.shared.lock().bad_byte = bad_byte;
+    disks.shared.lock().log = Some(Vec::new());
+    let Err(error) = Store::open_devices(disks.devices(), &quiet()).map(drop) else {
+        panic!("{what}: it was mounted");
+    };
+    let asked = disks.shared.lock().log.take().unwrap();
+    let changes = asked.iter().filter(|step| !matches!(step, Step::Sync { .. })).count();
+    assert!(disks.contents() == contents && changes == 0, "{what}: {changes} changes, {error}");
+    error
+}
+
+/// Puts `new` in place of each `old`, of the same length.
+fn replace_all(bytes: &mut [u8], old: &[u8], new: &[u8]) -> usize {
+    let places: Vec<_> = bytes.windows(old.len()).enumerate().collect();
+    let places = places.into_iter().filter(|(_, found)| *found == old).map(|(at, _)| at);
+    let places: Vec<_> = places.collect();
+    places.iter().for_each(|&at| bytes[at..at + new.len()].copy_from_slice(new));
+    places.len()
+}
+
+#[test]
+fn store_of_a_newer_version_is_left_as_it_is() {
+    let mut contents = closed().contents();
+    let newer = *b"corewlk\0\x03\0\0\0";
+    assert!(replace_all(&mut contents[META], &SUPER, &newer) > 0);
+    assert!(matches!(refused("closed", contents, None), OpenError::Version(3)));
+}
+
+#[test]
+fn store_whose_superblock_is_damaged_is_left_as_it_is() {
+    let mut contents = closed().contents();
+    assert!(replace_all(&mut contents[META], &SUPER, b"corewalk\x02\0\0\0") > 0);
+    assert!(matches!(refused("closed", contents, None), OpenError::Damaged));
+}
+
+#[test]
+fn store_whose_database_is_damaged_is_left_as_it_is() {
+    let is_used = |meta: &[u8], page: &usize| meta[page * BLOCK..][..BLOCK] != [0; BLOCK];
+    for (what, contents) in [("closed", closed().contents()), ("killed", killed().0)] {
+        let meta = contents[META].clone();
+        let pages = (0..meta.len() / BLOCK).filter(|page| is_used(&meta, page));
+        let mut damaged = 0;
+        for page in pages {
+            let mut contents = contents.clone();
+            contents[META][page * BLOCK..][..BLOCK].fill(0xA5);
+            let disks = Disks::with(contents.clone());
+            if Store::open_devices(disks.devices(), &quiet()).is_err() {
+                refused(&format!("{what}, page {page}"), contents, None);
+                damaged += 1;
+            }
+        }
+        assert!(damaged > 2, "{what}: {damaged}");
+    }
+}
+
+/// The log would have made the database newer, and put bytes into the data, before their loss is noticed.
+#[test]
+fn store_that_lost_bytes_of_files_is_left_as_it_is() {
+    for (what, mut contents) in [("closed", closed().contents()), ("killed", killed().0)] {
+        contents[DATA].truncate(BLOCK);
+        let error = refused(what, contents.clone(), None);
+        assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
+        if what == "closed" {
+            // Nothing is needed of its log, which would be made anew.
+            let error = refused("log", contents, Some((LOG, 0)));
+            assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn store_whose_log_is_refused_is_left_as_it_is() {
+    let (contents, _) = killed();
+    let error = refused("a block", contents.clone(), Some((LOG, BLOCK as u64)));
+    assert!(matches!(error, OpenError::LogRead { .. }), "{error}");
+    let mut damaged = contents;
+    damaged[LOG][9] ^= 4;
+    let error = refused("an entry", damaged, None);
+    assert!(matches!(error, OpenError::LogDamaged { at: 0, .. }), "{error}");
+    let disks = closed();
+    let older = disks.contents()[META].clone();
+    let store = disks.open(&quiet());
+    let root = Node::detached(1, FileKind::Directory);
+    store.make(root, Name::new(b"newer").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
+    drop(store);
+    let mut contents = disks.contents();
+    contents[META] = older;
+    let error = refused("an older database", contents, None);
+    assert!(matches!(error, OpenError::DatabaseBehind { .. }), "{error}");
+}
+
+#[test]
+fn what_is_no_store_is_left_as_it_is() {
+    let (contents, _) = killed();
+    let [_, data, reserve, log] = contents;
+    for meta in [vec![], vec![0; BLOCK], b"something else".repeat(1_000)] {
+        let contents = [meta, data.clone(), reserve.clone(), log.clone()];
+        let error = refused("no database", contents, None);
+        assert!(matches!(error, OpenError::Damaged | OpenError::Foreign), "{error}");
+    }
+}
+
+/// A host that fails amid a mount: while the mount looks nothing is changed, and what it has begun to change is
+/// mounted with all that it had.
+#[test]
+fn mount_whose_host_fails_to_read_loses_nothing() {
+    let (contents, expected) = killed();
+    let mut unchanged = 0;
+    for reads in 0.. {
+        let disks = Disks::with(contents.clone());
+        disks.shared.lock().reads_left = Some(reads);
+        let opened = Store::open_devices(disks.devices(), &quiet()).map(drop);
+        disks.shared.lock().reads_left = None;
+        unchanged += u64::from(opened.is_err() && disks.contents() == contents);
+        assert_eq!(tree(&disks.open(&quiet())), expected, "read {reads}");
+        if opened.is_ok() {
+            println!("{unchanged} of {reads} refusals had changed nothing");
+            // What it does after it has looked is to read the log again, and the pages that it changes.
+            assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
+            break;
+        }
+    }
+}
+
+/// The same of a directory: no byte of its files, and no file more.
+#[test]
+fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
+    let path = std::env::temp_dir().join(format!("store-refused-{}", std::process::id()));
+    let _gone = Gone(path.clone());
+    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+    let store = Store::open(&path, &options).unwrap();
+    add_large(&store, "large");
+    drop(store);
+    let all = || -> BTreeMap<_, _> {
+        let files = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap());
+        files.map(|entry| (entry.file_name(), std::fs::read(entry.path()).unwrap())).collect()
+    };
+    let (meta, data) = (path.join("meta"), path.join("data"));
+    let (whole, mut newer) = (std::fs::read(&meta).unwrap(), std::fs::read(&meta).unwrap());
+    assert!(replace_all(&mut newer, &SUPER, b"corewlk\0\x03\0\0\0") > 0);
+    std::fs::write(&meta, newer).unwrap();
+    for lost in ["nothing", "log", "reserve", "data"] {
+        let _ = std::fs::remove_file(path.join(lost));
+        let before = all();
+        for is_read_only in [false, true] {
+            let opened = Store::open(&path, &StoreOptions { is_read_only, ..options.clone() });
+            assert!(matches!(opened.map(drop), Err(OpenError::Version(3))));
+            assert!(all() == before, "{lost} is lost, {is_read_only}");
+        }
+    }
+    std::fs::write(&meta, whole).unwrap();
+    let before = all();
+    assert!(!data.exists());
+    let opened = Store::open(&path, &options).map(drop);
+    assert!(matches!(opened, Err(OpenError::DataShort { len: 0, .. })));
+    assert!(all() == before && !data.exists());
+}
+
+/// A directory that goes with the test.
+struct Gone(std::path::PathBuf);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
