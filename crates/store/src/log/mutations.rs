@@ -3,6 +3,9 @@
 //! Logs of three generations are made, and that of the second is changed again and again: bits, blocks, its
 //! length, blocks of the other two, end marks of all. What a reader must say follows from the entries that are whole, which here
 //! are found by comparing bytes: nothing of the reader is used for that, neither hash nor bounds.
+//!
+//! The same of a log of a store that was closed, at random and byte by byte, and with a block that cannot be read: then the
+//! end marks tell whether that block may have had something.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +13,7 @@ use std::sync::Arc;
 use corewalk_sync::Mutex;
 use corewalk_testkit::rng::{Rng, Seed};
 
-use super::replay::survey;
+use super::replay::{look, survey};
 use super::*;
 use crate::place::OpenError;
 use crate::record::{FORMAT_VERSION, Kind};
@@ -23,9 +26,9 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device that is bytes.
+/// A device that is bytes, and a block of them that cannot be read.
 #[derive(Debug, Default)]
-struct Bytes(Mutex<Vec<u8>>);
+struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
 impl Device for Bytes {
     fn len(&self) -> io::Result<u64> {
@@ -33,6 +36,10 @@ impl Device for Bytes {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let (first, last) = (offset as usize, offset as usize + buf.len().max(1) - 1);
+        if self.1.is_some_and(|bad| (first / BLOCK_BYTES..=last / BLOCK_BYTES).contains(&bad)) {
+            return Err(io::ErrorKind::Other.into());
+        }
         let bytes = self.0.lock();
         let from = bytes.get(offset as usize..offset as usize + buf.len());
         buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -138,6 +145,13 @@ impl Known {
         Known { logs, marks, written }
     }
 
+    /// Returns the log of a store that was closed: what an earlier generation left, and the end marks.
+    fn closed(&self) -> Vec<u8> {
+        let mut log = self.logs[0].clone();
+        log[..MARKED_BYTES].copy_from_slice(&self.marks[1].repeat(MARKED_BYTES / BLOCK_BYTES));
+        log
+    }
+
     /// Returns the entries of the database's generation.
     fn all(&self) -> Vec<&Written> {
         let is_of = |entry: &&Written| entry.generation == GENERATION && entry.number != END;
@@ -187,10 +201,36 @@ enum Said {
 }
 
 fn say(log: Vec<u8>) -> Said {
-    match survey(&Bytes(Mutex::new(log)), superblock(GENERATION)) {
+    match survey(&Bytes(Mutex::new(log), None), superblock(GENERATION)) {
         Ok(entries) => Said::Entries(entries),
         Err(OpenError::LogDamaged { at, later }) => Said::Damaged(at, later),
         Err(OpenError::DatabaseBehind { at, .. }) => Said::Behind(at),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+/// What a mount makes of a log, of which a block cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mounted {
+    /// So many entries count.
+    Entries(u64),
+    /// Nothing counts, whatever cannot be read.
+    Ended,
+    /// It is refused: for the block, for an entry that is lost, for a database that has gone back.
+    NoRead,
+    Damaged,
+    Behind,
+}
+
+/// Returns what a mount makes of a log and a database of this generation.
+fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
+    let device = Bytes(Mutex::new(log.to_vec()), bad);
+    match look(&device, superblock(generation)) {
+        Ok(contents) if contents.is_unreadable => Mounted::Ended,
+        Ok(contents) => Mounted::Entries(contents.entries),
+        Err(OpenError::LogRead { .. }) => Mounted::NoRead,
+        Err(OpenError::LogDamaged { .. }) => Mounted::Damaged,
+        Err(OpenError::DatabaseBehind { .. }) => Mounted::Behind,
         Err(other) => panic!("{other:?}"),
     }
 }
@@ -275,6 +315,141 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     }
     println!("{seen:?}");
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
+}
+
+/// With a block that cannot be read nothing is said of a log but that it was closed, where that can be seen, that it
+/// cannot be read, or that the database has gone back.
+#[test]
+fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
+    let mut seen = [0_u32; 3];
+    for seed in 0..LOGS {
+        let mut rng = Rng::new(Seed(seed));
+        let known = Known::new(&mut rng);
+        for number in 0..MUTATIONS {
+            let mut log = if rng.chance(1, 2) { known.logs[1].clone() } else { known.closed() };
+            for _ in 0..rng.below(4) {
+                mutate(&mut log, &known, &mut rng);
+            }
+            if log.is_empty() {
+                continue;
+            }
+            let bad = rng.index(log.len().div_ceil(BLOCK_BYTES));
+            // What can be read of it is whole.
+            let mut whole = Vec::new();
+            for at in (0..log.len()).step_by(BLOCK_BYTES) {
+                let Some((generation, number)) = known.find(&log, at) else { continue };
+                let is_this =
+                    |entry: &&Written| (entry.generation, entry.number) == (generation, number);
+                let len = known.written.iter().find(is_this).unwrap().bytes.len();
+                let blocks = at / BLOCK_BYTES..=(at + len - 1) / BLOCK_BYTES;
+                if !blocks.contains(&bad) {
+                    whole.push((at, generation, number));
+                }
+            }
+            let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
+            let is_begun = whole.iter().any(|&(.., number)| number != END);
+            let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
+            // A header that is not there in full is not read.
+            let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
+            let expected = match (is_behind, is_marked && !is_begun) {
+                (true, _) => Mounted::Behind,
+                (false, true) => Mounted::Ended,
+                (false, false) => Mounted::NoRead,
+            };
+            let said = mounted(&log, Some(bad), GENERATION);
+            assert!(said == expected || !is_read, "seed {seed}, mutation {number}: {said:?}");
+            seen[usize::from(is_behind) + 2 * usize::from(said == Mounted::Ended)] += 1;
+        }
+    }
+    println!("{seen:?}");
+    assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
+}
+
+/// Each byte of the end marks is changed, and each length is tried: a log that was closed has nothing, and whoever
+/// cannot read all of it believes the mark that is left. A database of before that is refused, with one mark too.
+#[test]
+fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
+    let known = Known::new(&mut Rng::new(Seed(1)));
+    let closed = known.closed();
+    let last = closed.len() / BLOCK_BYTES - 1;
+    let bad_blocks = [None, Some(0), Some(1), Some(2), Some(last)];
+    let check = |log: &[u8], what: &str| {
+        for bad in bad_blocks.into_iter().filter(|bad| bad.is_none_or(|bad| bad <= last)) {
+            let is_left = |nth: usize| {
+                let block = log.get(nth * BLOCK_BYTES..).unwrap_or(&[]);
+                block.starts_with(&known.marks[1][..HEADER_BYTES]) && bad != Some(nth)
+            };
+            let is_read = bad.is_none_or(|bad| bad * BLOCK_BYTES + HEADER_BYTES > log.len());
+            let marks = [0, 1].into_iter().filter(|&nth| is_left(nth)).count();
+            let (now, before) = match (marks, is_read) {
+                (0, true) => (Mounted::Entries(0), None),
+                (_, true) => (Mounted::Entries(0), Some(Mounted::Behind)),
+                (0, false) => (Mounted::NoRead, Some(Mounted::NoRead)),
+                (_, false) => (Mounted::Ended, Some(Mounted::Behind)),
+            };
+            assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
+            let older = mounted(log, bad, GENERATION - 1);
+            // Without a mark it is as if the log was lost, unless later entries of before are there.
+            let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
+            assert!(is_said, "{what}, {bad:?}, the database of before: {older:?}");
+        }
+    };
+    check(&closed, "whole");
+    for at in 0..MARKED_BYTES {
+        for bit in 0..8 {
+            let mut log = closed.clone();
+            log[at] ^= 1 << bit;
+            // Behind the header one of its bits is as good as all.
+            if at % BLOCK_BYTES < HEADER_BYTES || bit == at % 8 {
+                check(&log, &format!("bit {bit} of byte {at}"));
+            }
+        }
+    }
+    let lens = (0..MARKED_BYTES + HEADER_BYTES).chain((MARKED_BYTES..closed.len()).step_by(512));
+    lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
+}
+
+/// What was confirmed after the store was mounted again is over both end marks. No byte that is changed, and no block
+/// that cannot be read, makes it a log that was closed, nor does what a cut leaves of its first entry.
+#[test]
+fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
+    let known = Known::new(&mut Rng::new(Seed(1)));
+    let closed = known.closed();
+    let (log, first) = (&known.logs[1], known.all()[0]);
+    let blocks = log.len() / BLOCK_BYTES;
+    for at in (0..4 * BLOCK_BYTES).filter(|at| at % BLOCK_BYTES < 2 * HEADER_BYTES) {
+        for bit in 0..8 {
+            let mut log = log.clone();
+            log[at] ^= 1 << bit;
+            for bad in [0, 1, 2, blocks / 2, blocks - 1] {
+                let said = mounted(&log, Some(bad), GENERATION);
+                assert_eq!(said, Mounted::NoRead, "bit {bit} of byte {at}, block {bad}");
+            }
+        }
+    }
+    // A first entry that has less than the marks had.
+    let device = Arc::new(Bytes(Mutex::new(closed.clone()), None));
+    let mut again = Log::new(device.clone(), superblock(GENERATION), LOG_BYTES as u64);
+    assert_eq!(again.begin().append().unwrap(), Some(BLOCK_BYTES as u64));
+    let again = device.0.lock().clone();
+    for bad in 0..blocks {
+        assert_eq!(mounted(&again, Some(bad), GENERATION), Mounted::NoRead, "block {bad}");
+    }
+    // The write of the first entry is torn anywhere: nobody was told of it.
+    let len = first.bytes.len().max(MARKED_BYTES);
+    for torn in (0..len).step_by(512) {
+        let mut left = closed.clone();
+        left[..torn].copy_from_slice(&log[..torn]);
+        let said = mounted(&left, None, GENERATION);
+        let is_whole = left.starts_with(&first.bytes);
+        assert_eq!(said, Mounted::Entries(u64::from(is_whole)), "{torn} bytes");
+        for bad in 0..blocks {
+            let said = mounted(&left, Some(bad), GENERATION);
+            assert!(matches!(said, Mounted::NoRead | Mounted::Ended), "{torn} bytes: {said:?}");
+            let is_seen = is_whole && bad * BLOCK_BYTES >= first.bytes.len();
+            assert!(said == Mounted::NoRead || !is_seen, "{torn} bytes, block {bad}");
+        }
+    }
 }
 
 /// Entries that are whole, since they have the hash of what they have, and make no sense: whatever is in them is an

@@ -47,9 +47,9 @@ pub(crate) type Changes = BTreeMap<Key, Record>;
 /// What a log has that counts.
 #[derive(Default)]
 pub(crate) struct Contents {
-    entries: u64,
+    pub(super) entries: u64,
     /// Nothing counts, and a block cannot be read.
-    is_unreadable: bool,
+    pub(super) is_unreadable: bool,
     /// Records of the kinds that a mount looks at; an inode has no bytes here.
     pub(crate) changes: Changes,
     /// Behind the last byte of the data device that it has.
