@@ -100,8 +100,9 @@
 //!   database with it, and nobody notices; so does its last entry if that is damaged, since it might be a write
 //!   that was torn. Damage before it is noticed: the store is not mounted, and `fsck` says so.
 //! - A database that goes back by a commit, since a page of the last one is damaged or `meta` is replaced by an older
-//!   file, is refused if anything went to the log after that commit, or the store was closed after it and could
-//!   say so in the log. If it was killed with nothing in the log, or has none, nobody notices.
+//!   file, is refused, since its log is newer. Nobody notices if the host has crashed within the seconds after that commit
+//!   in which it has not written the log's end mark, and nothing went to the log since; nor if there is no log, or
+//!   the log is replaced too. `log::replay` has all cases.
 //! - sync(2) and syncfs(2) do not reach a mount: only fsync does, of files and directories, and `commit=` seconds.
 //!   Linux tells servers of virtiofs and of fuseblk, and no others, since such a server could hold up the host's
 //!   sync (2d82ab251ef0, d3906d8f3cee).

@@ -33,12 +33,17 @@
 //!
 //! The hash has a secret, so bytes of a file that lie in the log do not pass for an entry.
 //!
-//! # A clean end
-//! Who closes the store leaves nothing in the log, and writes an *end mark* into its first two blocks: a header
-//! without records, whose number no entry has ([`Log::end`]). It says two things to the next mount. A database of an
+//! # End marks
+//! After each commit of the database the log has nothing, and an *end mark* is written into its first two blocks: a
+//! header without records, whose number no entry has. It says two things to the next mount. A database of an
 //! earlier generation has gone back, also if nothing went to the log after its last commit. And a block that cannot be
 //! read may have nothing that counts, so it is no reason to refuse the store. The first entry of a generation
 //! writes both blocks with one write, and is confirmed after that (I.5).
+//!
+//! The mark comes after the commit that it speaks of is durable, so a crash leaves none of a later generation than
+//! the database's. Nobody waits for it, but who closes the store ([`Log::end`]): a sync would take each commit of
+//! the database a third longer. A process that is killed leaves it to the host, which has it written within some
+//! seconds, by default; a host that crashes before that loses it.
 //!
 //! # What it refuses
 //! Its room is taken when the store is mounted, with zeros written to it the first time: a sync of blocks that a
@@ -128,24 +133,32 @@ impl Log {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
 
-    /// Says that the database has the superblock `next_superblock`.
+    /// Says that the database has the superblock `next_superblock`, also in the log: with an end mark, which
+    /// nobody waits for. What the host says of that does not matter.
     pub(crate) fn restart(&mut self) {
         self.superblock = self.next_superblock();
         (self.end, self.number) = (0, 0);
+        let _ = self.mark();
     }
 
-    /// Says that the store is closed, if nothing was appended since the last commit of the database. That is good to
+    /// Makes the end mark durable, if nothing was appended since the last commit of the database. That is good to
     /// have, and no more: what the host says of it does not matter.
     pub(crate) fn end(&mut self) {
-        if self.number > 0 || self.end > 0 || self.capacity == 0 {
-            return;
+        if self.number == 0 && self.end == 0 {
+            let _ = self.mark().and_then(|()| self.device.sync());
+        }
+    }
+
+    /// Writes the end mark, over what an earlier generation left. Whatever part of it is there says the same.
+    fn mark(&mut self) -> io::Result<()> {
+        if self.capacity == 0 {
+            return Ok(());
         }
         self.buffer.clear();
         self.buffer.resize(BLOCK_BYTES, 0);
         self.seal(END, 0);
         self.buffer = self.buffer.repeat(MARKED_BYTES / BLOCK_BYTES);
-        // What is there of a mark that is half written says the same.
-        let _ = self.device.write_at(0, &self.buffer).and_then(|()| self.device.sync());
+        self.device.write_at(0, &self.buffer)
     }
 
     /// Writes the header of what is in the buffer, with `payload` bytes of records and data.

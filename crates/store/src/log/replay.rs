@@ -12,14 +12,23 @@
 //! for a shorter one. (Damage to the last entry is not told from a write that was torn.)
 //!
 //! # A database that has gone back
-//! Each commit of the database has a generation that is larger by one, and entries are appended in that
-//! generation after it has become durable. So a later generation than the database's, anywhere in the log, means that
+//! Each commit of the database has a generation that is larger by one, and entries and end marks of that
+//! generation are written after it has become durable. So a later generation than the database's, anywhere in the log, means that
 //! a commit is gone which was confirmed: a page of it was damaged, and the database took the commit before, or
 //! an older file was put in its place. The store is refused. What the log has does not fit that database, and the
 //! bytes of files may not either.
 //!
-//! # A store that was closed
-//! A block that cannot be read is refused, since it may have what was confirmed, unless an end mark of the database's
+//! | of the database there is an older commit, and since the last one | what a mount says |
+//! |---|---|
+//! | something went to the log | it is refused |
+//! | nothing did, and the store was closed | it is refused |
+//! | nothing did, and the process was killed | it is refused |
+//! | nothing did, and the host crashed before it has written the end mark | nothing |
+//! | the last one was made by a mount that put the log into the database, and was killed | nothing: it is put into the older one too |
+//! | the store has no log, the log is lost, or is that of the older commit | nothing |
+//!
+//! # A block that cannot be read
+//! It is refused, since it may have what was confirmed, unless an end mark of the database's
 //! generation says that nothing was. All that can be read is looked at even so, for a later generation; then the
 //! log is made anew, since the host may give a file that it has taken back other blocks.
 //!

@@ -9,7 +9,7 @@ use corewalk_store::{Finding, OpenError, Store, StoreOptions, fsck_devices};
 
 use crate::differential::{Tree, tree};
 use crate::log_fails::add;
-use crate::memory::{Disks, quiet};
+use crate::memory::{Disks, Step, quiet};
 
 const META: usize = 0;
 const DATA: usize = 1;
@@ -100,6 +100,62 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
         matches!(opened, Err(OpenError::DatabaseBehind { at, .. }) if at == 2 * PAGE as u64),
         "{opened:?}"
     );
+}
+
+/// Nothing was appended to the log since the last commit of the database, of which the store says in the log even so
+/// that it was made. It does not wait for that to be durable, so a host that loses its power may lose it.
+#[test]
+fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
+    for is_log_used in [false, true] {
+        let disks = Disks::new();
+        let store = disks.open(&quiet());
+        for number in 0..3 {
+            add_to_database(&store, &format!("{number:0200}"));
+        }
+        if is_log_used {
+            add(&store, "logged").unwrap();
+        }
+        let older = disks.contents()[META].clone();
+        disks.shared.lock().log = Some(Vec::new());
+        add_to_database(&store, "newer");
+        let steps = disks.shared.lock().log.take().unwrap();
+        let is_sync = |step: &&Step| matches!(step, Step::Sync { device: LOG });
+        assert_eq!(steps.iter().filter(is_sync).count(), 0, "nobody waits for that");
+        let expected = tree(&store);
+        let mut contents = disks.killed().contents();
+        // It was merely killed, or the host has lost its power.
+        for killed in [disks.killed(), disks.without_power()] {
+            assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
+        }
+        contents[META] = older;
+        for is_first_lost in [false, true] {
+            let mut contents = contents.clone();
+            contents[LOG][..PAGE * usize::from(is_first_lost)].fill(0);
+            let disks = Disks::with(contents);
+            match Store::open_devices(disks.devices(), &quiet()).map(drop) {
+                Err(OpenError::DatabaseBehind { database, log, .. }) => {
+                    assert_eq!(log, database + 1);
+                }
+                other => panic!("{is_log_used}, {is_first_lost}: {other:?}"),
+            }
+            let found = fsck_devices(&disks.devices()).unwrap().findings;
+            assert!(matches!(found[..], [Finding::DatabaseBehind(..)]), "{found:?}");
+        }
+    }
+}
+
+/// A mount that put the log into the database and was killed has left the log as it was: it fits the older one.
+#[test]
+fn database_of_before_the_log_was_put_into_it_is_mounted_with_that_log() {
+    let Killed { contents, tree: expected, .. } = killed(false);
+    let older = contents[META].clone();
+    let disks = Disks::with(contents);
+    let store = disks.open(&quiet());
+    assert_eq!(tree(&store), expected);
+    let mut contents = disks.killed().contents();
+    assert!(contents[META] != older);
+    contents[META] = older;
+    assert_eq!(tree(&Disks::with(contents).open(&quiet())), expected);
 }
 
 /// The control: with its own database the same log is read.
