@@ -8,15 +8,24 @@
 //! ones, but never those of another file. The load writes little and much, so that commits are the
 //! log's and the database's by turns, cuts, lengthens, reserves, punches, and moves blocks; it is closed and mounted again in between.
 //!
+//! The same with a block that cannot be read in the first mount after the cut: it is refused with `EIO`, or has what
+//! can be read; and once the block can be read all is there that was confirmed.
+//!
 //! Controls leave out what the order of syncs is for, and must be caught: data that is not synced
 //! before a commit, a log and a database whose syncs do nothing, and blocks that are written anew
 //! before it is durable that somebody let go of them (J.4).
 
-use corewalk::{Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use corewalk::{
+    Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode,
+};
 use corewalk_store::{NoSharing, Store, fsck_devices};
 use corewalk_testkit::rng::{Rng, Seed};
 
 use crate::differential::{Tree, tree};
+use crate::log_fails::add;
 use crate::memory::{Disks, Step, quiet};
 
 /// Syncs of the load.
@@ -210,13 +219,35 @@ fn try_cut(
     cut: usize,
     rng: &mut Rng,
 ) -> Result<(), String> {
-    let disks = crash(steps, rng);
+    judge(&crash(steps, rng), confirmed, cut, None)
+}
+
+/// Says what is wrong with what a cut has left, if anything is, but for a file that was made after it.
+fn judge(
+    disks: &Disks,
+    confirmed: &[Confirmed],
+    cut: usize,
+    made: Option<&str>,
+) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| format!("fsck: {error}"))?;
     if !report.findings.is_empty() {
         return Err(format!("fsck: {:?}", report.findings));
     }
     let store =
         Store::open_devices(disks.devices(), &quiet()).map_err(|error| error.to_string())?;
+    if let Some(made) = made {
+        let (root, name) =
+            (Node::detached(1, FileKind::Directory), Name::new(made.as_bytes()).unwrap());
+        let found = store.lookup(root, name).map_err(|errno| format!("{made}: {errno}"))?;
+        let node = Node::detached(found.ino, FileKind::Regular);
+        let mut bytes = vec![0; made.len()];
+        let read = store.read(node, 0, 0, &mut bytes);
+        if read != Ok(made.len()) || bytes != made.as_bytes() {
+            return Err(format!("{made}: {read:?}"));
+        }
+        store.remove(root, name, node).unwrap();
+        store.forget(found.ino);
+    }
     let got = tree(&store);
     let last = confirmed.iter().rposition(|state| state.at <= cut).unwrap_or(0);
     let is_last = is_like(&got, &confirmed[last].tree);
@@ -280,6 +311,124 @@ fn cut_at_any_write_leaves_what_was_confirmed() {
         places += cuts;
     }
     assert!(places >= 1_000, "{places} places are fewer than a thousand");
+}
+
+/// What came of a first mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum First {
+    Refused,
+    Mounted,
+    /// Something could not be read later.
+    Unread,
+}
+
+/// Mounts what a cut has left, of which a block of `device` cannot be read, uses it, and says what came of it; then
+/// as `judge`, when the block can be read.
+fn try_unreadable(
+    steps: &[Step],
+    confirmed: &[Confirmed],
+    (cut, device): (usize, usize),
+    rng: &mut Rng,
+) -> Result<First, String> {
+    const MADE: &str = "made with a bad block";
+    let disks = crash(steps, rng);
+    let before = disks.contents();
+    let blocks = before[device].len().div_ceil(4096) as u64;
+    disks.shared.lock().bad_block = Some((device, rng.below(blocks.max(1))));
+    let (mut first, mut made) = (First::Mounted, None);
+    match Store::open_devices(disks.devices(), &quiet()) {
+        Ok(store) => {
+            let unread = count_unread(&store, device == DATA)?;
+            if unread > 0 && device == LOG {
+                return Err(format!("{unread} files have bytes of the log"));
+            }
+            if unread > 0 {
+                first = First::Unread;
+            }
+            match add(&store, MADE) {
+                Ok(()) => made = Some(MADE),
+                Err(Errno::IO | Errno::ROFS) if device == META => {}
+                Err(errno) => return Err(format!("made: {errno}")),
+            }
+        }
+        Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
+        Err(_) if device == DATA => return Err("data that is not read".to_owned()),
+        // Pages of the database that the log changes may be read later.
+        Err(error) if device == LOG && disks.contents() != before => {
+            return Err(format!("refused and changed: {error}"));
+        }
+        Err(_) => first = First::Refused,
+    }
+    disks.shared.lock().bad_block = None;
+    judge(&disks, confirmed, cut, made).map(|()| first)
+}
+
+/// Reads all files, and returns in how many something could not be read; names and the rest can, if only `data` has
+/// a bad block.
+fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
+    let mut unread = 0;
+    let mut open = vec![Node::detached(1, FileKind::Directory)];
+    while let Some(dir) = open.pop() {
+        let mut names = Vec::new();
+        let listed = store.readdir(dir, 0, &mut |entry| {
+            names.push(entry.name.as_bytes().to_vec());
+            ControlFlow::Continue(())
+        });
+        let mut one = |name: &[u8]| -> Result<(), Errno> {
+            let attr = store.lookup(dir, Name::new(name).unwrap())?;
+            let node = Node::detached(attr.ino, attr.kind());
+            if attr.is_dir() {
+                open.push(node);
+                return Ok(());
+            }
+            store.listxattr(node)?;
+            let read = store.read(node, 0, 0, &mut vec![0; attr.size as usize]);
+            unread += u32::from(read == Err(Errno::IO));
+            if is_data { Ok(()) } else { read.map(drop) }
+        };
+        let seen = listed.and_then(|()| names.iter().try_for_each(|name| one(name)));
+        match seen {
+            Ok(()) => {}
+            Err(Errno::IO) if !is_data => unread += 1,
+            Err(errno) => return Err(format!("read: {errno}")),
+        }
+    }
+    Ok(unread)
+}
+
+/// A cut, and then a block of the log, of the data or of the database that the host does not read: `EIO`, and nothing
+/// is lost by that.
+#[test]
+fn block_that_cannot_be_read_after_a_cut_is_eio_and_loses_nothing() {
+    const TRIES: usize = 330;
+    let mut seen = BTreeMap::new();
+    for (seed, is_shared) in [(1, true), (2, false)] {
+        let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
+        let first = confirmed[0].at;
+        for number in 0..TRIES {
+            let device = [LOG, DATA, META][number % 3];
+            let cut = first + number * STRIDE % (log.len() + 1 - first);
+            let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
+            let done = try_unreadable(&log[..cut], &confirmed, (cut, device), &mut rng);
+            let done = done.unwrap_or_else(|wrong| {
+                panic!("seed {seed}, number {number}, cut {cut}, device {device}: {wrong}")
+            });
+            *seen.entry((device, done)).or_insert(0) += 1;
+        }
+    }
+    println!("{seen:?}");
+    let all = [
+        (META, First::Refused),
+        (META, First::Mounted),
+        (DATA, First::Mounted),
+        (DATA, First::Unread),
+        (LOG, First::Refused),
+        (LOG, First::Mounted),
+    ];
+    for (device, first) in all {
+        let count = seen.get(&(device, first)).copied().unwrap_or(0);
+        assert!(count > 10, "device {device}, {first:?}: {count}");
+    }
 }
 
 /// Returns what is wrong if syncs of some devices do nothing.

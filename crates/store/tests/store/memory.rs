@@ -9,6 +9,8 @@ use corewalk_store::{Device, Devices, Store, StoreOptions};
 use corewalk_sync::Mutex;
 use corewalk_sync::primitives::thread;
 
+const BLOCK: u64 = 4096;
+
 /// What a device was asked to do, in order over all devices of a store.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -31,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) lengths_fail_on: Vec<usize>,
     /// A device and a byte of it that cannot be read.
     pub(crate) bad_byte: Option<(usize, u64)>,
+    /// The same of a block of 4096 bytes.
+    pub(crate) bad_block: Option<(usize, u64)>,
     pub(crate) syncs: u64,
     /// How long a sync takes.
     pub(crate) sync_takes: Duration,
@@ -106,6 +110,11 @@ impl Device for Memory {
         }
         let range = offset..offset + buf.len() as u64;
         if shared.bad_byte.is_some_and(|(at, byte)| at == self.number && range.contains(&byte)) {
+            return Err(io::ErrorKind::Other.into());
+        }
+        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+        if shared.bad_block.is_some_and(|(at, block)| at == self.number && blocks.contains(&block))
+        {
             return Err(io::ErrorKind::Other.into());
         }
         shared.reads_left = shared.reads_left.map(|left| left - 1);
