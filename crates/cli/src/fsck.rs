@@ -2,14 +2,16 @@
 //!
 //! Exit status as in fsck(8), also of a command line that is refused before this module sees it: the usual 1 would say
 //! that errors were corrected, and 2 that the machine is to be started again.
+//!
+//! A store that is in use is waited for, as a mount waits: its server may be about to end.
 
 use std::ffi::OsString;
 use std::io::Write as _;
 
 use corewalk_store::Report;
 
-use crate::failure::{Failure, in_silence};
-use crate::source::Source;
+use crate::failure::Failure;
+use crate::source::{Source, when_free};
 
 /// Something is wrong and was left so.
 const ERRORS_LEFT: u8 = 4;
@@ -41,11 +43,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(Failure::Command(USAGE, line));
         }
     };
-    let report = match in_silence(|| corewalk_store::fsck(path)) {
-        Ok(report) => report.map_err(|error| Failure::of(path.display(), error)),
-        Err(failure) => Err(failure),
-    };
-    let report = report.map_err(operational)?;
+    let report = when_free(path, || corewalk_store::fsck(path)).map_err(operational)?;
     let text = if arguments.json { json(&report) } else { lines(&report) };
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())

@@ -8,17 +8,25 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use corewalk::FileSystem;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_fuse::Options;
 use corewalk_hostfs::{HostFs, HostFsOptions};
-use corewalk_store::{Store, StoreOptions};
+use corewalk_store::{OpenError, Store, StoreOptions};
+use corewalk_sync::primitives::thread;
 
 use crate::failure::{Failure, in_silence};
 
 /// What a store begins with.
 const STORE: &str = "store:";
+
+/// How long a store is waited for that is in use. The server before makes it durable, and ends, after umount(8) has
+/// returned.
+const BUSY_MAX: Duration = Duration::from_secs(2);
+/// How often it is looked at meanwhile.
+const BUSY_LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// What can be mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,9 +125,7 @@ impl Source {
                 .map(|fs| Opened { fs: Arc::new(fs), store: None })
                 .map_err(|error| Failure::of(path.display(), error)),
             Source::Store(path) => {
-                let store = in_silence(|| Store::open(path, store))?;
-                let store = store.map_err(|error| Failure::of(path.display(), error))?;
-                let store = Arc::new(store);
+                let store = Arc::new(when_free(path, || Store::open(path, store))?);
                 let stats = store.stats();
                 if !stats.has_reserve && !stats.is_read_only {
                     let needs = "nothing can be added before its disk has more room: 32 MiB are kept for commits";
@@ -128,5 +134,30 @@ impl Source {
                 Ok(Opened { fs: store.clone(), store: Some(store) })
             }
         }
+    }
+}
+
+/// Opens the store in the directory `path`; waits for a while if it is in use.
+///
+/// # Errors
+/// What the store says of itself, and who has it.
+pub(crate) fn when_free<R>(
+    path: &Path,
+    open: impl Fn() -> Result<R, OpenError>,
+) -> Result<R, Failure> {
+    let begun = Instant::now();
+    loop {
+        let error = match in_silence(&open)? {
+            Ok(opened) => return Ok(opened),
+            Err(error) => error,
+        };
+        let is_busy = matches!(error, OpenError::Busy);
+        if is_busy && begun.elapsed() < BUSY_MAX {
+            thread::sleep(BUSY_LOOK_EVERY);
+            continue;
+        }
+        let who = if is_busy { corewalk_store::holder(path) } else { None };
+        let who = who.map_or(String::new(), |pid| format!(" by process {pid}"));
+        return Err(Failure::of(path.display(), format!("{error}{who}")));
     }
 }

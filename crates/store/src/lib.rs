@@ -182,6 +182,6 @@ mod xattr;
 pub use device::{Device, FileDevice};
 pub use fsck::{Finding, Report, fsck, fsck_devices};
 pub use journal::Devices;
-pub use place::OpenError;
+pub use place::{OpenError, holder};
 pub use share::{MbcacheIndex, NoSharing, Removal, ShareIndex};
 pub use store::{Store, StoreOptions, StoreStats};

@@ -11,10 +11,10 @@
 //!
 //! A directory with anything else in it is not ours, and is left alone.
 //!
-//! Source: flock(2), rename(2).
+//! Source: flock(2), rename(2), proc_locks(5).
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
@@ -299,6 +299,44 @@ impl Place {
     }
 }
 
+/// Returns the process that has the store in the directory `path` open; None if there is none, or none that this process
+/// may know of: one of another pid namespace, or where the host does not say.
+///
+/// # Examples
+/// ```
+/// use corewalk_store::{Store, StoreOptions, holder};
+///
+/// # let dir = std::env::temp_dir().join(format!("store-doc5-{}", std::process::id()));
+/// let store = Store::open(&dir, &StoreOptions::default())?;
+/// if let Some(pid) = holder(&dir) {
+///     assert_eq!(pid, std::process::id());
+/// }
+/// drop(store);
+/// assert_eq!(holder(&dir), None);
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn holder(path: &Path) -> Option<u32> {
+    let lock = fs::symlink_metadata(path.join(LOCK)).ok()?;
+    let device = (rustix::fs::major(lock.dev()), rustix::fs::minor(lock.dev()));
+    find_holder(&fs::read_to_string("/proc/locks").ok()?, device, lock.ino())
+}
+
+/// Returns who has a lock of flock(2) on a file, by what `/proc/locks` says: see proc_locks(5).
+fn find_holder(locks: &str, (major, minor): (u32, u32), ino: u64) -> Option<u32> {
+    let file = format!("{major:02x}:{minor:02x}:{ino}");
+    locks.lines().find_map(|line| {
+        // Who waits has an arrow before it.
+        let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
+        else {
+            return None;
+        };
+        // 0, or less, for a process of another namespace.
+        if at == file { pid.parse().ok().filter(|&pid| pid > 0) } else { None }
+    })
+}
+
 /// Returns true if there is no database, nor anything that has lost its own: the log and the reserve are made
 /// when the database is there.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
@@ -342,4 +380,27 @@ fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holder_is_who_has_a_lock_of_flock_on_the_file() {
+        let locks = "\
+1: POSIX  ADVISORY  WRITE 11 fe:10:77 0 EOF
+2: FLOCK  ADVISORY  WRITE 12 fe:10:78 0 EOF
+3: FLOCK  ADVISORY  WRITE 0 fe:10:77 0 EOF
+4: FLOCK  ADVISORY  WRITE -1 fe:10:77 0 EOF
+5: FLOCK  ADVISORY  READ 13 fe:01:77 0 EOF
+6: FLOCK  ADVISORY  WRITE 14 fe:10:77 0 EOF
+6: -> FLOCK  ADVISORY  WRITE 15 fe:10:79 0 EOF
+";
+        let find = |device, ino| find_holder(locks, device, ino);
+        assert_eq!(find((0xfe, 0x10), 77), Some(14));
+        assert_eq!(find((0xfe, 1), 77), Some(13));
+        assert_eq!((find((0xfe, 0x10), 79), find((0xfe, 2), 77)), (None, None));
+        assert_eq!(find_holder("nonsense\n2: FLOCK\n", (0, 0), 0), None);
+    }
 }
