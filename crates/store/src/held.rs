@@ -12,7 +12,8 @@
 //!   it leaves without.
 //!
 //! # What it refuses
-//! Much: what waits is in memory, twice. To open a database writes a few pages.
+//! Much: what waits is in memory, twice. To open a database writes its header some times, 1,600 bytes in all for one of
+//! 539 MB that was not closed.
 
 use std::io;
 use std::sync::Arc;
