@@ -208,7 +208,12 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let mut database = open_database(devices, CACHE_BYTES)?;
     let is_whole = database.check()?;
-    let superblock = read_super(&database.snapshot()?)?;
+    let snapshot = database.snapshot()?;
+    let superblock = read_super(&snapshot)?;
+    // Blocks that were lost are not there again because the log has later ones.
+    let blocks = devices.data.len()? / BLOCK_BYTES;
+    let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
+    drop(snapshot);
     let looked = look_at_log(devices, superblock);
     let settled = match looked.and_then(|log| settle(devices, &database, superblock, &log)) {
         Ok(superblock) => Ok(superblock),
@@ -222,7 +227,8 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     };
     let snapshot = database.snapshot()?;
     let secret = Secret::new(read_super(&snapshot)?.seed);
-    let mut check = Check { device_blocks: devices.data.len()? / BLOCK_BYTES, ..Check::default() };
+    let device_blocks = if is_short { blocks } else { devices.data.len()? / BLOCK_BYTES };
+    let mut check = Check { device_blocks, ..Check::default() };
     if !is_whole {
         check.report.findings.push(Finding::Database);
     }
@@ -230,6 +236,17 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     check.read(&snapshot, &secret).map_err(|errno| refusal(&snapshot, errno))?;
     check.compare();
     Ok(check.report)
+}
+
+/// Returns the block of the device behind the last one that has bytes.
+fn find_end(snapshot: &Snapshot) -> Result<u64, Errno> {
+    let mut end = 0;
+    each(snapshot, Kind::Extent, &mut |_, value| {
+        // One that is not readable is found later.
+        end = Extent::decode(value).map_or(end, |extent| end.max(extent.written_end()));
+        Ok(())
+    })?;
+    Ok(end)
 }
 
 #[derive(Default)]

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
-use corewalk_store::{OpenError, Store, StoreOptions};
+use corewalk_store::{Finding, OpenError, Store, StoreOptions, fsck_devices};
 
 use crate::differential::{Tree, tree};
 use crate::log_fails::add;
@@ -114,6 +114,9 @@ fn store_that_lost_bytes_of_files_is_left_as_it_is() {
         contents[DATA].truncate(BLOCK);
         let error = refused(what, contents.clone(), None);
         assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
+        // A check names the file, whatever of it the log has made longer again.
+        let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
+        assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
             // Nothing is needed of its log, which would be made anew.
             let error = refused("log", contents, Some((LOG, 0)));
