@@ -6,7 +6,8 @@
 //! # Invariants
 //! - N.1: whatever a mount is refused for it finds before it has changed a byte: [`Mount::look`] asks no device for a
 //!   change. What the host fails at later, while [`Mount::settle`] puts the log into the database, loses nothing: the
-//!   log has it until the commit that makes it void, and the next mount begins anew.
+//!   log has it until the commit that makes it void, and the next mount begins anew. So it is with pages that
+//!   were damaged since the database was closed, of records that it does not look at: to put the log into them finds that.
 //!
 //! # How it works
 //! The database is opened on a device that holds its changes back (`held`). The log is read to its end, and what it has

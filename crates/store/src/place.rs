@@ -73,12 +73,12 @@ pub enum OpenError {
         /// What the host says.
         error: io::Error,
     },
-    /// The database has gone back: the log has an entry of a generation that only a later commit of the database
-    /// begins.
+    /// The database has gone back: the log has an entry, or the mark of its end, of a generation that only a later commit
+    /// of the database begins.
     DatabaseBehind {
         /// The generation of the database.
         database: u64,
-        /// The generation of the entry.
+        /// The generation of what the log has.
         log: u64,
         /// The byte of the log at which it begins.
         at: u64,
@@ -154,8 +154,8 @@ impl fmt::Display for OpenError {
             ),
             OpenError::DatabaseBehind { database, log, at } => write!(
                 f,
-                "the database of the store is older than its log, which has an entry of generation {log} at byte \
-                 {at}, where the database is at {database}: commits that were confirmed are lost, since `meta` is \
+                "the database of the store is older than its log, which is at generation {log} by byte {at}, \
+                 where the database is at {database}: commits that were confirmed are lost, since `meta` is \
                  damaged or was replaced. Restore all files of the store from one copy; `corewalk fsck` says what \
                  the older commit has"
             ),
@@ -198,6 +198,8 @@ impl Place {
             }
         }
         check_files(path)?;
+        // What is no store does not get a lock, either.
+        is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
         let place = Place::lock(path, lock, FlockOperation::NonBlockingLockExclusive)?;
         if is_missing(path)? {

@@ -23,9 +23,12 @@
 //! | something went to the log | it is refused |
 //! | nothing did, and the store was closed | it is refused |
 //! | nothing did, and the process was killed | it is refused |
-//! | nothing did, and the host crashed before it has written the end mark | nothing |
+//! | nothing did, and the end mark is not there: the host crashed before it has written it, or failed to write it | nothing |
+//! | nothing did but an entry that was being written over it when the host crashed, of which nobody was told | nothing |
 //! | the last one was made by a mount that put the log into the database, and was killed | nothing: it is put into the older one too |
+//! | the last mount made the log anew, since a block of it could not be read, and was killed | nothing |
 //! | the store has no log, the log is lost, or is that of the older commit | nothing |
+//! | the last one made the store one of this format, and the older one is of version 1 | nothing |
 //!
 //! # A block that cannot be read
 //! It is refused, since it may have what was confirmed, unless an end mark of the database's
@@ -68,8 +71,8 @@ pub(crate) struct Contents {
 /// Returns what the log of `superblock` has.
 ///
 /// # Errors
-/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`] and, unless the store was
-/// closed, [`OpenError::LogRead`]; what the device says of its length.
+/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`] and, unless an end mark says
+/// that there is nothing, [`OpenError::LogRead`]; what the device says of its length.
 pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents, OpenError> {
     let mut contents = Contents::default();
     let read = survey_with(log, superblock, |item| match item {
@@ -133,7 +136,7 @@ pub(crate) fn replay(
 /// Returns how many entries of a log count.
 ///
 /// # Errors
-/// As [`look`], also if the store was closed.
+/// As [`look`], also if there is an end mark.
 pub(crate) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, OpenError> {
     survey_with(log, superblock, |_| ())
 }

@@ -205,6 +205,16 @@ fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
             assert!(all() == before, "{lost} is lost, {is_read_only}");
         }
     }
+    // What is no store gets no lock.
+    std::fs::remove_file(&meta).unwrap();
+    std::fs::remove_file(path.join("lock")).unwrap();
+    std::fs::write(&data, b"something").unwrap();
+    let before = all();
+    assert!(matches!(Store::open(&path, &options).map(drop), Err(OpenError::Foreign)));
+    assert!(all() == before);
+    std::fs::remove_file(&data).unwrap();
+    std::fs::write(path.join("lock"), b"").unwrap();
+
     std::fs::write(&meta, whole).unwrap();
     let before = all();
     assert!(!data.exists());
