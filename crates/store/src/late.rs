@@ -5,7 +5,8 @@
 //! transaction is kept in a private block (`blocks`), which is changed in place from then on, and its inode waits
 //! here. Before a commit, whoever asked for it shares what waits: it hashes each set once, and either finds a
 //! block with that content, so that the private one is dropped and was never written, or makes the private one a
-//! block that others find.
+//! block that others find. The lowest numbers come first: of two that are equal the older one stays, in whose place
+//! the disk has something already, and of the younger one there is mostly nothing to remove.
 //!
 //! # Who waits
 //! The transaction, and not a time, tells: what is replaced within one is never written, however long that is, and
@@ -101,11 +102,14 @@ pub(crate) struct Late {
     table: Arc<Table>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    lists: Box<[OwnLine<Mutex<Vec<u64>>>]>,
+    lists: Box<[OwnLine<List>]>,
     /// How many wait, those included who are in the hands of who has the turn.
     count: AtomicU64,
     turn: Mutex<()>,
 }
+
+/// Those who wait, by the number of the block that they had when they began to, and that of the inode.
+type List = Mutex<Vec<(u64, u64)>>;
 
 impl Late {
     /// Returns empty lists.
@@ -151,15 +155,16 @@ impl Late {
 
     /// Lets the inode `ino` wait, whose set is private, unless that is not to be shared at all.
     fn push(&self, ino: u64, state: &mut State) {
-        let is_short = |block: &Arc<Block>| block.content().len() as u64 <= BLOCK_BYTES;
-        let can_wait = self.is_on && self.blocks.is_sharing();
-        if !can_wait || state.is_waiting || !state.block.as_ref().is_some_and(is_short) {
+        let is_short = |block: &&Arc<Block>| block.content().len() as u64 <= BLOCK_BYTES;
+        let can_wait = self.is_on && self.blocks.is_sharing() && !state.is_waiting;
+        let Some(block) = state.block.as_ref().filter(|block| can_wait && is_short(block)) else {
             return;
-        }
+        };
+        let id = block.id();
         state.is_waiting = true;
         // ORDERING: Relaxed. Who must know of this one knows by other means that it came before.
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.lists[shard_index()].lock().push(ino);
+        self.lists[shard_index()].lock().push((id, ino));
     }
 
     /// Returns how many wait.
@@ -175,16 +180,16 @@ impl Late {
             return;
         }
         let _turn = self.turn.lock();
-        for list in &self.lists {
-            let inos = std::mem::take(&mut *list.lock());
-            for inos in inos.chunks(BATCH) {
-                // If nothing can be changed any more, nothing becomes durable either.
-                if let Ok(view) = self.journal.change() {
-                    inos.iter().for_each(|ino| self.share_one(*ino, &view));
-                }
-                // ORDERING: Relaxed. See `push`.
-                self.count.fetch_sub(inos.len() as u64, Ordering::Relaxed);
+        let take = |list: &OwnLine<List>| std::mem::take(&mut *list.lock());
+        let mut inos: Vec<(u64, u64)> = self.lists.iter().flat_map(take).collect();
+        inos.sort_unstable();
+        for inos in inos.chunks(BATCH) {
+            // If nothing can be changed any more, nothing becomes durable either.
+            if let Ok(view) = self.journal.change() {
+                inos.iter().for_each(|(_, ino)| self.share_one(*ino, &view));
             }
+            // ORDERING: Relaxed. See `push`.
+            self.count.fetch_sub(inos.len() as u64, Ordering::Relaxed);
         }
     }
 

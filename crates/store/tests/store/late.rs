@@ -234,6 +234,33 @@ fn files_wait_from_their_second_change_on_if_few_do_or_few_share_with_them() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
+/// Who waits in the place of a block that the disk has keeps it, and the copies that came later go without a trace:
+/// the database takes an inode for each file, and a content and its users for each pair of files.
+#[test]
+fn late_sharing_keeps_the_blocks_that_the_disk_has() {
+    const PAIRS: u64 = 300;
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let nodes: Vec<_> = (0..2 * PAIRS).map(|number| file(&store, number)).collect();
+    let put = |number: u64, value: u64| {
+        let value = [&value.to_le_bytes()[..], &[7; 600]].concat();
+        store.setxattr(nodes[number as usize], b"user.a", &value, XattrMode::Set).unwrap();
+    };
+    (0..2 * PAIRS).for_each(|number| put(number, number / 2));
+    store.sync().unwrap();
+    // The first of a pair leaves the block to the second, and has a new one, which comes first.
+    for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
+        [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
+        put(number, 30_000 + number / 2);
+    }
+    let before = store.stats();
+    assert_eq!((before.xattr_waiting, before.xattr_blocks), (2 * PAIRS, 2 * PAIRS));
+    store.sync().unwrap();
+    let after = store.stats();
+    assert_eq!((after.xattr_blocks, after.xattr_users), (PAIRS, 2 * PAIRS));
+    assert_eq!(after.records - before.records, 1 + 4 * PAIRS, "with the superblock");
+}
+
 /// K.2, late: no block gets more users than it may have.
 #[test]
 fn sets_that_are_shared_late_have_blocks_of_1024_users() {
