@@ -76,6 +76,7 @@
 use std::sync::Arc;
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::thread::available_parallelism;
 use corewalk_sync::primitives::{SHARDS, shard_index};
 use corewalk_sync::{Budget, Mutex, OwnLine};
 
@@ -87,9 +88,9 @@ use crate::table::Table;
 
 /// The most inodes that wait: 32 MiB of sets, as much as a transaction has by default.
 const WAITING_MAX: u64 = 8192;
-/// How many may wait, 2 MiB of sets, before it matters whether there is somebody to share with: as much as the
-/// second-level caches of two processors hold. With half as many the files of four processes did not all fit.
-const CACHED_MAX: u64 = 512;
+/// How many may wait because of one thread, 1 MiB of sets, before it matters whether there is somebody to share with:
+/// as much as the second-level cache of a processor holds. So many times the processors may wait because of all.
+const CACHED_MAX: u64 = 256;
 /// With how many users a block saves little. With 8, the last who share are soon all private.
 const FEW_USERS: u32 = 4;
 /// How many are shared in one step, which a commit of somebody else waits for.
@@ -105,11 +106,19 @@ pub(crate) struct Late {
     lists: Box<[OwnLine<List>]>,
     /// How many wait, those included who are in the hands of who has the turn.
     count: AtomicU64,
+    /// How many fit into the caches of all processors.
+    cached_max: u64,
     turn: Mutex<()>,
 }
 
-/// Those who wait, by the number of the block that they had when they began to, and that of the inode.
-type List = Mutex<Vec<(u64, u64)>>;
+/// Those who wait because of one thread, or a few.
+#[derive(Default)]
+struct List {
+    /// The number of the block that each had when it began to, and of the inode.
+    inos: Mutex<Vec<(u64, u64)>>,
+    /// How many there are.
+    len: AtomicU64,
+}
 
 impl Late {
     /// Returns empty lists.
@@ -118,6 +127,7 @@ impl Late {
         journal: Arc<Journal>,
         (table, blocks, space): (Arc<Table>, Arc<Blocks>, Arc<Budget>),
     ) -> Late {
+        let processors = available_parallelism().map_or(1, |processors| processors.get() as u64);
         Late {
             is_on,
             journal,
@@ -126,6 +136,7 @@ impl Late {
             space,
             lists: (0..SHARDS).map(|_| OwnLine::default()).collect(),
             count: AtomicU64::new(0),
+            cached_max: processors * CACHED_MAX,
             turn: Mutex::new(()),
         }
     }
@@ -139,10 +150,16 @@ impl Late {
         if state.is_waiting && block.is_private() {
             return When::Late;
         }
-        let waiting = self.len();
-        let is_again = state.changed_at == view.tid && waiting < WAITING_MAX;
-        let can_wait = is_again && (waiting < CACHED_MAX || block.users() <= FEW_USERS);
+        let is_again = state.changed_at == view.tid && self.len() < WAITING_MAX;
+        let can_wait = is_again && (self.has_cache() || block.users() <= FEW_USERS);
         if can_wait { When::Late } else { When::AtOnce }
+    }
+
+    /// Returns true if one more set of this thread fits into the processors' caches, with those that wait.
+    fn has_cache(&self) -> bool {
+        // ORDERING: Relaxed. A hint: one of another thread may come meanwhile.
+        let of_thread = self.lists[shard_index()].len.load(Ordering::Relaxed);
+        of_thread < CACHED_MAX && self.len() < self.cached_max
     }
 
     /// Notes that the set of the inode `ino`, whose `state` is locked, has replaced another one.
@@ -164,7 +181,11 @@ impl Late {
         state.is_waiting = true;
         // ORDERING: Relaxed. Who must know of this one knows by other means that it came before.
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.lists[shard_index()].lock().push((id, ino));
+        let list = &self.lists[shard_index()];
+        let mut inos = list.inos.lock();
+        inos.push((id, ino));
+        // ORDERING: Relaxed. It is changed under the lock; who reads it without takes it for a hint.
+        list.len.store(inos.len() as u64, Ordering::Relaxed);
     }
 
     /// Returns how many wait.
@@ -180,8 +201,7 @@ impl Late {
             return;
         }
         let _turn = self.turn.lock();
-        let take = |list: &OwnLine<List>| std::mem::take(&mut *list.lock());
-        let mut inos: Vec<(u64, u64)> = self.lists.iter().flat_map(take).collect();
+        let mut inos: Vec<_> = self.lists.iter().flat_map(|list| list.take()).collect();
         inos.sort_unstable();
         for inos in inos.chunks(BATCH) {
             // If nothing can be changed any more, nothing becomes durable either.
@@ -222,5 +242,14 @@ impl Late {
             (None, id) => self.blocks.get(id, view).ok(),
             (block, _) => block,
         }
+    }
+}
+
+impl List {
+    fn take(&self) -> Vec<(u64, u64)> {
+        let mut inos = self.inos.lock();
+        // ORDERING: Relaxed. As in `push`.
+        self.len.store(0, Ordering::Relaxed);
+        std::mem::take(&mut *inos)
     }
 }
