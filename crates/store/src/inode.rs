@@ -70,6 +70,8 @@ pub(crate) struct State {
     pub(crate) changed_at: u64,
     /// True while it is among those whose set is shared later (`late`).
     pub(crate) is_waiting: bool,
+    /// True if it was changed while it was among them, now or the last time (`late`).
+    pub(crate) is_busy: bool,
     /// The transaction that made it, if that was not long ago.
     pub(crate) born: u64,
     /// True once it is gone for good.
@@ -164,6 +166,7 @@ impl State {
             block: None,
             changed_at: 0,
             is_waiting: false,
+            is_busy: false,
             born,
             is_dead: false,
         }

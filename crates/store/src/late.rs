@@ -13,7 +13,9 @@
 //! what is committed in between is. So a set that replaces another one for the second time in a transaction begins to
 //! wait, until the next commit: it is likely to be replaced again, and to copy it takes less time than to find an equal
 //! one. A file that is changed once in a transaction, as when a tree is labelled anew, never waits; nor does a
-//! first set.
+//! first set. A file that was changed again while it waited the last time is *busy*: it begins to wait with its first
+//! change, if hardly anybody has its block ([`FEW_USERS`]). That ends when it waits and is not changed again. Where many have
+//! the block it is likely to find another one, which is cheaper than a copy; then it is the second change even so.
 //!
 //! That is so as long as the copies are in the processors' caches. If many wait ([`CACHED_MAX`]), and many have the
 //! block that a file is about to leave ([`FEW_USERS`]), it is likely to find another one: fewer contents are then in use
@@ -150,9 +152,10 @@ impl Late {
         if state.is_waiting && block.is_private() {
             return When::Late;
         }
-        let is_again = state.changed_at == view.tid && self.len() < WAITING_MAX;
-        let can_wait = is_again && (self.has_cache() || block.users() <= FEW_USERS);
-        if can_wait { When::Late } else { When::AtOnce }
+        let is_again = state.changed_at == view.tid;
+        let can_wait = (is_again || state.is_busy) && self.len() < WAITING_MAX;
+        let is_better = || (is_again && self.has_cache()) || block.users() <= FEW_USERS;
+        if can_wait && is_better() { When::Late } else { When::AtOnce }
     }
 
     /// Returns true if one more set of this thread fits into the processors' caches, with those that wait.
@@ -164,21 +167,24 @@ impl Late {
 
     /// Notes that the set of the inode `ino`, whose `state` is locked, has replaced another one.
     pub(crate) fn note(&self, ino: u64, state: &mut State, view: &View) {
-        match state.block.as_ref().is_some_and(|block| block.is_private()) {
-            true => self.push(ino, state),
-            false => state.changed_at = view.tid,
+        if !state.block.as_ref().is_some_and(|block| block.is_private()) {
+            state.changed_at = view.tid;
+        } else if state.is_waiting {
+            state.is_busy = true;
+        } else {
+            self.push(ino, state);
         }
     }
 
-    /// Lets the inode `ino` wait, whose set is private, unless that is not to be shared at all.
+    /// Lets the inode `ino` wait, whose set is private and which does not wait yet, unless that is not to be shared at all.
     fn push(&self, ino: u64, state: &mut State) {
         let is_short = |block: &&Arc<Block>| block.content().len() as u64 <= BLOCK_BYTES;
-        let can_wait = self.is_on && self.blocks.is_sharing() && !state.is_waiting;
+        let can_wait = self.is_on && self.blocks.is_sharing();
         let Some(block) = state.block.as_ref().filter(|block| can_wait && is_short(block)) else {
             return;
         };
         let id = block.id();
-        state.is_waiting = true;
+        (state.is_waiting, state.is_busy) = (true, false);
         // ORDERING: Relaxed. Who must know of this one knows by other means that it came before.
         self.count.fetch_add(1, Ordering::Relaxed);
         let list = &self.lists[shard_index()];

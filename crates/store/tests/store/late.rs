@@ -234,6 +234,41 @@ fn files_wait_from_their_second_change_on_if_few_do_or_few_share_with_them() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
+/// A file that was changed while it waited waits from its first change on in the next transaction, for as long as that
+/// is so, and if hardly anybody has its block.
+#[test]
+fn busy_files_wait_from_their_first_change_on() {
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let nodes: Vec<_> = (0..9).map(|number| file(&store, number)).collect();
+    // Returns how many wait after each of the changes of a file, and commits.
+    let waiting = |nodes: &[Node<'_>], values: &[u64]| -> Vec<u64> {
+        let set = |value: &u64| {
+            nodes.iter().for_each(|node| set(&store, *node, *value).unwrap());
+            store.stats().xattr_waiting
+        };
+        let waiting = values.iter().map(set).collect();
+        store.sync().unwrap();
+        waiting
+    };
+    let one = &nodes[..1];
+    assert_eq!(waiting(one, &[1]), [0], "a first set");
+    assert_eq!(waiting(one, &[2, 3]), [0, 1]);
+    assert_eq!(waiting(one, &[4]), [0], "it was not changed while it waited");
+    assert_eq!(waiting(one, &[5, 6, 7]), [0, 1, 1]);
+    assert_eq!(waiting(one, &[8, 9]), [1, 1], "busy");
+    assert_eq!(waiting(one, &[10]), [1], "busy");
+    // Changed once in a transaction, as when a tree is labelled anew.
+    assert_eq!([11, 12, 13].map(|value| waiting(one, &[value])), [[0], [0], [0]]);
+    // Who shares with many is likely to find another block.
+    assert_eq!(waiting(&nodes, &[14]), [0]);
+    assert_eq!(waiting(&nodes, &[15, 16, 17]), [0, 9, 9]);
+    assert_eq!(waiting(&nodes, &[18]), [4], "those who are the last to leave");
+    assert_eq!(store.stats().xattr_blocks, 1);
+    drop(store);
+    assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+}
+
 /// Who waits in the place of a block that the disk has keeps it, and the copies that came later go without a trace:
 /// the database takes an inode for each file, and a content and its users for each pair of files.
 #[test]
