@@ -234,7 +234,7 @@ fn files_wait_from_their_second_change_on_if_few_do_or_few_share_with_them() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// A file that was changed while it waited waits from its first change on in the next transaction, for as long as that
+/// L.4: a file that was changed while it waited waits from its first change on in the next transaction, for as long as that
 /// is so, and if hardly anybody has its block.
 #[test]
 fn busy_files_wait_from_their_first_change_on() {
