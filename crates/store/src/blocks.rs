@@ -41,19 +41,18 @@
 //! The users of a block, within which are records, the index and a shard of the table. A shard's, within which are
 //! records: it is held while a block is read. Both are taken with inodes locked; nobody locks two blocks. The
 //! lock of a block that nobody has seen is free, so it is also taken within others (K.6).
-//! Lists of free numbers are leaves.
+//! Lists of free numbers (`numbers`) are leaves.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use corewalk::Errno;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{SHARDS as THREAD_SHARDS, shard_index};
 use corewalk_sync::{Budget, Mutex, MutexGuard, OwnLine, ShardedCounter};
 
 use crate::content::BLOCK_BYTES;
 use crate::hash::Secret;
 use crate::journal::View;
+use crate::numbers::Numbers;
 use crate::record::{Key, Kind, UNHASHED, UsersRecord};
 use crate::share::{Removal, ShareIndex};
 
@@ -71,9 +70,7 @@ const LOOKS_MAX: u32 = 4;
 /// The blocks of a store. See the module's text.
 pub(crate) struct Blocks {
     shards: Box<[OwnLine<Mutex<Shard>>]>,
-    /// Numbers of blocks that are gone, by the threads that freed them.
-    free: Box<[OwnLine<Mutex<Vec<u64>>>]>,
-    next: AtomicU64,
+    numbers: Numbers,
     pub(crate) index: Arc<dyn ShareIndex>,
     secret: Secret,
     /// False if every inode is to have its own block.
@@ -194,8 +191,7 @@ impl Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
-            free: (0..THREAD_SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
-            next: AtomicU64::new(last + 1),
+            numbers: Numbers::from(last + 1),
             index,
             secret,
             blocks: ShardedCounter::new(),
@@ -309,7 +305,7 @@ impl Blocks {
         shard.drop_block(block.id);
         drop(shard);
         drop(users);
-        self.free[shard_index()].lock().push(block.id);
+        self.numbers.give(block.id);
         self.blocks.add(-1);
         self.users.add(-1);
     }
@@ -498,7 +494,7 @@ impl Blocks {
 
     /// Makes a block, for which there is room.
     fn make(&self, hash: Hash, content: &[u8], view: &View) -> Arc<Block> {
-        let block = Block::new(self.number(), content.into(), hash, 1);
+        let block = Block::new(self.numbers.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
         // K.5: whoever has the number from before finds no block, or all of this one.
@@ -514,7 +510,7 @@ impl Blocks {
 
     /// Makes a private block, for which there is room.
     fn make_private(&self, content: &[u8], view: &View) -> Arc<Block> {
-        let block = Block::private(self.number(), content.into());
+        let block = Block::private(self.numbers.take(), content.into());
         block.save_new(view);
         self.blocks.add(1);
         self.users.add(1);
@@ -524,13 +520,6 @@ impl Blocks {
     /// Returns true if somebody else may use a block of this content.
     fn can_share(&self, content: &[u8]) -> bool {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
-    }
-
-    /// Returns a number that no block has.
-    fn number(&self) -> u64 {
-        let free = self.free[shard_index()].lock().pop();
-        // ORDERING: Relaxed. Only the numbers must differ.
-        free.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Returns the users, locked, of a block of which the caller is one, and true if it is the only one;

@@ -5,16 +5,17 @@
 //! transaction is kept in a private block (`blocks`), which is changed in place from then on, and its inode waits
 //! here. Before a commit, whoever asked for it shares what waits: it hashes each set once, and either finds a
 //! block with that content, so that the private one is dropped and was never written, or makes the private one a
-//! block that others find. The lowest numbers come first: of two that are equal the older one stays, in whose place
+//! block that others find. (Not before those that a change of names asks for, with `dirsync`, and those of a transaction
+//! that is full: what waits is committed as it is then, and goes on to wait.) The lowest numbers come first: of two that are equal the older one stays, in whose place
 //! the disk has something already, and of the younger one there is mostly nothing to remove.
 //!
 //! # Who waits
 //! The transaction, and not a time, tells: what is replaced within one is never written, however long that is, and
 //! what is committed in between is. So a set that replaces another one for the second time in a transaction begins to
 //! wait, until the next commit: it is likely to be replaced again, and to copy it takes less time than to find an equal
-//! one. A file that is changed once in a transaction, as when a tree is labelled anew, never waits; nor does a
-//! first set. A file that was changed again while it waited the last time is *busy*: it begins to wait with its first
-//! change, if hardly anybody has its block ([`FEW_USERS`]). That ends when it waits and is not changed again. Where many have
+//! one. A first set never waits, nor does a file that is changed once in each transaction, as when a tree is labelled
+//! anew. A file that was changed more than once in a transaction while it waited the last time is *busy*: it begins to wait with its first
+//! change, if hardly anybody has its block ([`FEW_USERS`]). That ends when it waits and is not changed so. Where many have
 //! the block it is likely to find another one, which is cheaper than a copy; then it is the second change even so.
 //!
 //! That is so as long as the copies are in the processors' caches. If one thread, or all together, have let many wait
@@ -50,7 +51,7 @@
 //!   memory; it is there once, and once more for each time that it was out of memory.
 //! - L.2: a block without a hash that may be shared belongs to an inode that waits, or one that waited when the store
 //!   crashed; that shares with its next change.
-//! - L.3: no more than [`WAITING_MAX`] inodes wait, and each for a set of at most one block. Who does not get a
+//! - L.3: no more than [`WAITING_MAX`] inodes wait, but for one more of each thread that looks at the same time, and each for a set of at most one block. Who does not get a
 //!   place shares at once.
 //! - L.4: a file that is changed once in each transaction does not wait, but for the first one after it was busy.
 //!
@@ -70,8 +71,8 @@
 //! - *two that share late*: take turns, so two inodes do not each move to the other's block, and who calls `sync`
 //!   knows that what waited before is done, whoever does it.
 //! - *another user of the block that is found*: under its lock; the cap of users is that of every share (K.2).
-//! - *commit*: what begins to wait between the end of a turn and the closing of the gate is committed as it is,
-//!   and shared by the next commit; the thread that commits in time is told that there is something to do.
+//! - *commit*: what begins to wait between the beginning of a turn and the closing of the gate is committed as it is,
+//!   and shared by the next turn; the thread that commits in time is told that there is something to do.
 //! - *abort, a store that is read-only*: nothing becomes durable any more, so nothing is shared; what is in memory
 //!   stays as it is.
 //! - *no room*: to share late takes none. An operation that the budget of blocks has refused is tried again after what
@@ -175,12 +176,13 @@ impl Late {
 
     /// Notes that the set of the inode `ino`, whose `state` is locked, has replaced another one.
     pub(crate) fn note(&self, ino: u64, state: &mut State, view: &View) {
-        if !state.block.as_ref().is_some_and(|block| block.is_private()) {
-            state.changed_at = view.tid;
-        } else if state.is_waiting {
-            state.is_busy = true;
-        } else {
-            self.push(ino, state);
+        // What waits since an earlier transaction is changed for the first time in this one.
+        let is_again = std::mem::replace(&mut state.changed_at, view.tid) == view.tid;
+        if state.block.as_ref().is_some_and(|block| block.is_private()) {
+            match state.is_waiting {
+                true => state.is_busy |= is_again,
+                false => self.push(ino, state),
+            }
         }
     }
 

@@ -19,7 +19,7 @@
 //! | `record`, `layer`, `journal`, `log`, `database` | records, a transaction of them, commits |
 //! | `inode`, `table`, `names`, `directory` | inodes in memory, what changes names, entries |
 //! | `content`, `extents`, `alloc`, `dirty` | bytes of files, where they are, what is free, what is new |
-//! | `xattr`, `blocks`, `share`, `late` | sets of attributes, blocks that hold them, how equal ones are found, and when |
+//! | `xattr`, `blocks`, `numbers`, `share`, `late` | sets of attributes, blocks that hold them, how equal ones are found, and when |
 //! | `fsck`, `overlay` | what must hold between records; how that is looked at without a change |
 //!
 //! # Guarantees
@@ -171,6 +171,7 @@ mod layer;
 mod log;
 mod mount;
 mod names;
+mod numbers;
 mod overlay;
 mod place;
 mod record;

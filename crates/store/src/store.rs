@@ -392,9 +392,12 @@ impl Store {
     /// Does `change`, and once more if the budget of blocks had no room for it while sets of attributes waited to be
     /// shared: that makes no inode, and no room of the host. Nothing may be held, nor a pass.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        let refusals = self.space.refusals();
+        // Who shares now may have given the room back after the refusal, and be done by the second look.
+        let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
-            Err(Errno::NOSPC) if self.space.refusals() != refusals && self.late.len() > 0 => {
+            Err(Errno::NOSPC)
+                if self.space.refusals() != refusals && waited.max(self.late.len()) > 0 =>
+            {
                 self.late.share();
                 change()
             }

@@ -269,6 +269,49 @@ fn busy_files_wait_from_their_first_change_on() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
+/// L.4: a wait may outlast a transaction that nobody shares at the end of; a change in the next one is its first.
+#[test]
+fn file_that_is_changed_once_in_each_transaction_is_not_busy_though_it_still_waits() {
+    let disks = Disks::new();
+    let store = disks.open(&StoreOptions { is_dirsync: true, ..quiet() });
+    let node = file(&store, 0);
+    [1, 2, 3].iter().for_each(|value| set(&store, node, *value).unwrap());
+    for number in 1..4 {
+        let commits = store.stats().commits;
+        file(&store, number);
+        assert_eq!(store.stats().commits, commits + 1);
+        set(&store, node, 3 + number).unwrap();
+        assert_eq!(store.stats().xattr_waiting, 1, "nobody has shared");
+    }
+    store.sync().unwrap();
+    set(&store, node, 9).unwrap();
+    assert_eq!(store.stats().xattr_waiting, 0);
+}
+
+/// Each thread has a cache of its own, and all together have so many as there are processors.
+#[test]
+fn as_many_files_wait_because_of_a_thread_as_its_cache_holds() {
+    const EACH: usize = 300;
+    const CACHED: u64 = 256;
+    let processors = thread::available_parallelism().map_or(1, |number| number.get());
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    let nodes: Vec<_> = (0..EACH * (processors + 2)).map(|n| file(&store, n as u64)).collect();
+    let set_all =
+        |nodes: &[Node<'_>], value| nodes.iter().for_each(|n| set(&store, *n, value).unwrap());
+    [1, 2].iter().for_each(|value| set_all(&nodes, *value));
+    assert_eq!(store.stats().xattr_waiting, 0);
+    for part in nodes.chunks(EACH) {
+        thread::scope(|scope| {
+            scope.spawn(|| set_all(part, 3));
+        });
+    }
+    // Who are the last to leave a block wait anyway.
+    let last = 4 * (nodes.len() as u64 / 1024 + 1);
+    let (waiting, all) = (store.stats().xattr_waiting, CACHED * processors as u64);
+    assert!((all..=all + last).contains(&waiting), "{waiting} wait, {processors} processors");
+}
+
 /// Who waits in the place of a block that the disk has keeps it, and the copies that came later go without a trace:
 /// the database takes an inode for each file, and a content and its users for each pair of files.
 #[test]
