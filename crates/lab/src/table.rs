@@ -1,6 +1,6 @@
 //! The tables: what each one measures and where it comes from.
 //!
-//! A table runs its variants interleaved in one process, round by round, and rotates who goes first,
+//! A table runs its variants interleaved in one process, round by round, each time in another order,
 //! so that neither drift of the machine nor the order favours anybody (`table::grid`). Five rounds are
 //! the least. It gives samples; what becomes of them is the same for all (`samples`), and so is how
 //! a claim is said to hold or not (`table::shape`).

@@ -1,7 +1,8 @@
 //! The grid of a table: every variant in every cell, round by round.
 //!
 //! All tables measure in the same order, and what makes their numbers comparable is here once: the
-//! rounds, the variants of a cell right after each other, and who of them goes first in which round.
+//! rounds, the variants of a cell right after each other, and in which order in which round: each goes first, and comes
+//! directly after each other one, equally often.
 //!
 //! # How it works
 //! A table says beforehand what it is going to measure ([`Grid`]), so that a run's length is known
@@ -86,7 +87,7 @@ impl<'a> Rounds<'a> {
         Ok(Rounds { table, rounds: settings.rounds, interrupt: Interrupt::watch()?, settings })
     }
 
-    /// Visits each cell with each variant in each round; the variants take turns in going first.
+    /// Visits each cell with each variant in each round, in another order each time.
     ///
     /// # Errors
     /// If a visit fails, somebody interrupts, or this is more than `grid`.
@@ -109,7 +110,7 @@ impl<'a> Rounds<'a> {
         for round in 0..grid.rounds {
             for (nth, cell) in cells.iter().enumerate() {
                 bar.set_message(cell.to_string());
-                for (turn, at) in rotated(variants, round).enumerate() {
+                for (turn, at) in balanced(variants, round).enumerate() {
                     self.interrupt.check()?;
                     visit(Visit { round, cell, at, is_first: nth == 0 && turn == 0 })?;
                 }
@@ -164,9 +165,20 @@ fn progress(steps: usize) -> ProgressBar {
     bar
 }
 
-/// Returns the numbers below `count`, beginning with `round`: who is measured when.
-fn rotated(count: usize, round: usize) -> impl Iterator<Item = usize> {
-    (0..count).map(move |at| (at + round) % count)
+/// Returns the numbers below `count` in an order of which each `round` has another one: who is measured when.
+///
+/// Over `count` rounds, or twice as many if it is odd, each number goes first equally often, and each stands
+/// directly behind each other one equally often: who comes after another finds caches and memory as that left them.
+///
+/// Source: Williams, "Experimental designs balanced for the estimation of residual effects of treatments", 1949.
+fn balanced(count: usize, round: usize) -> impl Iterator<Item = usize> {
+    // There and back: 0, 1, -1, 2, -2 ...
+    let zigzag = move |at: usize| if at % 2 == 1 { at.div_ceil(2) } else { count - at / 2 };
+    let is_mirrored = count % 2 == 1 && round % 2 == 1;
+    (0..count).map(move |at| {
+        let at = if is_mirrored { count - 1 - at } else { at };
+        (zigzag(at) + round) % count
+    })
 }
 
 #[cfg(test)]
@@ -174,12 +186,28 @@ mod tests {
     use super::*;
     use crate::table::quick;
 
+    /// The control is at the end: an order that is only turned has the same one before each.
     #[test]
-    fn rotation_lets_everybody_go_first_once() {
-        let first: Vec<usize> =
-            (0..3).map(|round| rotated(3, round).next().expect("three variants")).collect();
-        assert_eq!(first, [0, 1, 2]);
-        assert_eq!(rotated(3, 4).collect::<Vec<_>>(), [1, 2, 0]);
+    fn everybody_goes_first_and_behind_each_other_equally_often() {
+        let most_and_least = |count: usize, order: &dyn Fn(usize) -> Vec<usize>| {
+            let (mut first, mut behind) = (vec![0; count], vec![vec![0; count]; count]);
+            for order in (0..2 * count).map(order) {
+                first[order[0]] += 1;
+                order.windows(2).for_each(|pair| behind[pair[1]][pair[0]] += 1);
+            }
+            let pairs = behind.iter().enumerate().flat_map(|(at, before)| {
+                before.iter().enumerate().filter(move |(other, _)| *other != at).map(|(_, n)| *n)
+            });
+            assert_eq!(first, vec![2; count]);
+            (pairs.clone().max(), pairs.min())
+        };
+        for count in 2..8 {
+            let balanced = |round| balanced(count, round).collect();
+            assert_eq!(most_and_least(count, &balanced), (Some(2), Some(2)), "{count}");
+        }
+        assert_eq!(balanced(1, 3).collect::<Vec<_>>(), [0]);
+        let turned = |round| (0..5).map(|at| (at + round) % 5).collect();
+        assert_eq!(most_and_least(5, &turned), (Some(8), Some(0)));
     }
 
     #[test]
@@ -198,7 +226,7 @@ mod tests {
             seen[..4],
             [(0, "a", 0, true), (0, "a", 1, false), (0, "a", 2, false), (0, "b", 0, false)]
         );
-        assert_eq!(seen[6], (1, "a", 1, true));
+        assert_eq!(seen[6], (1, "a", 0, true));
         assert_eq!(seen.len(), 2 * 3 * settings.rounds);
         seen.sort_unstable();
         seen.dedup_by_key(|(round, cell, at, _)| (*round, *cell, *at));
