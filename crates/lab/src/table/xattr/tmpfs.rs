@@ -1,12 +1,13 @@
 //! The rows of a tmpfs of the table `xattr`: sharing on against off, as a library (`blocks::tmpfs`).
 //!
-//! Units, checks and slices are those of the store in memory; threads are the document's processes.
+//! Units, checks and slices, but for their number, are those of the store in memory; threads are the document's processes.
 
+use super::disk::REPEATED;
 use super::{BASELINE, BLOCK_BYTES, Cell, Pool, SHARE_OF_TIME, Store, measure};
 use crate::blocks::{AttrStore as _, TmpfsStore};
 use crate::samples::{Params, Samples};
 use crate::table::grid::Rounds;
-use crate::table::{Grid, Settings};
+use crate::table::{Grid, Settings, sized};
 
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let cells = super::disk::cells(settings).into_iter();
@@ -14,7 +15,8 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
 }
 
 pub(super) fn grid(settings: &Settings) -> Grid {
-    Grid::new(settings, cells(settings).len(), 2, SHARE_OF_TIME)
+    let grid = Grid::new(settings, cells(settings).len(), 2, SHARE_OF_TIME);
+    grid.repeated(sized(settings.size, REPEATED))
 }
 
 /// Measures a tmpfs that shares attributes, and one that does not.
