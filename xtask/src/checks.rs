@@ -27,6 +27,8 @@ const HOST: &str = "x86_64-unknown-linux-gnu";
 const ARM: &str = "aarch64-unknown-linux-gnu";
 const ARM_COMPILER: &str = "aarch64-linux-gnu-gcc";
 const ARM_EMULATOR: &str = "qemu-aarch64-static";
+/// Where Debian has the C library for it.
+const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 /// The crates whose unit tests an emulator runs in seconds.
 const ARM_PACKAGES: [&str; 2] = ["corewalk-sync", "corewalk-mbcache"];
 /// Tests that start their own program again, which needs an emulator that the kernel knows.
@@ -101,7 +103,9 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
 /// Compiles everything for 64-bit ARM, without a warning; and runs the unit tests of the crates below all others, if
 /// there is an emulator.
 pub(crate) fn aarch64(root: &Path) -> Outcome {
-    if !is_quiet_success(Command::new("rustup").args(["target", "add", ARM])) {
+    let mut add = Command::new("rustup");
+    add.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").args(["target", "add", ARM]);
+    if !is_quiet_success(&mut add) {
         return Outcome::Skipped("aarch64: its standard library cannot be added".to_owned());
     }
     if !is_quiet_success(Command::new(ARM_COMPILER).arg("--version")) {
@@ -117,11 +121,14 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     if checked != Ended::Well {
         return checked.outcome("cargo check for aarch64");
     }
-    if !is_quiet_success(Command::new(ARM_EMULATOR).arg("--version")) {
-        return Outcome::Skipped(format!("aarch64: it compiles, and there is no {ARM_EMULATOR}"));
+    let has_emulator = is_quiet_success(Command::new(ARM_EMULATOR).arg("--version"));
+    if !has_emulator || !Path::new(ARM_LIBRARIES).exists() {
+        return Outcome::Skipped(format!(
+            "aarch64: it compiles; no {ARM_EMULATOR} or no {ARM_LIBRARIES}"
+        ));
     }
     let mut tests = arm(&["test", "--lib"]);
-    let runner = format!("{ARM_EMULATOR} -L /usr/aarch64-linux-gnu");
+    let runner = format!("{ARM_EMULATOR} -L {ARM_LIBRARIES}");
     tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
     for package in ARM_PACKAGES {
         tests.args(["-p", package]);

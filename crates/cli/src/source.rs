@@ -24,7 +24,7 @@ const STORE: &str = "store:";
 
 /// How long a store is waited for that is in use. The server before makes it durable, and ends, after umount(8) has
 /// returned.
-const BUSY_MAX: Duration = Duration::from_secs(2);
+const BUSY_MAX: Duration = Duration::from_secs(5);
 /// How often it is looked at meanwhile.
 const BUSY_LOOK_EVERY: Duration = Duration::from_millis(5);
 

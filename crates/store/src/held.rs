@@ -110,16 +110,18 @@ impl Device for Held {
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let hold = |waiting: &mut Waiting| {
+            waiting.overlay.write_at(offset, bytes)?;
             waiting.steps.push(Step::Write(offset, bytes.into()));
-            waiting.overlay.write_at(offset, bytes)
+            Ok(())
         };
         self.choose(hold, |device| device.write_at(offset, bytes))
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let hold = |waiting: &mut Waiting| {
+            waiting.overlay.set_len(len)?;
             waiting.steps.push(Step::SetLen(len));
-            waiting.overlay.set_len(len)
+            Ok(())
         };
         self.choose(hold, |device| device.set_len(len))
     }

@@ -34,8 +34,8 @@
 //!   then on; what was confirmed is there when the store is mounted again.
 //! - S.4: of two mounts of one directory the second is refused; so is a format that is not known. A store of
 //!   format version 1, which has no log, becomes one of version 2 when it is mounted.
-//! - S.5: a mount that is refused has changed no byte of the store, whatever it is refused for (`mount`, N.1). What the
-//!   host fails at once the mount has begun to put the log into the database loses nothing either.
+//! - S.5: a mount that is refused has changed no byte of the store, but for a `lock` that was missing (`mount`, N.1). What
+//!   fails once the mount has begun to put the log into the database loses nothing either.
 //!
 //! # Why redb
 //! | | redb 4 | fjall 3 | heed (LMDB) | SQLite |

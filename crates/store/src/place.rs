@@ -302,7 +302,7 @@ impl Place {
 }
 
 /// Returns the process that has the store in the directory `path` open; None if there is none, or none that this process
-/// may know of: one of another pid namespace, or where the host does not say.
+/// may know of: one of another pid namespace, or where the host does not say, or says another device than stat(2) (btrfs).
 ///
 /// # Examples
 /// ```

@@ -83,11 +83,43 @@ mount -t corewalk "store:$PWD/s" m -o ro
 test "$(cat m/file)" = text
 umount m
 "#;
+    assert_eq!(said_in_private(script, &folder), "");
+}
+
+/// umount(8) returns before the server has made the store durable: who mounts or checks it at once waits for that.
+///
+/// In a namespace of its own, and by a shell: nobody else is to have a copy of the mount, or of a file in it.
+#[test]
+fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
+    if !can_mount() || !["unshare", "mount"].into_iter().all(is_installed) {
+        return;
+    }
+    let folder = scene();
+    let script = r#"
+set -eu
+mount -t tmpfs none /sbin
+ln -s "$1" /sbin/mount.corewalk
+mkdir m
+for round in $(seq 20); do
+    mount -t corewalk "store:$PWD/s" m -o commit=600
+    for file in $(seq 20); do head -c 100000 /dev/zero > "m/$round-$file"; done
+    umount m
+done
+"$1" fsck "store:$PWD/s" > checked
+mount -t corewalk "store:$PWD/s" m
+test "$(ls m | wc -l)" = 400
+umount m
+"#;
+    assert_eq!(said_in_private(script, &folder), "");
+}
+
+/// Runs a script in a mount namespace of its own, with the program as its argument; returns what it said of errors.
+fn said_in_private(script: &str, folder: &Folder) -> String {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--", "sh", "-c", script, "sh", PROGRAM]);
     command.current_dir(&folder.0);
     let output = run(command);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
-    assert_eq!(said, "");
+    said
 }

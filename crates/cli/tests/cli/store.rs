@@ -13,7 +13,7 @@ use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::process::Signal;
 
-use crate::fixtures::{Folder, Server, can_mount, corewalk, is_installed, run, to_full};
+use crate::fixtures::{Folder, Server, can_mount, corewalk, run, to_full};
 
 /// How often the server is killed; `COREWALK_KILLS` asks for more.
 const KILLS: u64 = 10;
@@ -40,7 +40,11 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("a directory");
     fs::write(path.join("dir/file"), b"kept").expect("a file");
-    let held = format!("the store is in use by process {}", server.pid());
+    // Not every host says who has it.
+    let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
+    let held = by.map_or("the store is in use".to_owned(), |pid| {
+        format!("the store is in use by process {pid}")
+    });
     folder.assert_refused(corewalk(&["mount", &source, "/"]), 1, &held);
     folder.assert_refused(corewalk(&["fsck", &source]), 8, &held);
     server.signal(Signal::TERM);
@@ -53,34 +57,6 @@ fn store_keeps_what_was_written() {
     let server = Server::of(&source, &["-o", "ro"], &path);
     assert_eq!(fs::read(path.join("dir/file")).expect("it is there"), b"kept");
     drop(server);
-}
-
-/// umount(8) returns before the server has made the store durable: who mounts it at once waits for that.
-#[test]
-fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
-    const ROUNDS: usize = 20;
-    if !can_mount() || !is_installed("umount") {
-        return;
-    }
-    let folder = Folder::new();
-    let (path, source) = (folder.path("m"), source(&folder));
-    fs::create_dir(&path).expect("a directory");
-    let mut server = Server::of(&source, &["-o", "commit=600"], &path);
-    for round in 0..ROUNDS {
-        assert!(server.line.starts_with("mounted "), "round {round}: {:?}", server.line);
-        for file in 0..20 {
-            fs::write(path.join(format!("{round}-{file}")), vec![7; 100_000]).expect("a file");
-        }
-        assert!(Command::new("umount").arg(&path).status().expect("umount").success());
-        let again = Server::of(&source, &["-o", "commit=600"], &path);
-        assert_eq!(server.wait().code(), Some(0));
-        server = again;
-    }
-    assert_eq!(fs::read_dir(&path).expect("it is mounted").count(), 20 * ROUNDS);
-    // A check waits as well.
-    assert!(Command::new("umount").arg(&path).status().expect("umount").success());
-    assert_eq!(fsck(&folder).0, Some(0));
-    assert_eq!(server.wait().code(), Some(0));
 }
 
 /// Mounts a kernel's tmpfs of 20 MiB where the store is to be; returns false where one may not.

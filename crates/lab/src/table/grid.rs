@@ -2,7 +2,7 @@
 //!
 //! All tables measure in the same order, and what makes their numbers comparable is here once: the
 //! rounds, the variants of a cell right after each other, and in which order in which round: each goes first, and comes
-//! directly after each other one, equally often.
+//! directly after each other one, as nearly equally often as the number of rounds allows.
 //!
 //! # How it works
 //! A table says beforehand what it is going to measure ([`Grid`]), so that a run's length is known
