@@ -16,7 +16,7 @@
 //! | F | 10, 100, 1000 | the same in memory; on disk and in a tmpfs 100 and 1000, for time; on mounts 10 and 1000 |
 //! | V | 10 ... 100,000 | in memory up to 10,000: beyond, two files in a thousand have the same value anyway; elsewhere up to 1,000 |
 //! | sets | 50,000 per process | in memory and on mounts for as long as a slice is, on the disk 50,000 per process (fewer where a slice is shorter than usual, or there are more than four); `seconds` is computed from the rate |
-//! | runs | 5 | 7, interleaved; on the disk and in a tmpfs 63 |
+//! | runs | 5 | 7, interleaved; on the disk and in a tmpfs 21 |
 //!
 //! A value has 3,900 bytes: with its name it fills a block, so that it goes to a block of its own
 //! wherever it is stored. That is the most that there can be to compare, which is to our disadvantage

@@ -42,8 +42,8 @@ const VALUES: (&[usize], &[usize]) = (&[10, 100], &[10, 100, 1000]);
 /// The share of the time per row, which has the 50,000 sets of each of four processes.
 const SHARE_OF_TIME: f64 = 0.75;
 /// How many times the rounds of other tables there are, also in a tmpfs: a run is short beside a commit that comes in it, or not. Rounds
-/// differ by a quarter where neighbours take the caches, so that a median of 21 is known to a twentieth at best.
-pub(super) const REPEATED: (usize, usize) = (1, 9);
+/// differ by a quarter where neighbours take the caches, so that a median is known to a twentieth at best.
+pub(super) const REPEATED: (usize, usize) = (1, 3);
 /// Sets per second of all processes together that are expected, to choose how many there are. The slowest cells do a
 /// third of that, the fastest three times as many.
 const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
