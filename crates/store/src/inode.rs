@@ -70,7 +70,7 @@ pub(crate) struct State {
     pub(crate) changed_at: u64,
     /// True while it is among those whose set is shared later (`late`).
     pub(crate) is_waiting: bool,
-    /// True if it was changed while it was among them, now or the last time (`late`).
+    /// True if it was changed more than once in a transaction while it was among them, now or the last time (`late`).
     pub(crate) is_busy: bool,
     /// The transaction that made it, if that was not long ago.
     pub(crate) born: u64,

@@ -6,17 +6,19 @@
 //! here. Before a commit, whoever asked for it shares what waits: it hashes each set once, and either finds a
 //! block with that content, so that the private one is dropped and was never written, or makes the private one a
 //! block that others find. (Not before those that a change of names asks for, with `dirsync`, and those of a transaction
-//! that is full: what waits is committed as it is then, and goes on to wait.) The lowest numbers come first: of two that are equal the older one stays, in whose place
-//! the disk has something already, and of the younger one there is mostly nothing to remove.
+//! that is full: what waits is committed as it is then, and goes on to wait.) The lowest numbers come first: of two that
+//! are equal the older one stays, in whose place the disk has something already, and of the younger one there is mostly
+//! nothing to remove.
 //!
 //! # Who waits
 //! The transaction, and not a time, tells: what is replaced within one is never written, however long that is, and
 //! what is committed in between is. So a set that replaces another one for the second time in a transaction begins to
 //! wait, until the next commit: it is likely to be replaced again, and to copy it takes less time than to find an equal
 //! one. A first set never waits, nor does a file that is changed once in each transaction, as when a tree is labelled
-//! anew. A file that was changed more than once in a transaction while it waited the last time is *busy*: it begins to wait with its first
-//! change, if hardly anybody has its block ([`FEW_USERS`]). That ends when it waits and is not changed so. Where many have
-//! the block it is likely to find another one, which is cheaper than a copy; then it is the second change even so.
+//! anew. A file that was changed more than once in a transaction while it waited the last time is *busy*: it begins to
+//! wait with its first change, if hardly anybody has its block ([`FEW_USERS`]). That ends when it waits and is not changed
+//! so. Where many have the block it is likely to find another one, which is cheaper than a copy; then it is the second
+//! change even so.
 //!
 //! That is so as long as the copies are in the processors' caches. If one thread, or all together, have let many wait
 //! ([`CACHED_MAX`]), and many have the block that a file is about to leave ([`FEW_USERS`]), it is likely to find another one:
@@ -51,8 +53,8 @@
 //!   memory; it is there once, and once more for each time that it was out of memory.
 //! - L.2: a block without a hash that may be shared belongs to an inode that waits, or one that waited when the store
 //!   crashed; that shares with its next change.
-//! - L.3: no more than [`WAITING_MAX`] inodes wait, but for one more of each thread that looks at the same time, and each for a set of at most one block. Who does not get a
-//!   place shares at once.
+//! - L.3: no more than [`WAITING_MAX`] inodes wait, but for one more of each thread that looks at the same time, and each
+//!   for a set of at most one block. Who does not get a place shares at once.
 //! - L.4: a file that is changed once in each transaction does not wait, but for the first one after it was busy.
 //!
 //! # Against everything else

@@ -67,10 +67,6 @@ fn line_of_fstab_is_mounted() {
     }
     let folder = scene();
     let script = r#"
-set -eu
-mount -t tmpfs none /sbin
-ln -s "$1" /sbin/mount.corewalk
-mkdir m
 echo "store:$PWD/s $PWD/m corewalk size=64m,nofail,x-mine 0 0" > fstab
 mount -a -T "$PWD/fstab"
 # It is there already.
@@ -96,10 +92,6 @@ fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
     }
     let folder = scene();
     let script = r#"
-set -eu
-mount -t tmpfs none /sbin
-ln -s "$1" /sbin/mount.corewalk
-mkdir m
 for round in $(seq 20); do
     mount -t corewalk "store:$PWD/s" m -o commit=600
     for file in $(seq 20); do head -c 100000 /dev/zero > "m/$round-$file"; done
@@ -113,10 +105,19 @@ umount m
     assert_eq!(said_in_private(script, &folder), "");
 }
 
-/// Runs a script in a mount namespace of its own, with the program as its argument; returns what it said of errors.
+/// Makes the program a helper of mount(8), and a place to mount on.
+const SET_UP: &str = r#"
+set -eu
+mount -t tmpfs none /sbin
+ln -s "$1" /sbin/mount.corewalk
+mkdir m
+"#;
+
+/// Runs a script in a mount namespace of its own, after [`SET_UP`]; returns what it said of errors.
 fn said_in_private(script: &str, folder: &Folder) -> String {
+    let script = [SET_UP, script].concat();
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "--", "sh", "-c", script, "sh", PROGRAM]);
+    command.args(["--mount", "--propagation", "private", "--", "sh", "-c", &script, "sh", PROGRAM]);
     command.current_dir(&folder.0);
     let output = run(command);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
