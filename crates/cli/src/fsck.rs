@@ -39,7 +39,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = match Source::parse(&arguments.source) {
         Ok(Source::Store(path)) => path,
         _ => {
-            let line = format!("not a store: '{}'", arguments.source.display());
+            let source = arguments.source.display();
+            let line = format!("not a store: '{source}'; a store is named as store:DIR");
             return Err(Failure::Command(USAGE, line));
         }
     };

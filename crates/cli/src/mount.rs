@@ -32,7 +32,9 @@ const FSTAB: &str =
     "In fstab(5): after `ln -s $(command -v corewalk) /sbin/mount.corewalk`, mount(8) takes
 `mount -t corewalk store:/srv/s /mnt -o size=1g`, and a line of fstab
 
-    store:/srv/s  /mnt  corewalk  size=1g,nofail  0 0";
+    store:/srv/s  /mnt  corewalk  size=1g,nofail,no_create  0 0
+
+no_create is for a directory on a disk that may not be mounted: no empty store is made in its place.";
 
 /// The command line.
 #[derive(clap::Args, Debug)]
@@ -51,12 +53,14 @@ pub(crate) struct Arguments {
     /// readdirplus=yes|no|auto; as in tmpfs(5), not for a directory: size=SIZE, nr_inodes=COUNT,
     /// mode=MODE, uid=UID, gid=GID; as in ext4(5): mbcache, no_mbcache (equal sets of extended
     /// attributes and ACLs are stored once, or each by itself), and for a store only commit=SECONDS
-    /// (how long what is not synced may be volatile; 5 is the default, and 0 means it); and
-    /// cache=SIZE (memory for metadata; by default 256m) and threads=COUNT. A SIZE is bytes, with
-    /// k, m, g or t behind them 1024 times as many each, or with % a share of the machine's memory;
-    /// there are no fractions; a COUNT of inodes may have k, m, g or t. An empty store takes about
-    /// 50 MB of the directory that it is in: 32 are kept for commits on a full disk, 16 are its
-    /// log.
+    /// (how long what is not synced may be volatile; 5 is the default, and 0 means it) and create,
+    /// no_create (whether a store is made where there is none); and cache=SIZE (memory for
+    /// metadata; by default 256m) and threads=COUNT. A SIZE is bytes, with k, m, g or t behind them
+    /// 1024 times as many each, or with % a share of the machine's memory; there are no fractions;
+    /// a COUNT of inodes may have k, m, g or t. Of a store, mode, uid and gid are those of the root
+    /// directory when it is made, size and nr_inodes hold for this mount and are not kept, and its
+    /// database has 64 MiB of memory beside cache. An empty store takes about 50 MB of the directory
+    /// that it is in: 32 are kept for commits on a full disk, 16 are its log.
     #[arg(short = 'o', value_name = "OPTIONS", verbatim_doc_comment)]
     options: Vec<OsString>,
     /// Go to the background once the mount works.

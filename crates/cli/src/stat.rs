@@ -12,8 +12,29 @@ use crate::failure::Failure;
 /// Bytes that the counters take at most.
 const STAT_BYTES_MAX: usize = 64 << 10;
 
+/// What the counters are.
+const COUNTERS: &str = "Now:
+    entries, negatives, inodes   names in the cache, those known to be missing, inodes
+    removed                      entries of removed names that are still held
+    bytes, budget_bytes          memory that the cache takes, and may take
+    lookups                      lookups that the kernel holds
+Since the mount began:
+    hits, misses                 names resolved without the back end, and by asking it
+    retries, fallbacks           passes that a change made begin again; walks that then took references
+    refused_fills, invalidations answers not cached, since an invalidation came between; invalidations
+    reclaimed, renames, requests entries evicted; renames and exchanges; requests served
+    refused_forgets, panics      forgets of more than the kernel held; requests that panicked: 0, if all is well
+Of a tmpfs, now:
+    tmpfs_inodes, tmpfs_used_bytes
+    tmpfs_shared_sets, tmpfs_waiting  sets of attributes that are shared; files whose sets are shared soon
+Of a store, store_*: inodes, used_bytes, free_bytes, commits, logged_commits, shared_commits (which
+    found theirs done by another), logged_bytes, log_bytes, log_held_bytes, log_failures, records, syncs,
+    running_bytes (not committed), waits, xattr_blocks, xattr_users, xattr_waiting, xattr_saved_bytes,
+    has_reserve, is_read_only";
+
 /// The command line.
 #[derive(clap::Args, Debug)]
+#[command(after_help = COUNTERS)]
 pub(crate) struct Arguments {
     /// The root of a mount of corewalk.
     mountpoint: PathBuf,
@@ -58,6 +79,20 @@ fn table(counters: &Map<String, Value>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn help_names_all_counters_of_mounts_and_stores() {
+        let words: Vec<&str> =
+            COUNTERS.split(|c: char| c != '_' && !c.is_ascii_lowercase()).collect();
+        let cache = corewalk_fuse::Counters::default().fields().map(|(name, _)| name);
+        let store = corewalk_store::StoreStats::default().fields();
+        let store = store.map(|(name, _)| name.strip_prefix("store_").expect("it is a store's"));
+        for name in cache.iter().chain(&store) {
+            assert!(words.contains(name), "{name}");
+        }
+        let page = include_str!("../../../docs/store.md");
+        assert!(store.iter().all(|name| page.contains(&format!("`store_{name}`"))));
+    }
 
     #[test]
     fn table_keeps_order_and_aligns() {

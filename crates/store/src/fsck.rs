@@ -168,7 +168,7 @@ pub struct Report {
 /// Checks the store in the directory `path`, of which no byte is changed.
 ///
 /// # Errors
-/// [`OpenError::Busy`] if it is mounted; `ENOENT` if there is none; those of [`crate::Store::open`], but for damage,
+/// [`OpenError::Busy`] if it is mounted; [`OpenError::Missing`] if there is none; those of [`crate::Store::open`], but for damage,
 /// which is a finding.
 ///
 /// # Examples

@@ -34,7 +34,7 @@
 //!   then on; what was confirmed is there when the store is mounted again.
 //! - S.4: of two mounts of one directory the second is refused; so is a format that is not known. A store of
 //!   format version 1, which has no log, becomes one of version 2 when it is mounted.
-//! - S.5: a mount that is refused has changed no byte of the store, but for a `lock` that was missing (`mount`, N.1). What
+//! - S.5: a mount that is refused has changed no byte of the store, but for a `lock` that was missing. What
 //!   fails once the mount has begun to put the log into the database loses nothing either.
 //!
 //! # Why redb
@@ -84,6 +84,9 @@
 //!
 //! # What it refuses
 //! - Two processes at once, and sharing between machines.
+//! - To share sets of attributes above 128 KiB, or to look for equal ones without a bound: the index has 4 MiB
+//!   ([`StoreOptions::share`]), which is room for 43,000 different sets and up to half as many more; what it forgets is stored again.
+//! - To mount without reading the records of all inodes, extents and blocks of attributes: which blocks are free is stored nowhere.
 //! - Snapshots, compression and checksums of file data.
 //! - To give blocks of the data file back to the host: what is freed serves other files.
 //! - `ioctl`s and quotas by user: `size=` and `nr_inodes=` are for all.
@@ -95,14 +98,15 @@
 //! - After a read of the database has failed, what is not in memory is `EIO` until it is opened again: by the next
 //!   sync or commit, at the latest when time has come for one. If the host still fails when there is something
 //!   to commit, the store is read-only.
-//! - Where fsyncs of much data and of little take turns, each of much is a commit of the database (J.6).
+//! - Where fsyncs of much data and of little take turns, each of much is a commit of the database: its data cannot
+//!   be durable beside the log while that has older data, which would be put over it after a crash.
 //! - A log that is lost while the store is not mounted takes what was confirmed since the last commit of the
 //!   database with it, and nobody notices; so does its last entry if that is damaged, since it might be a write
 //!   that was torn. Damage before it is noticed: the store is not mounted, and `fsck` says so.
 //! - A database that goes back by a commit, since a page of the last one is damaged or `meta` is replaced by an older
 //!   file, is refused, since its log is newer. Nobody notices if the host has crashed within the seconds after that commit
 //!   in which it has not written the log's end mark, and nothing went to the log since; nor if there is no log, or
-//!   the log is replaced too. `log::replay` has all cases.
+//!   the log is replaced too. (The source of the module `log::replay` has all cases.)
 //! - sync(2) and syncfs(2) do not reach a mount: only fsync does, of files and directories, and `commit=` seconds.
 //!   Linux tells servers of virtiofs and of fuseblk, and no others, since such a server could hold up the host's
 //!   sync (2d82ab251ef0, d3906d8f3cee).
@@ -123,7 +127,7 @@
 //! # Lock order
 //! The turn of those who share sets late; the gate of the journal; the bytes of one file; directories in ascending order of their numbers; one
 //! inode that is none; a block of attributes; then leaves: shards of tables, of layers and of the index,
-//! windows and tree of free blocks. `names` says more. A commit holds the gate for an instant, and
+//! windows and tree of free blocks. (The source of the module `names` says more.) A commit holds the gate for an instant, and
 //! nothing of the others.
 //!
 //! # Examples

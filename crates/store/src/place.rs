@@ -43,6 +43,8 @@ pub enum OpenError {
     Busy,
     /// What is there is no store.
     Foreign,
+    /// There is none, and none is to be made.
+    Missing,
     /// Pages of its database are damaged.
     Damaged,
     /// What files have ends behind the end of the file that it is in, which was lost or cut.
@@ -89,7 +91,7 @@ pub enum OpenError {
 
 impl OpenError {
     /// Returns the errno that says the same, as mount(2) of a disk would: `EBUSY` if it is in use, `EINVAL` for
-    /// what is no store or of an unknown format, `EUCLEAN` ("structure needs cleaning") for damage, and what the
+    /// what is no store or of an unknown format, `ENOENT` if there is none, `EUCLEAN` ("structure needs cleaning") for damage, and what the
     /// host says.
     ///
     /// # Examples
@@ -109,6 +111,7 @@ impl OpenError {
             OpenError::Foreign | OpenError::Version(_) | OpenError::LogUnreadable { .. } => {
                 Errno::INVAL
             }
+            OpenError::Missing => Errno::NOENT,
             OpenError::Damaged
             | OpenError::DataShort { .. }
             | OpenError::LogDamaged { .. }
@@ -125,6 +128,7 @@ impl fmt::Display for OpenError {
         match self {
             OpenError::Busy => f.write_str("the store is in use"),
             OpenError::Foreign => f.write_str("not a store, and not empty"),
+            OpenError::Missing => f.write_str("there is no store"),
             OpenError::Damaged => f.write_str(
                 "the database of the store has damaged pages. Restore the store from a copy",
             ),
@@ -231,8 +235,13 @@ impl Place {
     }
 
     fn check_there(path: &Path) -> Result<(), OpenError> {
-        check_files(path)?;
-        if is_missing(path)? { Err(OpenError::Io(Errno::NOENT.into())) } else { Ok(()) }
+        match check_files(path) {
+            Err(OpenError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(OpenError::Missing);
+            }
+            other => other?,
+        }
+        if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<Place, OpenError> {

@@ -4,17 +4,7 @@
 //! uses `corewalk-mbcache` ([`MbcacheIndex`]); [`NoSharing`] is for stores in which every inode has a
 //! block of its own, and others can be plugged in to be measured.
 //!
-//! # Rules
-//! - H.1: `find` calls `take` with no lock held that `insert`, `note_users` or `remove` needs.
-//! - H.2: while `find` is within `take` for a pair, `remove` of that pair returns [`Removal::Busy`]; once
-//!   it has returned [`Removal::Done`], `take` is not called for the pair until it is inserted again
-//!   (trap T34).
-//! - H.3: an index may forget: what is not found costs a second block, no more.
-//! - H.4: whoever takes a user off a block says so before the block is locked (`leave`), and looks for
-//!   nothing and enters nothing until that has ended: with [`Removal::Done`], or `left`. So an index may
-//!   let those who leave a block wait for those who are about to use it, and the other way round, as
-//!   Linux did before 4.6. Ours has no use for that.
-//! - H.5: `note_users` is about blocks that were entered since the store was mounted.
+//! Its rules are with [`ShareIndex`].
 //!
 //! Source: `corewalk-mbcache`, "The protocol".
 
@@ -31,7 +21,67 @@ pub enum Removal {
     Busy,
 }
 
-/// An index from the hash of content to the blocks that may hold it. See the module's text.
+/// An index from the hash of content to the blocks that may hold it.
+///
+/// # Rules
+/// - H.1: `find` calls `take` with no lock held that `insert`, `note_users` or `remove` needs.
+/// - H.2: while `find` is within `take` for a pair, `remove` of that pair returns [`Removal::Busy`]; once
+///   it has returned [`Removal::Done`], `take` is not called for the pair until it is inserted again
+///   (trap T34).
+/// - H.3: an index may forget: what is not found costs a second block, no more.
+/// - H.4: whoever takes a user off a block says so before the block is locked (`leave`), and looks for
+///   nothing and enters nothing until that has ended: with [`Removal::Done`], or `left`. So an index may
+///   let those who leave a block wait for those who are about to use it, and the other way round, as
+///   Linux did before 4.6. Ours has no use for that.
+/// - H.5: `note_users` is about blocks that were entered since the store was mounted.
+///
+/// # Examples
+/// An index that counts how often it is asked:
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+/// use corewalk::{FileSystem, FileKind, Node, XattrMode};
+/// use corewalk_store::{MbcacheIndex, Removal, ShareIndex, Store, StoreOptions};
+///
+/// struct Counted {
+///     index: MbcacheIndex,
+///     finds: AtomicU64,
+/// }
+///
+/// impl ShareIndex for Counted {
+///     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
+///         self.finds.fetch_add(1, Relaxed);
+///         self.index.find(key, take)
+///     }
+///     fn insert(&self, key: u64, block: u64, users: u32) {
+///         self.index.insert(key, block, users);
+///     }
+///     fn note_users(&self, key: u64, block: u64, users: u32) {
+///         self.index.note_users(key, block, users);
+///     }
+///     fn remove(&self, key: u64, block: u64) -> Removal {
+///         self.index.remove(key, block)
+///     }
+///     fn wait(&self, key: u64, block: u64) {
+///         self.index.wait(key, block);
+///     }
+///     fn users_max(&self) -> u32 {
+///         self.index.users_max()
+///     }
+/// }
+///
+/// # let dir = std::env::temp_dir().join(format!("store-doc6-{}", std::process::id()));
+/// let counted = Arc::new(Counted { index: MbcacheIndex::new(Default::default())?, finds: AtomicU64::new(0) });
+/// let options = StoreOptions { share: Some(counted.clone()), ..StoreOptions::default() };
+/// let store = Store::open(&dir, &options)?;
+/// let root = Node::detached(store.root()?.ino, FileKind::Directory);
+/// store.setxattr(root, b"user.label", b"public", XattrMode::Set)?;
+/// store.share_xattrs();
+/// assert_eq!((counted.finds.load(Relaxed), counted.index.cache().count()), (1, 1));
+/// # drop(store);
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait ShareIndex: Send + Sync + 'static {
     /// Calls `take` with blocks under `key` until it returns true, and returns that block: it was taken,
     /// or enough has been looked at.
@@ -64,7 +114,7 @@ pub trait ShareIndex: Send + Sync + 'static {
 pub struct MbcacheIndex(Mbcache);
 
 impl MbcacheIndex {
-    /// Returns an empty index.
+    /// Returns an empty index. [`ShareIndex`] has an example.
     ///
     /// # Errors
     /// Those of [`Mbcache::new`].

@@ -61,13 +61,15 @@ pub struct StoreOptions {
     pub root_uid: u32,
     /// The group of the root directory of a store that is made.
     pub root_gid: u32,
-    /// What finds equal sets of attributes; None for `corewalk-mbcache`.
+    /// What finds equal sets of attributes; None for `corewalk-mbcache` with a budget of 4 MiB.
     pub share: Option<Arc<dyn ShareIndex>>,
     /// When reading sets the time of the last access (`relatime`, `noatime`, `strictatime`, `nodiratime`).
     pub atime: AtimePolicy,
     /// Whether a change of a directory is durable when its call returns (`dirsync`).
     pub is_dirsync: bool,
-    /// Whether nothing can be changed (`ro`): changes are `EROFS`, no store is made where there is none, and
+    /// Whether a store is made where there is none (`create`, `no_create`).
+    pub is_made: bool,
+    /// Whether nothing can be changed (`ro`): changes are `EROFS`, no store is made either, and
     /// what a crash left without links stays. The log is put into the database all the same, as ext4 does.
     pub is_read_only: bool,
     /// Whether sets of attributes of files that are changed again and again are shared when they are committed;
@@ -77,8 +79,8 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     /// Returns no limits, a commit every 5 seconds as in ext4, transactions of 32 MiB, a log of 16 MiB,
-    /// 64 MiB of cache, a root directory of user 0 with mode 755, sets that are shared late, `relatime`, and changes
-    /// allowed.
+    /// 64 MiB of cache, a root directory of user 0 with mode 755, sets that are shared late, `relatime`, changes
+    /// allowed, and a store that is made.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -93,9 +95,17 @@ impl Default for StoreOptions {
             share: None,
             atime: AtimePolicy::default(),
             is_dirsync: false,
+            is_made: true,
             is_read_only: false,
             is_sharing_late: true,
         }
+    }
+}
+
+impl StoreOptions {
+    /// Returns whether a store is made where there is none.
+    fn may_make(&self) -> bool {
+        self.is_made && !self.is_read_only
     }
 }
 
@@ -198,7 +208,7 @@ impl Store {
     /// Mounts the store in the directory `path`, or makes one there if it is empty or does not exist.
     ///
     /// # Errors
-    /// See [`OpenError`]; `ENOENT` if there is none and it is to be read only.
+    /// See [`OpenError`]; [`OpenError::Missing`] if there is none and it is to be read only, or not to be made.
     ///
     /// # Examples
     /// ```
@@ -213,9 +223,9 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open(path: &std::path::Path, options: &StoreOptions) -> Result<Store, OpenError> {
-        let place = match options.is_read_only {
-            true => Place::open(path)?,
-            false => Place::open_or_make(path, |meta| {
+        let place = match options.may_make() {
+            false => Place::open(path)?,
+            true => Place::open_or_make(path, |meta| {
                 let database = Database::open(&meta, options.cache_bytes)?;
                 format(&database, options)
             })?,
@@ -232,7 +242,7 @@ impl Store {
     /// Mounts the store on `devices`, or makes one there if they are empty.
     ///
     /// # Errors
-    /// See [`OpenError`]; `ENOENT` as for [`Store::open`].
+    /// See [`OpenError`]; [`OpenError::Missing`] as for [`Store::open`].
     ///
     /// # Examples
     /// ```
@@ -254,8 +264,8 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_devices(devices: Devices, options: &StoreOptions) -> Result<Store, OpenError> {
-        if options.is_read_only && devices.meta.is_empty()? {
-            return Err(OpenError::Io(Errno::NOENT.into()));
+        if !options.may_make() && devices.meta.is_empty()? {
+            return Err(OpenError::Missing);
         }
         let database = HeldDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
@@ -362,7 +372,7 @@ impl Store {
         self.journal.commit_running()
     }
 
-    /// Shares the sets of attributes that wait for the next commit, without one.
+    /// Shares the sets of attributes that wait for the next commit, without one. [`ShareIndex`] has an example.
     pub fn share_xattrs(&self) {
         self.late.share();
     }

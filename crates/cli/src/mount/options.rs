@@ -7,7 +7,7 @@
 //! What mount(8) keeps for itself in such a line (`noauto`, `nofail`, `_netdev`, `x-*`) is taken, and nothing is made
 //! of it; `user` and its like imply what they imply there. Taken too is what holds here anyway (`acl`, `user_xattr`),
 //! and `lazytime`, which allows what is not done. What would be kept by nobody is refused: `noacl`; of a directory of the
-//! host `dirsync`, and what our own file systems have (`size=`, `mode=`); `commit=` of what is no store.
+//! host `dirsync`, and what our own file systems have (`size=`, `mode=`); `commit=` and `no_create` of what is no store.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -45,10 +45,13 @@ struct Pending {
     own: Vec<&'static str>,
 }
 
-/// Options that are for the file systems of our own: a directory of the host knows none of them, and `commit` is for
-/// a store only. (That `no_mbcache` asks for holds anyway.)
-const OWN: [&str; 7] = ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT];
+/// Options that are for the file systems of our own: a directory of the host knows none of them. (What `no_mbcache` and
+/// `create` ask for holds anyway.)
+const OWN: [&str; 8] = ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
 const COMMIT: &str = "commit";
+const NO_CREATE: &str = "no_create";
+/// Those of them that are for a store only.
+const STORE_OWN: [&str; 2] = [COMMIT, NO_CREATE];
 
 /// Options of mount(8) that ask for nothing here: it is so anyway, or they are for mount(8) itself.
 const TAKEN: [&str; 19] = [
@@ -124,7 +127,7 @@ impl Plan {
         let (name, whose) = match source {
             Source::Host(_) if is_dirsync => (Some(&"dirsync"), "a directory of the host"),
             Source::Host(_) => (own.first(), "a directory of the host"),
-            Source::Tmpfs => (own.iter().find(|name| **name == COMMIT), "tmpfs"),
+            Source::Tmpfs => (own.iter().find(|name| STORE_OWN.contains(name)), "tmpfs"),
             Source::Store(_) => (None, "a store"),
         };
         match name {
@@ -225,6 +228,8 @@ impl Plan {
                 self.tmpfs.share_xattrs = false;
                 self.store.share = Some(Arc::new(NoSharing));
             }
+            "create" => self.store.is_made = true,
+            NO_CREATE => self.store.is_made = false,
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
             word if TAKEN.contains(&word) || is_for_others(word) => {}
@@ -538,6 +543,7 @@ mod tests {
             "gid=1",
             "commit=5",
             "mbcache",
+            "no_create",
         ] {
             let name = word.split('=').next().unwrap_or_default();
             match Plan::parse(host, &[format!("ro,{word}").into()]).map(|_| ()) {
@@ -547,7 +553,10 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        assert!(Plan::parse(host, &["sync,no_mbcache,cache=1m".into()]).is_ok());
+        assert!(Plan::parse(host, &["sync,no_mbcache,create,cache=1m".into()]).is_ok());
+        assert_eq!(complaint("no_create"), "'no_create' is not kept for tmpfs");
+        let is_made = |list| store(list).expect("an option").store.is_made;
+        assert_eq!(["", "no_create", "no_create,create"].map(is_made), [true, false, true]);
     }
 
     #[test]

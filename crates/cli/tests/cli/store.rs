@@ -107,6 +107,17 @@ fn store_on_a_read_only_disk_is_checked() {
     assert_eq!(status, Some(0), "{said}");
 }
 
+/// A line of fstab whose disk is not mounted must not become an empty store.
+#[test]
+fn store_that_is_missing_is_not_made_with_no_create() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path("store")).expect("a folder");
+    let no_create = corewalk(&["mount", &source(&folder), "/x", "-o", "no_create"]);
+    folder.assert_refused(no_create, 1, "store: there is no store");
+    assert_eq!(fs::read_dir(folder.path("store")).expect("it is there").count(), 0);
+    folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "there is no store");
+}
+
 #[test]
 fn store_of_a_foreign_directory_is_refused() {
     let folder = Folder::new();
@@ -115,11 +126,11 @@ fn store_of_a_foreign_directory_is_refused() {
     folder.assert_refused(corewalk(&["mount", &source(&folder), "/x"]), 1, "not a store");
     folder.assert_refused(corewalk(&["mount", "store:", "/x"]), 2, "needs a directory");
     folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "not a store");
-    folder.assert_refused(corewalk(&["fsck", "tmpfs"]), 16, "not a store");
+    folder.assert_refused(corewalk(&["fsck", "/srv"]), 16, "a store is named as store:DIR");
     folder.assert_refused(corewalk(&["fsck"]), 16, "not provided: <SOURCE>");
     folder.assert_refused(corewalk(&["fsck", "--frobnicate"]), 16, "unexpected argument");
     let missing = format!("store:{}", folder.path("none").display());
-    let words = "No such file";
+    let words = "there is no store";
     folder.assert_refused(corewalk(&["mount", &missing, "/x", "-o", "ro"]), 1, words);
     assert!(!folder.path("none").exists(), "it is not made to be read");
     assert_eq!(fs::read(folder.path("store").join("letter")).expect("it stays"), b"mine");

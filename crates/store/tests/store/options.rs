@@ -1,7 +1,6 @@
 //! What options promise: nothing is changed, times of access, what is durable when a call returns.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
@@ -140,21 +139,28 @@ fn store_that_is_read_only_changes_nothing() {
 }
 
 #[test]
-fn store_that_is_missing_is_not_made_to_be_read() {
+fn store_that_is_missing_is_not_made_to_be_read_or_on_request() {
     let path = std::env::temp_dir().join(format!("corewalk-store-missing-{}", std::process::id()));
-    let options = StoreOptions { is_read_only: true, ..StoreOptions::default() };
-    let is_missing = |path: &Path| match Store::open(path, &options).map(drop) {
-        Err(OpenError::Io(error)) => error.kind() == std::io::ErrorKind::NotFound,
-        other => panic!("{other:?}"),
-    };
-    assert!(is_missing(&path) && !path.exists());
-    std::fs::create_dir(&path).unwrap();
-    assert!(is_missing(&path));
-    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is made");
-    std::fs::remove_dir(&path).unwrap();
-    let disks = Disks::new();
-    assert!(matches!(Store::open_devices(disks.devices(), &options), Err(OpenError::Io(_))));
-    assert_eq!(disks.used(), 0);
+    let all = StoreOptions::default();
+    let read_only = StoreOptions { is_read_only: true, ..all.clone() };
+    let not_made = StoreOptions { is_made: false, ..all.clone() };
+    for options in [&read_only, &not_made] {
+        let is_missing = || match Store::open(&path, options).map(drop) {
+            Err(error @ OpenError::Missing) => error.errno() == Errno::NOENT,
+            other => panic!("{other:?}"),
+        };
+        assert!(is_missing() && !path.exists());
+        std::fs::create_dir(&path).unwrap();
+        assert!(is_missing());
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is made");
+        std::fs::remove_dir(&path).unwrap();
+        let disks = Disks::new();
+        assert!(matches!(Store::open_devices(disks.devices(), options), Err(OpenError::Missing)));
+        assert_eq!(disks.used(), 0);
+    }
+    drop(Store::open(&path, &all).unwrap());
+    drop(Store::open(&path, &not_made).unwrap());
+    std::fs::remove_dir_all(&path).unwrap();
 }
 
 /// To take a range out gives room, so it works on a host that has none.
