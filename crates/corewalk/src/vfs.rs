@@ -35,6 +35,7 @@ mod held;
 mod io;
 mod names;
 mod rename;
+mod revalidate;
 
 pub(crate) use attributes::Checked;
 pub(crate) use held::{Place, Unattached};

@@ -115,7 +115,8 @@ impl Options {
         }
     }
 
-    /// Returns what suits a back end that others change too. Misses are not cached.
+    /// Returns what suits a back end that others change too. The kernel keeps names for a second and misses not at all, and
+    /// what the server has cached of a name is held against the back end before each use ([`corewalk::Vfs::revalidate`]).
     pub fn shared() -> Options {
         Options {
             ownership: Ownership::Shared,

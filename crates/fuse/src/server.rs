@@ -49,6 +49,11 @@ use counters::Tallies;
 /// The node number of the root, as the protocol has it.
 pub(crate) const ROOT_NODE: u64 = 1;
 
+/// The node number that is told of entries in a listing that could not be looked up, and of no others: fuser sends one number
+/// as that of the node and that of the entry, and the C library leaves out entries of number 0. It is told with no
+/// time to keep it, so that nothing is done with it: the kernel asks for the name first, and is told why not.
+pub(crate) const NO_NODE: u64 = u64::MAX;
+
 /// Serves one file system. See the module's text.
 ///
 /// # Examples
@@ -151,7 +156,7 @@ impl Server {
     /// `ENOENT`; `ENAMETOOLONG`; `ENOTDIR`; `EACCES`; `ESTALE` for an unknown `parent`.
     pub fn lookup(&self, caller: Caller, parent: u64, name: &[u8]) -> Result<Entry, Errno> {
         let dir = self.inode(parent)?;
-        let name = self.name(name)?;
+        let name = self.fresh(&dir, self.name(name)?)?;
         let inode = self.vfs.lookup(&self.cred(caller), &dir, name)?;
         let attr = self.vfs.getattr(&inode)?;
         self.hand_out(inode, attr)
@@ -161,8 +166,8 @@ impl Server {
     /// changes nothing.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
-        if node == ROOT_NODE {
-            // The root was never handed out.
+        if node == ROOT_NODE || node == NO_NODE {
+            // Neither was ever handed out.
             return;
         }
         if self.vfs.forget(self.translate(node), n) {
@@ -214,7 +219,28 @@ impl Server {
     /// Returns the counted inode of a node.
     fn inode(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         self.tallies.requests.add(1);
-        self.vfs.inode(self.translate(node))
+        self.counted(node)
+    }
+
+    /// As `inode`, of one that a request names beside another.
+    fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
+        let inode = self.vfs.inode(self.translate(node))?;
+        let (ownership, permissions) = (self.options.ownership, self.options.permissions);
+        if ownership == Ownership::Shared && permissions == Permissions::Server {
+            // Others may have changed them.
+            self.vfs.invalidate_attributes(&inode);
+        }
+        Ok(inode)
+    }
+
+    /// Returns a name that is to be resolved in `dir`, once what is cached of it is what the back end says, if
+    /// others change that.
+    fn fresh<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
+        match self.options.ownership {
+            Ownership::Exclusive => {}
+            Ownership::Shared => self.vfs.revalidate(dir, name)?,
+        }
+        Ok(name)
     }
 
     /// Returns the inode number of a node number, or the other way around.
@@ -236,8 +262,8 @@ impl Server {
     /// Turns a reference into one lookup that the kernel holds.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<Entry, Errno> {
         let node = self.translate(inode.ino());
-        if node == 0 || node == ROOT_NODE {
-            // Neither can be the answer to a name.
+        if node == 0 || node == ROOT_NODE || node == NO_NODE {
+            // None of them can be the answer to a name.
             return Err(Errno::IO);
         }
         let generation = inode.generation();

@@ -28,9 +28,10 @@
 //! # What it does not do
 //! - Other file systems mounted below the root are not entered: `EXDEV`. Inode numbers are those of
 //!   the host, and hold for one file system.
-//! - A host that is changed by others at the same time: names come and go as seen by the next
-//!   call, up to what the client caches. `remove` and `rename` look at what a name refers to before
-//!   they act; a change in that instant is not noticed.
+//! - To tell of changes that others make on the host. A cache above it goes on with what it knows until it is told
+//!   (`Vfs::invalidate`) or asks (`Vfs::revalidate`, as `corewalk_fuse::Server` does before each use of a name with
+//!   `Options::shared`: then names come and go as seen by the next call, up to what the client caches). `remove` and
+//!   `rename` look at what a name refers to before they act; a change in that instant is not noticed.
 //! - More files unlinked while in use than `orphans`, without being open, get `ESTALE`.
 //! - Permission is checked by the caller; here everything is done with the rights of the process.
 //!   It needs `/proc`.

@@ -8,6 +8,7 @@
 mod daemon;
 mod fixtures;
 mod fstab;
+mod host;
 mod ipc;
 mod mistakes;
 mod mounting;

@@ -263,7 +263,7 @@ impl Vfs {
 
     /// Returns the inode that `attr` describes, in the file system of `near`, counted; `beside` is
     /// the negative dentry that its name has so far.
-    fn enter(
+    pub(super) fn enter(
         &self,
         near: u32,
         attr: &Attr,

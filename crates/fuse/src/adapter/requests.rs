@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use corewalk::attr::mode;
-use corewalk::{Fsync, Removal, SetAttr};
+use corewalk::{Attr, Fsync, Removal, SetAttr};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
     Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
@@ -19,7 +19,7 @@ use fuser::{
 use super::full::Again;
 use super::{Adapter, Opening, READ_BUFFER, convert};
 use crate::credentials::Caller;
-use crate::server::{Change, Entry, New, Server, WriteOrigin, XattrAnswer};
+use crate::server::{Change, Entry, NO_NODE, New, Server, WriteOrigin, XattrAnswer};
 
 impl Adapter {
     /// Makes a file and replies with it.
@@ -402,12 +402,17 @@ impl Filesystem for Adapter {
         let options = self.server.options();
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
+                // What was not looked up the kernel is to ask for.
+                let (attr, timeout) = match entry.node {
+                    0 => (Attr { ino: NO_NODE, ..*attr }, Duration::ZERO),
+                    _ => (*attr, options.entry_timeout),
+                };
                 let is_full = reply.add(
-                    INodeNo(entry.node),
+                    INodeNo(attr.ino),
                     entry.cookie,
                     OsStr::from_bytes(entry.name),
-                    &options.entry_timeout,
-                    &convert::attr(attr),
+                    &timeout,
+                    &convert::attr(&attr),
                     Generation(attr.generation),
                 );
                 if is_full {

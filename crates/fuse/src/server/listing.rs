@@ -3,12 +3,14 @@
 //! `.` and `..` come first, with the cookies 1 and 2; a back end's cookie is shifted by 2, so that
 //! no two meet (A.1). With attributes ("readdirplus") each name is looked up through the cache, which
 //! then has it for the lookups that follow. The names of one answer are taken from the back end
-//! first and looked up afterwards, since it may hold locks while it reports them.
+//! first and looked up afterwards, since it may hold locks while it reports them. A name that cannot be looked up (another
+//! file system is mounted on it, its file cannot be read) is there all the same: it is reported without attributes, and
+//! who wants those asks for it, and is told why.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
-use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef};
+use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Timespec};
 
 use super::{Entry, Server};
 
@@ -25,7 +27,7 @@ const BATCH_NAMES: std::ops::RangeInclusive<usize> = 26..=208;
 pub struct Dirent<'a> {
     /// The name, `.` and `..` included.
     pub name: &'a [u8],
-    /// Its node number.
+    /// Its node number; with attributes 0 for what could not be looked up, which counts no lookup.
     pub node: u64,
     /// Its file type.
     pub kind: FileKind,
@@ -37,8 +39,16 @@ pub struct Dirent<'a> {
 #[derive(Debug, Default)]
 struct Names {
     bytes: Vec<u8>,
-    /// For each where it ends in `bytes`, and the back end's cookie.
-    ends: Vec<(usize, u64)>,
+    /// For each what the back end says of it, and where it ends in `bytes`.
+    ends: Vec<(usize, Told)>,
+}
+
+/// What a back end says of a name.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    ino: u64,
+    kind: FileKind,
+    cookie: u64,
 }
 
 impl Server {
@@ -131,13 +141,13 @@ impl Server {
         let mut count_max = *BATCH_NAMES.start();
         loop {
             names.collect(self, dir, cookie, count_max)?;
-            for (name, cookie) in names.iter() {
-                if self.report_one(dir, name, shifted(cookie)?, sink)?.is_break() {
+            for (name, told) in names.iter() {
+                if self.report_one(dir, name, told, sink)?.is_break() {
                     return Ok(());
                 }
             }
             match names.ends.last() {
-                Some(&(_, last)) if names.ends.len() == count_max => cookie = last,
+                Some(&(_, last)) if names.ends.len() == count_max => cookie = last.cookie,
                 _ => return Ok(()),
             }
             count_max = (count_max * 2).min(*BATCH_NAMES.end());
@@ -148,23 +158,34 @@ impl Server {
         &self,
         dir: &InodeRef<'_>,
         name: &[u8],
-        cookie: u64,
+        told: Told,
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
-        // Who may read a directory may see what is in it.
-        let inode = match self.vfs.lookup(&Cred::root(), dir, self.name(name)?) {
+        let cookie = shifted(told.cookie)?;
+        let Entry { node, attr, .. } = match self.look_up(dir, name) {
+            Ok(entry) => entry,
             // Removed since it was collected.
             Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
-            inode => inode?,
+            Err(_) => {
+                let attr = Attr { ino: self.translate(told.ino), ..unknown(told.kind) };
+                return Ok(sink(Dirent { name, node: 0, kind: told.kind, cookie }, &attr));
+            }
         };
-        let attr = self.vfs.getattr(&inode)?;
-        let Entry { node, attr, .. } = self.hand_out(inode, attr)?;
         let untaken = Untaken { server: self, node };
         let taken = sink(Dirent { name, node, kind: attr.kind(), cookie }, &attr);
         if taken.is_continue() {
             std::mem::forget(untaken);
         }
         Ok(taken)
+    }
+
+    /// Looks up a name that was collected.
+    fn look_up(&self, dir: &InodeRef<'_>, name: &[u8]) -> Result<Entry, Errno> {
+        let name = self.fresh(dir, self.name(name)?)?;
+        // Who may read a directory may see what is in it.
+        let inode = self.vfs.lookup(&Cred::root(), dir, name)?;
+        let attr = self.vfs.getattr(&inode)?;
+        self.hand_out(inode, attr)
     }
 
     /// Reports `.` and `..` as far as they are behind `cookie`.
@@ -201,6 +222,28 @@ impl Drop for Untaken<'_> {
         if server.vfs.forget(server.translate(self.node), 1) {
             server.tallies.lookups.add(-1);
         }
+    }
+}
+
+/// Returns attributes that say nothing but the kind of a file.
+fn unknown(kind: FileKind) -> Attr {
+    let never = Timespec::default();
+    Attr {
+        ino: 0,
+        generation: 0,
+        mode: kind.to_mode(),
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        btime: never,
+        has_acl: false,
     }
 }
 
@@ -242,17 +285,18 @@ impl Names {
                 return ControlFlow::Break(());
             }
             self.bytes.extend_from_slice(entry.name.as_bytes());
-            self.ends.push((self.bytes.len(), entry.cookie));
+            let told = Told { ino: entry.ino, kind: entry.kind, cookie: entry.cookie };
+            self.ends.push((self.bytes.len(), told));
             ControlFlow::Continue(())
         })
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&[u8], u64)> {
+    fn iter(&self) -> impl Iterator<Item = (&[u8], Told)> {
         let mut start = 0;
-        self.ends.iter().map(move |&(end, cookie)| {
+        self.ends.iter().map(move |&(end, told)| {
             let name = &self.bytes[start..end];
             start = end;
-            (name, cookie)
+            (name, told)
         })
     }
 }

@@ -79,7 +79,8 @@ impl Server {
         flags: u32,
     ) -> Result<(Entry, u64), Errno> {
         let cred = caller.resolve(self.namespace);
-        let inode = self.vfs.lookup(&cred, dir, self.name(name)?)?;
+        let name = self.fresh(dir, self.name(name)?)?;
+        let inode = self.vfs.lookup(&cred, dir, name)?;
         let handle = self.open_checked(&cred, &inode, flags)?;
         let attr = self.vfs.getattr(&inode)?;
         Ok((self.hand_out(inode, attr)?, handle))
@@ -109,8 +110,9 @@ impl Server {
         name: &[u8],
     ) -> Result<Entry, Errno> {
         let inode = self.inode(node)?;
-        let dir = self.vfs.inode(self.translate(parent))?;
-        let attr = self.vfs.link(&self.cred(caller), &inode, &dir, Name::new(name)?)?;
+        let dir = self.counted(parent)?;
+        let name = self.fresh(&dir, Name::new(name)?)?;
+        let attr = self.vfs.link(&self.cred(caller), &inode, &dir, name)?;
         self.hand_out(inode, attr)
     }
 
@@ -126,7 +128,8 @@ impl Server {
         removal: Removal,
     ) -> Result<(), Errno> {
         let dir = self.inode(parent)?;
-        self.vfs.remove(&self.cred(caller), &dir, self.name(name)?, removal)
+        let name = self.fresh(&dir, self.name(name)?)?;
+        self.vfs.remove(&self.cred(caller), &dir, name, removal)
     }
 
     /// Renames. `flags` are those of renameat2(2); `RENAME_WHITEOUT` is not for these back ends.
@@ -149,8 +152,9 @@ impl Server {
             _ => return Err(Errno::INVAL),
         };
         let old_dir = self.inode(from.0)?;
-        let new_dir = self.vfs.inode(self.translate(to.0))?;
+        let new_dir = self.counted(to.0)?;
         let (old, new) = (self.name(from.1)?, self.name(to.1)?);
+        let (old, new) = (self.fresh(&old_dir, old)?, self.fresh(&new_dir, new)?);
         self.vfs.rename(&self.cred(caller), (&old_dir, old), (&new_dir, new), mode)
     }
 
@@ -162,7 +166,7 @@ impl Server {
         new: &New<'_>,
         open: Option<u32>,
     ) -> Result<(InodeRef<'_>, corewalk::Attr), Errno> {
-        let name = Name::new(name)?;
+        let name = self.fresh(dir, Name::new(name)?)?;
         let make = Make {
             rdev: new.rdev,
             target: new.target,

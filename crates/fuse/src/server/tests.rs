@@ -7,7 +7,7 @@ use std::sync::Arc;
 use corewalk::acl::XATTR_DEFAULT;
 use corewalk::attr::mode;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Errno, FileKind, Removal};
+use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, Removal, SetAttr};
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 
@@ -317,6 +317,43 @@ fn counters_are_an_attribute_of_the_root_alone() {
     assert!(json.contains("\"lookups\":1,"), "{json}");
     assert_eq!(read(file), Err(Errno::NODATA));
     assert_eq!(server.listxattr(CALLER, ROOT_NODE, 0), Ok(XattrAnswer::Length(0)));
+}
+
+/// What others make, remove and protect counts from the next request on.
+#[test]
+fn shared_back_end_is_asked_each_time() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let options = Options::shared().with_server_permissions();
+    let server = Server::new(fs.clone(), options).expect("a server of an empty tmpfs");
+    let root = fs.root().expect("a root").ino;
+    let (root, name) =
+        (Node::detached(root, FileKind::Directory), Name::new(b"a").expect("a name"));
+    assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
+    let attr = fs.make(root, name, &Make::new(0o644, 0, 0)).expect("a new name");
+    let found = server.lookup(CALLER, ROOT_NODE, b"a").expect("it was made");
+    let (user, read) = (Caller { uid: 1000, gid: 1000, pid: 0 }, 0);
+    assert!(server.open(user, found.node, read).is_ok());
+    let node = Node::detached(attr.ino, FileKind::Regular);
+    let protect = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    fs.setattr(node, &protect).expect("it is there");
+    assert_eq!(server.open(user, found.node, read).err(), Some(Errno::ACCESS));
+    let closed = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    fs.setattr(root, &closed).expect("it is there");
+    assert_eq!(server.lookup(user, ROOT_NODE, b"a"), Err(Errno::ACCESS));
+    fs.remove(root, name, node).expect("it is there");
+    assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
+}
+
+/// The control: of what is this server's alone it need not ask.
+#[test]
+fn control_exclusive_back_end_is_not_asked_again() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let server = Server::new(fs.clone(), Options::exclusive()).expect("a server of an empty tmpfs");
+    let root = Node::detached(fs.root().expect("a root").ino, FileKind::Directory);
+    assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
+    let name = Name::new(b"a").expect("a name");
+    fs.make(root, name, &Make::new(0o644, 0, 0)).expect("a new name");
+    assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
 #[test]

@@ -1,0 +1,123 @@
+//! A mounted directory of the host that the host changes as well.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read as _};
+use std::path::Path;
+use std::process::Command;
+
+use crate::fixtures::{Folder, Server, can_mount, run};
+
+/// The kernel is to keep nothing: what is left to be wrong is what the server keeps.
+const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
+
+fn mounted(folder: &Folder, options: &str) -> Server {
+    fs::create_dir(folder.path("host")).expect("a folder");
+    let source = folder.path("host").display().to_string();
+    Server::of(&source, &["-o", options], &folder.path("m"))
+}
+
+fn kind_of<T>(result: std::io::Result<T>) -> Option<ErrorKind> {
+    result.err().map(|error| error.kind())
+}
+
+#[test]
+fn names_that_the_host_changes_are_as_the_host_has_them() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let server_checks = format!("{KEEP_NOTHING},no_default_permissions");
+    for options in [KEEP_NOTHING, &server_checks] {
+        let mut server = mounted(&folder, options);
+        let (host, mount) = (folder.path("host"), folder.path("m"));
+        files_come_and_go(&host, &mount);
+        directories_come_and_go(&host, &mount);
+        assert!(Command::new("umount").arg(&mount).status().expect("umount").success());
+        assert!(server.wait().success());
+        fs::remove_dir_all(host).expect("it is the test's");
+    }
+}
+
+fn files_come_and_go(host: &Path, mount: &Path) {
+    let read = |name: &str| fs::read(mount.join(name));
+    let missing = Some(ErrorKind::NotFound);
+    assert_eq!(kind_of(read("file")), missing);
+    fs::write(host.join("file"), "one").expect("a file");
+    assert_eq!(read("file").expect("it came"), b"one");
+    fs::write(host.join("other"), "two").expect("a file");
+    fs::rename(host.join("other"), host.join("file")).expect("they are there");
+    assert_eq!(read("file").expect("it was replaced"), b"two");
+    fs::remove_file(host.join("file")).expect("it is there");
+    assert_eq!(kind_of(read("file")), missing);
+    assert_eq!(kind_of(fs::remove_file(mount.join("file"))), missing);
+    // The mount has known that there is none.
+    fs::write(host.join("file"), "three").expect("a file");
+    assert_eq!(kind_of(File::create_new(mount.join("file"))), Some(ErrorKind::AlreadyExists));
+    let mut opened = OpenOptions::new();
+    let mut opened = opened.read(true).append(true).create(true).open(mount.join("file"));
+    let mut text = String::new();
+    opened.as_mut().expect("it came").read_to_string(&mut text).expect("it can be read");
+    assert_eq!(text, "three");
+    assert_eq!(kind_of(fs::metadata(mount.join("link"))), missing);
+    fs::write(host.join("link"), "four").expect("a file");
+    let linked = fs::hard_link(mount.join("file"), mount.join("link"));
+    assert_eq!(kind_of(linked), Some(ErrorKind::AlreadyExists));
+    fs::remove_file(host.join("link")).expect("it is there");
+    fs::rename(mount.join("file"), mount.join("link")).expect("the name is free");
+    assert_eq!(fs::read(host.join("link")).expect("it was renamed"), b"three");
+}
+
+fn directories_come_and_go(host: &Path, mount: &Path) {
+    fs::create_dir_all(host.join("a/b")).expect("folders");
+    fs::write(host.join("a/b/file"), "deep").expect("a file");
+    assert_eq!(fs::read(mount.join("a/b/file")).expect("it came"), b"deep");
+    fs::rename(host.join("a"), host.join("c")).expect("it is there");
+    assert_eq!(kind_of(fs::read(mount.join("a/b/file"))), Some(ErrorKind::NotFound));
+    assert_eq!(fs::read(mount.join("c/b/file")).expect("it was renamed"), b"deep");
+    fs::create_dir_all(host.join("a/b")).expect("others of these names");
+    fs::write(host.join("a/b/file"), "other").expect("a file");
+    assert_eq!(fs::read(mount.join("a/b/file")).expect("it came"), b"other");
+    assert_eq!(fs::read(mount.join("c/b/file")).expect("it is where it was"), b"deep");
+    fs::remove_dir_all(host.join("a")).expect("it is there");
+    assert_eq!(kind_of(fs::remove_dir(mount.join("a"))), Some(ErrorKind::NotFound));
+    let mut names: Vec<_> = fs::read_dir(mount).expect("the root").flatten().collect();
+    names.sort_by_key(fs::DirEntry::file_name);
+    assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
+}
+
+/// One that cannot be looked up does not end the listing.
+#[test]
+fn directory_with_another_file_system_in_it_is_listed() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    for readdirplus in ["readdirplus=yes", "readdirplus=no"] {
+        let mut server = mounted(&folder, readdirplus);
+        let host = folder.path("host");
+        for name in ["a", "m", "z"] {
+            fs::create_dir(host.join(name)).expect("a folder");
+        }
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "none"]).arg(host.join("m"));
+        if !run(mount).status.success() {
+            println!("skipped: no tmpfs can be mounted here");
+            return;
+        }
+        let listed = fs::read_dir(folder.path("m")).expect("the root");
+        let mut listed: Vec<_> = listed.map(|entry| entry.expect("an entry")).collect();
+        listed.sort_by_key(fs::DirEntry::file_name);
+        assert_eq!(listed.iter().map(fs::DirEntry::file_name).collect::<Vec<_>>(), ["a", "m", "z"]);
+        assert!(listed.iter().all(|entry| entry.file_type().expect("a type").is_dir()));
+        let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
+        assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
+        drop(listed);
+        // The server is not in its way.
+        for path in [host.join("m"), folder.path("m")] {
+            let umount = Command::new("umount").arg(&path).output().expect("umount");
+            assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
+        }
+        assert!(server.wait().success());
+        fs::remove_dir_all(host).expect("it is the test's");
+    }
+}
