@@ -79,12 +79,12 @@ pub(crate) const LINE_WORDS: usize = 8;
 /// Entries of a line.
 pub(crate) const SLOTS: u32 = 2;
 /// Words of a line by what they hold.
-const HEADER: usize = 0;
+pub(crate) const HEADER: usize = 0;
 const LINK: usize = 1;
 const ENTRIES: usize = 2;
 
-const LOCKED: u64 = 1 << 0;
-const MOVING: u64 = 1 << 1;
+pub(crate) const LOCKED: u64 = 1 << 0;
+pub(crate) const MOVING: u64 = 1 << 1;
 
 /// The words of one line.
 ///

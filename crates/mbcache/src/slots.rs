@@ -47,7 +47,7 @@ const GENERATION_SHIFT: u32 = 22;
 /// One generation.
 pub(crate) const AGE: u64 = 1 << GENERATION_SHIFT;
 pub(crate) const GENERATION: u64 = !(AGE - 1);
-const COUNT: u64 = !GENERATION & !(ONE - 1);
+pub(crate) const COUNT: u64 = !GENERATION & !(ONE - 1);
 
 /// A state word.
 ///
