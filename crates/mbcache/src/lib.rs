@@ -9,12 +9,17 @@
 //!
 //! | call | for | costs |
 //! |---|---|---|
-//! | [`Mbcache::find_first`], [`Mbcache::find_next`] | the values that may be shared, counted | no lock |
-//! | [`Mbcache::get`] | whether a pair is there; it was used | no lock; no store once the bit is set |
+//! | [`Mbcache::find_first`], [`Mbcache::find_next`] | the values that may be shared, counted | no lock (1) |
+//! | [`Mbcache::get`] | whether a pair is there; it was used | no lock (1); no store once the bit is set |
 //! | [`Mbcache::create`] | a blob was stored | the lock of one bucket |
-//! | [`Mbcache::delete_or_get`] | its last user is gone | no lock; one step on the entry |
+//! | [`Mbcache::delete_or_get`] | its last user is gone | no lock (1); one step on the entry |
 //! | [`Mbcache::scan`] | memory is short | no lock; one step per entry that goes |
 //! | [`Mbcache::stats`], [`Mbcache::count`] | somebody asks | a look at every line |
+//!
+//! (1) Unless its bucket changes. A find, and a look for a pair that is not in the slot that is its home, prove nothing
+//! if entries were created in that bucket meanwhile, moved, or ended just then: they are repeated, and after 17 such
+//! looks done once more with the lock of the bucket. So one who loses its processor while it moves entries, for want of
+//! room, is waited for.
 //!
 //! # The protocol
 //!
@@ -22,7 +27,8 @@
 //!
 //! - To store: hash the content; for each entry found, compare the content, lock the blob, and if it
 //!   still has users, fewer than [`Mbcache::users_max`], add one and tell the new number
-//!   ([`Entry::note_users`]). Then drop the entry. If none fits, store a new blob and `create`.
+//!   ([`Entry::note_users`]). Then drop the entry. If none fits, store a new blob and, if it may have a second user,
+//!   `create`.
 //! - A blob with as many users as it may have is not in the index: its entry goes with its last handle, and
 //!   comes back when a user leaves and the number is told. So full blobs make no find longer, of which a
 //!   content may have any number (trap T39; Linux leaves them in the chain, with a flag).
@@ -38,6 +44,8 @@
 //!   but no handle of it is given out from when somebody begins to wait to delete it until it has none, so
 //!   that the wait is over when those are done who have one already; who takes one afterwards does not
 //!   prolong it. If others begin to wait in between, it may be over only when they need not wait either.
+//!   Who puts that last handle says so in a second step: if it loses its processor before that, finds go
+//!   on to miss the pair until it has it back.
 //! - G.2: while an [`Entry`] lives, its pair stays in the index: neither `delete_or_get` nor `scan` nor
 //!   `note_users` takes it out (traps T34, T35). What is done under an `Entry` happens before a `delete_or_get`
 //!   that says "deleted".
@@ -49,10 +57,14 @@
 //!   short-lived (what is held cannot be moved together) and deletions do not come in between: after a
 //!   search that found everything full, entries may be dropped in a quarter as many buckets as there are
 //!   before the next such search. No more memory is used than the budget. Under its pressure what was used
-//!   since the search came by last stays (trap T37).
-//! - G.5: after `new` nothing allocates but a wait of a task, and that with no lock held. No code of the
-//!   caller is called with a lock held; that code is the wakers of tasks only (trap T41).
-//! - G.6: `get` of a pair whose referenced bit is set stores nothing.
+//!   since somebody who makes room, or a `scan`, came by last stays (trap T37).
+//! - G.5: after `new` nothing of this crate allocates but a wait of a task, and that with no lock held. But what
+//!   threads sleep on is `parking_lot`'s, and has a table that it may make, or make larger, when a thread sleeps for
+//!   the first time, or anybody is woken for the first time: for a handle, the turn, the list of tasks, or a list of
+//!   lines, then with a bucket locked. So a global allocator must not call into a cache. No code of the caller is
+//!   called with a lock of the cache held (trap T41); that code is the wakers of tasks only, which are woken in the
+//!   drop of the last [`Entry`], under whatever locks its holder has.
+//! - G.6: `get` of a pair whose referenced bit is set stores nothing, unless it takes the lock (1).
 //! - G.7: operations on keys of different buckets write no common line, unless a bucket needs a third slot
 //!   and takes a line: an entry, its state and the lock of its bucket are on lines of that bucket alone.
 //!   `tests/conflicts.rs` records it, line by line. Except: what is refused (a pair that is there, an entry

@@ -1,9 +1,11 @@
-//! After `new` nothing allocates (guarantee G.5): so no allocator can ask for memory back, and come
-//! upon a lock of ours, in the middle of an operation.
+//! After `new` nothing allocates (guarantee G.5), but the first sleep of a thread: so no allocator can ask for memory
+//! back, and come upon a lock of ours, in the middle of an operation that does not sleep.
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
+use corewalk_sync::primitives::thread;
 use corewalk_testkit::alloc::{Counting, thread_allocations};
-use std::hint::black_box;
+use corewalk_testkit::race::Watchdog;
+use std::{fs, hint::black_box, path::PathBuf, sync::mpsc, time::Duration};
 
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
@@ -64,4 +66,40 @@ fn control_one_allocation_is_counted() {
         drop(black_box(vec![1_u8; 10]));
     };
     assert_eq!(allocations_of(run), 1);
+}
+
+/// Returns what a thread that waits for a handle allocates in each of its waits; it sleeps in all of them.
+fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
+    let (told, tell) = mpsc::channel();
+    (0..waits).for_each(|key| cache.create(key, 1).unwrap());
+    let held: Vec<_> = (0..waits).map(|key| cache.find_first(key)).collect();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(move || {
+            let me = PathBuf::from("/proc").join(fs::read_link("/proc/thread-self").unwrap());
+            let wait = |key| {
+                let busy = cache.delete_or_get(key, 1).expect("it is held");
+                told.send(me.join("stat")).unwrap();
+                allocations_of(|| busy.wait())
+            };
+            (0..waits).map(wait).collect()
+        });
+        for handle in held {
+            let stat = tell.recv().unwrap();
+            while !fs::read_to_string(&stat).unwrap().contains(") S ") {
+                thread::yield_now();
+            }
+            drop(handle);
+        }
+        waiter.join().unwrap()
+    })
+}
+
+/// What G.5 excepts: a thread that sleeps for the first time, in a process in which none had.
+#[test]
+fn waits_of_a_thread_allocate_the_first_time_only() {
+    let _watchdog = Watchdog::start("waits of a thread", Duration::from_secs(120));
+    let cache = Mbcache::new(MbcacheOptions::default()).unwrap();
+    let allocations = allocations_of_waits(&cache, 5);
+    assert!(allocations[0] > 0, "no need to except it: {allocations:?}");
+    assert_eq!(allocations[1..], [0; 4], "G.5: a later wait allocated");
 }
