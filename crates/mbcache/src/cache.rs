@@ -19,7 +19,7 @@ use crate::room::{self, Room};
 use crate::sleepers::Sleepers;
 use crate::slots::{self, Put, Spare, State, Words};
 
-/// Entries at most; slots are numbered with 32 bits, and there are twice as many.
+/// Entries at most; slots are numbered with 32 bits, and there are three times as many.
 const ENTRIES_LIMIT: u32 = 1 << 30;
 
 /// How a cache is set up.
@@ -41,7 +41,8 @@ pub struct MbcacheOptions {
     /// Entries that are kept at least before any is dropped, if the budget has room for so many;
     /// else it decides. By default it does.
     pub entries_max: u32,
-    /// Users of a value from which on it is not shared any more; as in ext4, 1024 by default.
+    /// Users of a value from which on it is not shared any more; as in ext4, 1024 by default. With 1 (or 0) none
+    /// is shared, and there is nothing to create.
     pub users_max: u32,
     /// Whether it is switched on from the beginning; it is by default.
     pub is_on: bool,
@@ -200,8 +201,9 @@ impl Mbcache {
 
     /// Returns the entry of a pair, if it is there, and marks it as used. It is not held.
     ///
-    /// It takes no lock, and stores nothing if the entry was used since reclaim last looked at it.
-    /// Whether the value may have more users does not matter here.
+    /// It takes no lock, and stores nothing if the entry was used since reclaim last looked at it; unless its bucket
+    /// changes under one look after the other (see the crate's documentation). Whether the value may have more users
+    /// does not matter here.
     ///
     /// # Examples
     ///
@@ -400,7 +402,7 @@ impl Mbcache {
         is_reusable && self.create(key, value).is_ok()
     }
 
-    /// Enters a pair, whose value may have more users.
+    /// Enters a pair, whose value may have more users: it is found from here on.
     ///
     /// If the budget is used up, an entry that is neither held nor was used lately is dropped for it: of a
     /// bucket of several lines, or of the pair's own.
@@ -600,10 +602,12 @@ impl Mbcache {
         self.is_on.store(true, Ordering::Relaxed);
     }
 
-    /// Switches it off: nothing is found or created from now on, and what is not held is dropped.
+    /// Switches it off: nothing is found or created by calls that begin from now on, and what is not held is
+    /// dropped.
     ///
     /// [`Mbcache::delete_or_get`] goes on to work, since what is held stays until it is deleted or
-    /// scanned.
+    /// scanned. So does what a holder, or a call that had begun, marks as used meanwhile, and what a `create` that
+    /// had begun enters, even after this has returned. [`Mbcache::hold`] gives handles of all that.
     ///
     /// # Examples
     ///

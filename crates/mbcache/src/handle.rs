@@ -12,7 +12,8 @@ use crate::slots::{self, State, Words};
 
 /// An entry that is held: its pair stays in the index until this is dropped.
 ///
-/// It may be sent to another thread, and kept across an await.
+/// It may be sent to another thread, and kept across an await. To drop the last one runs the wakers of the tasks
+/// that wait for it, there and then: so under no lock that such a waker takes.
 #[doc(alias = "mb_cache_entry")]
 #[must_use = "the entry is let go of when this is dropped"]
 pub struct Entry<'c> {
