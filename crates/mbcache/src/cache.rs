@@ -218,7 +218,7 @@ impl Mbcache {
     #[doc(alias = "mb_cache_entry_get")]
     #[inline]
     #[must_use]
-    pub fn get(&self, key: u64, value: u64) -> Option<Seen> {
+    pub fn get(&self, key: u64, value: u64) -> Option<Seen<'_>> {
         if !self.is_on() {
             return None;
         }
@@ -227,7 +227,7 @@ impl Mbcache {
             Some(Found { words, slot, state })
                 if state.is_referenced() && slots::is_still(words, state) =>
             {
-                Some(Seen { slot, state })
+                Some(Seen { cache: self, slot, state })
             }
             _ => self.get_anywhere(bucket, (key, value)),
         }
@@ -235,19 +235,20 @@ impl Mbcache {
 
     /// As `get`, of a pair that is not at home, or was not used.
     #[inline(never)]
-    fn get_anywhere(&self, bucket: u32, pair: (u64, u64)) -> Option<Seen> {
+    fn get_anywhere(&self, bucket: u32, pair: (u64, u64)) -> Option<Seen<'_>> {
         loop {
             let seen = self.look_up(bucket, pair)?;
             // If not, it has ended, or moved.
             if seen.state.is_referenced() || slots::touch(seen.words, seen.state) {
-                return Some(Seen { slot: seen.slot, state: seen.state });
+                return Some(Seen { cache: self, slot: seen.slot, state: seen.state });
             }
         }
     }
 
     /// Returns a handle of an entry that was seen, if it has not ended since and nobody waits to delete it.
     ///
-    /// If the cache was short of room since, the entry may have moved: that counts as an end here.
+    /// If the cache was short of room since, the entry may have moved: that counts as an end here. What was seen in
+    /// another cache leads nowhere.
     ///
     /// # Examples
     ///
@@ -264,9 +265,8 @@ impl Mbcache {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn hold(&self, seen: Seen) -> Option<Entry<'_>> {
-        // Also a glimpse from another cache leads nowhere worse than to another entry.
-        if !self.index.has_slot(seen.slot) {
+    pub fn hold(&self, seen: Seen<'_>) -> Option<Entry<'_>> {
+        if !std::ptr::eq(self, seen.cache) {
             return None;
         }
         let words = self.index.slot(seen.slot);

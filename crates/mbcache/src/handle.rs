@@ -146,13 +146,15 @@ impl fmt::Debug for Entry<'_> {
 ///
 /// [`Mbcache::hold`] makes an [`Entry`] of it if it is still there. It is of use only with the cache
 /// that gave it.
+// With a reference in it an option of it is no larger than without, since that has a value left for `None`.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
+pub struct Seen<'c> {
+    pub(crate) cache: &'c Mbcache,
     pub(crate) slot: u32,
     pub(crate) state: State,
 }
 
-impl Seen {
+impl Seen<'_> {
     /// Returns true if the value could have more users at that moment.
     ///
     /// # Examples

@@ -205,11 +205,6 @@ impl Index {
         words(self.line(slot / SLOTS), slot % SLOTS)
     }
 
-    /// Returns true if there is such a slot.
-    pub(crate) fn has_slot(&self, slot: u32) -> bool {
-        slot / SLOTS < self.lines.max_slots()
-    }
-
     /// Calls `find` until nothing moves meanwhile, in the end with the bucket locked.
     #[inline]
     pub(crate) fn retry<R>(&self, bucket: u32, mut find: impl FnMut() -> Result<R, Torn>) -> R {

@@ -466,5 +466,10 @@ fn entry_of_another_cache_leads_nowhere() {
     let entry = one.find_first(1).unwrap();
     assert!(other.find_next(&entry).is_none());
     assert!(one.find_next(&entry).is_some());
-    assert!(other.hold(one.get(1, 5).unwrap()).is_none());
+    // In the same slot, and of the same age.
+    other.create(1, 7).unwrap();
+    let seen = one.get(1, 5).unwrap();
+    assert_eq!((seen.slot, seen.state.count()), (other.get(1, 7).unwrap().slot, 0));
+    assert!(other.hold(seen).is_none());
+    assert!(one.hold(seen).is_some());
 }
