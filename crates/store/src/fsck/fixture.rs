@@ -1,0 +1,86 @@
+//! A small store whose records tests change as they like.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
+
+use super::{CACHE_BYTES, Finding, fsck};
+use crate::database::{Database, Snapshot};
+use crate::device::{Device, FileDevice};
+use crate::hash::Secret;
+use crate::layer::Record;
+use crate::mount::read_super;
+use crate::record::{Extent, InodeRecord, Key, Kind};
+use crate::store::{Store, StoreOptions};
+
+/// Returns a folder with a store of one directory (2) with a file (3) that has a block and a set of
+/// attributes (1).
+pub(super) fn store(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
+    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+    let store = Store::open(&path, &options).unwrap();
+    let make = |dir, name: &str, mode| {
+        let name = Name::new(name.as_bytes()).unwrap();
+        let attr = store.make(dir, name, &Make::new(mode, 0, 0)).unwrap();
+        Node::detached(attr.ino, attr.kind())
+    };
+    let dir = make(Node::detached(1, FileKind::Directory), "dir", 0o040_755);
+    let file = make(dir, "file", 0o644);
+    store.write(file, 0, 0, &[1; 5000]).unwrap();
+    store.setxattr(file, b"user.a", b"1", XattrMode::Set).unwrap();
+    path
+}
+
+/// Returns the database of the store in a folder, and what it is on.
+pub(super) fn database_of(path: &Path) -> (Arc<dyn Device>, Database) {
+    let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
+    let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
+    let database = Database::open(&device, CACHE_BYTES).unwrap();
+    (device, database)
+}
+
+/// Changes records of the store in a folder.
+pub(super) fn write(path: &Path, change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>) {
+    let (_, database) = database_of(path);
+    let snapshot = database.snapshot().unwrap();
+    let secret = Secret::new(read_super(&snapshot).unwrap().seed);
+    let records = change(&snapshot, &secret);
+    drop(snapshot);
+    database.write(&records).unwrap();
+}
+
+/// Changes records of the store, and returns what a check finds then.
+pub(super) fn found(
+    name: &str,
+    change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
+) -> Vec<Finding> {
+    let path = store(name);
+    assert_eq!(fsck(&path).unwrap().findings, []);
+    write(&path, change);
+    let findings = fsck(&path).map(|report| report.findings);
+    std::fs::remove_dir_all(&path).unwrap();
+    findings.unwrap()
+}
+
+/// Returns what changes the record of an inode.
+pub(super) fn inode(
+    ino: u64,
+    change: impl FnOnce(&mut InodeRecord),
+) -> impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)> {
+    move |snapshot, _| {
+        let key = Key::of(Kind::Inode, ino);
+        let value = snapshot.get(&key).unwrap().unwrap();
+        let (mut record, target) = InodeRecord::decode(&value).unwrap();
+        change(&mut record);
+        let mut out = Vec::new();
+        record.encode(target, &mut out);
+        vec![(key, Some(out.into()))]
+    }
+}
+
+/// Returns the record of an extent of the file.
+pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
+    let extent = Extent { physical, len, is_written: true };
+    (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
+}

@@ -1,0 +1,201 @@
+//! What a check finds, and what it does not take for damage.
+
+use corewalk::{FileSystem as _, Make, Node, XattrMode};
+
+use super::fixture::{database_of, extent, found, inode, store};
+use super::*;
+use crate::database::Database;
+use crate::record::{Entry, SuperRecord};
+use crate::store::{Store, StoreOptions};
+
+#[test]
+fn each_kind_of_damage_is_found() {
+    use Finding::*;
+    let file = |change: fn(&mut InodeRecord)| inode(3, change);
+    assert_eq!(found("links", file(|inode| inode.nlink = 2)), [Links(3, 2, 1)]);
+    assert_eq!(found("blocks", file(|inode| inode.blocks = 3)), [BlockCount(3, 3, 2)]);
+    assert_eq!(found("size", file(|inode| inode.size = 10)), [BehindSize(3, 0)]);
+    assert_eq!(found("acl", file(|inode| inode.has_acl = true)), [AclFlag(3)]);
+    let of_directory = found("kind", |_, _| {
+        let extent = Extent { physical: 5, len: 1, is_written: false };
+        vec![(Key::at(Kind::Extent, 2, 0), Some(extent.encode().into()))]
+    });
+    assert_eq!(of_directory, [BlockCount(2, 0, 1), Stray(2)]);
+    assert_eq!(found("users", file(|inode| inode.xattr = 0)), [Users(1, 1, 0)]);
+    assert_eq!(found("count", inode(2, |inode| inode.size = 2)), [EntryCount(2, 2, 1)]);
+    assert_eq!(found("dirs", inode(1, |inode| inode.nlink = 2)), [Links(1, 2, 3)]);
+    let got = found("orphan", |_, _| vec![(Key::of(Kind::Orphan, 3), Some([].into()))]);
+    assert_eq!(got, [Orphan(3)]);
+    let got = found("stray", |_, _| vec![(Key::of(Kind::Orphan, 9), Some([].into()))]);
+    assert_eq!(got, [Stray(9)]);
+    let got = found("gone", |_, _| vec![(Key::of(Kind::Inode, 3), None)]);
+    assert!(got.contains(&NoInode(2, 3)) && got.contains(&Stray(3)), "{got:?}");
+    let got = found("root", |_, _| vec![(Key::of(Kind::Inode, 1), None)]);
+    assert!(got.contains(&NoRoot), "{got:?}");
+    let got = found("parse", |_, _| vec![(Key::of(Kind::Inode, 3), Some([1].into()))]);
+    assert!(got.contains(&Unreadable(Kind::Inode as u8, 3, 0)), "{got:?}");
+    let set = found("set", |_, _| vec![(Key::of(Kind::Xattr, 1), Some([1].into()))]);
+    assert_eq!(set, [Attributes(1)]);
+    let got = found("mode", |snapshot, secret| {
+        let acl = corewalk::acl::Acl::from_mode(0o600);
+        let set = xattr::with_acl(&[], AclKind::Access, Some(&acl));
+        let (hash, len) = (secret.hash(&set), set.len() as u32);
+        let users = UsersRecord { hash, users: 1, len }.encode();
+        let mut records = inode(3, |inode| inode.has_acl = true)(snapshot, secret);
+        records.push((Key::of(Kind::XattrUsers, 1), Some(users.into())));
+        records.push((Key::of(Kind::Xattr, 1), Some(set.into())));
+        records
+    });
+    assert_eq!(got, [AclMode(3)]);
+    let got = found("behind", |_, _| vec![extent(0, 1 << 40, 2)]);
+    assert_eq!(got, [BehindDevice(3, 1 << 40)]);
+    let got = found("twice", |_, _| vec![extent(0, 5, 1), extent(1, 5, 1)]);
+    assert_eq!(got, [Overlap(3, 5)]);
+    let got = found("overlap", |_, _| vec![extent(0, 5, 2), extent(1, 9, 1)]);
+    assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
+}
+
+#[test]
+fn names_that_lead_astray_are_found() {
+    use Finding::*;
+    let named = |dir: u64, name: &'static [u8], ino: u64, kind: FileKind| {
+        move |_: &Snapshot, secret: &Secret| {
+            let mut out = Vec::new();
+            Entry { slot: 0, kind, ino, name }.encode(&mut out);
+            let hash = hash_of_name(Name::new(name).unwrap(), secret);
+            vec![(Key::at(Kind::Name, dir, hash), Some(out.into()))]
+        }
+    };
+    let got = found("kind", named(2, b"file", 3, FileKind::Fifo));
+    assert_eq!(got, [OtherKind(2, 3)]);
+    let got = found("loop", named(2, b"up", 2, FileKind::Directory));
+    assert!(got.contains(&SeveralNames(2)), "{got:?}");
+    let got = found("misplaced", |_, _| {
+        let mut out = Vec::new();
+        Entry { slot: 0, kind: FileKind::Regular, ino: 3, name: b"x" }.encode(&mut out);
+        vec![(Key::at(Kind::Name, 2, 77), Some(out.into()))]
+    });
+    assert!(got.contains(&Misplaced(2, 77)) && got.contains(&Links(3, 1, 2)), "{got:?}");
+    let got = found("lost", |_, secret| {
+        let hash = hash_of_name(Name::new(b"dir").unwrap(), secret);
+        vec![(Key::at(Kind::Name, 1, hash), None)]
+    });
+    assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
+}
+
+#[test]
+fn store_of_version_1_becomes_one_of_this() {
+    let path = store("first");
+    std::fs::remove_file(path.join("log")).unwrap();
+    let (device, database) = database_of(&path);
+    let seed = read_super(&database.snapshot().unwrap()).unwrap().seed;
+    let first = SuperRecord { version: 1, seed, generation: 0 }.encode();
+    database.write(&[(Key::SUPER, Some(first[..20].into()))]).unwrap();
+    drop(database);
+    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+    let opened = Store::open(&path, &options).unwrap();
+    opened.fsync(Node::detached(3, FileKind::Regular), 0, false).unwrap();
+    drop(opened);
+    let database = Database::open(&device, CACHE_BYTES).unwrap();
+    let now = read_super(&database.snapshot().unwrap()).unwrap();
+    assert_eq!((now.version, now.seed), (crate::record::FORMAT_VERSION, seed));
+    drop(database);
+    assert_eq!(fsck(&path).unwrap().findings, []);
+    std::fs::remove_dir_all(&path).unwrap();
+}
+
+/// Of long sets, a store of version 1 has hashes of all bytes: no damage, and found by equal ones.
+#[test]
+fn long_set_of_version_1_is_whole_and_shared() {
+    let path = store("long");
+    let value = [7; 3000];
+    let set = xattr::with(&[], b"user.a", Some(&value));
+    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+    let file = Node::detached(3, FileKind::Regular);
+    let opened = Store::open(&path, &options).unwrap();
+    opened.setxattr(file, b"user.a", &value, XattrMode::Set).unwrap();
+    drop(opened);
+    std::fs::remove_file(path.join("log")).unwrap();
+    let (_, database) = database_of(&path);
+    let seed = read_super(&database.snapshot().unwrap()).unwrap().seed;
+    let secret = Secret::new(seed);
+    let hash = secret.hash_whole(&set);
+    assert_ne!(hash, secret.hash(&set));
+    let users = UsersRecord { hash, users: 1, len: set.len() as u32 }.encode();
+    let first = SuperRecord { version: 1, seed, generation: 0 }.encode();
+    let records = [
+        (Key::SUPER, Some(first[..20].into())),
+        (Key::of(Kind::XattrUsers, 1), Some(users.into())),
+    ];
+    database.write(&records).unwrap();
+    drop(database);
+    assert_eq!(fsck(&path).unwrap().findings, []);
+    let opened = Store::open(&path, &options).unwrap();
+    assert_eq!(opened.getxattr(file, b"user.a").as_deref(), Ok(&value[..]));
+    let name = Name::new(b"other").unwrap();
+    let root = Node::detached(1, FileKind::Directory);
+    let other = opened.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
+    let other = Node::detached(other.ino, FileKind::Regular);
+    opened.setxattr(other, b"user.a", &value, XattrMode::Set).unwrap();
+    let stats = opened.stats();
+    assert_eq!((stats.xattr_blocks, stats.xattr_users), (1, 2));
+    drop(opened);
+    assert_eq!(fsck(&path).unwrap().findings, []);
+    std::fs::remove_dir_all(&path).unwrap();
+}
+
+/// A count of users that is too small makes nobody give back room twice.
+#[test]
+fn damaged_count_of_users_gives_no_room_twice() {
+    let path = store("twice-left");
+    let size_bytes = Some(64 << 10);
+    let options = StoreOptions { log_bytes: 64 << 10, size_bytes, ..StoreOptions::default() };
+    let root = Node::detached(1, FileKind::Directory);
+    let file = Node::detached(3, FileKind::Regular);
+    let opened = Store::open(&path, &options).unwrap();
+    // Blocks that were not read are not shared.
+    opened.getxattr(file, b"user.a").unwrap();
+    let others = [b"n0", b"n1", b"n2"].map(|name| {
+        let made = opened.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0));
+        let node = Node::detached(made.unwrap().ino, FileKind::Regular);
+        opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
+        node
+    });
+    drop(opened);
+    let (_, database) = database_of(&path);
+    let key = Key::of(Kind::XattrUsers, 1);
+    let users = database.snapshot().unwrap().get(&key).unwrap().unwrap();
+    let users = UsersRecord::decode(&users).unwrap();
+    assert_eq!(users.users, 4);
+    let users = UsersRecord { users: 1, ..users }.encode();
+    database.write(&[(key, Some(users.into()))]).unwrap();
+    drop(database);
+    let opened = Store::open(&path, &options).unwrap();
+    // The same as before: now each has the block in memory.
+    for node in [file, others[0], others[1], others[2]] {
+        opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
+    }
+    let before = opened.space.used();
+    opened.removexattr(file, b"user.a").unwrap();
+    assert_eq!(opened.space.used(), before - 1);
+    opened.removexattr(others[0], b"user.a").unwrap();
+    opened.remove(root, Name::new(b"n1").unwrap(), others[1]).unwrap();
+    opened.forget(others[1].ino());
+    assert_eq!(opened.setxattr(others[2], b"user.a", b"2", XattrMode::Set), Err(Errno::IO));
+    assert_eq!((opened.space.used(), opened.stats().is_read_only), (before - 1, false));
+    drop(opened);
+    std::fs::remove_dir_all(&path).unwrap();
+}
+
+#[test]
+fn unknown_version_is_refused() {
+    let path = store("version");
+    let (_, database) = database_of(&path);
+    let newer = SuperRecord { version: 3, seed: 0, generation: 0 }.encode();
+    database.write(&[(Key::SUPER, Some(newer.into()))]).unwrap();
+    drop(database);
+    assert!(matches!(fsck(&path), Err(OpenError::Version(3))));
+    let opened = Store::open(&path, &StoreOptions::default()).map(drop);
+    assert!(matches!(opened, Err(OpenError::Version(3))));
+    std::fs::remove_dir_all(&path).unwrap();
+}
