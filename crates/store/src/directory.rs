@@ -136,6 +136,21 @@ impl<'a> Place<'a> {
     }
 }
 
+/// Checks that the directory `dir`, which has `state`, has no entries.
+///
+/// # Errors
+/// `ENOTEMPTY` if it says that it has some; `EIO` if it has some and says otherwise, or they cannot be read.
+pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Errno> {
+    if state.record.size > 0 {
+        return Err(Errno::NOTEMPTY);
+    }
+    let (mut records, mut from) = (Vec::new(), Some(0));
+    while let Some(next) = from.filter(|_| records.is_empty()) {
+        from = view.collect_from((Kind::Name, dir), next, &mut records)?;
+    }
+    if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
+}
+
 /// Entries that were copied out of a directory, to be reported without its lock.
 #[derive(Default)]
 pub(crate) struct Batch {

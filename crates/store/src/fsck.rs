@@ -494,4 +494,6 @@ fn is_directory(inode: &InodeRecord) -> bool {
 #[cfg(test)]
 mod fixture;
 #[cfg(test)]
+mod mounted;
+#[cfg(test)]
 mod tests;

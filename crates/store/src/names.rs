@@ -1,7 +1,8 @@
 //! What changes names: make, remove, rename, link.
 //!
 //! Each is one step to every observer, and is in one transaction: it locks the directories it changes,
-//! checks, and only then changes anything.
+//! checks, and only then changes anything. Part of that is whether directories have what they are to lose: a record may be
+//! damaged, and one that counts below nothing is `EIO`, with nothing changed.
 //!
 //! # Locks and their order
 //! 1. A pass of the gate.
@@ -26,7 +27,7 @@ use std::sync::Arc;
 use corewalk::{AclKind, Attr, Errno, FileKind, Make, Name, RenameMode, Timespec};
 use corewalk_sync::RwLockWriteGuard;
 
-use crate::directory::{Hashed, Link, Place};
+use crate::directory::{Hashed, Link, Place, check_empty};
 use crate::inode::{Inode, PERMISSION_BITS, State, now};
 use crate::journal::View;
 use crate::record::InodeRecord;
@@ -51,11 +52,13 @@ impl Store {
             return Err(Errno::EXIST);
         }
         place.check_room()?;
-        let nlink = if kind == FileKind::Directory { 2 } else { 1 };
+        let is_directory = kind == FileKind::Directory;
+        let mut record = state.record;
+        record.count((1, u32::from(is_directory)), (0, 0))?;
+        let nlink = if is_directory { 2 } else { 1 };
         let attr = self.insert_new(what, kind, nlink, view)?;
         place.set(Link { ino: attr.ino, kind }, view)?;
-        state.record.size += 1;
-        state.record.nlink += u32::from(kind == FileKind::Directory);
+        state.record = record;
         state.touch_content(now());
         parent.save(&state, view);
         Ok(attr)
@@ -80,15 +83,13 @@ impl Store {
         let mut locks = Locks::new([Some(&parent), Some(&child).filter(|_| is_directory)])?;
         let place = Place::find(dir, locks.state(dir)?, hashed, view)?;
         let link = place.link().filter(|link| link.ino == node).ok_or(Errno::NOENT)?;
-        if is_directory && locks.state(node)?.record.size > 0 {
-            return Err(Errno::NOTEMPTY);
+        if is_directory {
+            check_empty(node, locks.state(node)?, view)?;
         }
+        let mut record = locks.state(dir)?.record;
+        record.count((0, 0), (1, subdirectories(link)))?;
         place.remove(view);
-        let now = now();
-        self.change_directory(&mut locks, &parent, now, view, |state| {
-            state.record.size -= 1;
-            state.record.nlink -= subdirectories(link);
-        })?;
+        self.change_directory(&mut locks, &parent, now(), view, record)?;
         self.unlink(&mut locks, &child, view)
     }
 
@@ -112,6 +113,8 @@ impl Store {
             return Err(Errno::NOENT);
         }
         let nlink = of_child.record.nlink.checked_add(1).ok_or(Errno::MLINK)?;
+        let mut record = state.record;
+        record.count((1, 0), (0, 0))?;
         place.set(Link { ino: node, kind: child.kind }, view)?;
         let now = now();
         let had_links = of_child.record.nlink > 0;
@@ -119,7 +122,7 @@ impl Store {
         of_child.record.is_linkable = false;
         of_child.record.ctime = now;
         child.save_links(&of_child, had_links, view);
-        state.record.size += 1;
+        state.record = record;
         state.touch_content(now);
         parent.save(&state, view);
         Ok(of_child.attr(node))
@@ -256,21 +259,25 @@ impl Store {
         Ok(())
     }
 
+    /// Saves a directory of which entries have changed; `counted` says how many it has.
     fn change_directory(
         &self,
         locks: &mut Locks<'_>,
         dir: &Inode,
         now: Timespec,
         view: &View,
-        change: impl FnOnce(&mut State),
+        counted: InodeRecord,
     ) -> Result<(), Errno> {
         let state = locks.state(dir.ino)?;
-        change(state);
+        state.record = counted;
         state.touch_content(now);
         dir.save(state, view);
         Ok(())
     }
 }
+
+/// How many entries of a directory, and how many of them are directories.
+type Entries = (u64, u32);
 
 /// A rename under way: what it is about, and the locks it holds.
 struct Rename<'a, 'b> {
@@ -288,9 +295,11 @@ impl Rename<'_, '_> {
         self.check_loop()?;
         self.locks.state(self.new.0.ino)?.check_alive()?;
         let child = self.child(self.moved)?;
+        let moved = (1, subdirectories(self.moved));
+        let counted = self.count((moved, (0, 0)), ((0, 0), moved))?;
         self.set(self.new, self.moved)?;
         let rest = self.unset_old().and_then(|()| {
-            self.save_directories((1, subdirectories(self.moved)), (1, 0))?;
+            self.save_directories(counted)?;
             self.touch(&child)
         });
         self.whole(rest)
@@ -300,22 +309,19 @@ impl Rename<'_, '_> {
     fn replace(&mut self, victim: Link) -> Result<(), Errno> {
         self.check_loop()?;
         match (self.moved.kind, victim.kind) {
-            (FileKind::Directory, FileKind::Directory)
-                if self.locks.state(victim.ino)?.record.size > 0 =>
-            {
-                return Err(Errno::NOTEMPTY);
+            (FileKind::Directory, FileKind::Directory) => {
+                check_empty(victim.ino, self.locks.state(victim.ino)?, self.view)?;
             }
-            (FileKind::Directory, FileKind::Directory) => {}
             (FileKind::Directory, _) => return Err(Errno::NOTDIR),
             (_, FileKind::Directory) => return Err(Errno::ISDIR),
             _ => {}
         }
         let (child, gone) = (self.child(self.moved)?, self.child(victim)?);
+        let moved = (1, subdirectories(self.moved));
+        let counted = self.count((moved, (1, subdirectories(victim))), ((0, 0), moved))?;
         self.set(self.new, self.moved)?;
-        // The directory that was replaced counts no more.
-        let links = (subdirectories(self.moved), subdirectories(victim));
         let rest = self.unset_old().and_then(|()| {
-            self.save_directories((0, links.0), (1, links.1))?;
+            self.save_directories(counted)?;
             self.touch(&child)?;
             self.store.unlink(self.locks, &gone, self.view)
         });
@@ -329,18 +335,11 @@ impl Rename<'_, '_> {
             return Err(Errno::INVAL);
         }
         let (child, swapped) = (self.child(self.moved)?, self.child(other)?);
+        let (there, back) = ((1, subdirectories(self.moved)), (1, subdirectories(other)));
+        let counted = self.count((there, back), (back, there))?;
         self.set(self.new, self.moved)?;
-        let rest = self.set(self.old, other);
+        let rest = self.set(self.old, other).and_then(|()| self.save_directories(counted));
         self.whole(rest)?;
-        let (there, back) = (subdirectories(self.moved), subdirectories(other));
-        let now = now();
-        let (old, new) = (self.old.0, self.new.0);
-        self.store.change_directory(self.locks, new, now, self.view, |state| {
-            state.record.nlink = state.record.nlink + there - back;
-        })?;
-        self.store.change_directory(self.locks, old, now, self.view, |state| {
-            state.record.nlink = state.record.nlink + back - there;
-        })?;
         self.touch(&child)?;
         self.touch(&swapped)
     }
@@ -372,20 +371,28 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Says that both directories changed: the new one has `added.0` entries more and one subdirectory
-    /// if `added.1`; the old one has one entry less, and the new one `lost.1` subdirectories less.
-    fn save_directories(&mut self, added: (u64, u32), lost: (u64, u32)) -> Result<(), Errno> {
+    /// Returns what the two directories, the new one first, are once they have got and lost so many entries and
+    /// subdirectories. `EIO`, `EMLINK`.
+    fn count(
+        &mut self,
+        of_new: (Entries, Entries),
+        of_old: (Entries, Entries),
+    ) -> Result<[InodeRecord; 2], Errno> {
+        let (old, new) = (self.old.0.ino, self.new.0.ino);
+        let mut in_new = self.locks.state(new)?.record;
+        in_new.count(of_new.0, of_new.1)?;
+        let mut in_old = if old == new { in_new } else { self.locks.state(old)?.record };
+        in_old.count(of_old.0, of_old.1)?;
+        Ok([in_new, in_old])
+    }
+
+    /// Says that both directories changed. If they are one, it is as the old one.
+    fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
-        let (old, new) = (self.old.0, self.new.0);
-        self.store.change_directory(self.locks, new, now, self.view, |state| {
-            state.record.size += added.0;
-            state.record.nlink = state.record.nlink + added.1 - lost.1;
-        })?;
-        let moved = subdirectories(self.moved);
-        self.store.change_directory(self.locks, old, now, self.view, |state| {
-            state.record.size -= lost.0;
-            state.record.nlink -= moved;
-        })
+        for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
+            self.store.change_directory(self.locks, dir, now, self.view, counted)?;
+        }
+        Ok(())
     }
 
     /// Says that something else than the content of an inode changed.

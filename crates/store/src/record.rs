@@ -196,6 +196,21 @@ impl InodeRecord {
         }
         Ok((record, fields.0))
     }
+
+    /// Says that a directory has got entries and lost others; of each, how many, and how many of them are directories.
+    ///
+    /// # Errors
+    /// `EIO` for one that says that it has not so many; `EMLINK` for more than can be counted. Nothing is changed then.
+    pub(crate) fn count(&mut self, got: (u64, u32), lost: (u64, u32)) -> Result<(), Errno> {
+        let size = self.size.checked_add(got.0).filter(|&size| size <= i64::MAX as u64);
+        let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
+        let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
+        // Its name, and its entry for itself.
+        let least = if lost.1 > 0 { 2 } else { 0 };
+        let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
+        (self.size, self.nlink) = (size, nlink);
+        Ok(())
+    }
 }
 
 /// One entry of a directory.

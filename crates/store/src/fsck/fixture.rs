@@ -14,12 +14,16 @@ use crate::mount::read_super;
 use crate::record::{Extent, InodeRecord, Key, Kind};
 use crate::store::{Store, StoreOptions};
 
+/// Returns how it is mounted.
+pub(super) fn options() -> StoreOptions {
+    StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() }
+}
+
 /// Returns a folder with a store of one directory (2) with a file (3) that has a block and a set of
 /// attributes (1).
 pub(super) fn store(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
-    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
-    let store = Store::open(&path, &options).unwrap();
+    let store = Store::open(&path, &options()).unwrap();
     let make = |dir, name: &str, mode| {
         let name = Name::new(name.as_bytes()).unwrap();
         let attr = store.make(dir, name, &Make::new(mode, 0, 0)).unwrap();

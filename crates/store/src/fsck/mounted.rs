@@ -1,0 +1,113 @@
+//! What a mounted store does with records that a check would find: it refuses, and what it has been asked for is done as a
+//! whole or not at all.
+
+use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
+
+use super::fixture::{inode, options, store, write};
+use super::*;
+use crate::layer::Record;
+use crate::store::Store;
+
+fn root() -> Node<'static> {
+    Node::detached(ROOT_INO, FileKind::Directory)
+}
+
+fn dir() -> Node<'static> {
+    Node::detached(2, FileKind::Directory)
+}
+
+fn file() -> Node<'static> {
+    Node::detached(3, FileKind::Regular)
+}
+
+fn name(name: &str) -> Name<'_> {
+    Name::new(name.as_bytes()).unwrap()
+}
+
+/// Mounts the store with changed records, has `run` try what it does then, and checks that after that the store can
+/// be changed, and that a check finds `findings`, and no more.
+fn try_with(
+    what: &str,
+    change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
+    run: impl FnOnce(&Store),
+    findings: &[Finding],
+) {
+    let path = store(what);
+    write(&path, change);
+    let opened = Store::open(&path, &options()).unwrap();
+    run(&opened);
+    opened.make(root(), name("after"), &Make::new(0o644, 0, 0)).unwrap();
+    assert_eq!(opened.sync(), Ok(()), "{what}");
+    drop(opened);
+    let opened = Store::open(&path, &options()).unwrap();
+    opened.lookup(root(), name("after")).unwrap();
+    drop(opened);
+    assert_eq!(fsck(&path).unwrap().findings, findings, "{what}");
+    std::fs::remove_dir_all(&path).unwrap();
+}
+
+#[test]
+fn directory_that_says_it_has_no_entries_loses_none() {
+    let moves = [RenameMode::Replace, RenameMode::NoReplace];
+    let of_dir = |store: &Store| {
+        assert_eq!(store.remove(dir(), name("file"), file()), Err(Errno::IO));
+        for mode in moves {
+            let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
+            assert_eq!(renamed, Err(Errno::IO));
+        }
+        // Nothing says that they are there but the entries themselves.
+        assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
+        let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
+        let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
+        assert_eq!(renamed, Err(Errno::IO));
+        store.remove(root(), name("other"), Node::detached(other.ino, other.kind())).unwrap();
+        store.forget(other.ino);
+        assert_eq!(store.lookup(dir(), name("file")).unwrap().ino, 3);
+    };
+    let size = inode(2, |dir| dir.size = 0);
+    try_with("no-entries", size, of_dir, &[Finding::EntryCount(2, 0, 1)]);
+    let of_root = |store: &Store| {
+        store.remove(dir(), name("file"), file()).unwrap();
+        store.forget(3);
+        assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
+    };
+    let size = inode(1, |root| root.size = 0);
+    try_with("no-entries-of-root", size, of_root, &[Finding::EntryCount(1, 1, 2)]);
+}
+
+#[test]
+fn directory_that_counts_no_subdirectories_loses_none() {
+    let run = |store: &Store| {
+        store.remove(dir(), name("file"), file()).unwrap();
+        store.forget(3);
+        // It stays where it is, and is not removed.
+        store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
+        assert_eq!(store.remove(root(), name("x"), dir()), Err(Errno::IO));
+        let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
+        let sub = Node::detached(made.ino, made.kind());
+        store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
+        // What it has got was counted, and what it had was not.
+        let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
+        assert_eq!(
+            (renamed, store.remove(root(), name("sub"), sub)),
+            (Err(Errno::IO), Err(Errno::NOTEMPTY))
+        );
+        store.rename((sub, name("dir")), (root(), name("dir")), RenameMode::Replace).unwrap();
+        store.remove(root(), name("sub"), sub).unwrap();
+        store.forget(made.ino);
+    };
+    let nlink = inode(1, |root| root.nlink = 2);
+    try_with("no-subdirectories", nlink, run, &[Finding::Links(1, 2, 3)]);
+}
+
+/// What cannot be counted is refused before anything is made.
+#[test]
+fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
+    let run = |store: &Store| {
+        let make = |mode| store.make(dir(), name("sub"), &Make::new(mode, 0, 0)).map(drop);
+        assert_eq!((make(0o040_755), make(0o644)), (Err(Errno::MLINK), Ok(())));
+        assert_eq!(store.stats().inodes, 4);
+    };
+    let nlink = inode(2, |dir| dir.nlink = u32::MAX);
+    try_with("full", nlink, run, &[Finding::Links(2, u32::MAX, 2)]);
+}
