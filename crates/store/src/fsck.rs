@@ -58,7 +58,7 @@ pub enum Finding {
     DatabaseBehind(u64, u64),
     /// There is no root directory.
     NoRoot,
-    /// A record that does not parse; its kind, and the numbers of its key.
+    /// A record that does not parse, or of a number that nothing has; its kind, and the numbers of its key.
     Unreadable(u8, u64, u64),
     /// A name leads to an inode that is not there: directory, inode.
     NoInode(u64, u64),
@@ -116,7 +116,9 @@ impl fmt::Display for Finding {
                  lost"
             ),
             NoRoot => f.write_str("there is no root directory"),
-            Unreadable(kind, a, b) => write!(f, "record {kind}/{a}/{b} is not readable"),
+            Unreadable(kind, a, b) => {
+                write!(f, "record {kind}/{a}/{b} is not readable, or of a number that nothing has")
+            }
             NoInode(dir, ino) => write!(f, "a name in directory {dir} leads to no inode: {ino}"),
             OtherKind(dir, ino) => {
                 write!(f, "a name in directory {dir} has another kind than inode {ino}")
@@ -293,8 +295,10 @@ impl Check {
             (Kind::Xattr, Check::read_set),
         ];
         for (kind, step) in steps {
+            let is_numbered = !matches!(kind, Kind::Name | Kind::Extent);
             each(snapshot, kind, &mut |key, value| {
-                if step(self, secret, key, value).is_err() {
+                let checked = if is_numbered { key.check_number() } else { Ok(()) };
+                if checked.and_then(|()| step(self, secret, key, value)).is_err() {
                     self.find(Finding::Unreadable(kind as u8, key.major, key.minor));
                 }
                 Ok(())

@@ -197,10 +197,12 @@ impl Found {
     fn scan(snapshot: &Snapshot, changes: &Changes) -> Result<Found, Errno> {
         let mut found = Found::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {
+            key.check_number()?;
             found.orphans.push(key.major);
             Ok(())
         })?;
         each_changed(snapshot, changes, Kind::Inode, &mut |key, _| {
+            key.check_number()?;
             found.inodes += 1;
             found.last_ino = key.major;
             Ok(())
@@ -216,6 +218,7 @@ impl Found {
             Ok(())
         })?;
         each_changed(snapshot, changes, Kind::XattrUsers, &mut |key, value| {
+            key.check_number()?;
             let record = UsersRecord::decode(value)?;
             found.blocks += u64::from(record.len).div_ceil(BLOCK_BYTES);
             found.xattrs.0 += 1;

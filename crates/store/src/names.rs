@@ -201,6 +201,7 @@ impl Store {
         view: &View,
     ) -> Result<Attr, Errno> {
         self.inodes.take(1)?;
+        let ino = self.draw_ino().inspect_err(|_| self.inodes.give_back(1))?;
         let now = now();
         let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
         let target = if kind == FileKind::Symlink { what.target } else { b"" };
@@ -220,7 +221,7 @@ impl Store {
             is_linkable: nlink == 0,
             has_acl: false,
         };
-        let inode = Arc::new(Inode::new(self.draw_ino(), record, target, view.tid));
+        let inode = Arc::new(Inode::new(ino, record, target, view.tid));
         let mut state = inode.state.write();
         let mut set = Vec::new();
         for (kind, acl) in

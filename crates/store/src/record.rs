@@ -34,6 +34,10 @@ const LINKABLE: u32 = 1;
 /// Set in the flags of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
+/// The largest number of an inode or of a block of attributes. Numbers are counted from 1 on, so nobody gets there; a
+/// larger one is damage, and the next one behind it might be one that there is.
+pub(crate) const NUMBER_MAX: u64 = 1 << 62;
+
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -68,6 +72,12 @@ impl Key {
     #[inline]
     pub(crate) fn at(kind: Kind, major: u64, minor: u64) -> Key {
         Key { kind, major, minor }
+    }
+
+    /// Checks that the record is one of which there is one per number, and that there may be what it is about. `EIO`.
+    pub(crate) fn check_number(self) -> Result<(), Errno> {
+        let is_sound = (1..=NUMBER_MAX).contains(&self.major) && self.minor == 0;
+        if is_sound { Ok(()) } else { Err(Errno::IO) }
     }
 
     /// Returns the bytes that stand for it in the database.

@@ -26,7 +26,7 @@ use crate::late::Late;
 use crate::log::Log;
 use crate::mount::{HeldDatabase, Mount};
 use crate::place::{OpenError, Place};
-use crate::record::{FORMAT_VERSION, InodeRecord, Key, Kind, SuperRecord};
+use crate::record::{FORMAT_VERSION, InodeRecord, Key, Kind, NUMBER_MAX, SuperRecord};
 use crate::share::{MbcacheIndex, ShareIndex};
 use crate::table::Table;
 use crate::xattr;
@@ -394,9 +394,11 @@ impl Store {
         stats
     }
 
-    pub(crate) fn draw_ino(&self) -> u64 {
+    /// Returns a number that no inode has. `ENOSPC` if there is none that a mount would take.
+    pub(crate) fn draw_ino(&self) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Only the numbers must differ.
-        self.next_ino.fetch_add(1, Ordering::Relaxed)
+        let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
+        if ino <= NUMBER_MAX { Ok(ino) } else { Err(Errno::NOSPC) }
     }
 
     /// Does `change`, and once more if the budget of blocks had no room for it while sets of attributes waited to be

@@ -10,7 +10,7 @@ use crate::database::{Database, Snapshot};
 use crate::device::{Device, FileDevice};
 use crate::hash::Secret;
 use crate::layer::Record;
-use crate::mount::read_super;
+use crate::mount::{each, read_super};
 use crate::record::{Extent, InodeRecord, Key, Kind};
 use crate::store::{Store, StoreOptions};
 
@@ -87,4 +87,22 @@ pub(super) fn inode(
 pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
     let extent = Extent { physical, len, is_written: true };
     (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
+}
+
+/// Returns what moves the last record of `kind` to the key `to`; an empty one, if there is none.
+pub(super) fn rekeyed(
+    kind: Kind,
+    to: Key,
+) -> impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)> {
+    move |snapshot, _| {
+        let mut last = None;
+        each(snapshot, kind, &mut |key, value| {
+            last = Some((key, value.into()));
+            Ok(())
+        })
+        .unwrap();
+        let value =
+            last.as_ref().map_or_else(|| [].into(), |(_, value): &(_, Arc<[u8]>)| value.clone());
+        last.into_iter().map(|(key, _)| (key, None)).chain([(to, Some(value))]).collect()
+    }
 }

@@ -3,9 +3,10 @@
 
 use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 
-use super::fixture::{inode, options, store, write};
+use super::fixture::{inode, options, rekeyed, store, write};
 use super::*;
 use crate::layer::Record;
+use crate::record::NUMBER_MAX;
 use crate::store::Store;
 
 fn root() -> Node<'static> {
@@ -110,4 +111,31 @@ fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     };
     let nlink = inode(2, |dir| dir.nlink = u32::MAX);
     try_with("full", nlink, run, &[Finding::Links(2, u32::MAX, 2)]);
+}
+
+/// What comes next would be 0, or the root: a mount refuses it, and changes nothing.
+#[test]
+fn numbers_that_nothing_has_are_refused() {
+    for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
+        for (number, minor) in [(0, 0), (u64::MAX, 0), (u64::MAX - 1, 0), (2, 1)] {
+            let path = store("numbers");
+            write(&path, rekeyed(kind, Key::at(kind, number, minor)));
+            let before = std::fs::read(path.join("meta")).unwrap();
+            let opened = Store::open(&path, &options()).map(drop);
+            assert!(matches!(opened, Err(OpenError::Damaged)), "{kind:?} {number}: {opened:?}");
+            assert!(std::fs::read(path.join("meta")).unwrap() == before);
+            std::fs::remove_dir_all(&path).unwrap();
+        }
+        // The control: a large one is no damage, though what it was about is missed.
+        let path = store("numbers");
+        write(&path, rekeyed(kind, Key::of(kind, NUMBER_MAX)));
+        let opened = Store::open(&path, &options()).unwrap();
+        let made = opened.make(root(), name("new"), &Make::new(0o644, 0, 0)).map(|made| made.ino);
+        // Behind it there is none.
+        let expected = if kind == Kind::Inode { Err(Errno::NOSPC) } else { Ok(4) };
+        assert_eq!(made, expected);
+        drop(opened);
+        drop(Store::open(&path, &options()).unwrap());
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 }

@@ -2,7 +2,7 @@
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
-use super::fixture::{database_of, extent, found, inode, store};
+use super::fixture::{database_of, extent, found, inode, rekeyed, store};
 use super::*;
 use crate::database::Database;
 use crate::record::{Entry, SuperRecord};
@@ -34,6 +34,12 @@ fn each_kind_of_damage_is_found() {
     assert!(got.contains(&NoRoot), "{got:?}");
     let got = found("parse", |_, _| vec![(Key::of(Kind::Inode, 3), Some([1].into()))]);
     assert!(got.contains(&Unreadable(Kind::Inode as u8, 3, 0)), "{got:?}");
+    for (number, minor) in [(0, 0), (u64::MAX, 0), ((1 << 62) + 1, 0), (2, 1)] {
+        for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers, Kind::Xattr] {
+            let got = found("number", rekeyed(kind, Key::at(kind, number, minor)));
+            assert!(got.contains(&Unreadable(kind as u8, number, minor)), "{got:?}");
+        }
+    }
     let set = found("set", |_, _| vec![(Key::of(Kind::Xattr, 1), Some([1].into()))]);
     assert_eq!(set, [Attributes(1)]);
     let got = found("mode", |snapshot, secret| {
