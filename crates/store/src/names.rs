@@ -1,8 +1,8 @@
 //! What changes names: make, remove, rename, link.
 //!
 //! Each is one step to every observer, and is in one transaction: it locks the directories it changes,
-//! checks, and only then changes anything. Part of that is whether directories have what they are to lose: a record may be
-//! damaged, and one that counts below nothing is `EIO`, with nothing changed.
+//! checks, and only then changes anything. Part of that is whether directories have what they are to lose, and inodes are
+//! of the kinds that entries say: a record may be damaged, and that is `EIO`, with nothing changed.
 //!
 //! # Locks and their order
 //! 1. A pass of the gate.
@@ -83,6 +83,7 @@ impl Store {
         let mut locks = Locks::new([Some(&parent), Some(&child).filter(|_| is_directory)])?;
         let place = Place::find(dir, locks.state(dir)?, hashed, view)?;
         let link = place.link().filter(|link| link.ino == node).ok_or(Errno::NOENT)?;
+        check_kind(&child, link)?;
         if is_directory {
             check_empty(node, locks.state(node)?, view)?;
         }
@@ -168,7 +169,7 @@ impl Store {
                 drop(locks);
                 for (link, slot) in [Some(moved), target].into_iter().zip(&mut more) {
                     let directory = link.filter(|link| link.kind == FileKind::Directory);
-                    *slot = directory.map(|link| self.table.get(link.ino, view)).transpose()?;
+                    *slot = directory.map(|link| self.linked(link, view)).transpose()?;
                 }
                 continue;
             }
@@ -190,6 +191,13 @@ impl Store {
 
     pub(crate) fn hashed<'a>(&self, name: Name<'a>) -> Hashed<'a> {
         Hashed::new(name, &self.secret)
+    }
+
+    /// Returns the inode that an entry leads to. `EIO` if it is of another kind than the entry says.
+    fn linked(&self, link: Link, view: &View) -> Result<Arc<Inode>, Errno> {
+        let inode = self.table.get(link.ino, view)?;
+        check_kind(&inode, link)?;
+        Ok(inode)
     }
 
     /// Makes a new inode, paid for, and returns what stat(2) says of it.
@@ -357,7 +365,7 @@ impl Rename<'_, '_> {
     }
 
     fn child(&self, link: Link) -> Result<Arc<Inode>, Errno> {
-        self.store.table.get(link.ino, self.view)
+        self.store.linked(link, self.view)
     }
 
     fn set(&mut self, at: (&Arc<Inode>, Hashed<'_>), link: Link) -> Result<(), Errno> {
@@ -451,6 +459,11 @@ fn write_directory(inode: &Inode) -> Result<RwLockWriteGuard<'_, State>, Errno> 
 /// Checks that an inode is a directory. `ENOTDIR`.
 pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
     if inode.kind == FileKind::Directory { Ok(()) } else { Err(Errno::NOTDIR) }
+}
+
+/// Checks that an inode is of the kind that an entry for it says: what is locked goes by the entries. `EIO`.
+fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
+    if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
 /// Returns how many links an entry adds to its directory.

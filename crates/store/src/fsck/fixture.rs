@@ -8,10 +8,11 @@ use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
 use super::{CACHE_BYTES, Finding, fsck};
 use crate::database::{Database, Snapshot};
 use crate::device::{Device, FileDevice};
+use crate::directory::hash_of_name;
 use crate::hash::Secret;
 use crate::layer::Record;
 use crate::mount::{each, read_super};
-use crate::record::{Extent, InodeRecord, Key, Kind};
+use crate::record::{Entry, Extent, InodeRecord, Key, Kind};
 use crate::store::{Store, StoreOptions};
 
 /// Returns how it is mounted.
@@ -104,5 +105,20 @@ pub(super) fn rekeyed(
         let value =
             last.as_ref().map_or_else(|| [].into(), |(_, value): &(_, Arc<[u8]>)| value.clone());
         last.into_iter().map(|(key, _)| (key, None)).chain([(to, Some(value))]).collect()
+    }
+}
+
+/// Returns what makes `name` the only entry of its hash in `dir`, and lead to `ino`.
+pub(super) fn named(
+    dir: u64,
+    name: &'static [u8],
+    ino: u64,
+    kind: FileKind,
+) -> impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)> {
+    move |_, secret| {
+        let mut out = Vec::new();
+        Entry { slot: 0, kind, ino, name }.encode(&mut out);
+        let hash = hash_of_name(Name::new(name).unwrap(), secret);
+        vec![(Key::at(Kind::Name, dir, hash), Some(out.into()))]
     }
 }

@@ -3,7 +3,7 @@
 
 use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 
-use super::fixture::{inode, options, rekeyed, store, write};
+use super::fixture::{inode, named, options, rekeyed, store, write};
 use super::*;
 use crate::layer::Record;
 use crate::record::NUMBER_MAX;
@@ -111,6 +111,44 @@ fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     };
     let nlink = inode(2, |dir| dir.nlink = u32::MAX);
     try_with("full", nlink, run, &[Finding::Links(2, u32::MAX, 2)]);
+}
+
+/// An entry that says another kind than its inode has is neither moved nor removed, nor is anything moved over it.
+#[test]
+fn entry_of_another_kind_than_its_inode_stays() {
+    let run = |at: (Node<'static>, &'static str), node: Node<'static>| {
+        move |store: &Store| {
+            let at = (at.0, name(at.1));
+            assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
+            // What does not go together by the entries may be said first.
+            let assert_fails = |from, to, mode| {
+                let renamed = store.rename(from, to, mode);
+                let is_refused =
+                    [Errno::IO, Errno::NOTDIR, Errno::ISDIR].map(Err).contains(&renamed);
+                assert!(is_refused, "{renamed:?}");
+            };
+            let there = (root(), name("other"));
+            for mode in [RenameMode::Replace, RenameMode::NoReplace] {
+                assert_fails(at, there, mode);
+            }
+            for mode in [0o644, 0o040_755] {
+                let made = store.make(there.0, there.1, &Make::new(mode, 0, 0)).unwrap();
+                for mode in [RenameMode::Replace, RenameMode::Exchange] {
+                    assert_fails(there, at, mode);
+                    assert_fails(at, there, mode);
+                }
+                store.remove(there.0, there.1, Node::detached(made.ino, made.kind())).unwrap();
+                store.forget(made.ino);
+            }
+            assert!(!store.stats().is_read_only);
+        }
+    };
+    let file_as_directory = named(2, b"file", 3, FileKind::Directory);
+    let findings = [Finding::OtherKind(2, 3), Finding::Links(2, 2, 3)];
+    try_with("as-directory", file_as_directory, run((dir(), "file"), file()), &findings);
+    let directory_as_file = named(1, b"dir", 2, FileKind::Regular);
+    let findings = [Finding::OtherKind(1, 2), Finding::Links(1, 3, 2)];
+    try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
 /// What comes next would be 0, or the root: a mount refuses it, and changes nothing.

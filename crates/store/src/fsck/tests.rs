@@ -2,7 +2,7 @@
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
-use super::fixture::{database_of, extent, found, inode, rekeyed, store};
+use super::fixture::{database_of, extent, found, inode, named, rekeyed, store};
 use super::*;
 use crate::database::Database;
 use crate::record::{Entry, SuperRecord};
@@ -64,14 +64,6 @@ fn each_kind_of_damage_is_found() {
 #[test]
 fn names_that_lead_astray_are_found() {
     use Finding::*;
-    let named = |dir: u64, name: &'static [u8], ino: u64, kind: FileKind| {
-        move |_: &Snapshot, secret: &Secret| {
-            let mut out = Vec::new();
-            Entry { slot: 0, kind, ino, name }.encode(&mut out);
-            let hash = hash_of_name(Name::new(name).unwrap(), secret);
-            vec![(Key::at(Kind::Name, dir, hash), Some(out.into()))]
-        }
-    };
     let got = found("kind", named(2, b"file", 3, FileKind::Fifo));
     assert_eq!(got, [OtherKind(2, 3)]);
     let got = found("loop", named(2, b"up", 2, FileKind::Directory));
