@@ -317,7 +317,8 @@ impl Content {
     pub(crate) fn discard(&mut self, site: Site<'_>) -> Result<(), Errno> {
         self.remove(site, 0..u64::MAX)?;
         self.flush(site);
-        self.size = 0;
+        // Nobody has to save what is gone.
+        (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
     }

@@ -46,7 +46,8 @@ impl Store {
         state.record.size = content.size;
         state.record.blocks = content.blocks().unwrap_or(state.record.blocks);
         let noted = result.and_then(|result| note(&result, &mut state).map(|()| result));
-        if noted.is_ok() || has_moved {
+        // Who has waited here while the file was freed must not put its record back.
+        if !state.is_dead && (noted.is_ok() || has_moved) {
             inode.save(&state, view);
         }
         if has_moved {
@@ -485,6 +486,42 @@ fn check_file(inode: &Inode) -> Result<(), Errno> {
 mod tests {
     use super::*;
     use crate::store::StoreOptions;
+
+    /// Whoever has an inode while it is freed, which takes a caller that forgets it too soon, does not bring it back.
+    #[test]
+    fn change_that_comes_after_the_end_of_its_file_leaves_nothing() {
+        let path = std::env::temp_dir().join(format!("filesystem-end-{}", std::process::id()));
+        let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+        let store = Store::open(&path, &options).unwrap();
+        let root = Node::detached(ROOT_INO, FileKind::Directory);
+        type Change = fn(&Store, Node<'_>) -> Result<(), Errno>;
+        let changes: [Change; 4] = [
+            |store, file| store.write(file, 0, 0, &[2; 5000]).map(drop),
+            |store, file| store.fallocate(file, 0, 0, 1 << 20, Fallocate::empty()),
+            |store, file| {
+                store.setattr(file, &SetAttr { size: Some(1), ..SetAttr::default() }).map(drop)
+            },
+            |store, file| store.setxattr(file, b"user.a", b"1", XattrMode::Set),
+        ];
+        let name = Name::new(b"file").unwrap();
+        for change in changes {
+            let attr = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
+            let file = Node::detached(attr.ino, FileKind::Regular);
+            store.write(file, 0, 0, &[1; 5000]).unwrap();
+            store.sync().unwrap();
+            let inode = store.table.find(attr.ino).unwrap();
+            store.remove(root, name, file).unwrap();
+            store.forget(attr.ino);
+            // What it would have found before that.
+            store.table.insert(inode);
+            assert_eq!(change(&store, file), Err(Errno::STALE));
+            store.table.remove(attr.ino);
+        }
+        assert_eq!((store.stats().inodes, store.stats().blocks), (1, 0));
+        drop(store);
+        assert_eq!(crate::fsck(&path).unwrap().findings, []);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 
     /// What a removed file had is room for others, and df(1) says so, though the host is not given it back.
     #[test]
