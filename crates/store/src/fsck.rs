@@ -16,7 +16,8 @@
 //! - F.4: extents are within the device, none overlaps another one, and blocks are as many as inodes
 //!   say; no written block is behind the size.
 //! - F.5: a block of attributes has the hash (or none, with one user), the length and the users that are stored, and is a set;
-//!   an access ACL says more than the mode of its inodes, and agrees with it.
+//!   an access ACL says more than the mode of its inodes, and agrees with it; a default ACL is one.
+//! - F.6: a symbolic link has a target as long as its size; no other inode has one.
 //!
 //! Source: fsck(8).
 
@@ -90,6 +91,8 @@ pub enum Finding {
     BlockCount(u64, u64, u64),
     /// Users of a block of attributes: block, stored, counted.
     Users(u64, u32, u32),
+    /// The target of a symbolic link is not as long as its size, or another inode has one: inode.
+    Target(u64),
     /// A block of attributes is not what its hash and length say, or no set: block.
     Attributes(u64),
     /// The flag that says whether there is an access ACL is wrong: inode.
@@ -142,6 +145,12 @@ impl fmt::Display for Finding {
             BehindSize(ino, at) => write!(f, "block {at} of inode {ino} is behind its size"),
             BlockCount(ino, says, is) => write!(f, "inode {ino} has {is} blocks, not {says}"),
             Users(id, says, is) => write!(f, "attribute block {id} has {is} users, not {says}"),
+            Target(ino) => {
+                write!(
+                    f,
+                    "the target of inode {ino} is not as long as its size, or there should be none"
+                )
+            }
             Attributes(id) => write!(f, "attribute block {id} is damaged"),
             AclFlag(ino) => write!(f, "inode {ino} is wrong about its access ACL"),
             AclMode(ino) => write!(f, "the access ACL of inode {ino} is not as its mode says"),
@@ -282,10 +291,7 @@ impl Check {
                 check.orphans.insert(key.major);
                 Ok(())
             }),
-            (Kind::Inode, |check, _, key, value| {
-                check.inodes.insert(key.major, InodeRecord::decode(value)?.0);
-                Ok(())
-            }),
+            (Kind::Inode, Check::read_inode),
             (Kind::Name, Check::read_names),
             (Kind::Extent, Check::read_extent),
             (Kind::XattrUsers, |check, _, key, value| {
@@ -304,6 +310,16 @@ impl Check {
                 Ok(())
             })?;
         }
+        Ok(())
+    }
+
+    fn read_inode(&mut self, _: &Secret, key: Key, value: &[u8]) -> Result<(), Errno> {
+        let (inode, target) = InodeRecord::decode(value)?;
+        let is_symlink = FileKind::from_mode(inode.mode) == Some(FileKind::Symlink);
+        if target.len() as u64 != if is_symlink { inode.size } else { 0 } {
+            self.find(Finding::Target(key.major));
+        }
+        self.inodes.insert(key.major, inode);
         Ok(())
     }
 
@@ -360,7 +376,8 @@ impl Check {
             let says_more = acl.equivalent_mode().is_none();
             self.with_acl.insert(id, says_more.then(|| acl.mode()));
         }
-        Ok(())
+        // What is made in its directory needs it.
+        xattr::acl(value, AclKind::Default).map(drop)
     }
 
     /// Compares what records say of each other.

@@ -61,6 +61,69 @@ fn each_kind_of_damage_is_found() {
     assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
 }
 
+/// An ACL is read when it is needed: a damaged one of a directory fails each create in it.
+#[test]
+fn damaged_acls_are_found() {
+    use Finding::*;
+    // Returns what makes these bytes an ACL of directory 2, in a block of its own.
+    let of_directory = |kind: AclKind, bytes: Vec<u8>| {
+        move |snapshot: &Snapshot, secret: &Secret| {
+            let set = xattr::with(&[], xattr::acl_name(kind), Some(&bytes));
+            let users = UsersRecord { hash: secret.hash(&set), users: 1, len: set.len() as u32 };
+            let change = |dir: &mut InodeRecord| {
+                dir.xattr = 2;
+                dir.has_acl = kind == AclKind::Access;
+            };
+            let mut records = inode(2, change)(snapshot, secret);
+            records.push((Key::of(Kind::XattrUsers, 2), Some(users.encode().into())));
+            records.push((Key::of(Kind::Xattr, 2), Some(set.into())));
+            records
+        }
+    };
+    let whole = corewalk::acl::Acl::from_mode(0o750).to_xattr();
+    let cut = whole[..whole.len() - 1].to_vec();
+    assert_eq!(found("default", of_directory(AclKind::Default, whole)), []);
+    let unreadable = Unreadable(Kind::Xattr as u8, 2, 0);
+    assert_eq!(found("default-cut", of_directory(AclKind::Default, cut.clone())), [unreadable]);
+    let got = found("access-cut", of_directory(AclKind::Access, cut));
+    assert_eq!(got, [unreadable, AclFlag(2)]);
+}
+
+#[test]
+fn targets_that_are_not_as_long_as_they_are_said_to_be_are_found() {
+    use Finding::*;
+    // Returns what makes the file another one, with a target, and without anything else.
+    let file_as = |mode: u32, size: u64, target: &'static [u8]| {
+        move |snapshot: &Snapshot, secret: &Secret| {
+            let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
+            let mut records = inode(3, change)(snapshot, secret);
+            let (record, _) = InodeRecord::decode(records[0].1.as_ref().unwrap()).unwrap();
+            let record = InodeRecord { blocks: 0, xattr: 0, ..record };
+            let mut value = Vec::new();
+            record.encode(target, &mut value);
+            records[0].1 = Some(value.into());
+            let kind = FileKind::from_mode(mode).unwrap();
+            records.extend(named(2, b"file", 3, kind)(snapshot, secret));
+            records.push((Key::of(Kind::XattrUsers, 1), None));
+            records.push((Key::of(Kind::Xattr, 1), None));
+            each(snapshot, Kind::Extent, &mut |key, _| {
+                records.push((key, None));
+                Ok(())
+            })
+            .unwrap();
+            records
+        }
+    };
+    let symlink = 0o120_777;
+    assert_eq!(found("target", file_as(symlink, 6, b"target")), []);
+    for size in [0, 5, 7] {
+        assert_eq!(found("target", file_as(symlink, size, b"target")), [Target(3)]);
+    }
+    assert_eq!(found("target", file_as(symlink, 6, b"")), [Target(3)]);
+    assert_eq!(found("no-target", file_as(0o100_644, 6, b"")), []);
+    assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
+}
+
 #[test]
 fn names_that_lead_astray_are_found() {
     use Finding::*;
