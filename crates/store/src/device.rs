@@ -130,7 +130,8 @@ impl Device for FileDevice {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let behind = offset + bytes.len() as u64;
+        let behind = offset.checked_add(bytes.len() as u64);
+        let behind = behind.ok_or(io::ErrorKind::InvalidInput)?;
         let mut end = self.end.lock();
         if behind <= *end {
             drop(end);
@@ -314,6 +315,16 @@ mod tests {
         };
         assert_eq!(sealed(SealFlags::WRITE), (false, 0));
         assert_eq!(sealed(SealFlags::SEAL), (true, 8 << 20), "the control");
+    }
+
+    #[test]
+    fn write_behind_what_can_be_counted_is_an_error() {
+        let file = File::from(memfd_create("device", MemfdFlags::empty()).unwrap());
+        let device = FileDevice::new(file).unwrap();
+        for offset in [u64::MAX, u64::MAX - 1, i64::MAX as u64] {
+            assert!(device.write_at(offset, b"12").is_err());
+        }
+        device.write_at(0, b"12").unwrap();
     }
 
     /// A device is never longer than what is written, also a long one, and holes get room.

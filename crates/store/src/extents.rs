@@ -48,7 +48,8 @@ impl ExtentMap {
             for (logical, value) in records.drain(..) {
                 let extent = Extent::decode(&value)?;
                 let last = map.map.last_key_value().map_or(0, |(at, last)| at + last.len);
-                if logical < last || logical.checked_add(extent.len).is_none() {
+                extent.logical_end(logical)?;
+                if logical < last {
                     return Err(Errno::IO);
                 }
                 map.blocks += extent.len;

@@ -340,14 +340,16 @@ impl Check {
     }
 
     fn read_extent(&mut self, _: &Secret, key: Key, value: &[u8]) -> Result<(), Errno> {
-        let Extent { physical, len, is_written } = Extent::decode(value)?;
+        let extent = Extent::decode(value)?;
+        let Extent { physical, len, is_written } = extent;
         let (ino, logical) = (key.major, key.minor);
+        let end = extent.logical_end(logical)?;
         let so_far = self.extents.get(&ino).copied().unwrap_or_default();
         if logical < so_far.0 {
             self.find(Finding::LogicalOverlap(ino, logical));
         }
-        let end = logical.saturating_add(len);
-        self.extents.insert(ino, (end, so_far.1 + len));
+        // Extents that overlap may have more than can be counted.
+        self.extents.insert(ino, (end, so_far.1.saturating_add(len)));
         self.used.push((physical, physical + len, ino));
         let size = self.inodes.get(&ino).map_or(0, |inode| inode.size);
         if is_written && physical + len > self.device_blocks {
@@ -489,7 +491,7 @@ impl Check {
                 self.report.findings.push(Finding::Overlap(ino, first));
             }
             end = end.max(behind);
-            self.report.blocks += behind - first;
+            self.report.blocks = self.report.blocks.saturating_add(behind - first);
         }
     }
 

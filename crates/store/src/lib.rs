@@ -111,8 +111,9 @@
 //!   Linux tells servers of virtiofs and of fuseblk, and no others, since such a server could hold up the host's
 //!   sync (2d82ab251ef0, d3906d8f3cee).
 //! - A store whose pages were changed by somebody who knows how is detected by `fsck`, and by a mount only
-//!   in part: it looks at the numbers of inodes and of attribute blocks, and at extents. So are pages that the host has
-//!   damaged: after a clean end a mount notices those that it reads (`OpenError::Damaged`); what is met later is `EIO`.
+//!   in part: it looks at the numbers of inodes and of attribute blocks, and at how many blocks there are. So are pages
+//!   that the host has damaged: after a clean end a mount notices those that it reads (`OpenError::Damaged`); what is
+//!   met later is `EIO`.
 //! - fallocate(2) keeps room of `size=`, and checks that the host has it, but takes nothing from the host: who has
 //!   reserved room may still meet `ENOSPC` if others have filled the host meanwhile.
 //! - The host is not given back what removed files had: it is room for others of this store, statfs(2) counts it,

@@ -29,7 +29,7 @@ use crate::held::Held;
 use crate::journal::Devices;
 use crate::log::{self, Changes, Contents};
 use crate::place::OpenError;
-use crate::record::{Extent, FORMAT_VERSION, Key, Kind, SuperRecord, UsersRecord};
+use crate::record::{BLOCKS_MAX, Extent, FORMAT_VERSION, Key, Kind, SuperRecord, UsersRecord};
 
 /// A database that is open, and the device that holds back what it writes.
 pub(crate) struct HeldDatabase {
@@ -209,7 +209,7 @@ impl Found {
         })?;
         each_changed(snapshot, changes, Kind::Extent, &mut |key, value| {
             let extent = Extent::decode(value)?;
-            found.blocks += extent.len;
+            found.add_blocks(extent.len)?;
             found.data_end = found.data_end.max(extent.written_end());
             if !changes.contains_key(&key) {
                 found.based_end = found.based_end.max(extent.written_end());
@@ -220,7 +220,7 @@ impl Found {
         each_changed(snapshot, changes, Kind::XattrUsers, &mut |key, value| {
             key.check_number()?;
             let record = UsersRecord::decode(value)?;
-            found.blocks += u64::from(record.len).div_ceil(BLOCK_BYTES);
+            found.add_blocks(u64::from(record.len).div_ceil(BLOCK_BYTES))?;
             found.xattrs.0 += 1;
             found.xattrs.1 += u64::from(record.users);
             found.xattrs.2 = key.major;
@@ -234,6 +234,13 @@ impl Found {
         }
         found.runs.sort_unstable_by_key(|run| run.start);
         Ok(found)
+    }
+
+    /// Counts blocks. `EIO` for more than a device has: some are in several extents.
+    fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
+        let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
+        self.blocks = sum.ok_or(Errno::IO)?;
+        Ok(())
     }
 }
 

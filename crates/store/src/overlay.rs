@@ -87,11 +87,10 @@ impl Device for Overlay {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let written = self.written.lock();
-        if offset + buf.len() as u64 > written.len {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
+        let end = offset.checked_add(buf.len() as u64).filter(|&end| end <= written.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
         let is_written = |(at, _): (u64, usize)| written.blocks.contains_key(&(at / BLOCK_BYTES));
-        if offset + buf.len() as u64 <= written.shown
+        if end <= written.shown
             && let Some(below) = &self.below
             && !pieces(offset, buf.len()).any(is_written)
         {
@@ -108,6 +107,7 @@ impl Device for Overlay {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        offset.checked_add(bytes.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
         let mut written = self.written.lock();
         let mut rest = bytes;
         for (at, len) in pieces(offset, bytes.len()) {
@@ -150,6 +150,17 @@ mod tests {
     use corewalk_testkit::rng::{Rng, Seed};
 
     use super::*;
+
+    #[test]
+    fn bytes_behind_what_can_be_counted_are_an_error() {
+        let overlay = Overlay::new(None).unwrap();
+        overlay.write_at(0, &[1; 9]).unwrap();
+        for offset in [u64::MAX, u64::MAX - 1] {
+            assert!(overlay.read_at(offset, &mut [0; 2]).is_err());
+            assert!(overlay.write_at(offset, &[0; 2]).is_err());
+        }
+        assert_eq!(overlay.len().unwrap(), 9);
+    }
 
     /// Whatever is done to an overlay, it is as a row of bytes to which it is done, and what is below stays.
     #[test]

@@ -34,9 +34,12 @@ const LINKABLE: u32 = 1;
 /// Set in the flags of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// The largest number of an inode or of a block of attributes. Numbers are counted from 1 on, so nobody gets there; a
+/// The largest number of an inode or of a block of attributes, and the largest generation. Numbers are counted from 1 on, so nobody gets there; a
 /// larger one is damage, and the next one behind it might be one that there is.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
+
+/// The most entries of a directory, which nobody makes: so that what stat(2) tells of them, in bytes, can be said.
+const ENTRIES_MAX: u64 = 1 << 56;
 
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,6 +129,9 @@ impl SuperRecord {
         let is_known = (1..=FORMAT_VERSION).contains(&version);
         let seed = if is_known { fields.u64()? } else { 0 };
         let generation = if version == FORMAT_VERSION { fields.u64()? } else { 0 };
+        if generation > NUMBER_MAX {
+            return Err(Errno::IO);
+        }
         Ok(SuperRecord { version, seed, generation })
     }
 }
@@ -200,8 +206,11 @@ impl InodeRecord {
             is_linkable: flags & LINKABLE != 0,
             has_acl: flags & HAS_ACL != 0,
         };
-        FileKind::from_mode(record.mode).ok_or(Errno::IO)?;
-        if record.size > i64::MAX as u64 || record.blocks > BLOCKS_MAX {
+        let size_max = match FileKind::from_mode(record.mode).ok_or(Errno::IO)? {
+            FileKind::Directory => ENTRIES_MAX,
+            _ => i64::MAX as u64,
+        };
+        if record.size > size_max || record.blocks > BLOCKS_MAX {
             return Err(Errno::IO);
         }
         Ok((record, fields.0))
@@ -212,7 +221,7 @@ impl InodeRecord {
     /// # Errors
     /// `EIO` for one that says that it has not so many; `EMLINK` for more than can be counted. Nothing is changed then.
     pub(crate) fn count(&mut self, got: (u64, u32), lost: (u64, u32)) -> Result<(), Errno> {
-        let size = self.size.checked_add(got.0).filter(|&size| size <= i64::MAX as u64);
+        let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
         // Its name, and its entry for itself.
@@ -280,7 +289,7 @@ impl<'a> Entries<'a> {
 }
 
 /// Blocks of a device, at most: what is larger overflows when it is added up.
-const BLOCKS_MAX: u64 = 1 << 51;
+pub(crate) const BLOCKS_MAX: u64 = 1 << 51;
 
 /// Blocks of a file that are beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -308,6 +317,16 @@ impl Extent {
             return Err(Errno::IO);
         }
         Ok(Extent { physical, len, is_written: flags == 0 })
+    }
+
+    /// Returns the block of its file behind its last one, where it begins at `logical`.
+    ///
+    /// # Errors
+    /// `EIO` for one that no file has. (Ranges that are inserted may move reserved blocks behind the largest size, but no
+    /// farther than once more as far.)
+    pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
+        let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
+        end.ok_or(Errno::IO)
     }
 
     /// Returns the block behind its last one that has bytes; 0 if none has.
@@ -417,6 +436,12 @@ mod tests {
             let mut bytes = Vec::new();
             record.encode(b"", &mut bytes);
             prop_assert_eq!(InodeRecord::decode(&bytes), Err(Errno::IO));
+            for (size, is_sound) in [(ENTRIES_MAX, true), (ENTRIES_MAX + 1, false)] {
+                let directory = InodeRecord { mode: 0o040_755, size, blocks: 0, ..record };
+                bytes.clear();
+                directory.encode(b"", &mut bytes);
+                prop_assert_eq!(InodeRecord::decode(&bytes).is_ok(), is_sound);
+            }
         }
 
         #[test]
@@ -463,6 +488,10 @@ mod tests {
         let mut bytes = ours.encode();
         assert_eq!(SuperRecord::decode(&bytes), Ok(ours));
         assert_eq!(SuperRecord::decode(&bytes[..20]), Err(Errno::IO));
+        for (generation, is_sound) in [(NUMBER_MAX, true), (NUMBER_MAX + 1, false)] {
+            let bytes = SuperRecord { generation, ..ours }.encode();
+            assert_eq!(SuperRecord::decode(&bytes).is_ok(), is_sound);
+        }
         bytes[8] = 1;
         let first = SuperRecord { version: 1, seed: 5, generation: 0 };
         assert_eq!(SuperRecord::decode(&bytes[..20]), Ok(first));

@@ -12,7 +12,7 @@ use crate::directory::hash_of_name;
 use crate::hash::Secret;
 use crate::layer::Record;
 use crate::mount::{each, read_super};
-use crate::record::{Entry, Extent, InodeRecord, Key, Kind};
+use crate::record::{BLOCKS_MAX, Entry, Extent, InodeRecord, Key, Kind};
 use crate::store::{Store, StoreOptions};
 
 /// Returns how it is mounted.
@@ -121,4 +121,12 @@ pub(super) fn named(
         let hash = hash_of_name(Name::new(name).unwrap(), secret);
         vec![(Key::at(Kind::Name, dir, hash), Some(out.into()))]
     }
+}
+
+/// Returns records of extents of the file that have more blocks than can be counted.
+pub(super) fn uncountable() -> Vec<(Key, Record)> {
+    let extent = Extent { physical: 0, len: BLOCKS_MAX, is_written: false }.encode();
+    let value: Arc<[u8]> = extent.into();
+    let count = u64::MAX / BLOCKS_MAX + 2;
+    (0..count).map(|at| (Key::at(Kind::Extent, 3, at), Some(value.clone()))).collect()
 }

@@ -1,12 +1,12 @@
 //! What a mounted store does with records that a check would find: it refuses, and what it has been asked for is done as a
 //! whole or not at all.
 
-use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
+use corewalk::{Errno, Fallocate, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 
-use super::fixture::{inode, named, options, rekeyed, store, write};
+use super::fixture::{inode, named, options, rekeyed, store, uncountable, write};
 use super::*;
 use crate::layer::Record;
-use crate::record::NUMBER_MAX;
+use crate::record::{BLOCKS_MAX, NUMBER_MAX, SuperRecord};
 use crate::store::Store;
 
 fn root() -> Node<'static> {
@@ -176,4 +176,48 @@ fn numbers_that_nothing_has_are_refused() {
         drop(Store::open(&path, &options()).unwrap());
         std::fs::remove_dir_all(&path).unwrap();
     }
+}
+
+#[test]
+fn blocks_and_generations_that_cannot_be_counted_are_refused() {
+    // The last one: more than a device has, though they can be counted.
+    for damage in 0..3 {
+        let path = store("uncountable");
+        write(&path, |snapshot, _| match damage {
+            0 => uncountable(),
+            1 => {
+                let superblock =
+                    SuperRecord { generation: u64::MAX, ..read_super(snapshot).unwrap() };
+                vec![(Key::SUPER, Some(superblock.encode().into()))]
+            }
+            _ => uncountable().split_off(8_192),
+        });
+        let opened = Store::open(&path, &options()).map(drop);
+        assert!(matches!(opened, Err(OpenError::Damaged)), "{damage}: {opened:?}");
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}
+
+/// What is of one file or directory alone is no reason to refuse all others.
+#[test]
+fn file_or_directory_that_cannot_be_counted_is_eio() {
+    let far = Extent { physical: 9, len: 1, is_written: false };
+    let run = |store: &Store| {
+        let insert = store.fallocate(file(), 0, 0, 4096, Fallocate::INSERT_RANGE);
+        assert_eq!((insert, store.read(file(), 0, 0, &mut [0])), (Err(Errno::IO), Err(Errno::IO)));
+    };
+    for logical in [u64::MAX, u64::MAX - 1, 4 * BLOCKS_MAX] {
+        let change = |_: &Snapshot, _: &Secret| {
+            vec![(Key::at(Kind::Extent, 3, logical), Some(far.encode().into()))]
+        };
+        let finding = Finding::Unreadable(Kind::Extent as u8, 3, logical);
+        try_with("far", change, run, &[finding]);
+    }
+    let path = store("entries");
+    write(&path, inode(2, |dir| dir.size = i64::MAX as u64));
+    let opened = Store::open(&path, &options()).unwrap();
+    assert_eq!(opened.lookup(root(), name("dir")), Err(Errno::IO));
+    opened.make(root(), name("after"), &Make::new(0o644, 0, 0)).unwrap();
+    drop(opened);
+    std::fs::remove_dir_all(&path).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
-use super::fixture::{database_of, extent, found, inode, named, rekeyed, store};
+use super::fixture::{database_of, extent, found, inode, named, rekeyed, store, uncountable};
 use super::*;
 use crate::database::Database;
 use crate::record::{Entry, SuperRecord};
@@ -122,6 +122,25 @@ fn targets_that_are_not_as_long_as_they_are_said_to_be_are_found() {
     assert_eq!(found("target", file_as(symlink, 6, b"")), [Target(3)]);
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"")), []);
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
+}
+
+/// What cannot be added up is a finding, as what is too much is.
+#[test]
+fn numbers_that_overflow_are_found() {
+    use Finding::*;
+    let got = found("sum", |_, _| uncountable());
+    assert!(got.contains(&BlockCount(3, 2, u64::MAX)), "{got:?}");
+    for logical in [u64::MAX, u64::MAX - 1, 1 << 53] {
+        let far = |_: &Snapshot, _: &Secret| vec![extent(logical, 9, 1)];
+        assert_eq!(found("far", far), [Unreadable(Kind::Extent as u8, 3, logical)]);
+    }
+    let got = found("entries", inode(2, |dir| dir.size = i64::MAX as u64));
+    assert!(got.contains(&Unreadable(Kind::Inode as u8, 2, 0)), "{got:?}");
+    let generation = |snapshot: &Snapshot, _: &Secret| {
+        let superblock = SuperRecord { generation: u64::MAX, ..read_super(snapshot).unwrap() };
+        vec![(Key::SUPER, Some(superblock.encode().into()))]
+    };
+    assert_eq!(found("generation", generation), [Database]);
 }
 
 #[test]

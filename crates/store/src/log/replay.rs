@@ -44,6 +44,7 @@ use std::io;
 use super::{
     BLOCK_BYTES, DATA, END, ENTRY_BYTES_MAX, GONE, HASH_BYTES, HEADER_BYTES, MARKED_BYTES, VALUE,
 };
+use crate::content::SIZE_MAX;
 use crate::database::Database;
 use crate::device::Device;
 use crate::hash::Secret;
@@ -289,6 +290,8 @@ fn parse(bytes: &[u8]) -> Option<(Item<'_>, &[u8])> {
     if what == DATA {
         let (offset, len) = (fields.u64().ok()?, fields.u32().ok()?);
         let (bytes, rest) = fields.0.split_at_checked(len as usize)?;
+        // No device is longer.
+        offset.checked_add(len.into()).filter(|&end| end <= SIZE_MAX)?;
         return Some((Item::Data(offset, bytes), rest));
     }
     let key = Key::from_bytes(&fields.take::<KEY_BYTES>().ok()?)?;
@@ -333,7 +336,10 @@ mod tests {
         let kind = [&[GONE], &[77; KEY_BYTES][..]].concat();
         let cut =
             [&[VALUE], &Key::SUPER.to_bytes()[..], &9_u32.to_le_bytes(), b"12345678"].concat();
-        for bytes in [unknown, kind, cut] {
+        let far = |offset: u64| {
+            [&[DATA][..], &offset.to_le_bytes(), &2_u32.to_le_bytes(), b"12"].concat()
+        };
+        for bytes in [unknown, kind, cut, far(u64::MAX), far(u64::MAX - 2), far(SIZE_MAX - 1)] {
             let mut log = Log::new(device("log"), superblock, 64 << 10);
             assert!(log.begin().append().unwrap().is_some(), "an empty one is none of them");
             let entry = log.begin();
