@@ -34,6 +34,11 @@ use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, StatFs};
 use crate::name::Name;
 
+/// In the handle of [`FileSystem::write`]: the call appends (`O_APPEND`). It is a part of the call and
+/// not of what was opened, since fcntl(2) changes it in between, and pages that a client writes back
+/// through the same handle have a place of their own.
+pub const AT_END: u64 = 1 << 63;
+
 /// The inode a call is about.
 ///
 /// A back end that keeps files by number uses [`Node::ino`]; one that keeps them by path asks for
@@ -249,6 +254,9 @@ pub trait FileSystem: Send + Sync + 'static {
     ) -> Result<usize, Errno>;
 
     /// Writes `bytes` at `offset` and returns the count. `ENOSPC`, `EFBIG`.
+    ///
+    /// With [`AT_END`] in `handle` the offset is where the client takes the end to be. A back end that
+    /// others change too writes where the end is now; for any other the two are the same.
     fn write(&self, node: Node<'_>, handle: u64, offset: u64, bytes: &[u8])
     -> Result<usize, Errno>;
 
@@ -267,7 +275,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Opens a file; `flags` are those of open(2) without the ones about creation.
+    /// Opens a file; `flags` are those of open(2) without the ones about creation. The handle has not
+    /// [`AT_END`] in it.
     fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
         Ok(0)
     }

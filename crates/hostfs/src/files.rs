@@ -3,12 +3,18 @@
 //! An open file has a descriptor of its own, opened as the client opened it. A call without one (a
 //! handle of 0, or one whose descriptor is not open for what is asked, as a writeback cache does)
 //! opens the file for itself alone.
+//!
+//! # Appending
+//! No descriptor is open with `O_APPEND`: the pages that a kernel writes back through the handle of a
+//! client that appends belong where they are. A call that appends says so itself, and the host finds
+//! the end, which others may have moved since the client has looked.
 
+use std::io::IoSlice;
 use std::os::fd::AsFd;
 
-use corewalk::{Errno, Fallocate, FileKind, Node, Seek};
+use corewalk::{AT_END, Errno, Fallocate, FileKind, Node, Seek};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, fdatasync, fsync, seek};
-use rustix::io::{pread, pwrite};
+use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, reopen};
@@ -76,10 +82,11 @@ impl HostFs {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
-        self.with_file(node, handle, OFlags::WRONLY, |file| {
+        let put = if handle & AT_END == 0 { put_at } else { put_at_end };
+        self.with_file(node, handle & !AT_END, OFlags::WRONLY, |file| {
             let mut done = 0;
             while done < bytes.len() {
-                match pwrite(file, &bytes[done..], offset + done as u64) {
+                match put(file, &bytes[done..], offset + done as u64) {
                     Ok(0) => break,
                     Ok(count) => done += count,
                     Err(Errno::INTR) => {}
@@ -128,8 +135,20 @@ impl HostFs {
     }
 }
 
-/// Returns what matters of a client's flags. Offsets come with each call, so its `O_APPEND` must not
-/// move them; creation and truncation are calls of their own.
+fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
+    pwrite(file, bytes, offset)
+}
+
+/// Writes at the end of the file; at `offset`, which was the end, where the host cannot do that.
+fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
+    match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),
+        put => put,
+    }
+}
+
+/// Returns what matters of a client's flags. Offsets come with each call, and so does whether it
+/// appends ([`AT_END`]); creation and truncation are calls of their own.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

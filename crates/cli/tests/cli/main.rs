@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod appends;
 mod daemon;
 mod fixtures;
 mod fstab;

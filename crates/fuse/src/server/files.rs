@@ -1,11 +1,11 @@
 //! Requests about open files and their content.
 
-use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, SetAttr, StatFs};
+use corewalk::{AT_END, Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, SetAttr, StatFs};
 use rustix::fs::OFlags;
 
 use super::Server;
 use crate::credentials::Caller;
-use crate::options::{Permissions, WriteCache};
+use crate::options::{Ownership, Permissions, WriteCache};
 
 /// The flag that execve(2) opens a file with.
 const OPEN_FOR_EXEC: u32 = 0x20;
@@ -19,6 +19,9 @@ const COPY_CHUNK_BYTES: usize = 128 << 10;
 pub enum WriteOrigin {
     /// A write(2) that waits for its answer.
     Call,
+    /// As `Call`, of a file that is open with `O_APPEND`: its offset is where the kernel takes the end
+    /// to be.
+    Append,
     /// Pages that the kernel writes back, in nobody's name.
     Cache,
 }
@@ -102,7 +105,9 @@ impl Server {
         self.vfs.read(&self.inode(node)?, handle, offset, buf)
     }
 
-    /// Writes at `offset` and returns the count of bytes.
+    /// Writes at `offset` and returns the count of bytes. What is appended to a file that others change
+    /// too goes where the end is now, unless the kernel collects writes: then it knows of an end that
+    /// the back end does not know yet.
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`; `ESTALE`; what the back end says.
@@ -117,11 +122,22 @@ impl Server {
     ) -> Result<usize, Errno> {
         let inode = self.inode(node)?;
         match origin {
-            WriteOrigin::Call => self.write_for(caller, &inode, handle, offset, bytes),
+            WriteOrigin::Append if self.ends_move() => {
+                self.write_for(caller, &inode, handle | AT_END, offset, bytes)
+            }
+            WriteOrigin::Call | WriteOrigin::Append => {
+                self.write_for(caller, &inode, handle, offset, bytes)
+            }
             WriteOrigin::Cache => {
                 self.vfs.write(&caller.prechecked(), &inode, handle, offset, bytes)
             }
         }
+    }
+
+    /// Returns true if the end of a file may be elsewhere than the kernel says.
+    fn ends_move(&self) -> bool {
+        let options = &self.options;
+        options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
     }
 
     /// Writes in the name of somebody, who may have no right to keep the set-user-ID and set-group-ID
