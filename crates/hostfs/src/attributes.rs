@@ -20,6 +20,7 @@ use rustix::fs::{
     chmodat, chownat, fchmod, ftruncate, makedev, utimensat,
 };
 
+use crate::descriptors::SharedFd;
 use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 
 impl HostFs {
@@ -97,7 +98,7 @@ impl HostFs {
     fn change(&self, node: Node<'_>, fd: BorrowedFd<'_>, set: &SetAttr) -> Result<(), Errno> {
         // Opened first, so that a file that cannot be truncated is not changed at all.
         let writable = match set.size {
-            Some(_) => Some(self.retry_full(|| reopen(fd, OFlags::WRONLY))?),
+            Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
         if set.uid.is_some() || set.gid.is_some() {
@@ -109,7 +110,7 @@ impl HostFs {
             chmod(fd, mode)?;
         }
         if let (Some(size), Some(file)) = (set.size, writable) {
-            ftruncate(file, size)?;
+            ftruncate(&file, size)?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let times =
@@ -117,6 +118,15 @@ impl HostFs {
             utimensat(CWD, magic(fd), &times, AtFlags::empty())?;
         }
         Ok(())
+    }
+
+    /// Returns a descriptor to truncate the file by. One that a client has open is taken first: who
+    /// made a file of mode 0400 may truncate it for as long as it is open, and could not open it again.
+    fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
+        if let Some(open) = self.descriptors.get_writable(node.ino()) {
+            return Ok(open);
+        }
+        Ok(SharedFd::new(self.retry_full(|| reopen(fd, OFlags::WRONLY))?))
     }
 }
 

@@ -39,7 +39,13 @@ struct Kept {
     /// By inode number, each with how it is open.
     fresh: HashMap<u64, (OFlags, OwnedFd), RandomState>,
     /// Open files by inode number and handle.
-    open: BTreeMap<(u64, u64), SharedFd>,
+    open: BTreeMap<(u64, u64), Open>,
+}
+
+/// An open file.
+struct Open {
+    access: OFlags,
+    fd: SharedFd,
 }
 
 /// At most so many descriptors by inode number. A hand goes round them when there are too many: one
@@ -75,7 +81,7 @@ impl Descriptors {
             return found;
         }
         let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX));
-        open.next().map(|(_, fd)| Arc::clone(fd))
+        open.next().map(|(_, open)| Arc::clone(&open.fd))
     }
 
     /// Keeps a descriptor for reuse.
@@ -127,17 +133,25 @@ impl Descriptors {
     }
 
     /// Files an open file and returns its handle.
-    pub(crate) fn add_open(&self, ino: u64, fd: OwnedFd) -> u64 {
+    pub(crate) fn add_open(&self, ino: u64, access: OFlags, fd: OwnedFd) -> u64 {
         // ORDERING: Relaxed. Only hands out different numbers.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
-        let fd = Arc::new(fd);
-        self.kept.lock().open.insert((ino, handle), fd);
+        let open = Open { access, fd: Arc::new(fd) };
+        self.kept.lock().open.insert((ino, handle), open);
         handle
     }
 
     /// Returns an open file; None for a handle that is not one of this inode.
     pub(crate) fn get_open(&self, ino: u64, handle: u64) -> Option<SharedFd> {
-        self.kept.lock().open.get(&(ino, handle)).map(Arc::clone)
+        self.kept.lock().open.get(&(ino, handle)).map(|open| Arc::clone(&open.fd))
+    }
+
+    /// Returns an open file of an inode that can be written to, if there is one.
+    pub(crate) fn get_writable(&self, ino: u64) -> Option<SharedFd> {
+        let kept = self.kept.lock();
+        let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX)).map(|(_, open)| open);
+        open.find(|open| matches!(open.access, OFlags::WRONLY | OFlags::RDWR))
+            .map(|open| Arc::clone(&open.fd))
     }
 
     /// Closes an open file.
@@ -254,9 +268,13 @@ mod tests {
     #[test]
     fn handle_of_another_inode_is_refused() {
         let descriptors = Descriptors::new(1, 1);
-        let handle = descriptors.add_open(5, fd().try_clone().unwrap());
+        let handle = descriptors.add_open(5, OFlags::RDONLY, fd().try_clone().unwrap());
         assert!(descriptors.get_open(5, handle).is_some());
         assert!(descriptors.get_open(6, handle).is_none());
+        assert!(descriptors.get_writable(5).is_none());
+        let writer = descriptors.add_open(5, OFlags::RDWR, fd().try_clone().unwrap());
+        assert!(descriptors.get_writable(5).is_some() && descriptors.get_writable(4).is_none());
+        descriptors.close(5, writer);
         descriptors.close(6, handle);
         assert!(descriptors.get(5).is_some() && descriptors.get(6).is_none());
         descriptors.close(5, handle);

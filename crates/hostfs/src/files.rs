@@ -27,11 +27,11 @@ impl HostFs {
         }
         let access = access_of(flags);
         if let Some(file) = self.descriptors.take_fresh(node.ino(), access) {
-            return Ok(self.descriptors.add_open(node.ino(), file));
+            return Ok(self.descriptors.add_open(node.ino(), access, file));
         }
         let fd = self.at(node)?;
         let file = self.retry_full(|| reopen(fd.as_fd(), access))?;
-        Ok(self.descriptors.add_open(node.ino(), file))
+        Ok(self.descriptors.add_open(node.ino(), access, file))
     }
 
     /// Runs `call` on the open file, or on one opened for it if the handle is no good for it.

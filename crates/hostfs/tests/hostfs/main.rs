@@ -6,3 +6,4 @@ mod fixtures;
 mod limits;
 mod operations;
 mod unlinked;
+mod user;
