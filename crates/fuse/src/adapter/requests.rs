@@ -584,6 +584,10 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        written(copied, reply);
+        // What has copied anything has not failed, so nothing is copied twice.
+        let again = || -> Again<u64> {
+            Box::new(move |server| server.copy_file_range(caller, from, to, len))
+        };
+        self.answer_with_room(copied, again, move |copied| written(copied, reply));
     }
 }

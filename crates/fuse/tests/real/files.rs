@@ -12,6 +12,7 @@ use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_fuse::{Options, WriteCache};
 use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags};
 
+use crate::hooked::Hooked;
 use crate::site::{Site, is_root};
 
 fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
@@ -104,6 +105,23 @@ fn copy_file_range_copies_everything() {
         }
     }
     assert_eq!(fs::read(site.path("to")).expect("a file"), bytes[5..]);
+}
+
+/// As after the removal of a file whose forget is still on its way.
+#[test]
+fn full_store_gets_a_moment_also_where_a_file_is_copied() {
+    let fs = Arc::new(Hooked::new(|_, _| {}));
+    let Some(site) = Site::new(Arc::<Hooked>::clone(&fs), Options::exclusive()) else { return };
+    fs::write(site.path("from"), "text").expect("a file");
+    let from = fs::File::open(site.path("from")).expect("it exists");
+    let to = fs::File::create(site.path("to")).expect("a file");
+    let copy = || rustix::fs::copy_file_range(&from, Some(&mut 0), &to, Some(&mut 0), 4);
+    fs.fill_for(2);
+    assert_eq!(copy(), Ok(4));
+    assert_eq!(fs::read(site.path("to")).expect("a file"), b"text");
+    // Control: one that stays full is.
+    fs.fill_for(u64::MAX);
+    assert_eq!(copy(), Err(Errno::NOSPC));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use corewalk::{
     AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
     Seek, SetAttr, StatFs, XattrMode,
 };
+use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 
 /// Called before each operation with what it is called and the name it is about.
 type Hook = Box<dyn Fn(&str, &[u8]) + Send + Sync>;
@@ -15,6 +16,8 @@ pub(crate) struct Hooked {
     hook: Hook,
     /// The numbers of two inodes that are exchanged.
     exchanged: (u64, u64),
+    /// How many writes from now on find the store full.
+    full: AtomicU64,
 }
 
 impl Hooked {
@@ -23,7 +26,14 @@ impl Hooked {
             inner: Tmpfs::new(TmpfsOptions::default()),
             hook: Box::new(hook),
             exchanged: (0, 0),
+            full: AtomicU64::new(0),
         }
+    }
+
+    /// Has the next `writes` writes find the store full.
+    pub(crate) fn fill_for(&self, writes: u64) {
+        // ORDERING: Relaxed. Whoever writes does so after a request that comes after this.
+        self.full.store(writes, Ordering::Relaxed);
     }
 
     /// Returns a file system whose root has the number `root`.
@@ -119,6 +129,11 @@ impl FileSystem for Hooked {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
+        let less = |left: u64| left.checked_sub(1);
+        // ORDERING: Relaxed. A count.
+        if self.full.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            return Err(Errno::NOSPC);
+        }
         self.inner.write(self.node(node), handle, offset, bytes)
     }
 
