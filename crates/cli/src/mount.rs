@@ -112,10 +112,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let written = std::io::stdout().write_all(&line);
         return written.map_err(|error| Failure::of("standard output", error));
     }
-    let (source, plan) = arguments.plan()?;
     if arguments.background {
+        daemon::close_inherited();
         daemon::leave_terminal();
     }
+    let (source, plan) = arguments.plan()?;
     let opened = source.open(plan.tmpfs, &plan.store)?;
     // Before the mount: a signal that comes while it is made must not leave it behind.
     let (events, happened) = channel();

@@ -3,15 +3,17 @@
 //! The command starts itself once more as a process of its own session, whose standard output is a
 //! pipe. The one line that says that the mount works comes through it; then the first process ends.
 //! If the pipe closes without it the second has failed and has said why on the standard error, which
-//! both share until then.
+//! both share until then. It keeps no other descriptor of whoever started it: a lock of flock(1) would
+//! be held for as long as the mount lives, and the reader of a pipe would wait for as long.
 //!
 //! A fork without exec would be shorter, but must not happen in a program with threads.
 //!
-//! Source: daemon(7).
+//! Source: daemon(7), which has the first step close all descriptors but the standard ones.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io::{BufRead as _, BufReader};
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -48,6 +50,19 @@ pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
         // Already a session of its own.
         log::debug!("setsid: {error}");
+    }
+}
+
+/// Closes what this process was started with, but the standard streams. For the very start, when no
+/// descriptor is its own yet.
+pub(super) fn close_inherited() {
+    // Without /proc nothing is served either.
+    let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
+    let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let open: Vec<RawFd> = open.filter_map(number).collect();
+    for fd in open.into_iter().filter(|fd| *fd > 2) {
+        // The one that they were listed by is closed already.
+        let _ = nix::unistd::close(fd);
     }
 }
 

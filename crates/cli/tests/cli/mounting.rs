@@ -102,6 +102,24 @@ fn directory_whose_name_is_no_text_is_mounted() {
     assert_eq!(output.stdout, line);
 }
 
+/// Whoever reads a pipe waits for all who could still write to it.
+#[test]
+fn daemon_keeps_no_pipe_of_whoever_started_it() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$@\" 9>&1", "sh", PROGRAM, "mount", "--daemon", "tmpfs"]);
+    command.arg(&path);
+    let output = run(command);
+    let line = format!("mounted tmpfs on {}\n", path.display());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), line);
+    assert!(output.status.success() && is_mounted(&path));
+    assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+}
+
 #[test]
 fn outside_umount_ends_the_program() {
     if !can_mount() {
