@@ -9,6 +9,7 @@
 //! loses its server, and a directory that had to be made is removed again. If it is killed the mount stays without a server; `umount -l` removes it.
 
 mod daemon;
+mod descriptors;
 mod options;
 
 use std::ffi::{OsStr, OsString};
@@ -117,6 +118,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::leave_terminal();
     }
     let (source, plan) = arguments.plan()?;
+    descriptors::allow(plan.mount.threads)?;
     let opened = source.open(plan.tmpfs, &plan.store)?;
     // Before the mount: a signal that comes while it is made must not leave it behind.
     let (events, happened) = channel();

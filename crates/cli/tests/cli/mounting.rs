@@ -1,6 +1,7 @@
 //! The life of a mount, from the line that says that it works to its end.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -118,6 +119,43 @@ fn daemon_keeps_no_pipe_of_whoever_started_it() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), line);
     assert!(output.status.success() && is_mounted(&path));
     assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+}
+
+/// Returns a mount with a limit of open files, as ulimit(1) sets it.
+fn limited(ulimit: &str, threads: usize, path: &Path) -> Command {
+    let mut command = Command::new("sh");
+    let script = format!("ulimit {ulimit} && exec \"$@\"");
+    command.args(["-c", &script, "sh", PROGRAM, "mount", "tmpfs"]).arg(path);
+    command.args(["-o", &format!("threads={threads}")]);
+    command
+}
+
+#[test]
+fn threads_that_have_no_descriptors_are_refused_before_anything_is_mounted() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    let words = "threads=41 needs 65 open files, and at most 64 are allowed (ulimit -Hn)";
+    folder.assert_refused(limited("-n 64", 41, &path), 2, words);
+    let mut daemon = limited("-n 64", 41, &path);
+    daemon.arg("--daemon");
+    folder.assert_refused(daemon, 2, words);
+    assert!(!path.exists(), "nothing was made");
+    // Control: one less is there, and so are many where the limit may be raised.
+    for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
+        let mut server = Server::run(limited(ulimit, threads, &path));
+        let tasks = format!("/proc/{}/task", server.pid());
+        let start = Instant::now();
+        while fs::read_dir(&tasks).expect("it runs").count() < threads {
+            assert!(start.elapsed() < LIMIT, "there are not {threads} threads");
+            thread::yield_now();
+        }
+        fs::write(path.join("file"), "x").expect("it is served");
+        server.signal(rustix::process::Signal::TERM);
+        assert_eq!(server.wait().code(), Some(0), "{ulimit}");
+    }
 }
 
 #[test]
