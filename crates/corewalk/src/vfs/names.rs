@@ -206,13 +206,14 @@ impl Vfs {
         Cached::Unknown
     }
 
-    /// Takes references on a dentry that was seen, and on its inode. None if it has changed since.
+    /// Takes references on a dentry that was seen, and on its inode. None if it has changed since, or
+    /// had no inode.
     pub(crate) fn hold(&self, slot: u32, seen: Glimpse) -> Option<Place<'_>> {
-        if !self.dcache.get(slot, seen.seq) {
+        let inode = seen.body.inode();
+        if inode == 0 || !self.dcache.get(slot, seen.seq) {
             return None;
         }
         let dentry = DentryHold { vfs: self, slot };
-        let inode = seen.body.inode();
         if !self.dcache.get_inode(slot, seen.seq, inode) {
             return None;
         }

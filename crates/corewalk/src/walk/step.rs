@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Mode, SYMLINKS_MAX, Stop, Walk, WalkFlags};
 use crate::Errno;
 use crate::cred::May;
+use crate::dcache::Dcache;
 use crate::dentry::{Flags, Glimpse, Key};
 use crate::name::Name;
 use crate::vfs::{Checked, InodeRef, Place, Unattached};
@@ -164,23 +165,30 @@ impl<'v> Walk<'v, '_> {
                 return Err(self.verdict(Errno::XDEV));
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
-            self.stand_on(point)?;
-            if left.is_dead() {
-                // It no longer kept `point`, which may be another dentry by now (M.1).
-                return Err(Stop::Retry);
+            // A dead one no longer keeps `point`, which may be another dentry by now (M.1).
+            self.stand_on(point, |_| !left.is_dead())?;
+        }
+        let (child, parent) = (self.dentry, self.seen.key.parent());
+        self.validate()?;
+        match self.mode {
+            // The child that led here is in the trail and says whether it was the parent.
+            Mode::Rcu => self.stand_on(parent, |_| true)?,
+            // It may have been moved since it was seen, and what was its parent then be another
+            // dentry by now: it is held until it has been asked again (trap T19).
+            Mode::Ref => {
+                let _child = self.hold.take();
+                self.stand_on(parent, |dcache| dcache.parent(child).0 == parent)?;
             }
         }
-        let parent = self.seen.key.parent();
-        self.validate()?;
-        self.stand_on(parent)?;
         if self.seen.body.flags().contains(Flags::MOUNTED) {
             self.cross_mounts()?;
         }
         Ok(())
     }
 
-    /// Moves to a dentry that is pinned by what has been passed.
-    fn stand_on(&mut self, slot: u32) -> Result<(), Stop> {
+    /// Moves to a dentry that something keeps in its slot: `is_kept`, which is asked when the dentry has
+    /// been seen and is held, says whether it did until then.
+    fn stand_on(&mut self, slot: u32, is_kept: impl FnOnce(&Dcache) -> bool) -> Result<(), Stop> {
         let dcache = &self.vfs.dcache;
         let seen: Glimpse = loop {
             let seen = dcache.dentries.glimpse(slot);
@@ -188,13 +196,23 @@ impl<'v> Walk<'v, '_> {
                 break seen;
             }
         };
-        let hold = if self.mode == Mode::Ref {
-            Some(self.vfs.hold(slot, seen).ok_or(Stop::Retry)?)
-        } else {
-            // The child that led here is in the trail and says whether it was the parent.
-            self.validate()?;
-            None
+        // A directory that has been removed has no inode to hold.
+        let is_removed = seen.body.is_negative();
+        let hold = match self.mode {
+            Mode::Ref if !is_removed => Some(self.vfs.hold(slot, seen).ok_or(Stop::Retry)?),
+            _ => None,
         };
+        if !is_kept(dcache) {
+            return Err(Stop::Retry);
+        }
+        if self.mode == Mode::Rcu {
+            self.validate()?;
+        } else if is_removed {
+            return match dcache.dentries.is_unchanged(slot, seen.seq) {
+                true => Err(Stop::Fail(Errno::NOENT)),
+                false => Err(Stop::Retry),
+            };
+        }
         (self.dentry, self.seen, self.hold) = (slot, seen, hold);
         self.note();
         Ok(())
@@ -210,7 +228,7 @@ impl<'v> Walk<'v, '_> {
             }
             self.validate()?;
             self.mount = Cow::Owned(Arc::clone(mount));
-            self.stand_on(self.mount.root)?;
+            self.stand_on(self.mount.root, |_| true)?;
         }
         Ok(())
     }
@@ -247,7 +265,7 @@ impl<'v> Walk<'v, '_> {
                 return Err(Stop::Fail(Errno::XDEV));
             }
             self.mount = Cow::Borrowed(&self.root.mount);
-            self.stand_on(self.root.dentry)?;
+            self.stand_on(self.root.dentry, |_| true)?;
         }
         match target.len() {
             0 => Err(Stop::Fail(Errno::NOENT)),

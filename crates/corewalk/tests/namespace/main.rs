@@ -12,6 +12,7 @@ mod number_used_again;
 mod operations;
 mod pauses;
 mod properties;
+mod ref_walk;
 mod settled;
 mod storms;
 mod traps_lifetime;
