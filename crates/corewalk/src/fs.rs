@@ -14,7 +14,8 @@
 //!   gets a directory, `read` a regular file).
 //! - F.4: `forget` is called once for each time an inode entered the cache (by `root`, `lookup`,
 //!   `make` or `link` returning an inode that was not in the cache), after its last use. An inode
-//!   without links stays usable until then.
+//!   without links stays usable until then. Two generations of one number are two inodes, and each
+//!   is forgotten, in any order.
 //! - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
 //!
 //! # What it must keep

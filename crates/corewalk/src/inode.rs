@@ -24,6 +24,8 @@
 //!
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 
+mod displaced;
+
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
 use corewalk_sync::{Condvar, Lockref, LockrefGuard, Mutex, ShardedCounter, SlotArena};
 
@@ -31,6 +33,8 @@ use crate::attr::{Attr, FileKind, mode};
 use crate::dentry::{Dentries, group_of};
 use crate::hash::Keys;
 use crate::table::Table;
+
+use displaced::Displaced;
 
 /// Reference record: lockref, number.
 const REF_WORDS: usize = 2;
@@ -81,6 +85,7 @@ pub(crate) struct Inodes {
     perm: SlotArena<PERM_WORDS>,
     table: Table,
     keys: Keys,
+    displaced: Displaced,
     count: ShardedCounter,
     /// Attribute changes begun so far; a fill that overlaps one does not trust what it got.
     changes: ShardedCounter,
@@ -110,6 +115,7 @@ impl Inodes {
             refs: SlotArena::new("corewalk-inode-refs", slots_max)?,
             table: Table::new("corewalk-inode-table", slots_max, 7)?,
             keys,
+            displaced: Displaced::new(),
             count: ShardedCounter::new(),
             changes: ShardedCounter::new(),
             dying: Mutex::new(()),
@@ -209,6 +215,18 @@ impl Inodes {
         }
     }
 
+    /// Returns counted slots of the inodes that had this number before another generation took it.
+    /// [`Inodes::get`] comes first: what it finds may be one of them by now.
+    #[inline]
+    pub(crate) fn displaced(&self, superblock: u32, ino: u64) -> Vec<u32> {
+        self.displaced.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
+    }
+
+    /// Runs `work`, and nothing else of this kind meanwhile.
+    pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.displaced.alone(work)
+    }
+
     /// Returns the slot of the inode with this number, without a reference: what is read through it
     /// counts only if [`Inodes::is`] says afterwards that it still is that inode. A miss proves
     /// nothing.
@@ -260,6 +278,7 @@ impl Inodes {
         };
         if let Some(displaced) = displaced {
             stripe.remove(displaced);
+            self.displaced.insert(superblock, attr.ino, displaced);
         }
         let known = self.changes() == changes_before;
         self.begin_life((superblock, slot), attr, Perm::of(attr, has_acl), known);
@@ -315,9 +334,12 @@ impl Inodes {
     /// entered again, so the back end never hears of the end of one life after the start of the
     /// next.
     pub(crate) fn free(&self, slot: u32, dentries: &Dentries) {
-        let hash = self.keys.inode(self.superblock(slot), self.ino(slot)) as u32;
-        // Not there any more if a newer generation took its place.
-        self.table.lock(hash).remove(slot);
+        let (superblock, ino) = (self.superblock(slot), self.ino(slot));
+        let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
+        if !was_there {
+            // A newer generation took its place.
+            self.displaced.remove(superblock, ino, slot);
+        }
         let gone = self.dying.lock();
         // ORDERING: Relaxed. Under the lock that `wait_until_gone` takes; others ask the lockref.
         self.refs.get(slot)[1].store(0, Ordering::Relaxed);

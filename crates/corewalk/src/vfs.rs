@@ -31,6 +31,7 @@
 //! ```
 
 mod attributes;
+mod forget;
 mod held;
 mod io;
 mod names;
@@ -217,36 +218,6 @@ impl Vfs {
     fn in_use(&self, ino: u64) -> Option<InodeRef<'_>> {
         let slot = self.dcache.inodes.get(0, ino, |stray| self.dcache.put_inode(stray, 1));
         slot.map(|slot| InodeRef { vfs: self, slot })
-    }
-
-    /// Drops `n` lookups that [`InodeRef::into_lookups`] gave out on an inode of the root's file
-    /// system. Returns false, and drops nothing, if the inode has fewer: a count that a client gets
-    /// wrong must not free what others use (trap P5). An inode that has been given out 2 to the 32nd
-    /// times stays whatever is forgotten.
-    pub fn forget(&self, ino: u64, n: u64) -> bool {
-        let Some(inode) = self.in_use(ino) else { return n == 0 };
-        let mut guard = self.dcache.inodes.lockref(inode.slot).lock();
-        let lookups = guard.count() / LOOKUP;
-        if lookups < n {
-            return false;
-        }
-        if lookups < LOOKUPS_MAX {
-            guard.sub(n * LOOKUP);
-        }
-        drop(guard);
-        // A lookup itself leaves no mark but its count.
-        self.dcache.inodes.touch(inode.slot);
-        true
-    }
-
-    /// Drops all lookups of an inode of the root's file system and returns how many there were: for a
-    /// server whose only client has gone.
-    pub fn forget_all(&self, ino: u64) -> u64 {
-        let Some(inode) = self.in_use(ino) else { return 0 };
-        let mut guard = self.dcache.inodes.lockref(inode.slot).lock();
-        let lookups = guard.count() / LOOKUP;
-        guard.sub(lookups * LOOKUP);
-        lookups
     }
 
     /// Returns the file system that an inode belongs to.
