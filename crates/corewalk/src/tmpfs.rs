@@ -63,7 +63,7 @@ use crate::name::{NAME_MAX, Name};
 
 use data::FileContent;
 use dir::Batch;
-use inode::{Attributes, Inode, now};
+use inode::{Attributes, Inode, now, target_bytes};
 use pages::PAGE_BYTES;
 use table::{InodeTable, ROOT_INO};
 use xattr::{Change, Xattrs};
@@ -90,8 +90,10 @@ const UNLIMITED_INODES: u64 = 1 << 40;
 /// A file system in memory. See the module's text.
 ///
 /// # Invariants
-/// - S.1: `space` has what the pages and extended attributes of all inodes take, in bytes.
-/// - S.2: `inodes` has the number of inodes in `table`.
+/// - S.1: `space` has what the pages, long targets of links and extended attributes of all inodes take,
+///   in bytes.
+/// - S.2: `inodes` has the number of inodes in `table`, but the root directory, and of all further names
+///   that they have besides one.
 #[doc(alias = "shmem")]
 pub struct Tmpfs {
     table: InodeTable,
@@ -105,10 +107,11 @@ pub struct Tmpfs {
 /// What a [`Tmpfs`] starts with, after the mount options of tmpfs(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TmpfsOptions {
-    /// The most bytes of file data, extended attributes and ACLs, rounded up to whole pages; None for as
-    /// much as there is memory (`size=`).
+    /// The most bytes of file data, long targets of symbolic links, extended attributes and ACLs, rounded
+    /// up to whole pages; None for as much as there is memory (`size=`).
     pub size_bytes: Option<u64>,
-    /// The most inodes, with the root directory; None for any number (`nr_inodes=`).
+    /// The most inodes, with the root directory, and further names of files, each of which counts as one;
+    /// None for any number (`nr_inodes=`).
     pub inodes_max: Option<u64>,
     /// The permission bits of the root directory (`mode=`).
     pub root_mode: u32,
@@ -265,6 +268,9 @@ impl Tmpfs {
         let mut inode = self.table.remove(slot);
         if let Ok(Some(content)) = inode.content() {
             content.write().discard(&self.space);
+        }
+        if let Ok(target) = inode.target() {
+            self.space.give_back(target_bytes(target));
         }
         self.xattrs.drop_set(&mut inode.attributes.xattrs, &self.space);
         self.inodes.give_back(1);

@@ -51,6 +51,8 @@ use crate::fs::{AclKind, Make};
 const PERMISSION_BITS: u32 = 0o7777;
 /// What a directory entry adds to the size of its directory, in bytes (Linux `BOGO_DIRENT_SIZE`).
 const ENTRY_BYTES: u64 = 20;
+/// The longest target of a symbolic link that is charged with its inode, in bytes, as on Linux.
+const SHORT_TARGET_MAX: usize = 127;
 
 /// Returns the time for a change that is made now. See the module's text.
 #[inline]
@@ -88,6 +90,11 @@ struct File {
     pages: u64,
     /// None until the first change: many files are empty.
     content: Option<Arc<RwLock<FileContent>>>,
+}
+
+/// Returns what the target of a symbolic link is charged with besides its inode: a page if it is long.
+pub(super) fn target_bytes(target: &[u8]) -> u64 {
+    if target.len() > SHORT_TARGET_MAX { PAGE_BYTES } else { 0 }
 }
 
 impl Inode {

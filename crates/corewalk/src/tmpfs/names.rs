@@ -37,7 +37,7 @@ use corewalk_sync::RwLockWriteGuard;
 
 use super::Tmpfs;
 use super::dir::{Directory, Found, Key, Link};
-use super::inode::{Attributes, Inode, is_kept, now};
+use super::inode::{Attributes, Inode, is_kept, now, target_bytes};
 use super::table::{InodeTable, rank};
 use super::xattr::{Change, Own, Set};
 use crate::Errno;
@@ -136,7 +136,11 @@ impl Tmpfs {
             return Err(Errno::NOENT);
         }
         let nlink = child.attributes.nlink.checked_add(1).ok_or(Errno::MLINK)?;
-        entries.insert_free(key, Link { ino: node, kind })?;
+        // S.2: a name takes memory like an inode; the first one is paid for with that.
+        let price = u64::from(nlink > 1);
+        self.inodes.take(price)?;
+        let entered = entries.insert_free(key, Link { ino: node, kind });
+        entered.inspect_err(|_| self.inodes.give_back(price))?;
         let now = now();
         child.attributes.nlink = nlink;
         child.attributes.is_linkable = false;
@@ -198,19 +202,24 @@ impl Tmpfs {
         finish: impl FnOnce(&mut Attributes, FileKind),
     ) -> Result<Attr, Errno> {
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
+        let target = if kind == FileKind::Symlink { target_bytes(what.target) } else { 0 };
         self.inodes.take(1)?;
-        let mut inode = self.table.draw().inspect_err(|_| self.inodes.give_back(1))?;
-        inode.fill(kind, what, now());
-        match self.inherited_acls(&inode.attributes, what) {
-            Ok(acls) => inode.attributes.xattrs = acls,
-            Err(errno) => {
-                self.table.remove(inode);
-                self.inodes.give_back(1);
-                return Err(errno);
+        let paid = if target == 0 { Ok(()) } else { self.space.take(target) };
+        let made = paid.and_then(|()| {
+            let mut inode = self.table.draw().inspect_err(|_| self.space.give_back(target))?;
+            inode.fill(kind, what, now());
+            match self.inherited_acls(&inode.attributes, what) {
+                Ok(acls) => inode.attributes.xattrs = acls,
+                Err(errno) => {
+                    self.table.remove(inode);
+                    self.space.give_back(target);
+                    return Err(errno);
+                }
             }
-        }
-        finish(&mut inode.attributes, kind);
-        Ok(inode.attr())
+            finish(&mut inode.attributes, kind);
+            Ok(inode.attr())
+        });
+        made.inspect_err(|_| self.inodes.give_back(1))
     }
 
     /// Returns the ACLs that a new inode has, paid for.
@@ -232,6 +241,10 @@ impl Tmpfs {
                 FileKind::Directory => 0,
                 _ => attributes.nlink - 1,
             };
+            if attributes.nlink > 0 {
+                // S.2: the last name goes with the inode.
+                self.inodes.give_back(1);
+            }
             attributes.touch(now());
         })
     }

@@ -33,8 +33,8 @@
 //!   index; without sharing they take 160.
 //!
 //! # What is charged
-//! Names, values and ACLs in their stored form, byte by byte, to the same budget as pages, so that
-//! attributes cannot take memory without bound where file data cannot. A shared set is charged once.
+//! Names, values and ACLs in their stored form, byte by byte, and 48 bytes for each attribute, to the same
+//! budget as pages, so that attributes cannot take memory without bound where file data cannot. A shared set is charged once.
 //! So what makes a shared set private takes room: also `removexattr` and chmod of a file with an ACL may
 //! say `ENOSPC`, as in ext4, and then nothing has changed. Before that, what waits to be shared is.
 //!

@@ -424,7 +424,8 @@ impl Vfs {
                 .or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
             let (key, changes) = (dir.key(), self.dcache.inodes.changes());
             let source = self.source(dir.now.inode);
-            let attr = self.fs(dir.now.inode).make(self.node(&source), name, &what)?;
+            let made = self.fs(dir.now.inode).make(self.node(&source), name, &what);
+            let attr = made.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
                 // A directory lies among directories instead: nobody needs it now.
@@ -495,7 +496,8 @@ impl Vfs {
             let key = dir.key();
             let (file, parent) = (self.source(inode.slot), self.source(dir.now.inode));
             let fs = self.fs(dir.now.inode);
-            let attr = fs.link(self.node(&file), self.node(&parent), name)?;
+            let linked = fs.link(self.node(&file), self.node(&parent), name);
+            let attr = linked.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
             self.publish_change(&dir, key, &needle, inode, &claim);
             Ok(attr)
         })
@@ -594,9 +596,9 @@ impl Vfs {
         claim: &Claim<'_>,
         error: Errno,
     ) -> Result<T, Errno> {
-        match self.resolve(dir, needle, claim)? {
-            Some(_) => Err(Errno::EXIST),
-            None => Err(error),
+        match error {
+            Errno::EXIST => Err(error),
+            _ => self.resolve(dir, needle, claim)?.map_or(Err(error), |_| Err(Errno::EXIST)),
         }
     }
 

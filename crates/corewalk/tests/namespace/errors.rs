@@ -6,12 +6,13 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use corewalk::acl::{Acl, XATTR_DEFAULT};
 use corewalk::attr::mode::{S_IFBLK, S_IFDIR, S_IFLNK, S_IFREG};
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
     Blocking, Cred, Errno, Fallocate, Make, May, Removal, RenameMode, Security, SetAttr, Subject,
     Verdict, Vfs, WalkFlags, XattrMode,
 };
 
-use crate::fixtures::{at, name, new, remove, rename, tree, walk};
+use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
 fn user() -> Cred {
     Cred::user(1000, 1000, &[])
@@ -68,6 +69,21 @@ fn existing_name_in_a_directory_that_is_not_writable_is_eexist() {
     assert_eq!(make(".", "e", S_IFDIR | 0o755), Err(Errno::ACCESS));
     assert_eq!(make(".", "d", S_IFBLK | 0o644), Err(Errno::EXIST));
     assert_eq!(make("shut", "d", S_IFDIR | 0o755), Err(Errno::ACCESS), "it may not look");
+}
+
+/// A name that is taken is what is wrong, also where there would be no room for it and the cache does not
+/// know it.
+#[test]
+fn existing_name_on_a_full_file_system_is_eexist() {
+    let vfs = over(Tmpfs::new(TmpfsOptions { inodes_max: Some(3), ..TmpfsOptions::default() }));
+    tree(&vfs, &["f", "g"]);
+    let (cred, root, g) = (Cred::root(), vfs.root(), walk(&vfs, "g").unwrap());
+    let make = |to: &str| vfs.make(&cred, &root, name(to), Make::new(0o644, 0, 0)).err();
+    let link = |to: &str| vfs.link(&cred, &g, &root, name(to)).err();
+    for act in [&make as &dyn Fn(&str) -> Option<Errno>, &link] {
+        vfs.invalidate(&root, name("f")).unwrap();
+        assert_eq!((act("f"), act("new")), (Some(Errno::EXIST), Some(Errno::NOSPC)));
+    }
 }
 
 /// Whatever is to be done with a name in a file: it is no directory, whoever asks.

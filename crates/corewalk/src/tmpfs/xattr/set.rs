@@ -36,6 +36,9 @@ const HEAD_BYTES: usize = 128;
 const TAIL_BYTES: usize = 64;
 /// Words between that are hashed.
 const MIDDLE_WORDS: usize = 8;
+/// What an attribute takes from the budget besides its name and value, in bytes: about what its places
+/// in the list and in the allocator take, so that many short ones take no more memory than is charged.
+pub(super) const ATTR_BYTES: u64 = 48;
 /// What an ACL takes from the budget besides its entries, in bytes.
 const ACL_BYTES: u64 = 4;
 /// What an entry of an ACL takes, in bytes.
@@ -97,11 +100,11 @@ impl Set {
         self.attrs.all().is_empty() && self.acls.is_none()
     }
 
-    /// Returns what the set is charged with: the bytes of all names and values, and of the stored form
-    /// of ACLs.
+    /// Returns what the set is charged with: the bytes of all names and values with what keeps them, and
+    /// of the stored form of ACLs.
     pub(super) fn bytes(&self) -> u64 {
         let acls = self.acls.as_deref();
-        self.attr_bytes()
+        self.attrs.all().iter().map(Attr::charge).sum::<u64>()
             + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
     }
 
@@ -127,11 +130,12 @@ impl Set {
                     }
                     _ => {}
                 }
-                let (old, new) = (old.map_or(0, Attr::charge), (name.len() + value.len()) as u64);
-                if new > old && self.attr_bytes() - old + new > SET_BYTES_MAX {
+                let new = (name.len() + value.len()) as u64;
+                let (had, charged) = old.map_or((0, 0), |old| (old.bytes(), old.charge()));
+                if new > had && self.attr_bytes() - had + new > SET_BYTES_MAX {
                     return Err(Errno::NOSPC);
                 }
-                before - old + new
+                before - charged + new + ATTR_BYTES
             }
             Change::Remove(name) => {
                 let at = self.attrs.find(name).map_err(|_| Errno::NODATA)?;
@@ -180,7 +184,7 @@ impl Set {
 
     /// Returns what all names and values have, in bytes.
     fn attr_bytes(&self) -> u64 {
-        self.attrs.all().iter().map(Attr::charge).sum()
+        self.attrs.all().iter().map(Attr::bytes).sum()
     }
 
     fn list_bytes(&self) -> usize {
@@ -368,9 +372,14 @@ impl Attr {
         }
     }
 
+    /// Returns what name and value have, in bytes.
+    fn bytes(&self) -> u64 {
+        self.bytes.len() as u64 - 1
+    }
+
     /// Returns what it takes from the budget, in bytes.
     fn charge(&self) -> u64 {
-        self.bytes.len() as u64 - 1
+        self.bytes() + ATTR_BYTES
     }
 }
 

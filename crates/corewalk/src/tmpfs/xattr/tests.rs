@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use super::super::{Tmpfs, TmpfsOptions};
 use super::blocks::{Found, USERS_MAX};
+use super::set::ATTR_BYTES;
 use super::*;
 use crate::acl::{Acl, Entry, Tag};
 use crate::fs::{AclKind, FileSystem, Make, Node, XattrMode};
@@ -341,14 +342,14 @@ fn inode_that_was_left_alone_is_shared_at_once() {
 fn want_of_room_changes_nothing() {
     let fs = tmpfs(Some(8192));
     let [a, b, c] = ["a", "b", "c"].map(|name| make(&fs, name));
-    let value = [1; 4000];
+    let value = [1; 3900];
     for ino in [a, b] {
         set(&fs, ino, b"user.a", &value).unwrap();
         set(&fs, ino, b"user.b", b"1").unwrap();
     }
     fs.share_xattrs();
-    assert_eq!(fs.space.used(), 4000 + 6 + 7);
-    set(&fs, c, b"user.c", &[2; 4100]).unwrap();
+    assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
+    set(&fs, c, b"user.c", &[2; 4000]).unwrap();
     // Both have the block: a change needs a copy, for which there is no room.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
@@ -356,7 +357,7 @@ fn want_of_room_changes_nothing() {
     assert_eq!(seen(&fs, a), before);
     audit(&fs, [a, b, c]);
     // One who has the room already needs none, nor one who wants what is there.
-    set(&fs, c, b"user.c", &[3; 4100]).unwrap();
+    set(&fs, c, b"user.c", &[3; 4000]).unwrap();
     assert_eq!(set(&fs, c, b"user.d", &[3; 100]), Err(Errno::NOSPC));
     let d = make(&fs, "d");
     set(&fs, c, b"user.c", &[]).unwrap();
@@ -398,10 +399,10 @@ fn what_waits_makes_room_for_who_needs_it() {
         set(&fs, ino, b"user.a", &[nth as u8; 5000]).unwrap();
         set(&fs, ino, b"user.a", &[9; 5000]).unwrap();
     }
-    assert_eq!(fs.space.used(), 2 * 5006, "each has it for itself");
+    assert_eq!(fs.space.used(), 2 * (5006 + ATTR_BYTES), "each has it for itself");
     let c = make(&fs, "c");
     set(&fs, c, b"user.c", &[1; 5000]).unwrap();
-    assert_eq!(fs.space.used(), 2 * 5006);
+    assert_eq!(fs.space.used(), 2 * (5006 + ATTR_BYTES));
     audit(&fs, inos.into_iter().chain([c]));
 }
 
