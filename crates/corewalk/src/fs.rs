@@ -35,11 +35,6 @@ use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, StatFs};
 use crate::name::Name;
 
-/// In the handle of [`FileSystem::write`]: the call appends (`O_APPEND`). It is a part of the call and
-/// not of what was opened, since fcntl(2) changes it in between, and pages that a client writes back
-/// through the same handle have a place of their own.
-pub const AT_END: u64 = 1 << 63;
-
 /// The inode a call is about.
 ///
 /// A back end that keeps files by number uses [`Node::ino`]; one that keeps them by path asks for
@@ -199,8 +194,8 @@ bitflags! {
 
 /// A file system that corewalk serves. See the module's text for the rules.
 ///
-/// The number an `open` returns (its handle) comes back in `read`, `write`, `fsync` and `release`;
-/// a back end without open state leaves `open` alone and ignores it.
+/// The number an `open` returns (its handle) comes back in `read`, `write`, `append`, `fsync` and
+/// `release`, all 64 bits of it; a back end without open state leaves `open` alone and ignores it.
 ///
 /// # Errors
 /// Every method: `EIO` for a failing store, `ESTALE` for an inode that is gone. The others are
@@ -255,11 +250,21 @@ pub trait FileSystem: Send + Sync + 'static {
     ) -> Result<usize, Errno>;
 
     /// Writes `bytes` at `offset` and returns the count. `ENOSPC`, `EFBIG`.
-    ///
-    /// With [`AT_END`] in `handle` the offset is where the client takes the end to be. A back end that
-    /// others change too writes where the end is now; for any other the two are the same.
     fn write(&self, node: Node<'_>, handle: u64, offset: u64, bytes: &[u8])
     -> Result<usize, Errno>;
+
+    /// Writes `bytes` at the end that the file has now (`O_APPEND`) and returns the count. `end` is
+    /// where the client takes it to be. `ENOSPC`, `EFBIG`.
+    ///
+    /// That is a part of the call and not of what was opened, since fcntl(2) changes it in between, and
+    /// pages that a client writes back through the same handle have a place of their own. It is asked for
+    /// only where others change the files too, as far as the server knows. The default writes at `end`: if
+    /// nobody but the client changes the file the two are the same, and the client does not append twice
+    /// at a time. A back end whose files others change, as those of a host, finds the end and writes there
+    /// in one step.
+    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.write(node, handle, end, bytes)
+    }
 
     /// Adds the name `name` in `dir` for `node` and returns its attributes. `EMLINK`, `EEXIST`.
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -276,8 +281,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Opens a file; `flags` are those of open(2) without the ones about creation. The handle has not
-    /// [`AT_END`] in it.
+    /// Opens a file; `flags` are those of open(2) without the ones about creation.
     fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
         Ok(0)
     }

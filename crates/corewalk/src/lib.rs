@@ -39,8 +39,7 @@ pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Tim
 pub use cred::{Blocking, Caps, Cred, May, Security, Subject, Verdict};
 pub use dpath::PathKind;
 pub use fs::{
-    AT_END, AclKind, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek,
-    XattrMode,
+    AclKind, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode,
 };
 pub use name::{NAME_MAX, Name, PATH_MAX};
 pub use path::PathRef;

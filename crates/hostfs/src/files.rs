@@ -12,7 +12,7 @@
 use std::io::IoSlice;
 use std::os::fd::AsFd;
 
-use corewalk::{AT_END, Errno, Fallocate, FileKind, Node, Seek};
+use corewalk::{Errno, Fallocate, FileKind, Node, Seek};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, fdatasync, fsync, seek};
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
@@ -82,20 +82,17 @@ impl HostFs {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
-        let put = if handle & AT_END == 0 { put_at } else { put_at_end };
-        self.with_file(node, handle & !AT_END, OFlags::WRONLY, |file| {
-            let mut done = 0;
-            while done < bytes.len() {
-                match put(file, &bytes[done..], offset + done as u64) {
-                    Ok(0) => break,
-                    Ok(count) => done += count,
-                    Err(Errno::INTR) => {}
-                    Err(_) if done > 0 => break,
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(done)
-        })
+        self.with_file(node, handle, OFlags::WRONLY, |file| put_all(file, bytes, offset, put_at))
+    }
+
+    pub(crate) fn write_at_end(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        end: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        self.with_file(node, handle, OFlags::WRONLY, |file| put_all(file, bytes, end, put_at_end))
     }
 
     pub(crate) fn sync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
@@ -135,6 +132,26 @@ impl HostFs {
     }
 }
 
+/// Puts as much as fits, piece by piece, and returns how much that is.
+fn put_all(
+    file: &SharedFd,
+    bytes: &[u8],
+    offset: u64,
+    put: fn(&SharedFd, &[u8], u64) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match put(file, &bytes[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
 fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     pwrite(file, bytes, offset)
 }
@@ -147,8 +164,8 @@ fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno
     }
 }
 
-/// Returns what matters of a client's flags. Offsets come with each call, and so does whether it
-/// appends ([`AT_END`]); creation and truncation are calls of their own.
+/// Returns what matters of a client's flags. Offsets come with each call; to append, creation and
+/// truncation are calls of their own.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

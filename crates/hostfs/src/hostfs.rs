@@ -350,6 +350,10 @@ impl FileSystem for HostFs {
         self.write_at(node, handle, offset, bytes)
     }
 
+    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.write_at_end(node, handle, end, bytes)
+    }
+
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         self.link_name(node, dir, name)
     }

@@ -99,6 +99,45 @@ impl Vfs {
         })
     }
 
+    /// As [`Vfs::write`], at the end that the file has now; `end` is where the caller takes it to be. See
+    /// [`FileSystem::append`].
+    ///
+    /// # Errors
+    /// As [`Vfs::write`].
+    pub fn append(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        end: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        if !cred.has(Caps::FSETID) {
+            return self.append_asking(inode, handle, end, bytes, || false);
+        }
+        is_regular(inode)?;
+        self.ask(inode, |fs, node| fs.append(node, handle, end, bytes))
+    }
+
+    /// As [`Vfs::append`], for a server that has to look up who writes; see [`Vfs::write_asking`].
+    ///
+    /// # Errors
+    /// As [`Vfs::write`].
+    pub fn append_asking(
+        &self,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        end: u64,
+        bytes: &[u8],
+        may_keep: impl FnOnce() -> bool,
+    ) -> Result<usize, Errno> {
+        is_regular(inode)?;
+        self.ask(inode, |fs, node| {
+            let _claim = self.clear_set_id(inode, may_keep)?;
+            fs.append(node, handle, end, bytes)
+        })
+    }
+
     /// Reports the entries of a directory behind `cookie` (0: from the start), without `.` and
     /// `..`. The caller has opened it for reading.
     ///

@@ -95,6 +95,26 @@ fn write_never_lands_in_a_file_that_has_its_set_user_id_bit() {
     assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod came last");
 }
 
+/// A back end that alone changes its files has nothing to add to a write.
+#[test]
+fn append_is_a_write_at_the_end_that_the_caller_knows() {
+    let vfs = new();
+    let what = Make::new(S_IFREG | 0o4755, 0, 0);
+    let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
+    assert_eq!(vfs.append(&Cred::root(), &f, 0, 0, b"123"), Ok(3));
+    assert_eq!(vfs.append_asking(&f, 0, 3, b"45", || true), Ok(2));
+    assert_eq!(mode_of(&vfs, &f), 0o4755, "both may keep it");
+    assert_eq!(vfs.append_asking(&f, 0, 5, b"6", || false), Ok(1));
+    assert_eq!(mode_of(&vfs, &f), 0o755);
+    chmod(&vfs, &f, 0o4755).unwrap();
+    assert_eq!(vfs.append(&user(), &f, 0, 6, b"7"), Ok(1));
+    assert_eq!(mode_of(&vfs, &f), 0o755);
+    let mut read = [0; 8];
+    assert_eq!(vfs.read(&f, 0, 0, &mut read), Ok(7));
+    assert_eq!(&read[..7], b"1234567");
+    assert_eq!(vfs.append(&user(), &vfs.root(), 0, 0, b"x"), Err(Errno::ISDIR));
+}
+
 /// The same for a server that looks up late whether the writer may keep the bit: from then on nobody
 /// changes the mode until the bytes are written.
 #[test]

@@ -38,7 +38,7 @@ pub(crate) enum Call<'a> {
     Getattr(u64),
     /// Before `setattr`.
     Setattr(u64),
-    /// Before `write`.
+    /// Before `write` or `append`.
     Write(u64),
     /// Before `get_acl`.
     GetAcl(u64),
@@ -171,6 +171,11 @@ impl<M: Meddle> FileSystem for Meddled<M> {
     fn write(&self, node: Node<'_>, handle: u64, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.at(Call::Write(node.ino()))?;
         self.inner.write(self.inside(node), handle, at, bytes)
+    }
+
+    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.at(Call::Write(node.ino()))?;
+        self.inner.append(self.inside(node), handle, end, bytes)
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {

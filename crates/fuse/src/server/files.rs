@@ -1,6 +1,6 @@
 //! Requests about open files and their content.
 
-use corewalk::{AT_END, Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, SetAttr, StatFs};
+use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, SetAttr, StatFs};
 use rustix::fs::OFlags;
 
 use super::Server;
@@ -123,7 +123,7 @@ impl Server {
         let inode = self.inode(node)?;
         match origin {
             WriteOrigin::Append if self.ends_move() => {
-                self.write_for(caller, &inode, handle | AT_END, offset, bytes)
+                self.append_for(caller, &inode, handle, offset, bytes)
             }
             WriteOrigin::Call | WriteOrigin::Append => {
                 self.write_for(caller, &inode, handle, offset, bytes)
@@ -158,6 +158,24 @@ impl Server {
             Permissions::Server => {
                 let may_keep = || caller.resolve(self.namespace).has(Caps::FSETID);
                 self.vfs.write_asking(inode, handle, offset, bytes, may_keep)
+            }
+        }
+    }
+
+    /// As `write_for`, at the end that the file has now; the kernel takes it to be at `end`.
+    fn append_for(
+        &self,
+        caller: Caller,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        end: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        match self.options.permissions {
+            Permissions::Kernel => self.vfs.append(&caller.prechecked(), inode, handle, end, bytes),
+            Permissions::Server => {
+                let may_keep = || caller.resolve(self.namespace).has(Caps::FSETID);
+                self.vfs.append_asking(inode, handle, end, bytes, may_keep)
             }
         }
     }

@@ -88,6 +88,25 @@ fn append_truncate_and_holes_work() {
     }
 }
 
+/// A back end may use all 64 bits of a handle.
+#[test]
+fn handle_comes_back_as_the_back_end_gave_it() {
+    let options = [Options::exclusive(), Options::shared()];
+    let options = options.into_iter().flat_map(|o| [o.clone().with_server_permissions(), o]);
+    for (options, handle) in
+        options.flat_map(|o| [5, 1 << 63 | 5, u64::MAX].map(|h| (o.clone(), h)))
+    {
+        let Some(site) = Site::new(Arc::new(Hooked::with_handle(handle)), options) else { return };
+        let path = site.path("file");
+        fs::write(&path, "123").expect("a file");
+        let mut file = fs::File::options().read(true).append(true).open(&path).expect("it exists");
+        file.write_all(b"45").expect("it is appended");
+        let mut read = [0; 6];
+        assert_eq!(file.read_at(&mut read, 0).expect("it is open"), 5, "{handle:x}");
+        assert_eq!(&read[..5], b"12345");
+    }
+}
+
 #[test]
 fn copy_file_range_copies_everything() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

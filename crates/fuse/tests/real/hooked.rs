@@ -1,4 +1,4 @@
-//! A tmpfs that can be slow, fail, panic, and number its inodes differently.
+//! A tmpfs that can be slow, fail, panic, number its inodes differently, and have handles.
 
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
@@ -18,6 +18,8 @@ pub(crate) struct Hooked {
     exchanged: (u64, u64),
     /// How many writes from now on find the store full.
     full: AtomicU64,
+    /// The handle of every open file, 0 if there are none. No other is taken.
+    handle: u64,
 }
 
 impl Hooked {
@@ -27,6 +29,7 @@ impl Hooked {
             hook: Box::new(hook),
             exchanged: (0, 0),
             full: AtomicU64::new(0),
+            handle: 0,
         }
     }
 
@@ -41,6 +44,11 @@ impl Hooked {
         let mut fs = Hooked::new(|_, _| {});
         fs.exchanged = (fs.inner.root().expect("a root").ino, root);
         fs
+    }
+
+    /// Returns a file system whose open files have the handle `handle`.
+    pub(crate) fn with_handle(handle: u64) -> Hooked {
+        Hooked { handle, ..Hooked::new(|_, _| {}) }
     }
 
     fn number(&self, ino: u64) -> u64 {
@@ -61,6 +69,19 @@ impl Hooked {
 
     fn call(&self, what: &str, name: &[u8]) {
         (self.hook)(what, name);
+    }
+
+    fn check(&self, handle: u64) -> Result<(), Errno> {
+        if handle == self.handle { Ok(()) } else { Err(Errno::BADF) }
+    }
+
+    fn check_full(&self) -> Result<(), Errno> {
+        let less = |left: u64| left.checked_sub(1);
+        // ORDERING: Relaxed. A count.
+        match self.full.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+            Ok(_) => Err(Errno::NOSPC),
+            Err(_) => Ok(()),
+        }
     }
 }
 
@@ -119,6 +140,7 @@ impl FileSystem for Hooked {
         buf: &mut [u8],
     ) -> Result<usize, Errno> {
         self.call("read", b"");
+        self.check(handle)?;
         self.inner.read(self.node(node), handle, offset, buf)
     }
 
@@ -129,12 +151,15 @@ impl FileSystem for Hooked {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
-        let less = |left: u64| left.checked_sub(1);
-        // ORDERING: Relaxed. A count.
-        if self.full.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
-            return Err(Errno::NOSPC);
-        }
+        self.check(handle)?;
+        self.check_full()?;
         self.inner.write(self.node(node), handle, offset, bytes)
+    }
+
+    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.check(handle)?;
+        self.check_full()?;
+        self.inner.append(self.node(node), handle, end, bytes)
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -143,6 +168,14 @@ impl FileSystem for Hooked {
 
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
         self.inner.readlink(self.node(node))
+    }
+
+    fn open(&self, _: Node<'_>, _: u32) -> Result<u64, Errno> {
+        Ok(self.handle)
+    }
+
+    fn has_open_state(&self) -> bool {
+        self.handle != 0
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {

@@ -149,9 +149,13 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     // A handle for reading alone serves a writeback cache too.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
+    // The end is where it is now, whatever the client says.
+    for handle in [0, handle, reader] {
+        assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
+    }
     vfs.release(&f, reader);
     vfs.release(&f, handle);
-    assert_eq!(fs::read(dir.join("f")).unwrap(), b"abcwithoutwith");
+    assert_eq!(fs::read(dir.join("f")).unwrap(), b"abcwithoutwith!!!");
     vfs.fallocate(&Cred::root(), &f, 0, 0, 8192, Fallocate::empty()).unwrap();
     assert_eq!(vfs.getattr(&f).unwrap().size, 8192);
     assert_eq!(vfs.seek(&f, 0, 8192, Seek::Data), Err(Errno::NXIO));
