@@ -5,7 +5,8 @@
 //! [`Mount::wait`] returns when it has ended.
 //!
 //! Mounting is done here and not by fuser: it tells what went wrong, gives the mount its type, and
-//! unmounts only what it has mounted, whatever else was mounted there since.
+//! unmounts only what it has mounted, whatever else was mounted there since, and wherever it has been
+//! moved to.
 //!
 //! # As an ordinary user
 //! Only root may mount, so anybody else asks fusermount3(1), which is set-user-ID root. It hands the
@@ -57,10 +58,10 @@ pub struct Mount {
 /// Where something is mounted.
 #[derive(Clone, Debug)]
 pub struct Mountpoint {
+    /// The place when it was mounted.
     path: PathBuf,
-    /// The device number of the mount. It tells the mount from others in the same place for as long
-    /// as the mount exists; then it may be given to another.
-    number: table::Number,
+    /// Tells the mount from others for as long as it exists; then another may get the same.
+    identity: table::Identity,
     /// Tells whether the connection still exists.
     device: Arc<Device>,
 }
@@ -102,11 +103,13 @@ impl Mount {
         mount: &MountOptions,
     ) -> Result<Mount, MountError> {
         let path = table::checked_mountpoint(path)?;
+        let claim = table::claim(&path)?;
         let device = Arc::new(device::mount(&path, server.options(), mount)?);
         let Some(found) = table::mounted_on(&path)?.filter(|found| found.is_fuse) else {
             return Err(MountError::System("reading the mount table", Errno::NOENT));
         };
-        let point = Mountpoint { path, number: found.number, device };
+        drop(claim);
+        let point = Mountpoint { path, identity: found.identity, device };
         let adapter = Adapter::with_server(Arc::clone(&server));
         match start(adapter, &point.device, mount) {
             Ok((kernel, session)) => {
@@ -150,7 +153,7 @@ impl Mount {
         // The last unmount of a detached mount reads as ENODEV by one thread and, now and then, as
         // ECONNABORTED by another. Where it is still mounted somebody has aborted it.
         let is_aborted = ended == Err(MountError::System("serving", Errno::CONNABORTED));
-        if is_aborted && self.point.is_mounted() == Ok(false) {
+        if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
         }
         // A connection that was aborted leaves a mount without a server.
@@ -162,38 +165,45 @@ impl Mount {
 }
 
 impl Mountpoint {
-    /// Returns the path, without links in it.
+    /// Returns the path that it was mounted on, without links in it. It is elsewhere if somebody has
+    /// renamed a directory above it since.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Unmounts what was mounted, and nothing else that may stand in the same place by now. If it
-    /// is in use it is detached.
+    /// Unmounts what was mounted, wherever it is by now, and nothing else. If it is in use it is
+    /// detached.
     ///
     /// # Errors
-    /// `EPERM` if that is not allowed; `EIO` if fusermount3(1) failed.
+    /// `EPERM` if that is not allowed; `EBUSY` if something else is mounted on it; `EIO` if
+    /// fusermount3(1) failed.
     pub fn unmount(&self) -> Result<Unmounted, Errno> {
-        if !self.is_mounted()? {
-            return Ok(Unmounted::Already);
+        let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
+        if device::unmount(&path, device::Force::None).is_ok() {
+            return Ok(Unmounted::Done);
         }
-        match device::unmount(&self.path, device::Force::None) {
-            Ok(()) => return Ok(Unmounted::Done),
-            Err(_) if !self.is_mounted()? => return Ok(Unmounted::Already),
-            Err(_) => {}
-        }
-        device::unmount(&self.path, device::Force::Detach)?;
+        // It may have been moved just then.
+        let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
+        device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
     }
 
-    /// Returns whether the mount is the one that a path walk meets here.
-    fn is_mounted(&self) -> Result<bool, Errno> {
-        let found = table::mounted_on(&self.path).map_err(|_| Errno::IO)?;
-        if found.is_none_or(|found| found.number != self.number) {
-            return Ok(false);
+    /// Returns the path that leads to the mount, None if it is gone.
+    ///
+    /// # Errors
+    /// `EBUSY` if its path leads to something else; `EIO` without a mount table.
+    fn find(&self) -> Result<Option<PathBuf>, Errno> {
+        let Some(path) = table::find_again(self.identity).map_err(|_| Errno::IO)? else {
+            return Ok(None);
+        };
+        let met = table::mounted_on(&path).map_err(|_| Errno::IO)?;
+        if met.is_none_or(|met| met.identity != self.identity) {
+            return Err(Errno::BUSY);
         }
-        // With the connection the number is ours. Without it the mount has been aborted, or it is
-        // gone and another got its number; that one has a server.
-        Ok(!self.device.is_disconnected() || table::is_dead(&self.path))
+        // With the connection the numbers are ours. Without it the mount has been aborted, or it is
+        // gone and another got its numbers; that one has a server.
+        let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
+        Ok(is_ours.then_some(path))
     }
 }
 

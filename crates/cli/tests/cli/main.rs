@@ -13,6 +13,7 @@ mod host;
 mod ipc;
 mod mistakes;
 mod mounting;
+mod places;
 mod program;
 mod serve;
 mod store;
