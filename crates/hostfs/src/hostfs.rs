@@ -17,7 +17,7 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 use corewalk_sync::primitives::thread;
-use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatvfs, open, statx};
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatfs, fstatvfs, open, statx};
 use rustix::process::{getegid, geteuid};
 
 use crate::beneath::Resolver;
@@ -32,6 +32,10 @@ const ROUNDS: u32 = 32;
 const ROUNDS_AMONG_RENAMES: u32 = ROUNDS + 500;
 /// What statx(2) is asked for.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+/// The magic numbers (statfs(2)) of file systems that know all about their files: btrfs, ext4, f2fs, tmpfs,
+/// xfs. Not those that may lie over others, as overlayfs.
+const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5342];
 
 /// How a host directory is served.
 #[derive(Clone, Copy, Debug)]
@@ -61,10 +65,21 @@ pub struct HostFs {
     pub(crate) moves: Moves,
     places: Places,
     pub(crate) generations: Generations,
+    /// Whether the host file system asks another machine, or process, about its files.
+    reach: Reach,
     /// Whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
     /// The user and the group that new files belong to.
     pub(crate) owner: (u32, u32),
+}
+
+/// Whether a host file system asks another machine, or process, about its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Never.
+    Local,
+    /// It does, or may do.
+    Remote,
 }
 
 /// Whether a host file system has POSIX ACLs.
@@ -99,6 +114,7 @@ impl HostFs {
             root_ino: status.stx_ino,
             device: (status.stx_dev_major, status.stx_dev_minor),
             resolver: Resolver::detect(root.as_fd()),
+            reach: Reach::of(root.as_fd()),
             root: Arc::new(root),
             descriptors: Descriptors::new(options.reusable, options.orphans),
             moves: Moves::default(),
@@ -258,20 +274,42 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
+    /// What is mounted on the name is not asked for anything: it is not served, and if it is the mount
+    /// that this call comes from, perhaps nobody else can answer. Its device is known without.
+    ///
     /// # Errors
     /// `EXDEV` if it is on another file system, or the root of a mount.
     #[inline]
     pub(crate) fn status(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Statx, Errno> {
-        let status = match name {
-            b"" => stat_fd(dir)?,
-            name => statx(dir, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, WANTED)?,
-        };
+        if name.is_empty() {
+            return self.check_device(stat_fd(dir)?);
+        }
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+        let known = statx(dir, name, flags | AtFlags::STATX_DONT_SYNC, WANTED)?;
+        let known = self.check_device(known)?;
+        match self.reach {
+            Reach::Local => Ok(known),
+            Reach::Remote => self.check_device(statx(dir, name, flags, WANTED)?),
+        }
+    }
+
+    #[inline]
+    fn check_device(&self, status: Statx) -> Result<Statx, Errno> {
         let is_root = status.stx_ino == self.root_ino;
         let is_mount = status.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT);
         if (status.stx_dev_major, status.stx_dev_minor) != self.device || (is_mount && !is_root) {
             return Err(Errno::XDEV);
         }
         Ok(status)
+    }
+}
+
+impl Reach {
+    fn of(root: BorrowedFd<'_>) -> Reach {
+        match fstatfs(root) {
+            Ok(all) if LOCAL.contains(&(all.f_type as u32)) => Reach::Local,
+            _ => Reach::Remote,
+        }
     }
 }
 

@@ -27,7 +27,8 @@
 //!
 //! # What it does not do
 //! - Other file systems mounted below the root are not entered: `EXDEV`. Inode numbers are those of
-//!   the host, and hold for one file system.
+//!   the host, and hold for one file system. They are not asked for anything either, so that a mount may
+//!   lie in the directory that it shows, as `/mnt/all` of `/`.
 //! - To tell of changes that others make on the host. A cache above it goes on with what it knows until it is told
 //!   (`Vfs::invalidate`) or asks (`Vfs::revalidate`, as `corewalk_fuse::Server` does before each use of a name with
 //!   `Options::shared`: then names come and go as seen by the next call, up to what the client caches). `remove` and

@@ -121,3 +121,72 @@ fn directory_with_another_file_system_in_it_is_listed() {
         fs::remove_dir_all(host).expect("it is the test's");
     }
 }
+
+/// What is mounted in the directory is not served, but the server must not ask it to find that out: it
+/// might be the only one who can answer.
+#[test]
+fn mount_point_below_its_own_source_does_not_wait_for_itself() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let host = folder.path("host");
+    let mount = host.join("m");
+    fs::create_dir_all(&mount).expect("folders");
+    fs::write(host.join("file"), "x").expect("a file");
+    let source = host.display().to_string();
+    let options = format!("{KEEP_NOTHING},threads=1");
+    let mut server = Server::of(&source, &["-o", &options], &mount);
+    let refused = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(mount.join("m")).arg(mount.join("file"));
+        let said = String::from_utf8(run(command).stderr).expect("text");
+        assert!(said.contains("Invalid cross-device link"), "{script}: {said}");
+    };
+    refused("stat \"$1\"");
+    refused("ls -l \"$1\"");
+    refused("rmdir \"$1\"");
+    refused("cat \"$1/file\"");
+    assert_eq!(fs::read(mount.join("file")).expect("the others are served"), b"x");
+    assert_eq!(fs::read_dir(&mount).expect("a folder").count(), 2);
+    server.signal(rustix::process::Signal::TERM);
+    assert!(server.wait().success());
+}
+
+#[test]
+fn directory_is_mounted_on_itself() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let host = folder.path("host");
+    fs::create_dir_all(host.join("dir")).expect("folders");
+    let source = host.display().to_string();
+    let options = format!("{KEEP_NOTHING},threads=1");
+    let mut server = Server::of(&source, &["-o", &options], &host);
+    fs::write(host.join("dir/file"), "x").expect("a file");
+    assert_eq!(fs::read(host.join("dir/file")).expect("it was made"), b"x");
+    assert_eq!(fs::read_dir(&host).expect("a folder").count(), 1);
+    server.signal(rustix::process::Signal::TERM);
+    assert!(server.wait().success());
+    assert_eq!(fs::read(host.join("dir/file")).expect("it is below as well"), b"x");
+}
+
+/// What is changed on another machine, or behind another server, the kernel hears when it asks.
+#[test]
+fn directory_on_another_mount_is_as_that_one_has_it() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    // To look up a name tells the attributes too.
+    let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
+    let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
+    fs::write(host.join("file"), "").expect("a file");
+    let _above = Server::of(&below.display().to_string(), &["-o", KEEP_NOTHING], &above);
+    for size in 0..10 {
+        fs::write(host.join("file"), "x".repeat(size)).expect("it is there");
+        let seen = fs::metadata(above.join("file")).expect("it is there");
+        assert_eq!(seen.len(), size as u64);
+    }
+}
