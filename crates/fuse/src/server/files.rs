@@ -239,7 +239,7 @@ impl Server {
         len: u64,
     ) -> Result<u64, Errno> {
         let source = self.inode(from.0)?;
-        let target = self.vfs.inode(self.translate(to.0))?;
+        let target = self.counted(to.0)?;
         let len = len.min(COPY_BYTES_MAX);
         let mut chunk = vec![0; COPY_CHUNK_BYTES.min(len as usize)];
         let mut done = 0;

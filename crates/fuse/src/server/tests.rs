@@ -421,6 +421,33 @@ fn write_of_another_clears_set_user_id() {
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
 }
 
+/// Others give the bit to a file that is shared; a copy into it takes it as a write does.
+#[test]
+fn write_and_copy_of_another_clear_a_set_user_id_that_others_have_set() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let options = Options::shared().with_server_permissions();
+    let server = Server::new(fs.clone(), options).expect("a server");
+    let (from, to) = (
+        make(&server, ROOT_NODE, b"from", mode::S_IFREG | 0o644).node,
+        make(&server, ROOT_NODE, b"to", mode::S_IFREG | 0o666).node,
+    );
+    assert_eq!(server.write(CALLER, from, 0, 0, b"text", WriteOrigin::Call), Ok(4));
+    let other = Caller { uid: 1001, gid: 1001, pid: 0 };
+    let write = || server.write(other, to, 0, 0, b"text", WriteOrigin::Call).map(|n| n as u64);
+    let copy = || server.copy_file_range(other, (from, 0, 0), (to, 0, 0), 4);
+    for change in [&write as &dyn Fn() -> Result<u64, Errno>, &copy] {
+        // The cache has the mode of before.
+        assert_eq!(server.access(other, to, 2), Ok(()));
+        let set = SetAttr { mode: Some(0o4777), ..SetAttr::default() };
+        fs.setattr(Node::detached(to, FileKind::Regular), &set).expect("it is there");
+        assert_eq!(change(), Ok(4));
+        assert_eq!(server.getattr(to).map(|attr| attr.mode & 0o7777), Ok(0o777));
+    }
+    server.forget(to, 1);
+    server.remove(CALLER, ROOT_NODE, b"to", Removal::Unlink).expect("it is there");
+    assert_eq!(copy(), Err(Errno::STALE));
+}
+
 /// The owner changes the mode while another writes all the time: what it sets stays, but for the bit.
 /// Who writes is a process, so that it takes a while to look it up.
 #[test]
