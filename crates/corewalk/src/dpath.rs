@@ -27,6 +27,9 @@ const OPTIMISTIC_PASSES: u32 = 4;
 /// Steps that a translation into a lent buffer can check without a lock, at the second attempt.
 const DEEP: usize = 1024;
 
+/// Names of an inode that are translated besides the first.
+const OTHER_PATHS_MAX: usize = 8;
+
 /// Where a translated path leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
@@ -154,6 +157,26 @@ pub(crate) fn append_inode_path(
     }
     out.extend_from_slice(trail.whole());
     Ok(())
+}
+
+/// Returns paths of an inode by names that [`append_inode_path`] does not ask for first.
+pub(crate) fn other_inode_paths(dcache: &Dcache, inode: u32) -> Vec<Vec<u8>> {
+    let mut paths = Vec::new();
+    for alias in dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries) {
+        if !dcache.dentries.lockref(alias).get_not_dead() {
+            continue;
+        }
+        let mut trail = Trail::new();
+        let is_alias = dcache.dentries.image(alias).body.inode() == inode;
+        if is_alias {
+            trail.collect(dcache, Way::Names(alias));
+        }
+        dcache.put(alias);
+        if is_alias && trail.kind == PathKind::Linked {
+            paths.push(trail.whole().to_vec());
+        }
+    }
+    paths
 }
 
 /// Returns the path of the inode numbered `ino` in the first file system, without a reference on

@@ -50,6 +50,9 @@ pub struct Node<'a> {
 pub(crate) trait PathSource: Sync {
     /// Appends the path from the root of the file system, `/a/b`, to `out`.
     fn append_path(&self, out: &mut Vec<u8>) -> Result<(), Errno>;
+
+    /// Returns paths by other names.
+    fn other_paths(&self) -> Vec<Vec<u8>>;
 }
 
 impl<'a> Node<'a> {
@@ -81,6 +84,13 @@ impl<'a> Node<'a> {
         let mut out = Vec::new();
         self.source.ok_or(Errno::NOENT)?.append_path(&mut out)?;
         Ok(out)
+    }
+
+    /// Returns paths by further names that the cache knows of this inode, up to 8, as [`Node::path`] does
+    /// by one: for a back end whose files are also renamed and removed behind the cache, when it finds
+    /// that path to be out of date.
+    pub fn other_paths(self) -> Vec<Vec<u8>> {
+        self.source.map_or_else(Vec::new, PathSource::other_paths)
     }
 }
 

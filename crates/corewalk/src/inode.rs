@@ -367,32 +367,90 @@ impl Inodes {
         self.set_alias(slot, dentry);
     }
 
+    /// Makes a dentry of the inode the first that is asked for its path: it has just been seen to be
+    /// right. Nothing happens if it is none.
+    pub(crate) fn prefer_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
+        if self.alias(slot) == dentry {
+            return;
+        }
+        let guard = self.lockref(slot).lock();
+        if self.remove_alias_locked(slot, dentry, dentries, &guard) {
+            dentries.cold(dentry).set_next_alias(self.alias(slot));
+            self.set_alias(slot, dentry);
+        }
+    }
+
+    /// Returns up to `max` dentries of the inode behind the first, without a reference: who takes one
+    /// sees whether it still is.
+    pub(crate) fn other_aliases(&self, slot: u32, max: usize, dentries: &Dentries) -> Vec<u32> {
+        let _guard = self.lockref(slot).lock();
+        let next = |&at: &u32| Some(dentries.cold(at).next_alias()).filter(|&next| next != 0);
+        let first = Some(self.alias(slot)).filter(|&first| first != 0);
+        std::iter::successors(first, next).skip(1).take(max).collect()
+    }
+
+    /// Returns true if `dentry` is the only one of the inode, and somebody else uses that.
+    pub(crate) fn is_only_alias_in_use(&self, slot: u32, dentry: u32, dentries: &Dentries) -> bool {
+        let guard = self.lockref(slot).lock();
+        self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
+    }
+
+    /// As [`Inodes::remove_alias`], if it is not the only one of an inode that others use; false if it is.
+    /// The look and the removal are one: two who remove the last two would each see the other's.
+    pub(crate) fn remove_alias_unless_needed(
+        &self,
+        slot: u32,
+        dentry: u32,
+        dentries: &Dentries,
+    ) -> bool {
+        let guard = self.lockref(slot).lock();
+        let is_needed = self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard);
+        if !is_needed {
+            self.remove_alias_locked(slot, dentry, dentries, &guard);
+        }
+        !is_needed
+    }
+
+    fn is_only_alias_in_use_locked(
+        &self,
+        slot: u32,
+        dentry: u32,
+        dentries: &Dentries,
+        guard: &LockrefGuard<'_>,
+    ) -> bool {
+        guard.count() > 1 && self.alias(slot) == dentry && dentries.cold(dentry).next_alias() == 0
+    }
+
     /// Undoes [`Inodes::add_alias`]; nothing happens if `dentry` is none.
     pub(crate) fn remove_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
         let guard = self.lockref(slot).lock();
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
+    /// As [`Inodes::remove_alias`], under the inode's lock; false if `dentry` is none.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: u32,
         dentry: u32,
         dentries: &Dentries,
         _guard: &LockrefGuard<'_>,
-    ) {
+    ) -> bool {
         let next = dentries.cold(dentry).next_alias();
-        let mut at = self.alias(slot);
+        let (mut at, mut is_found) = (self.alias(slot), false);
         if at == dentry {
             self.set_alias(slot, next);
+            is_found = true;
         }
         while at != dentry && at != 0 {
             let after = dentries.cold(at).next_alias();
             if after == dentry {
                 dentries.cold(at).set_next_alias(next);
+                is_found = true;
             }
             at = after;
         }
         dentries.cold(dentry).set_next_alias(0);
+        is_found
     }
 
     fn set_alias(&self, slot: u32, dentry: u32) {

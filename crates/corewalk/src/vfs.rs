@@ -494,6 +494,10 @@ impl PathSource for AliasPath<'_> {
     fn append_path(&self, out: &mut Vec<u8>) -> Result<(), Errno> {
         crate::dpath::append_inode_path(&self.vfs.dcache, self.inode, out)
     }
+
+    fn other_paths(&self) -> Vec<Vec<u8>> {
+        crate::dpath::other_inode_paths(&self.vfs.dcache, self.inode)
+    }
 }
 
 impl Supers {

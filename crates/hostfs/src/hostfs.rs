@@ -163,6 +163,12 @@ impl HostFs {
                     return Ok(fd);
                 }
             }
+            // That name may have been removed on the host, and another be there.
+            for path in node.other_paths() {
+                if let Some(fd) = self.open_if(node, &path)? {
+                    return Ok(fd);
+                }
+            }
             // It may have been removed, and kept, since.
             if let Some(fd) = self.descriptors.get(ino) {
                 return Ok(fd);

@@ -178,6 +178,7 @@ impl Dcache {
                 let inode = seen.body.inode();
                 if inode != 0 && node.is_some_and(|node| node.inode == inode) {
                     if self.set_key(slot, seen.seq, key, claim) {
+                        self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
                     // It changed otherwise, as when it is mounted on, and still is the one.

@@ -218,7 +218,9 @@ impl Dcache {
             return Outcome::Kept;
         }
         let Ok(name) = Name::new(copy.as_bytes()) else { return Outcome::Kept };
-        if !body.is_negative() && self.is_only_name_in_use(body.inode(), slot) {
+        if !body.is_negative()
+            && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
+        {
             // Looked at again below; but most entries are pinned where a kernel caches, and a name
             // that is out of sight for a moment costs those who look it up.
             return Outcome::Pinned;
@@ -260,7 +262,9 @@ impl Dcache {
         // Whoever took a reference on the inode through this dentry before the count is read here
         // is counted, and whoever takes one later finds the dentry changed: both go through the
         // inode's lockref (see `Dcache::get_inode`).
-        if inode != 0 && self.is_only_name_in_use(inode, slot) {
+        let is_free =
+            inode == 0 || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
+        if !is_free {
             self.write(slot, &guard, |dcache| {
                 // An invalidation may have looked while the name was out of sight.
                 dcache.dentries.store_key(slot, seen.key.unless_doomed(claim));
@@ -270,8 +274,6 @@ impl Dcache {
         }
         if inode == 0 {
             self.counters.negatives.add(-1);
-        } else {
-            self.inodes.remove_alias(inode, slot, &self.dentries);
         }
         let dead = self.kill(slot, guard);
         self.table.remove(hash, slot);
@@ -285,13 +287,6 @@ impl Dcache {
             self.put_inode(inode, 1);
         }
         self.put(parent);
-    }
-
-    fn is_only_name_in_use(&self, inode: u32, slot: u32) -> bool {
-        let guard = self.inodes.lockref(inode).lock();
-        guard.count() > 1
-            && self.inodes.alias(inode) == slot
-            && self.dentries.cold(slot).next_alias() == 0
     }
 
     /// Asks the host to drop its references on the inode of a dentry.

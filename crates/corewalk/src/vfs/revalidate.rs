@@ -68,6 +68,9 @@ impl Vfs {
         let entered = answer.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {
+            if let Ok(slot) = found.dentry() {
+                self.dcache.inodes.prefer_alias(found.inode, slot, &self.dcache.dentries);
+            }
             self.invalidate_attributes(&found.inode_ref());
         }
         is_same

@@ -10,7 +10,7 @@ use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::Seed;
 
-use crate::fixtures::{TempDir, at, make, over, rename, walk, with_options};
+use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
 /// Nothing is kept for reuse: every call resolves a path.
 const BY_PATH: HostFsOptions = HostFsOptions { reusable: 0, orphans: 0 };
@@ -46,7 +46,7 @@ fn directory_that_turns_into_a_link_leads_nowhere() {
     assert_eq!(vfs.write(&cred, &f, 0, 0, b"overwritten"), Err(Errno::STALE));
     assert_eq!(vfs.getattr(&f), Err(Errno::STALE));
     assert_eq!(vfs.open(&cred, &f, 1, May::WRITE), Err(Errno::STALE));
-    let unseen = vfs.lookup(&cred, &d, crate::fixtures::name("new")).err();
+    let unseen = vfs.lookup(&cred, &d, name("new")).err();
     assert_eq!(unseen, Some(Errno::STALE));
     assert_eq!(make(&vfs, "d/made").err(), Some(Errno::STALE));
     assert_eq!(fs::read(outside.join("f")).unwrap(), b"outside");
@@ -65,10 +65,37 @@ fn file_replaced_behind_our_back_is_stale_and_then_found() {
     assert_eq!(vfs.getattr(&f), Err(Errno::STALE));
     assert_eq!(crate::fixtures::remove(&vfs, "f", corewalk::Removal::Unlink), Err(Errno::STALE));
     assert_eq!(fs::read(dir.join("f")).unwrap(), b"new");
-    vfs.invalidate(&vfs.root(), crate::fixtures::name("f")).unwrap();
+    vfs.invalidate(&vfs.root(), name("f")).unwrap();
     let mut buf = [0; 3];
     assert_eq!(vfs.read(&walk(&vfs, "f").unwrap(), 0, 0, &mut buf), Ok(3));
     assert_eq!(&buf, b"new");
+}
+
+/// A file that the host renames away and back, and looks at in between, has the name that is there; so has
+/// one of whose two names the host removes the one that was looked up last.
+#[test]
+fn file_is_reached_by_the_name_that_the_host_left_it() {
+    let dir = TempDir::new();
+    fs::write(dir.join("a"), b"file").unwrap();
+    let vfs = with_options(dir.path(), BY_PATH);
+    let (root, cred) = (vfs.root(), Cred::root());
+    let look = |to: &str| {
+        vfs.revalidate(&root, name(to)).unwrap();
+        vfs.lookup(&cred, &root, name(to)).map(|inode| inode.ino())
+    };
+    let (a, held) = (look("a").unwrap(), walk(&vfs, "a").unwrap());
+    fs::rename(dir.join("a"), dir.join("c")).unwrap();
+    assert_eq!(look("c"), Ok(a));
+    fs::rename(dir.join("c"), dir.join("a")).unwrap();
+    assert_eq!(vfs.getattr(&held).map(|attr| attr.ino), Ok(a), "by the older name");
+    assert_eq!(look("a"), Ok(a));
+    assert_eq!(vfs.path_of_number(a), Ok(b"/a".to_vec()), "it is known to be the right one");
+    fs::hard_link(dir.join("a"), dir.join("b")).unwrap();
+    assert_eq!(look("b"), Ok(a));
+    fs::remove_file(dir.join("b")).unwrap();
+    assert_eq!(vfs.getattr(&held).map(|attr| attr.nlink), Ok(1));
+    fs::remove_file(dir.join("a")).unwrap();
+    assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
 /// Trap T20: a directory is moved out of the root and back on the host, while files below it are

@@ -101,3 +101,48 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
         !is_in_use
     });
 }
+
+/// Evicts two names of an inode that somebody uses, each in a thread, with `evict`; returns how often the
+/// name of the spawned thread (stayed, went).
+fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
+        let (dcache, key) = cache();
+        let (first, node) = file(&dcache, key, b"one", 7);
+        // The user.
+        dcache.inodes.lockref(node.inode).get();
+        let needle = dcache.needle(Name::new(b"two").unwrap());
+        let claim = dcache.claims.claim(dcache.claim_key(key.parent(), &needle));
+        let second = dcache.publish(key, &needle, Some(node), &claim).unwrap();
+        drop(claim);
+        dcache.put(second);
+        let dcache = Arc::new(dcache);
+        let other = thread::spawn({
+            let dcache = Arc::clone(&dcache);
+            move || evict(&dcache, first)
+        });
+        evict(&dcache, second);
+        let is_evicted = other.join().unwrap();
+        assert!(dcache.inodes.alias(node.inode) != 0, "an inode in use lost both names");
+        tally.hit(usize::from(is_evicted));
+    })
+}
+
+/// Whoever comes second finds the name to be the only one.
+#[test]
+fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
+    assert_all_reached(&evict_both_names(evict));
+}
+
+/// The look and the removal are two steps.
+#[test]
+#[should_panic(expected = "an inode in use lost both names")]
+fn control_eviction_that_looks_before_it_removes_is_caught() {
+    evict_both_names(|dcache, slot| {
+        let inode = dcache.dentries.glimpse(slot).body.inode();
+        let is_free = !dcache.inodes.is_only_alias_in_use(inode, slot, &dcache.dentries);
+        if is_free {
+            dcache.inodes.remove_alias(inode, slot, &dcache.dentries);
+        }
+        is_free
+    });
+}
