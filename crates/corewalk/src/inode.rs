@@ -389,6 +389,12 @@ impl Inodes {
         std::iter::successors(first, next).skip(1).take(max).collect()
     }
 
+    /// Returns true if the inode had another dentry when it got this one, and still has.
+    pub(crate) fn has_older_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) -> bool {
+        let _guard = self.lockref(slot).lock();
+        dentries.cold(dentry).next_alias() != 0
+    }
+
     /// Returns true if `dentry` is the only one of the inode, and somebody else uses that.
     pub(crate) fn is_only_alias_in_use(&self, slot: u32, dentry: u32, dentries: &Dentries) -> bool {
         let guard = self.lockref(slot).lock();

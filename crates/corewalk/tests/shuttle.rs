@@ -10,12 +10,12 @@
 #[path = "namespace/backends.rs"]
 mod backends;
 
-use backends::{Call, Meddled};
+use backends::{Call, Meddle, Meddled};
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, Errno, FileKind, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode, SetAttr,
-    Vfs, VfsOptions, WalkFlags,
+    Attr, Cred, Errno, FileKind, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode,
+    SetAttr, Vfs, VfsOptions, WalkFlags,
 };
 use corewalk_sync::primitives::{
     atomic::{AtomicU64, Ordering},
@@ -654,4 +654,42 @@ fn control_directory_that_goes_and_comes_again_is_caught() {
             );
         });
     }
+}
+
+/// Shows the directory `y` as another name of `x`.
+struct Twice {
+    numbers: [u64; 2],
+}
+
+impl Meddle for Twice {
+    fn at(&self, _: &Tmpfs, _: Call<'_>) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn outside(&self, attr: Attr) -> Attr {
+        let [x, y] = self.numbers;
+        Attr { ino: if attr.ino == y { x } else { attr.ino }, ..attr }
+    }
+}
+
+/// A directory that is looked up under two names at once has one dentry, which goes from one to the other.
+#[test]
+fn directory_under_two_names_has_one_dentry() {
+    check(|| {
+        let fs = Tmpfs::new(TmpfsOptions::default());
+        let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
+        let make = |dir| fs.make(root, name(dir), &Make::new(S_IFDIR | 0o755, 0, 0)).unwrap().ino;
+        let numbers = ["x", "y"].map(make);
+        let vfs = over(Arc::new(Meddled::over(fs, Twice { numbers })));
+        let look = |file: &'static str| -> Body {
+            Box::new(move |vfs| assert_eq!(lookup(vfs, file), Ok(numbers[0])))
+        };
+        run(&vfs, vec![look("x"), look("y")]);
+        let at = FsStruct { root: vfs.root_path(), cwd: vfs.root_path() };
+        let slot = |path: &[u8]| {
+            let found = vfs.resolve_path(&Cred::root(), &at, path, WalkFlags::empty());
+            found.unwrap().dentry.0
+        };
+        assert_eq!(slot(b"/x"), slot(b"/y"), "two dentries of one directory");
+    });
 }

@@ -330,7 +330,16 @@ impl Vfs {
             self.make_unknown(dir, needle);
             self.dcache.publish(Key::stale(key.parent()), needle, Some(node), claim)
         });
-        slot.map(|slot| DentryHold { vfs: self, slot }).map_err(|_| Unattached::NoRoom)
+        let slot = slot.map_err(|_| Unattached::NoRoom)?;
+        let inodes = &self.dcache.inodes;
+        if node.kind == FileKind::Directory
+            && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
+        {
+            // Somebody has entered it under another name since there was none, and was first.
+            self.dcache.remove(slot);
+            return Err(Unattached::Overtaken);
+        }
+        Ok(DentryHold { vfs: self, slot })
     }
 
     /// A directory has one dentry. If it is shown under a new name, or again under one that was
