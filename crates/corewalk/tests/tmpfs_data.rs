@@ -51,7 +51,7 @@ impl Model {
     }
 
     fn truncate(&mut self, size: usize) {
-        if size < self.bytes.len() {
+        if size <= self.bytes.len() {
             self.pages[size.div_ceil(PAGE)..].fill(Page::Absent);
         }
         self.bytes.resize(size, 0);
@@ -141,6 +141,8 @@ impl Model {
 enum Op {
     Write(usize, usize, u8),
     Truncate(usize),
+    /// Truncates the file to the size that it has.
+    CutAgain,
     Allocate(usize, usize, bool, bool),
     Punch(usize, usize),
     Collapse(usize, usize),
@@ -172,6 +174,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (offset(), len(), any::<u8>()).prop_map(|(o, l, b)| Op::Write(o, l, b)),
         2 => offset().prop_map(Op::Truncate),
+        1 => Just(Op::CutAgain),
         2 => (offset(), 1..40 * PAGE, any::<bool>(), kept)
             .prop_map(|(o, l, z, k)| Op::Allocate(o, l, z, k)),
         2 => (offset(), 1..40 * PAGE).prop_map(|(o, l)| Op::Punch(o, l)),
@@ -204,6 +207,7 @@ fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), Tes
             prop_assert_eq!(fs.setattr(file, &set).map(|attr| attr.size), Ok(size as u64));
             model.truncate(size);
         }
+        Op::CutAgain => step(fs, file, model, Op::Truncate(model.bytes.len()))?,
         Op::Allocate(offset, len, is_zeroed, is_kept) => {
             let zero = if is_zeroed { Fallocate::ZERO_RANGE } else { Fallocate::empty() };
             let keep = if is_kept { Fallocate::KEEP_SIZE } else { Fallocate::empty() };

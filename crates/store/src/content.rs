@@ -242,9 +242,11 @@ impl Content {
         self.zero_end(site, size)
     }
 
-    /// Sets the size; what a larger size adds is a hole. Nothing fails after [`Content::prepare_size`].
+    /// Sets the size; what a larger size adds is a hole. One that is not larger, also the one that the
+    /// file has, frees what is reserved behind it, as on ext4. Nothing fails after
+    /// [`Content::prepare_size`].
     pub(crate) fn set_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
-        if size < self.size {
+        if size <= self.size {
             self.remove(site, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
         }
         self.size = size;

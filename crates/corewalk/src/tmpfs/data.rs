@@ -121,13 +121,14 @@ impl FileContent {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// Sets the size; what a larger size adds is a hole.
+    /// Sets the size; what a larger size adds is a hole. One that is not larger, also the one that the
+    /// file has, frees what is reserved behind it, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
     /// As of [`FileContent::check_size`].
     pub(super) fn set_size(&mut self, size: u64, space: &Budget) -> Result<(), Errno> {
         FileContent::check_size(size)?;
-        if size < self.size {
+        if size <= self.size {
             self.remove(size.div_ceil(PAGE_BYTES)..u64::MAX, space);
             self.zero_within_page(size..size.next_multiple_of(PAGE_BYTES));
         }

@@ -1,7 +1,7 @@
-//! How much an inode may have of extended attributes, in the store and in tmpfs.
+//! How much an inode may have, of extended attributes and behind its end, in the store and in tmpfs.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
+use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, SetAttr, XattrMode};
 
 use crate::memory::{Disks, quiet};
 
@@ -53,5 +53,29 @@ fn values_are_bounded_in_all() {
         // What takes no more than before is possible.
         assert_eq!(set(3, 100), Ok(()), "{what}");
         assert_eq!(set(15, room + 1), Ok(()), "{what}");
+    });
+}
+
+/// What is reserved behind the end goes when the size is set, also to what it is, as on ext4 and the
+/// kernel's tmpfs; a larger size keeps it.
+#[test]
+fn size_set_again_frees_what_is_reserved_behind_it() {
+    with_both(|fs, file, what| {
+        let reserve = || fs.fallocate(file, 0, 0, 1 << 16, Fallocate::KEEP_SIZE).unwrap();
+        let cut = |size| {
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            fs.setattr(file, &set).map(|attr| (attr.size, attr.blocks))
+        };
+        let free = fs.statfs().unwrap().bfree;
+        reserve();
+        assert_eq!(cut(0), Ok((0, 0)), "{what}");
+        assert_eq!(fs.statfs().unwrap().bfree, free, "{what}");
+        assert_eq!(fs.write(file, 0, 0, &[1; 100]), Ok(100));
+        reserve();
+        assert_eq!(cut(200), Ok((200, 128)), "{what}");
+        assert_eq!(cut(200), Ok((200, 8)), "{what}");
+        let mut bytes = [2; 200];
+        assert_eq!(fs.read(file, 0, 0, &mut bytes), Ok(200));
+        assert!(bytes[..100] == [1; 100] && bytes[100..] == [0; 100], "{what}");
     });
 }

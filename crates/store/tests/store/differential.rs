@@ -316,7 +316,10 @@ impl Run<'_> {
                 self.same("write", got, tmpfs.write(t, 0, offset, &bytes));
             }
             4 => {
-                let set = SetAttr { size: Some(offset), ..SetAttr::default() };
+                // Also to the size that it has.
+                let now = tmpfs.getattr(t).map_or(offset, |attr| attr.size);
+                let size = if self.rng.chance(1, 3) { now } else { offset };
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
                 self.same_attr("truncate", store.setattr(s, &set), tmpfs.setattr(t, &set));
             }
             5 => {
