@@ -28,8 +28,10 @@ bitflags! {
         const FSETID = 1 << 4;
         /// Make device nodes.
         const MKNOD = 1 << 5;
-        /// See and change `trusted.` attributes.
+        /// See and change `trusted.` attributes, and change those of `security.`.
         const SYS_ADMIN = 1 << 6;
+        /// Change `security.capability`, the capabilities of a program.
+        const SETFCAP = 1 << 7;
     }
 }
 

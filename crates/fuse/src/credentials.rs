@@ -23,7 +23,7 @@ use rustix::fs::{Mode, OFlags};
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 /// The capabilities that matter here, with their numbers in the kernel.
-const CAPS: [(u32, Caps); 7] = [
+const CAPS: [(u32, Caps); 8] = [
     (0, Caps::CHOWN),
     (1, Caps::DAC_OVERRIDE),
     (2, Caps::DAC_READ_SEARCH),
@@ -31,6 +31,7 @@ const CAPS: [(u32, Caps); 7] = [
     (4, Caps::FSETID),
     (21, Caps::SYS_ADMIN),
     (27, Caps::MKNOD),
+    (31, Caps::SETFCAP),
 ];
 
 /// Who sent a request.

@@ -12,6 +12,8 @@ use crate::fs::{DirSink, Fallocate, FileSystem, Node, Seek, XattrMode};
 const XATTR_NAME_MAX: usize = 255;
 /// The largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_SIZE_MAX: usize = 65536;
+/// The name of the attribute that has the capabilities of a program (`XATTR_NAME_CAPS`).
+const XATTR_CAPABILITY: &[u8] = b"security.capability";
 
 impl Vfs {
     /// Opens a file for what `what` says and returns the back end's handle. `flags` are those of
@@ -286,7 +288,8 @@ impl Vfs {
     ///
     /// # Errors
     /// `EEXIST`, `ENODATA` as `mode` says; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG` for a
-    /// value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an ACL that is none.
+    /// value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an ACL or a `security.capability`
+    /// that is none.
     pub fn setxattr(
         &self,
         cred: &Cred,
@@ -301,6 +304,9 @@ impl Vfs {
         self.ask(inode, |fs, node| {
             if let Some(kind) = acl_kind(name) {
                 return self.set_acl_xattr(cred, inode, kind, value, mode);
+            }
+            if name == XATTR_CAPABILITY && !value.is_empty() && !is_capability(value) {
+                return Err(Errno::INVAL);
             }
             self.xattr_permission(cred, inode, name, May::WRITE)?;
             fs.setxattr(node, name, value, mode)
@@ -357,7 +363,8 @@ impl Vfs {
         self.settled(&[inode.slot], || question(self.fs(inode.slot), self.node(&source)))
     }
 
-    /// Checks the rules of xattr(7).
+    /// Checks the rules of xattr(7). Those of `security.` are what Linux checks where no security module
+    /// has its own (`cap_inode_setxattr`), but that it lets anybody make `security.capability` empty.
     fn xattr_permission(
         &self,
         cred: &Cred,
@@ -371,6 +378,10 @@ impl Vfs {
         }
         let refused = if what == May::WRITE { Errno::PERM } else { Errno::NODATA };
         match (&name[..dot], name.len() > dot + 1) {
+            (b"security", true) if what == May::WRITE => {
+                let needed = if name == XATTR_CAPABILITY { Caps::SETFCAP } else { Caps::SYS_ADMIN };
+                if cred.has(needed) { Ok(()) } else { Err(refused) }
+            }
             (b"security" | b"system", true) => Ok(()),
             (b"trusted", true) if cred.has(Caps::SYS_ADMIN) => Ok(()),
             (b"trusted", true) => Err(refused),
@@ -400,6 +411,18 @@ pub enum Fsync {
     All,
     /// Data, and what is needed to read it again.
     Data,
+}
+
+/// Returns true if `value` has the form of file capabilities: a `struct vfs_cap_data` of version 2, or one
+/// of version 3, which says whose root they are for.
+fn is_capability(value: &[u8]) -> bool {
+    /// The bit beside the version that says whether the capabilities are effective at once.
+    const EFFECTIVE: u32 = 1;
+    let Some((magic, _)) = value.split_first_chunk() else { return false };
+    matches!(
+        (value.len(), u32::from_le_bytes(*magic) & !EFFECTIVE),
+        (20, 0x0200_0000) | (24, 0x0300_0000)
+    )
 }
 
 fn is_regular(inode: &InodeRef<'_>) -> Result<(), Errno> {

@@ -8,8 +8,8 @@ use corewalk::acl::{Acl, XATTR_DEFAULT};
 use corewalk::attr::mode::{S_IFBLK, S_IFDIR, S_IFLNK, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Blocking, Cred, Errno, Fallocate, Make, May, Removal, RenameMode, Security, SetAttr, Subject,
-    Verdict, Vfs, WalkFlags, XattrMode,
+    Blocking, Caps, Cred, Errno, Fallocate, Make, May, Removal, RenameMode, Security, SetAttr,
+    Subject, Verdict, Vfs, WalkFlags, XattrMode,
 };
 
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
@@ -151,6 +151,50 @@ fn fallocate_by_somebody_else_clears_set_user_id() {
     grow(&user(), 8192).unwrap();
     let attr = vfs.getattr(&f).unwrap();
     assert_eq!((attr.mode & 0o7777, attr.size), (0o755, 8192));
+}
+
+/// Attributes of the class `security` are for who has the capability, whoever the owner is; anybody reads
+/// them, and an absent one is no reason to say so to others.
+#[test]
+fn attributes_of_security_are_changed_with_a_capability_only() {
+    let capability = |bytes, version: u8| {
+        let mut value = vec![0; bytes];
+        (value[0], value[3]) = (1, version);
+        value
+    };
+    let (second, third) = (capability(20, 2), capability(24, 3));
+    let vfs = new();
+    let what = Make::new(S_IFREG | 0o666, 1000, 1000);
+    let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
+    let (label, caps) = (&b"security.label"[..], &b"security.capability"[..]);
+    for (attribute, value, needed) in [
+        (label, &b"v"[..], Caps::SYS_ADMIN),
+        (label, b"", Caps::SYS_ADMIN),
+        (caps, &second, Caps::SETFCAP),
+        (caps, &third, Caps::SETFCAP),
+        (caps, b"", Caps::SETFCAP),
+        (b"trusted.t", b"v", Caps::SYS_ADMIN),
+    ] {
+        let may = Cred { caps: needed, ..user() };
+        let set = |cred: &Cred| vfs.setxattr(cred, &f, attribute, value, XattrMode::Set);
+        let remove = |cred: &Cred| vfs.removexattr(cred, &f, attribute);
+        for other in [user(), Cred { caps: Caps::all() - needed, ..user() }] {
+            assert_eq!(remove(&other), Err(Errno::PERM), "{needed:?}: it is not there");
+            assert_eq!(set(&other), Err(Errno::PERM), "{needed:?}");
+            set(&may).unwrap();
+            let read = vfs.getxattr(&user(), &f, attribute);
+            let is_open = attribute != b"trusted.t";
+            assert_eq!(read, if is_open { Ok(value.to_vec()) } else { Err(Errno::NODATA) });
+            assert_eq!(vfs.listxattr(&user(), &f).unwrap().is_empty(), !is_open);
+            assert_eq!(remove(&other), Err(Errno::PERM), "{needed:?}");
+            remove(&may).unwrap();
+            assert_eq!(remove(&may), Err(Errno::NODATA));
+        }
+    }
+    for bad in [&second[..19], &third[..20], &[&second[..], b"x"].concat(), &capability(20, 1)] {
+        let set = |cred: &Cred| vfs.setxattr(cred, &f, caps, bad, XattrMode::Set);
+        assert_eq!((set(&user()), set(&Cred::root())), (Err(Errno::INVAL), Err(Errno::INVAL)));
+    }
 }
 
 /// Renames an ancestor there and back whenever one directory is searched.

@@ -448,6 +448,25 @@ fn write_and_copy_of_another_clear_a_set_user_id_that_others_have_set() {
     assert_eq!(copy(), Err(Errno::STALE));
 }
 
+/// The kernel has checked who may change an attribute of the class `security`, and takes file capabilities
+/// from what is written to in the name of the writer: a refusal would fail the write.
+#[test]
+fn attributes_of_security_are_left_to_the_kernel() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let server = Server::new(fs, Options::exclusive().with_server_permissions()).expect("a server");
+    let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
+    let other = Caller { uid: 1001, gid: 1001, pid: 0 };
+    let new = New { mode: mode::S_IFREG | 0o666, ..New::default() };
+    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    let mut value = [0; 20];
+    value[3] = 2;
+    for name in [&b"security.capability"[..], b"security.label"] {
+        assert_eq!(server.setxattr(other, file, name, &value, 0), Ok(()));
+        assert_eq!(server.removexattr(other, file, name), Ok(()));
+    }
+    assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
+}
+
 /// The owner changes the mode while another writes all the time: what it sets stays, but for the bit.
 /// Who writes is a process, so that it takes a while to look it up.
 #[test]

@@ -80,7 +80,7 @@ impl Server {
         }
         let cred = match name == XATTR_ACCESS {
             true => self.acl_cred(caller),
-            false => self.cred(caller),
+            false => self.xattr_cred(caller, name),
         };
         self.vfs.setxattr(&cred, &inode, name, value, mode)
     }
@@ -112,7 +112,18 @@ impl Server {
     /// `ENODATA`; `EPERM`, `EACCES`; `EOPNOTSUPP`.
     pub fn removexattr(&self, caller: Caller, node: u64, name: &[u8]) -> Result<(), Errno> {
         let inode = self.inode(node)?;
-        self.vfs.removexattr(&self.cred(caller), &inode, name)
+        self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
+    }
+
+    /// Returns credentials to change an attribute with. Who may change one of the class `security` the
+    /// kernel has checked, whoever checks the rest; and it removes `security.capability` from what is
+    /// written to in the name of the writer, who may not do so otherwise.
+    fn xattr_cred(&self, caller: Caller, name: &[u8]) -> Cred {
+        let cred = self.cred(caller);
+        match name.starts_with(b"security.") {
+            true => Cred { caps: cred.caps | Caps::SYS_ADMIN | Caps::SETFCAP, ..cred },
+            false => cred,
+        }
     }
 
     /// Returns credentials to set an access ACL with. It takes the set-group-ID bit from a file of
