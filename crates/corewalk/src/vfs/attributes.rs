@@ -24,6 +24,8 @@
 //!
 //! Source: chmod(2), write(2), acl(5); Linux `notify_change`, `file_remove_privs`, `inode_lock`.
 
+use std::borrow::Borrow;
+
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
@@ -153,33 +155,31 @@ impl Vfs {
                 _ => return Err(Errno::INVAL),
             }
         }
-        let clears = set.uid.is_some()
-            || set.gid.is_some()
-            || (set.size.is_some() && !cred.has(Caps::FSETID));
-        if clears && set.mode.is_none() && inode.kind() != FileKind::Directory {
-            let cleared = without_set_id(perm.mode);
-            set.mode = (cleared != perm.mode).then_some(cleared);
-        } else if let Some(mode) = &mut set.mode {
-            let gid = set.gid.unwrap_or(perm.gid);
-            if !cred.is_in_group(gid) && !cred.has(Caps::FSETID) {
-                *mode &= !mode::S_ISGID;
-            }
-        }
+        set.mode = match set.mode {
+            None if inode.kind() == FileKind::Directory => None,
+            None => left_of_set_id(cred, perm, &set)?,
+            Some(mode) => Some(allowed_set_id(cred, set.gid.unwrap_or(perm.gid), mode)),
+        };
         Ok(set)
     }
 
-    /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to, unless
-    /// the writer `may_keep` them, which is asked only if there are any. Taken away, the bits stay away as
-    /// long as the claim that is returned is held: until the content has changed.
-    pub(super) fn clear_set_id(
+    /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to, but those
+    /// that the writer may keep. `who` says who that is, and is asked only if there are any. Taken away,
+    /// the bits stay away as long as the claim that is returned is held: until the content has changed.
+    pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
-        may_keep: impl FnOnce() -> bool,
+        who: impl FnOnce() -> C,
     ) -> Result<Claim<'_>, Errno> {
         let claim = self.claim_attributes(inode.slot);
         let perm = self.perm(inode.slot)?;
-        let cleared = without_set_id(perm.mode);
-        if cleared != perm.mode && !may_keep() {
+        if perm.mode & (mode::S_ISUID | mode::S_ISGID) == 0 {
+            return Ok(claim);
+        }
+        let who = who();
+        let cred = who.borrow();
+        let cleared = without_set_id(cred, &perm);
+        if cleared != perm.mode && !cred.has(Caps::FSETID) {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
             self.setattr_claimed(&Cred::root(), inode, &set, &claim)?;
         }
@@ -346,8 +346,7 @@ impl Vfs {
             return fs.set_acl(node, kind, acl.as_ref(), None);
         }
         let mode = acl.as_ref().map(|acl| {
-            let keeps = cred.is_in_group(perm.gid) || cred.has(Caps::FSETID);
-            let rest = if keeps { perm.mode } else { perm.mode & !mode::S_ISGID };
+            let rest = allowed_set_id(cred, perm.gid, perm.mode);
             (rest & !0o777) | acl.mode()
         });
         // An ACL that says no more than the mode is the mode.
@@ -428,10 +427,43 @@ pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     }
 }
 
-/// Returns the mode without set-user-ID, and without set-group-ID where that means execution.
-fn without_set_id(mode: u32) -> u32 {
-    let group = if mode & 0o010 != 0 { mode::S_ISGID } else { 0 };
-    mode & !(mode::S_ISUID | group)
+/// Returns the mode that a file which is no directory is left with by a change of its owner, group or
+/// size; None if it stays. The change of owner is one of the mode then, for which the caller must be the
+/// owner (`EPERM`), and in the new group to keep set-group-ID. A truncation is as a write: nobody asks.
+fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>, Errno> {
+    let is_given = set.uid.is_some() || set.gid.is_some();
+    let left = without_set_id(cred, perm);
+    if left == perm.mode {
+        return Ok(None);
+    }
+    if !is_given {
+        let clears = set.size.is_some() && !cred.has(Caps::FSETID);
+        return Ok(clears.then_some(left));
+    }
+    if cred.uid != perm.uid && !cred.has(Caps::FOWNER) {
+        return Err(Errno::PERM);
+    }
+    Ok(Some(allowed_set_id(cred, set.gid.unwrap_or(perm.gid), left)))
+}
+
+/// Returns the mode without set-user-ID, and without set-group-ID where that means execution, or the
+/// caller could not set it.
+#[doc(alias = "setattr_should_drop_suidgid")]
+fn without_set_id(cred: &Cred, perm: &Perm) -> u32 {
+    let left = perm.mode & !mode::S_ISUID;
+    match left & 0o010 {
+        0 => allowed_set_id(cred, perm.gid, left),
+        _ => left & !mode::S_ISGID,
+    }
+}
+
+/// Returns the mode that a caller may give a file of the group `gid`: without set-group-ID for whoever is
+/// not in it.
+fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
+    match cred.is_in_group(gid) || cred.has(Caps::FSETID) {
+        true => mode,
+        false => mode & !mode::S_ISGID,
+    }
 }
 
 /// Returns whether mode bits, ACL and capabilities allow `what`.

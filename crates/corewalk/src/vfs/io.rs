@@ -1,6 +1,8 @@
 //! What is done with an inode once it is found: data, directories, symbolic links, extended
 //! attributes. Calls go to the back end after the checks of the system call.
 
+use std::borrow::Borrow;
+
 use super::attributes::acl_kind;
 use super::{InodeRef, Vfs};
 use crate::Errno;
@@ -61,7 +63,8 @@ impl Vfs {
 
     /// Writes `bytes` at `offset` and returns the count. The caller has opened the file for
     /// writing; set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`, and nobody can set
-    /// them before the bytes are written.
+    /// them before the bytes are written. Set-group-ID without execution by the group stays if `cred`
+    /// is in the group. To write nothing changes nothing.
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL` for what is no regular file; `ENOSPC`, `EFBIG`; what the back end says.
@@ -74,15 +77,16 @@ impl Vfs {
         bytes: &[u8],
     ) -> Result<usize, Errno> {
         if !cred.has(Caps::FSETID) {
-            return self.write_asking(inode, handle, offset, bytes, || false);
+            let write = |fs: &dyn FileSystem, node: Node<'_>| fs.write(node, handle, offset, bytes);
+            return self.write_by(inode, bytes, || cred, write);
         }
         is_regular(inode)?;
         self.ask(inode, |fs, node| fs.write(node, handle, offset, bytes))
     }
 
-    /// As [`Vfs::write`], for a server that has to look up who writes: `may_keep` says whether that one
-    /// has `CAP_FSETID`, and is asked only if the file has bits to lose. Nobody changes the attributes
-    /// of the file from then on until the bytes are written.
+    /// As [`Vfs::write`], for a server that has to look up who writes: `who` says that, and is asked only
+    /// if the file has bits to lose. Nobody changes the attributes of the file from then on until the
+    /// bytes are written.
     ///
     /// # Errors
     /// As [`Vfs::write`].
@@ -92,12 +96,25 @@ impl Vfs {
         handle: u64,
         offset: u64,
         bytes: &[u8],
-        may_keep: impl FnOnce() -> bool,
+        who: impl FnOnce() -> Cred,
+    ) -> Result<usize, Errno> {
+        self.write_by(inode, bytes, who, |fs, node| fs.write(node, handle, offset, bytes))
+    }
+
+    fn write_by<C: Borrow<Cred>>(
+        &self,
+        inode: &InodeRef<'_>,
+        bytes: &[u8],
+        who: impl FnOnce() -> C,
+        write: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         is_regular(inode)?;
         self.ask(inode, |fs, node| {
-            let _claim = self.clear_set_id(inode, may_keep)?;
-            fs.write(node, handle, offset, bytes)
+            let _claim = match bytes {
+                [] => None,
+                _ => Some(self.clear_set_id(inode, who)?),
+            };
+            write(fs, node)
         })
     }
 
@@ -115,7 +132,8 @@ impl Vfs {
         bytes: &[u8],
     ) -> Result<usize, Errno> {
         if !cred.has(Caps::FSETID) {
-            return self.append_asking(inode, handle, end, bytes, || false);
+            let append = |fs: &dyn FileSystem, node: Node<'_>| fs.append(node, handle, end, bytes);
+            return self.write_by(inode, bytes, || cred, append);
         }
         is_regular(inode)?;
         self.ask(inode, |fs, node| fs.append(node, handle, end, bytes))
@@ -131,13 +149,9 @@ impl Vfs {
         handle: u64,
         end: u64,
         bytes: &[u8],
-        may_keep: impl FnOnce() -> bool,
+        who: impl FnOnce() -> Cred,
     ) -> Result<usize, Errno> {
-        is_regular(inode)?;
-        self.ask(inode, |fs, node| {
-            let _claim = self.clear_set_id(inode, may_keep)?;
-            fs.append(node, handle, end, bytes)
-        })
+        self.write_by(inode, bytes, who, |fs, node| fs.append(node, handle, end, bytes))
     }
 
     /// Reports the entries of a directory behind `cookie` (0: from the start), without `.` and
@@ -243,7 +257,7 @@ impl Vfs {
         self.ask(inode, |fs, node| {
             let _claim = match cred.has(Caps::FSETID) {
                 true => None,
-                false => Some(self.clear_set_id(inode, || false)?),
+                false => Some(self.clear_set_id(inode, || cred)?),
             };
             fs.fallocate(node, handle, offset, len, how)
         })

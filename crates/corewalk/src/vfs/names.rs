@@ -409,7 +409,8 @@ impl Vfs {
     }
 
     /// Makes a file of any kind and returns it with its attributes. Its permission bits are those of
-    /// `what.mode` without `what.umask`; a default ACL of the directory stands in for the umask.
+    /// `what.mode` without `what.umask`; a default ACL of the directory stands in for the umask. A
+    /// directory has set-group-ID from the one that it is in, and never set-user-ID, as mkdir(2) has it.
     ///
     /// # Errors
     /// In this order: `ENOTDIR`; `ENOENT` if `dir` has been removed; `EACCES` without search
@@ -677,6 +678,9 @@ impl Vfs {
             return Err(Errno::PERM);
         }
         let perm = self.perm(dir)?;
+        if kind == FileKind::Directory {
+            what.mode &= mode::S_IFMT | mode::S_ISVTX | 0o777;
+        }
         if perm.mode & mode::S_ISGID != 0 {
             what.gid = perm.gid;
             let marked = mode::S_ISGID | 0o010;

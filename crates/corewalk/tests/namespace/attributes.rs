@@ -102,9 +102,9 @@ fn append_is_a_write_at_the_end_that_the_caller_knows() {
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     assert_eq!(vfs.append(&Cred::root(), &f, 0, 0, b"123"), Ok(3));
-    assert_eq!(vfs.append_asking(&f, 0, 3, b"45", || true), Ok(2));
+    assert_eq!(vfs.append_asking(&f, 0, 3, b"45", Cred::root), Ok(2));
     assert_eq!(mode_of(&vfs, &f), 0o4755, "both may keep it");
-    assert_eq!(vfs.append_asking(&f, 0, 5, b"6", || false), Ok(1));
+    assert_eq!(vfs.append_asking(&f, 0, 5, b"6", user), Ok(1));
     assert_eq!(mode_of(&vfs, &f), 0o755);
     chmod(&vfs, &f, 0o4755).unwrap();
     assert_eq!(vfs.append(&user(), &f, 0, 6, b"7"), Ok(1));
@@ -126,16 +126,16 @@ fn chmod_beside_a_writer_that_is_looked_up_is_not_lost() {
         let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
         thread::scope(|scope| {
             let mut setter = None;
-            let may_keep = || {
+            let who = || {
                 let builder = thread::Builder::new().name("chmod-4".to_owned());
                 let chmod = || chmod(&vfs, &f, 0o4711).unwrap();
                 let thread = builder.spawn_scoped(scope, chmod).unwrap();
                 until_asleep("chmod-4", &thread);
                 assert!(!thread.is_finished(), "the bytes were still to be written");
                 setter = Some(thread);
-                keeps
+                if keeps { Cred::root() } else { user() }
             };
-            assert_eq!(vfs.write_asking(&f, 0, 0, b"x", may_keep), Ok(1));
+            assert_eq!(vfs.write_asking(&f, 0, 0, b"x", who), Ok(1));
             setter.expect("it was asked").join().unwrap();
         });
         assert_eq!(mode_of(&vfs, &f), 0o4711, "the chmod came last");

@@ -8,8 +8,8 @@ use corewalk::acl::{Acl, XATTR_DEFAULT};
 use corewalk::attr::mode::{S_IFBLK, S_IFDIR, S_IFLNK, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Blocking, Caps, Cred, Errno, Fallocate, Make, May, Removal, RenameMode, Security, SetAttr,
-    Subject, Verdict, Vfs, WalkFlags, XattrMode,
+    Blocking, Caps, Cred, Errno, Fallocate, InodeRef, Make, May, Removal, RenameMode, Security,
+    SetAttr, Subject, Verdict, Vfs, WalkFlags, XattrMode,
 };
 
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
@@ -194,6 +194,70 @@ fn attributes_of_security_are_changed_with_a_capability_only() {
     for bad in [&second[..19], &third[..20], &[&second[..], b"x"].concat(), &capability(20, 1)] {
         let set = |cred: &Cred| vfs.setxattr(cred, &f, caps, bad, XattrMode::Set);
         assert_eq!((set(&user()), set(&Cred::root())), (Err(Errno::INVAL), Err(Errno::INVAL)));
+    }
+}
+
+/// Who may keep set-group-ID where it does not mean execution: whoever could set it.
+#[test]
+fn set_group_id_without_execution_stays_for_the_group() {
+    let vfs = new();
+    let member = Cred::user(1001, 1001, &[50]);
+    let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+    let give = SetAttr { gid: Some(1000), ..SetAttr::default() };
+    type Call<'a> = &'a dyn Fn(&Cred, &InodeRef<'_>);
+    let calls: [Call<'_>; 5] = [
+        &|cred, f| assert_eq!(vfs.write(cred, f, 0, 0, b"x"), Ok(1)),
+        &|cred, f| assert_eq!(vfs.write_asking(f, 0, 0, b"x", || cred.clone()), Ok(1)),
+        &|cred, f| vfs.fallocate(cred, f, 0, 0, 9, Fallocate::empty()).unwrap(),
+        &|cred, f| assert_eq!(vfs.setattr(cred, f, &cut).map(|attr| attr.size), Ok(0)),
+        // May be refused.
+        &|cred, f| assert_ne!(vfs.setattr(cred, f, &give).err(), Some(Errno::ACCESS)),
+    ];
+    let left = |cred: &Cred, mode: u32, call: usize| {
+        let what = Make::new(S_IFREG | mode, 1000, 50);
+        let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
+        calls[call](cred, &f);
+        remove(&vfs, "f", Removal::Unlink).unwrap();
+        vfs.getattr(&f).unwrap().mode & 0o7777
+    };
+    for call in 0..4 {
+        assert_eq!(left(&member, 0o6666, call), 0o2666, "{call}");
+        assert_eq!(left(&user(), 0o6666, call), 0o666, "{call}");
+        assert_eq!(left(&user(), 0o2666, call), 0o666, "{call}");
+        assert_eq!(left(&member, 0o2676, call), 0o676, "{call}");
+        assert_eq!(left(&Cred::root(), 0o6676, call), 0o6676, "{call}");
+    }
+    assert_eq!(left(&Cred::user(1000, 1000, &[50]), 0o2666, 4), 0o2666);
+    assert_eq!(left(&Cred::user(1000, 1000, &[]), 0o2666, 4), 0o666);
+    let chown = Cred { caps: Caps::CHOWN, ..member };
+    assert_eq!(left(&chown, 0o2666, 4), 0o2666, "nothing is taken away");
+    assert_eq!(left(&chown, 0o6666, 4), 0o6666, "refused: the mode is the owner's");
+    let may_chmod = Cred { caps: Caps::CHOWN | Caps::FOWNER, ..chown };
+    assert_eq!(left(&may_chmod, 0o6666, 4), 0o666, "in the old group, not in the new");
+}
+
+#[test]
+fn write_of_nothing_keeps_set_user_id() {
+    let vfs = new();
+    let what = Make::new(S_IFREG | 0o6777, 1000, 1000);
+    let (f, made) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
+    assert_eq!(vfs.write(&user(), &f, 0, 3, b""), Ok(0));
+    assert_eq!(vfs.write_asking(&f, 0, 3, b"", || panic!("there is nothing to write")), Ok(0));
+    assert_eq!(vfs.getattr(&f), Ok(made), "nothing has changed, no time either");
+}
+
+/// mkdir(2) takes nothing but permissions and the sticky bit.
+#[test]
+fn directory_is_made_with_set_group_id_of_its_parent_only() {
+    let vfs = new();
+    for (parent, made) in [(0o777, 0o1777), (0o2777, 0o3777)] {
+        chmod(&vfs, ".", parent);
+        for cred in [Cred::root(), user()] {
+            let what = || Make::new(S_IFDIR | 0o7777, 1000, 1000);
+            let (_, attr) = vfs.make(&cred, &vfs.root(), name("d"), what()).unwrap();
+            assert_eq!(attr.mode & 0o7777, made, "in {parent:o}");
+            remove(&vfs, "d", Removal::Rmdir).unwrap();
+        }
     }
 }
 

@@ -156,8 +156,8 @@ impl Server {
                 self.vfs.write(&caller.prechecked(), inode, handle, offset, bytes)
             }
             Permissions::Server => {
-                let may_keep = || caller.resolve(self.namespace).has(Caps::FSETID);
-                self.vfs.write_asking(inode, handle, offset, bytes, may_keep)
+                let who = || caller.resolve(self.namespace);
+                self.vfs.write_asking(inode, handle, offset, bytes, who)
             }
         }
     }
@@ -174,8 +174,8 @@ impl Server {
         match self.options.permissions {
             Permissions::Kernel => self.vfs.append(&caller.prechecked(), inode, handle, end, bytes),
             Permissions::Server => {
-                let may_keep = || caller.resolve(self.namespace).has(Caps::FSETID);
-                self.vfs.append_asking(inode, handle, end, bytes, may_keep)
+                let who = || caller.resolve(self.namespace);
+                self.vfs.append_asking(inode, handle, end, bytes, who)
             }
         }
     }

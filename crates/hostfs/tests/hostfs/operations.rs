@@ -52,9 +52,12 @@ fn made_files_have_the_mode_that_was_asked_for() {
                 let what = Make::new(kind | bits, uid, gid);
                 let made = vfs.make(&Cred::root(), &parent, name(&entry), what);
                 let (_, attr) = made.unwrap();
-                // A directory takes the bit from the one it is in.
-                let inherits = sub == "group" && kind == S_IFDIR;
-                let expected = kind | bits | if inherits { 0o2000 } else { 0 };
+                // A directory takes the bit from the one it is in, and from nowhere else.
+                let expected = match (kind, sub) {
+                    (S_IFDIR, "group") => kind | bits & 0o1777 | 0o2000,
+                    (S_IFDIR, _) => kind | bits & 0o1777,
+                    _ => kind | bits,
+                };
                 let host = fs::symlink_metadata(dir.join(&format!("{sub}/{entry}"))).unwrap();
                 assert_eq!((host.mode(), attr.mode), (expected, expected), "{sub}/{entry}");
                 assert_eq!((host.uid(), host.gid(), attr.gid), (uid, gid, gid), "{sub}/{entry}");
