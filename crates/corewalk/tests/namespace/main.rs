@@ -7,6 +7,7 @@ mod errors;
 mod fixtures;
 mod histories;
 mod model;
+mod modes;
 mod mounts;
 mod number_used_again;
 mod operations;
