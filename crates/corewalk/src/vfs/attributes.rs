@@ -39,6 +39,8 @@ use crate::inode::Perm;
 /// differ in more than the two bits that a claim leaves out, since this number (2 to the 64th over the
 /// golden ratio) spreads them well.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Nanoseconds of a second.
+const NANOS: u32 = 1_000_000_000;
 /// Looks at mode and ACL before a check keeps changers away.
 const ACL_TRIES: u32 = 4;
 
@@ -73,8 +75,9 @@ impl Vfs {
     /// Changes attributes and returns the new ones.
     ///
     /// # Errors
-    /// `EPERM`, `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) have them; `EISDIR` and
-    /// `EINVAL` for the size of what is no regular file; what the back end says.
+    /// `EINVAL` for a time that is none; `EOPNOTSUPP` for the mode of a symbolic link; `EPERM`, `EACCES` as
+    /// chmod(2), chown(2), utimensat(2) and truncate(2) have them; `EISDIR` and `EINVAL` for the size of
+    /// what is no regular file; what the back end says.
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         self.settled(&[inode.slot], || {
             let claim = self.claim_attributes(inode.slot);
@@ -130,6 +133,14 @@ impl Vfs {
         claim: &Claim<'_>,
     ) -> Result<SetAttr, Errno> {
         let mut set = *set;
+        let is_time =
+            |time: Option<SetTime>| !matches!(time, Some(SetTime::At(t)) if t.nanos >= NANOS);
+        if !is_time(set.atime) || !is_time(set.mtime) {
+            return Err(Errno::INVAL);
+        }
+        if set.mode.is_some() && inode.kind() == FileKind::Symlink {
+            return Err(Errno::OPNOTSUPP);
+        }
         let is_owner = cred.uid == perm.uid || cred.has(Caps::FOWNER);
         let may_give = |same: bool| cred.has(Caps::CHOWN) || (cred.uid == perm.uid && same);
         if set.uid.is_some_and(|uid| !may_give(uid == perm.uid))

@@ -232,8 +232,9 @@ impl Vfs {
     /// set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`.
     ///
     /// # Errors
-    /// `EINVAL` for a length of 0; `ENODEV`, `EISDIR` for what is no regular file; `EOPNOTSUPP` for
-    /// flags that do not go together; `EFBIG`, `ENOSPC`; what the back end says.
+    /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for flags that do not go together;
+    /// `ESPIPE` for a FIFO, `EISDIR`, `ENODEV` for what else is no regular file; `EFBIG` for a range that
+    /// no file has; `ENOSPC` and what else the back end says.
     pub fn fallocate(
         &self,
         cred: &Cred,
@@ -246,13 +247,15 @@ impl Vfs {
         if len == 0 {
             return Err(Errno::INVAL);
         }
-        if how.contains(Fallocate::PUNCH_HOLE) && !how.contains(Fallocate::KEEP_SIZE) {
-            return Err(Errno::OPNOTSUPP);
-        }
+        check_together(how)?;
         match inode.kind() {
             FileKind::Regular => {}
+            FileKind::Fifo => return Err(Errno::SPIPE),
             FileKind::Directory => return Err(Errno::ISDIR),
             _ => return Err(Errno::NODEV),
+        }
+        if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Errno::FBIG);
         }
         self.ask(inode, |fs, node| {
             let _claim = match cred.has(Caps::FSETID) {
@@ -266,7 +269,8 @@ impl Vfs {
     /// Returns the offset of the next data or hole at or behind `offset`.
     ///
     /// # Errors
-    /// `ENXIO` behind the end; `EINVAL` for what is no regular file.
+    /// `ENXIO` behind the end; `ESPIPE` for a FIFO, `EINVAL` for what else is no regular file, as a
+    /// directory of the kernel's tmpfs.
     pub fn seek(
         &self,
         inode: &InodeRef<'_>,
@@ -274,7 +278,11 @@ impl Vfs {
         offset: u64,
         what: Seek,
     ) -> Result<u64, Errno> {
-        is_regular(inode)?;
+        match inode.kind() {
+            FileKind::Regular => {}
+            FileKind::Fifo => return Err(Errno::SPIPE),
+            _ => return Err(Errno::INVAL),
+        }
         self.ask(inode, |fs, node| fs.seek(node, handle, offset, what))
     }
 
@@ -425,6 +433,19 @@ pub enum Fsync {
     All,
     /// Data, and what is needed to read it again.
     Data,
+}
+
+/// Checks that flags of fallocate(2) go together, as Linux does since 6.12: what else is to be done is one
+/// thing, and only that of a hole says nothing of the size.
+fn check_together(how: Fallocate) -> Result<(), Errno> {
+    let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
+    match how - Fallocate::KEEP_SIZE {
+        Fallocate::ZERO_RANGE => Ok(()),
+        Fallocate::PUNCH_HOLE if is_size_kept => Ok(()),
+        Fallocate::COLLAPSE_RANGE | Fallocate::INSERT_RANGE if !is_size_kept => Ok(()),
+        what if what.is_empty() => Ok(()),
+        _ => Err(Errno::OPNOTSUPP),
+    }
 }
 
 /// Returns true if `value` has the form of file capabilities: a `struct vfs_cap_data` of version 2, or one

@@ -12,6 +12,9 @@ use crate::name::Name;
 use super::held::{DentryHold, Dir, Found, Place, Unattached};
 use super::{InodeRef, LOOKUP, Vfs};
 
+/// The number of the character device that overlayfs takes for a name that is not there.
+const WHITEOUT_DEV: u64 = 0;
+
 /// What kind of file a removal expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
@@ -414,8 +417,8 @@ impl Vfs {
     ///
     /// # Errors
     /// In this order: `ENOTDIR`; `ENOENT` if `dir` has been removed; `EACCES` without search
-    /// permission; `EEXIST`; `EACCES` without write permission; `EPERM` for a device node without
-    /// `CAP_MKNOD`; what the back end says.
+    /// permission; `EEXIST`; `EACCES` without write permission; `EPERM` without `CAP_MKNOD` for
+    /// a device node, but not for a whiteout, the character device 0; what the back end says.
     pub fn make(
         &self,
         cred: &Cred,
@@ -673,7 +676,11 @@ impl Vfs {
     fn inherit<'a>(&self, cred: &Cred, dir: u32, what: Make<'a>) -> Result<Make<'a>, Errno> {
         let mut what = what;
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
-        let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        // A whiteout gives access to nothing.
+        let is_device = match kind {
+            FileKind::CharDevice => what.rdev != WHITEOUT_DEV,
+            kind => kind == FileKind::BlockDevice,
+        };
         if is_device && !cred.has(Caps::MKNOD) {
             return Err(Errno::PERM);
         }

@@ -5,11 +5,11 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use corewalk::acl::{Acl, XATTR_DEFAULT};
-use corewalk::attr::mode::{S_IFBLK, S_IFDIR, S_IFLNK, S_IFREG};
+use corewalk::attr::mode::{S_IFBLK, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
     Blocking, Caps, Cred, Errno, Fallocate, InodeRef, Make, May, Removal, RenameMode, Security,
-    SetAttr, Subject, Verdict, Vfs, WalkFlags, XattrMode,
+    Seek, SetAttr, SetTime, Subject, Timespec, Verdict, Vfs, WalkFlags, XattrMode,
 };
 
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
@@ -259,6 +259,65 @@ fn directory_is_made_with_set_group_id_of_its_parent_only() {
             remove(&vfs, "d", Removal::Rmdir).unwrap();
         }
     }
+}
+
+/// What fallocate(2) and lseek(2) say of other files than regular ones, and of what no file can do.
+#[test]
+fn fallocate_and_seek_of_what_cannot_be_have_the_errors_of_linux() {
+    use Fallocate as F;
+    const BIG: u64 = i64::MAX as u64;
+    let vfs = new();
+    let made = |file: &'static str, mode| {
+        vfs.make(&Cred::root(), &vfs.root(), name(file), Make::new(mode, 1000, 1000)).unwrap().0
+    };
+    let f = made("f", S_IFREG | 0o6777);
+    let others =
+        [made("p", S_IFIFO | 0o666), made("d", S_IFDIR | 0o777), made("b", S_IFBLK | 0o666)];
+    for (how, offset, len, errno) in [
+        (F::PUNCH_HOLE, 0, 0, Errno::INVAL),
+        (F::PUNCH_HOLE, 0, 1, Errno::OPNOTSUPP),
+        (F::COLLAPSE_RANGE | F::KEEP_SIZE, 0, 1, Errno::OPNOTSUPP),
+        (F::INSERT_RANGE | F::KEEP_SIZE, BIG, BIG, Errno::OPNOTSUPP),
+        (F::INSERT_RANGE | F::COLLAPSE_RANGE, 0, 1, Errno::OPNOTSUPP),
+        (F::PUNCH_HOLE | F::ZERO_RANGE | F::KEEP_SIZE, 0, 1, Errno::OPNOTSUPP),
+        (F::from_bits_retain(0x80), 0, 1, Errno::OPNOTSUPP),
+        (F::empty(), BIG, 1, Errno::FBIG),
+        (F::KEEP_SIZE, 1, u64::MAX, Errno::FBIG),
+    ] {
+        let ask = |file| vfs.fallocate(&user(), file, 0, offset, len, how);
+        assert_eq!(ask(&f), Err(errno), "{how:?}");
+        for (other, kind) in others.iter().zip([Errno::SPIPE, Errno::ISDIR, Errno::NODEV]) {
+            let errno = if errno == Errno::FBIG { kind } else { errno };
+            assert_eq!(ask(other), Err(errno), "{how:?}");
+        }
+    }
+    assert_eq!(vfs.getattr(&f).unwrap().mode & 0o7777, 0o6777, "nothing has been done");
+    for (other, errno) in others.iter().zip([Errno::SPIPE, Errno::INVAL, Errno::INVAL]) {
+        for what in [Seek::Data, Seek::Hole] {
+            assert_eq!(vfs.seek(other, 0, 0, what), Err(errno));
+        }
+    }
+}
+
+#[test]
+fn mode_of_a_link_and_a_time_that_is_none_are_refused() {
+    let vfs = new();
+    let link = Make { target: b"t", ..Make::new(S_IFLNK | 0o777, 1000, 1000) };
+    let (l, made) = vfs.make(&Cred::root(), &vfs.root(), name("l"), link).unwrap();
+    for cred in [Cred::root(), user(), Cred::user(2, 2, &[])] {
+        let set = |set: SetAttr| vfs.setattr(&cred, &l, &set).err();
+        assert_eq!(
+            set(SetAttr { mode: Some(0o600), ..SetAttr::default() }),
+            Some(Errno::OPNOTSUPP)
+        );
+        let none = Some(SetTime::At(Timespec { secs: 1, nanos: 1_000_000_000 }));
+        assert_eq!(set(SetAttr { atime: none, ..SetAttr::default() }), Some(Errno::INVAL));
+        assert_eq!(set(SetAttr { mtime: none, ..SetAttr::default() }), Some(Errno::INVAL));
+    }
+    assert_eq!(vfs.getattr(&l), Ok(made));
+    let last = Some(SetTime::At(Timespec { secs: -1, nanos: 999_999_999 }));
+    let set = SetAttr { atime: last, uid: Some(7), ..SetAttr::default() };
+    assert_eq!(vfs.setattr(&Cred::root(), &l, &set).map(|attr| attr.uid), Ok(7));
 }
 
 /// Renames an ancestor there and back whenever one directory is searched.

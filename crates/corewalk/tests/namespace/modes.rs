@@ -119,7 +119,10 @@ fn ops() -> Vec<Op> {
     ops.extend(
         [S_IFREG | 0o2765, S_IFREG | 0o6706, S_IFDIR | 0o2700].map(|mode| Op::Make(mode, 0)),
     );
-    ops.extend([(S_IFCHR, 0x103), (S_IFBLK, 0x103)].map(|(kind, dev)| Op::Make(kind | 0o600, dev)));
+    ops.extend(
+        [(S_IFCHR, 0), (S_IFCHR, 0x103), (S_IFBLK, 0x103)]
+            .map(|(kind, dev)| Op::Make(kind | 0o600, dev)),
+    );
     ops
 }
 
