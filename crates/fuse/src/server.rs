@@ -192,7 +192,7 @@ impl Server {
     /// # Errors
     /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR` as the system calls have them; what the back end says.
     pub fn setattr(&self, caller: Caller, node: u64, change: Change) -> Result<Attr, Errno> {
-        let inode = self.inode(node)?;
+        let inode = self.inode_now(node)?;
         let mut set = change.set;
         let mut cred = self.cred(caller);
         if set.size.is_some() {
@@ -228,6 +228,17 @@ impl Server {
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
             // Others may have changed them.
+            self.vfs.invalidate_attributes(&inode);
+        }
+        Ok(inode)
+    }
+
+    /// As `inode`, of one whose owner and mode decide what the request does whoever checks permissions: what a new file
+    /// inherits, which bits a change keeps. Others may have changed them. Requests that only ask whether the caller
+    /// may do without: the kernel has said so, and to ask the back end again would cost each of them a look.
+    fn inode_now(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
+        let inode = self.inode(node)?;
+        if self.options.ownership == Ownership::Shared {
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)

@@ -13,6 +13,7 @@ mod host;
 mod ipc;
 mod mistakes;
 mod mounting;
+mod permissions;
 mod places;
 mod program;
 mod serve;

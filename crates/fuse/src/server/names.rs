@@ -32,7 +32,7 @@ impl Server {
         name: &[u8],
         new: &New<'_>,
     ) -> Result<Entry, Errno> {
-        let dir = self.inode(parent)?;
+        let dir = self.inode_now(parent)?;
         let (inode, attr) = self.make_in(&self.cred(caller), &dir, name, new, None)?;
         self.hand_out(inode, attr)
     }
@@ -50,7 +50,7 @@ impl Server {
         new: &New<'_>,
         flags: u32,
     ) -> Result<(Entry, u64), Errno> {
-        let dir = self.inode(parent)?;
+        let dir = self.inode_now(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let open = self.has_open_state.then_some(flags);
         match self.make_in(&self.cred(caller), &dir, name, &new, open) {
@@ -91,7 +91,7 @@ impl Server {
     /// # Errors
     /// `EOPNOTSUPP` if the back end has none; as [`Server::make`].
     pub fn tmpfile(&self, caller: Caller, parent: u64, new: &New<'_>) -> Result<Entry, Errno> {
-        let dir = self.inode(parent)?;
+        let dir = self.inode_now(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make { umask: new.umask, ..Make::new(new.mode, caller.uid, caller.gid) };
         let (inode, attr) = self.vfs.tmpfile(&self.cred(caller), &dir, make)?;

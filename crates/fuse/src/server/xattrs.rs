@@ -60,7 +60,10 @@ impl Server {
         value: &[u8],
         flags: u32,
     ) -> Result<(), Errno> {
-        let inode = self.inode(node)?;
+        let inode = match name == XATTR_ACCESS {
+            true => self.inode_now(node)?,
+            false => self.inode(node)?,
+        };
         let mode = match flags {
             0 => XattrMode::Set,
             // The numbers of XATTR_CREATE and XATTR_REPLACE.

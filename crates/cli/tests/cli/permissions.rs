@@ -1,0 +1,132 @@
+//! Owners, modes and ACLs of a mounted directory of the host that the host changes as well. The kernel checks them,
+//! and is to keep nothing: what is left to be wrong is what the server decides by what it keeps.
+
+use std::fs::{self, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, fchown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use corewalk::acl::XATTR_ACCESS;
+use rustix::fs::XattrFlags;
+
+use crate::fixtures::{Folder, Server, can_mount, run};
+
+const OPTIONS: &str = "entry_timeout=0,attr_timeout=0";
+/// A user and group that is not root.
+const OTHER: u32 = 65534;
+/// A group that nobody is in.
+const GROUP: u32 = 4242;
+
+/// A directory of the host and where it is mounted.
+struct Site {
+    host: PathBuf,
+    mount: PathBuf,
+    _server: Server,
+    _folder: Folder,
+}
+
+impl Site {
+    fn new() -> Option<Site> {
+        Site::with(OPTIONS)
+    }
+
+    fn with(options: &str) -> Option<Site> {
+        if !can_mount() {
+            return None;
+        }
+        let folder = Folder::new();
+        let (host, mount) = (folder.path("host"), folder.path("m"));
+        fs::create_dir(&host).expect("a folder");
+        let source = host.display().to_string();
+        let server = Server::of(&source, &["-o", options], &mount);
+        Some(Site { host, mount, _server: server, _folder: folder })
+    }
+
+    /// Has the server look at what it is to know of the root.
+    fn warm(&self) {
+        File::create(self.mount.join("warm")).expect("a file");
+        fs::remove_file(self.mount.join("warm")).expect("it is there");
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is the test's");
+}
+
+/// Returns the permission bits and the group.
+fn mode_and_group(path: &Path) -> (u32, u32) {
+    let metadata = fs::symlink_metadata(path).expect("it is there");
+    (metadata.mode() & 0o7777, metadata.gid())
+}
+
+#[test]
+fn new_files_inherit_what_the_host_has_given_their_directory_since() {
+    let Some(site) = Site::new() else { return };
+    site.warm();
+    chown(&site.host, None, Some(GROUP)).expect("root may");
+    set_mode(&site.host, 0o2775);
+    let path = |name: &str| site.mount.join(name);
+    File::create(path("file")).expect("a file");
+    fs::create_dir(path("dir")).expect("a folder");
+    std::os::unix::fs::symlink("file", path("link")).expect("a link");
+    let mut mkfifo = Command::new("mkfifo");
+    mkfifo.arg(path("fifo"));
+    assert!(run(mkfifo).status.success());
+    for name in ["file", "dir", "link", "fifo"] {
+        assert_eq!(mode_and_group(&site.host.join(name)).1, GROUP, "{name}");
+    }
+    assert_eq!(mode_and_group(&site.host.join("dir")).0 & 0o7000, 0o2000);
+    // And no more, once the host has taken it away.
+    set_mode(&site.host, 0o755);
+    fs::create_dir(path("later")).expect("a folder");
+    assert_eq!(mode_and_group(&site.host.join("later")), (0o755, 0));
+}
+
+#[test]
+fn acl_keeps_the_sticky_bit_that_the_host_has_set_since() {
+    let Some(site) = Site::new() else { return };
+    site.warm();
+    set_mode(&site.host, 0o1777);
+    // Entries of acl(5): version 2; owner, user 1, group, mask, others.
+    let entries =
+        [(1, 7, u32::MAX), (2, 7, 1), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 7, u32::MAX)];
+    let mut acl = vec![2, 0, 0, 0];
+    for (tag, bits, id) in entries {
+        acl.extend([tag, 0, bits, 0]);
+        acl.extend(u32::to_le_bytes(id));
+    }
+    rustix::fs::setxattr(&site.mount, XATTR_ACCESS, &acl, XattrFlags::empty()).expect("an ACL");
+    assert_eq!(mode_and_group(&site.host).0, 0o1777);
+}
+
+#[test]
+fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
+    let Some(site) = Site::new() else { return };
+    fs::write(site.host.join("file"), "x").expect("a file");
+    set_mode(&site.host.join("file"), 0o4755);
+    let file = File::open(site.mount.join("file")).expect("it is there");
+    set_mode(&site.host.join("file"), 0o600);
+    fchown(&file, Some(OTHER), None).expect("root may");
+    assert_eq!(mode_and_group(&site.host.join("file")).0, 0o600);
+    // Control: the bit that is there goes.
+    set_mode(&site.host.join("file"), 0o4755);
+    fchown(&file, Some(OTHER), None).expect("root may");
+    assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
+}
+
+/// Where the kernel has the name of the file, so that the server is not asked for that.
+#[test]
+fn file_that_the_host_has_made_executable_since_can_be_run() {
+    let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };
+    fs::write(site.host.join("run"), "#!/bin/sh\nexit 7\n").expect("a file");
+    let path = site.mount.join("run");
+    let status = || Command::new(&path).status().map(|status| status.code());
+    for _ in 0..2 {
+        fs::read(&path).expect("it can be read");
+        assert_eq!(status().map_err(|error| error.kind()), Err(ErrorKind::PermissionDenied));
+        set_mode(&site.host.join("run"), 0o755);
+        assert_eq!(status().expect("it is executable"), Some(7));
+        set_mode(&site.host.join("run"), 0o644);
+    }
+}
