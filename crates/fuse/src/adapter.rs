@@ -9,8 +9,8 @@
 //!   and the kernel never asks again: open and close cost no request then.
 //! - `flush` is always answered so: closing a file has no effect on these back ends.
 //! - Locks are not asked for: the kernel keeps them itself, as for a local file system.
-//! - Set-user-ID: the kernel clears it where it checks permissions, else it is asked to leave it to
-//!   the server (`FUSE_HANDLE_KILLPRIV`).
+//! - Set-user-ID: the kernel clears it where it checks permissions, but for an open that truncates, else it is
+//!   asked to leave it to the server (`FUSE_HANDLE_KILLPRIV`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`; one that panics is answered `EIO`. The cache and the

@@ -4,6 +4,7 @@
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, fchown};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -128,5 +129,29 @@ fn file_that_the_host_has_made_executable_since_can_be_run() {
         set_mode(&site.host.join("run"), 0o755);
         assert_eq!(status().expect("it is executable"), Some(7));
         set_mode(&site.host.join("run"), 0o644);
+    }
+}
+
+/// As another user, and as root; what the host does is what the mount has to do.
+#[test]
+fn open_that_truncates_takes_set_user_id_as_on_the_host() {
+    let Some(site) = Site::new() else { return };
+    for (uid, mode) in
+        [OTHER, 0].into_iter().flat_map(|uid| [0o4755, 0o2755, 0o6711, 0o644].map(|m| (uid, m)))
+    {
+        let kept = [&site.host, &site.mount].map(|folder| {
+            let made = site.host.join("file");
+            fs::write(&made, "text").expect("a file");
+            chown(&made, Some(OTHER), Some(OTHER)).expect("root may");
+            set_mode(&made, mode);
+            let mut shell = Command::new("sh");
+            shell.args(["-c", ": > file"]).current_dir(folder).uid(uid).gid(uid);
+            assert!(run(shell).status.success());
+            assert_eq!(fs::read(&made).expect("it is there"), b"");
+            mode_and_group(&made)
+        });
+        assert_eq!(kept[1], kept[0], "{uid} {mode:o}");
+        assert_eq!(kept[0].0 & 0o6000 != 0, uid == 0 && mode != 0o644, "control: {mode:o}");
+        fs::remove_file(site.host.join("file")).expect("it is there");
     }
 }

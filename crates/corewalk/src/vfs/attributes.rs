@@ -85,6 +85,32 @@ impl Vfs {
         })
     }
 
+    /// Gives a file another size and returns its attributes, for a server that has to look up who asks: `who`
+    /// says that, and is asked only if the file has bits to lose. Its groups and its `CAP_FSETID` decide
+    /// about those, whatever `cred` says.
+    ///
+    /// # Errors
+    /// As [`Vfs::setattr`].
+    pub fn truncate_asking(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        size: u64,
+        who: impl FnOnce() -> Cred,
+    ) -> Result<Attr, Errno> {
+        self.settled(&[inode.slot], || {
+            let claim = self.claim_attributes(inode.slot);
+            let mut cred = cred.clone();
+            if self.perm(inode.slot)?.mode & (mode::S_ISUID | mode::S_ISGID) != 0 {
+                let who = who();
+                cred.caps.set(Caps::FSETID, who.has(Caps::FSETID));
+                (cred.gid, cred.groups) = (who.gid, who.groups);
+            }
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            self.setattr_claimed(&cred, inode, &set, &claim)
+        })
+    }
+
     /// Returns the right to change the attributes of an inode, after waiting until nobody else has
     /// it (P.1). The caller holds no lock, and no other such claim.
     fn claim_attributes(&self, slot: u32) -> Claim<'_> {

@@ -115,6 +115,25 @@ fn append_is_a_write_at_the_end_that_the_caller_knows() {
     assert_eq!(vfs.append(&user(), &vfs.root(), 0, 0, b"x"), Err(Errno::ISDIR));
 }
 
+#[test]
+fn truncation_takes_set_user_id_unless_who_asks_may_keep_it() {
+    let (vfs, root) = (new(), Cred::root());
+    let what = Make::new(S_IFREG | 0o4755, 0, 0);
+    let (f, _) = vfs.make(&root, &vfs.root(), name("f"), what).unwrap();
+    let truncate = |cred: &Cred, size, keeps| {
+        let attr =
+            vfs.truncate_asking(cred, &f, size, || if keeps { Cred::root() } else { user() })?;
+        Ok((attr.size, attr.mode & 0o7777))
+    };
+    assert_eq!(truncate(&root, 7, true), Ok((7, 0o4755)));
+    assert_eq!(truncate(&user(), 0, false), Err(Errno::ACCESS));
+    assert_eq!(mode_of(&vfs, &f), 0o4755, "nothing has changed");
+    assert_eq!(truncate(&root, 5, false), Ok((5, 0o755)));
+    let nothing_to_keep = || -> Cred { panic!("it has no such bit") };
+    assert_eq!(vfs.truncate_asking(&root, &f, 0, nothing_to_keep).map(|attr| attr.size), Ok(0));
+    assert_eq!(vfs.truncate_asking(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
+}
+
 /// The same for a server that looks up late whether the writer may keep the bit: from then on nobody
 /// changes the mode until the bytes are written.
 #[test]

@@ -1,6 +1,6 @@
 //! Requests about open files and their content.
 
-use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, SetAttr, StatFs};
+use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, StatFs};
 use rustix::fs::OFlags;
 
 use super::Server;
@@ -32,12 +32,12 @@ impl Server {
     /// # Errors
     /// `EACCES`; `EISDIR`; what the back end says.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<u64, Errno> {
-        let inode = match flags & OPEN_FOR_EXEC {
+        // Nobody runs what is not executable, and what is truncated may have bits to lose.
+        let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
-            // Nobody runs what is not executable.
             _ => self.inode_now(node)?,
         };
-        self.open_checked(&self.cred(caller), &inode, flags)
+        self.open_checked(caller, &self.cred(caller), &inode, flags)
     }
 
     /// Opens a directory, which has no state.
@@ -55,8 +55,11 @@ impl Server {
         }
     }
 
+    /// Opens for `caller`, whose credentials the check takes to be `cred`. The kernel leaves it to the server to
+    /// truncate, and to take away the set-user-ID and set-group-ID bits then, whoever checks permissions.
     pub(super) fn open_checked(
         &self,
+        caller: Caller,
         cred: &Cred,
         inode: &InodeRef<'_>,
         flags: u32,
@@ -74,8 +77,8 @@ impl Server {
         let handle = self.vfs.open(cred, inode, flags, may)?;
         if has(OFlags::TRUNC) {
             let cred = Cred { caps: cred.caps | Caps::DAC_OVERRIDE, ..cred.clone() };
-            let set = SetAttr { size: Some(0), ..SetAttr::default() };
-            if let Err(error) = self.vfs.setattr(&cred, inode, &set) {
+            let who = || caller.resolve(self.namespace);
+            if let Err(error) = self.vfs.truncate_asking(&cred, inode, 0, who) {
                 self.vfs.release(inode, handle);
                 return Err(error);
             }

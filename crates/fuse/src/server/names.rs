@@ -81,7 +81,7 @@ impl Server {
         let cred = caller.resolve(self.namespace);
         let name = self.fresh(dir, self.name(name)?)?;
         let inode = self.vfs.lookup(&cred, dir, name)?;
-        let handle = self.open_checked(&cred, &inode, flags)?;
+        let handle = self.open_checked(caller, &cred, &inode, flags)?;
         let attr = self.vfs.getattr(&inode)?;
         Ok((self.hand_out(inode, attr)?, handle))
     }
