@@ -1,7 +1,7 @@
 //! Requests that make, remove and move names.
 
 use corewalk::attr::mode;
-use corewalk::{Cred, Errno, InodeRef, Make, May, Name, Removal, RenameMode};
+use corewalk::{Cred, Errno, FileKind, InodeRef, Make, May, Name, Removal, RenameMode};
 use rustix::fs::OFlags;
 
 use super::{Entry, Server};
@@ -41,7 +41,7 @@ impl Server {
     /// that exists, though the kernel did not know, is opened unless `O_EXCL` forbids it.
     ///
     /// # Errors
-    /// As [`Server::make`] and [`Server::open`].
+    /// As [`Server::make`] and [`Server::open`]; `ESTALE` if what exists is no regular file.
     pub fn create(
         &self,
         caller: Caller,
@@ -70,7 +70,8 @@ impl Server {
     }
 
     /// Opens what somebody else has made. The kernel checks nothing here, since it takes the file
-    /// for one that it has just made.
+    /// for one that it has just made. What is no regular file it would refuse with `EIO`, without taking back what has
+    /// been counted and opened for it; `ESTALE` has it look the name up.
     fn open_existing(
         &self,
         caller: Caller,
@@ -81,9 +82,17 @@ impl Server {
         let cred = caller.resolve(self.namespace);
         let name = self.fresh(dir, self.name(name)?)?;
         let inode = self.vfs.lookup(&cred, dir, name)?;
+        if inode.kind() != FileKind::Regular {
+            return Err(Errno::STALE);
+        }
         let handle = self.open_checked(caller, &cred, &inode, flags)?;
-        let attr = self.vfs.getattr(&inode)?;
-        Ok((self.hand_out(inode, attr)?, handle))
+        match self.vfs.getattr(&inode) {
+            Ok(attr) => Ok((self.hand_out(inode, attr)?, handle)),
+            Err(error) => {
+                self.vfs.release(&inode, handle);
+                Err(error)
+            }
+        }
     }
 
     /// Makes a regular file without a name (`O_TMPFILE`).

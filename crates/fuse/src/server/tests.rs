@@ -10,6 +10,7 @@ use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, Removal, SetAttr};
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
+use rustix::fs::OFlags;
 
 use super::*;
 
@@ -419,6 +420,32 @@ fn write_of_another_clears_set_user_id() {
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
     assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
+}
+
+/// The kernel has taken the name for free. It would not take back what it cannot open as what it has made.
+#[test]
+fn create_that_meets_what_is_no_regular_file_counts_nothing() {
+    for options in [Options::shared(), Options::shared().with_server_permissions()] {
+        let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+        let server = Server::new(fs.clone(), options).expect("a server");
+        assert_eq!(server.lookup(CALLER, ROOT_NODE, b"f"), Err(Errno::NOENT));
+        let root = Node::detached(server.vfs().root().ino(), FileKind::Directory);
+        let create = |name, flags| server.create(CALLER, ROOT_NODE, name, &New::default(), flags);
+        let kinds = [mode::S_IFIFO, mode::S_IFLNK, mode::S_IFDIR, mode::S_IFREG];
+        for (kind, name) in kinds.into_iter().zip([b"a", b"b", b"c", b"d"]) {
+            let make = Make { target: b"f", ..Make::new(kind | 0o666, 0, 0) };
+            fs.make(root, Name::new(name).expect("a name"), &make).expect("a new name");
+            let exclusive = OFlags::EXCL.bits() | 1;
+            assert_eq!(create(name, exclusive), Err(Errno::EXIST));
+            if kind == mode::S_IFREG {
+                assert!(create(name, 1).is_ok());
+            } else {
+                assert_eq!(create(name, 1), Err(Errno::STALE), "{kind:o}");
+                assert_eq!(server.counters().lookups, 0, "{kind:o}");
+            }
+        }
+        assert_eq!(server.counters().lookups, 1);
+    }
 }
 
 /// Others give the bit to a file that is shared; a copy into it takes it as a write does.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use corewalk::Errno;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk_fuse::{Options, WriteCache};
+use corewalk_fuse::{Caller, New, Options, Server, WriteCache};
 use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags};
 
 use crate::hooked::Hooked;
@@ -105,6 +105,20 @@ fn handle_comes_back_as_the_back_end_gave_it() {
         assert_eq!(file.read_at(&mut read, 0).expect("it is open"), 5, "{handle:x}");
         assert_eq!(&read[..5], b"12345");
     }
+}
+
+/// It needs no mount.
+#[test]
+fn file_that_is_opened_in_vain_is_closed() {
+    let fs = Arc::new(Hooked::closed_mouthed());
+    let server = Server::new(Arc::<Hooked>::clone(&fs), Options::shared()).expect("a server");
+    let caller = Caller { uid: 0, gid: 0, pid: std::process::id() };
+    let create = || server.create(caller, 1, b"file", &New { mode: 0o644, ..New::default() }, 0);
+    let (file, handle) = create().expect("a new file");
+    assert_eq!(fs.open_files(), 1);
+    server.release(file.node, handle).expect("it is open");
+    assert_eq!(create(), Err(Errno::IO));
+    assert_eq!((fs.open_files(), server.counters().lookups), (0, 1));
 }
 
 #[test]

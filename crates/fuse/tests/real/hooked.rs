@@ -20,6 +20,10 @@ pub(crate) struct Hooked {
     full: AtomicU64,
     /// The handle of every open file, 0 if there are none. No other is taken.
     handle: u64,
+    /// How many files are open.
+    open: AtomicU64,
+    /// Nobody is told attributes while a file is open.
+    is_closed_mouthed: bool,
 }
 
 impl Hooked {
@@ -30,6 +34,8 @@ impl Hooked {
             exchanged: (0, 0),
             full: AtomicU64::new(0),
             handle: 0,
+            open: AtomicU64::new(0),
+            is_closed_mouthed: false,
         }
     }
 
@@ -49,6 +55,17 @@ impl Hooked {
     /// Returns a file system whose open files have the handle `handle`.
     pub(crate) fn with_handle(handle: u64) -> Hooked {
         Hooked { handle, ..Hooked::new(|_, _| {}) }
+    }
+
+    /// Returns a file system that tells no attributes while a file is open.
+    pub(crate) fn closed_mouthed() -> Hooked {
+        Hooked { is_closed_mouthed: true, ..Hooked::with_handle(7) }
+    }
+
+    /// Returns how many files are open.
+    pub(crate) fn open_files(&self) -> u64 {
+        // ORDERING: Relaxed. Asked by the thread that opens.
+        self.open.load(Ordering::Relaxed)
     }
 
     fn number(&self, ino: u64) -> u64 {
@@ -97,6 +114,9 @@ impl FileSystem for Hooked {
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
         self.call("getattr", b"");
+        if self.is_closed_mouthed && self.open_files() > 0 {
+            return Err(Errno::IO);
+        }
         self.inner.getattr(self.node(node)).map(|attr| self.attr(attr))
     }
 
@@ -171,7 +191,14 @@ impl FileSystem for Hooked {
     }
 
     fn open(&self, _: Node<'_>, _: u32) -> Result<u64, Errno> {
+        // ORDERING: Relaxed. A count.
+        self.open.fetch_add(1, Ordering::Relaxed);
         Ok(self.handle)
+    }
+
+    fn release(&self, _: Node<'_>, _: u64) {
+        // ORDERING: Relaxed. A count.
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn has_open_state(&self) -> bool {

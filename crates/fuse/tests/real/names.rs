@@ -1,10 +1,12 @@
 //! Names, paths, renames.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::sync::Arc;
 
+use corewalk::attr::mode::S_IFLNK;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node};
 use corewalk_fuse::Options;
@@ -157,4 +159,25 @@ fn invalidation_shows_what_others_have_changed() {
     assert_eq!(fs::metadata(site.path("theirs")).expect("it exists").len(), 0);
     site.mount().kernel_cache().invalidate_inode(made.ino).expect("the kernel listens");
     assert_eq!(fs::read_to_string(site.path("theirs")).expect("it exists"), "text");
+}
+
+/// The kernel, which takes the name for free, asks to make it, and looks again.
+#[test]
+fn file_to_be_made_that_is_a_link_by_now_is_opened_behind_it() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let negative_timeout = std::time::Duration::from_secs(600);
+    let options = Options { negative_timeout, ..Options::shared() };
+    let Some(site) = Site::new(Arc::<Tmpfs>::clone(&fs), options) else { return };
+    assert_eq!(errno(fs::metadata(site.path("link"))), Some(Errno::NOENT));
+    let root = Node::detached(fs.root().expect("a root").ino, FileKind::Directory);
+    let link = Make { target: b"file", ..Make::new(S_IFLNK | 0o777, 0, 0) };
+    fs.make(root, Name::new(b"link").expect("a name"), &link).expect("the name is free");
+    for text in ["one", "two"] {
+        let opened = fs::File::options().append(true).create(true).open(site.path("link"));
+        opened.and_then(|mut file| file.write_all(text.as_bytes())).expect("it can be made");
+    }
+    assert_eq!(fs::read_to_string(site.path("file")).expect("it was made"), "onetwo");
+    fs::remove_file(site.path("link")).expect("it is there");
+    fs::remove_file(site.path("file")).expect("it is there");
+    site.wait_for("all is forgotten", |counters| counters.lookups == 0);
 }
