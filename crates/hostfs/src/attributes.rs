@@ -1,8 +1,8 @@
 //! Attributes: what statx(2) says, and chmod, chown, truncate and utimensat.
 //!
 //! A change of several attributes is made one after the other. If one fails, the owner and the mode
-//! are put back as they were; the size is changed last but for the times, since it cannot be put
-//! back.
+//! are put back as they were, if they were to change; the size is changed last but for the times, since
+//! it cannot be put back.
 //!
 //! # Who asks for ACLs
 //! Neither statx(2) nor the mode says whether a file has an ACL, and asking takes longer than all
@@ -81,43 +81,24 @@ impl HostFs {
         let shared = self.at(node)?;
         let fd = shared.as_fd();
         let before = self.status(fd, b"")?;
-        let done = self.change(node, fd, set);
-        if let Err(error) = done {
-            // Best effort: what cannot be put back was changed by somebody else meanwhile.
-            if set.uid.is_some() || set.gid.is_some() {
-                let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
-            }
-            if node.kind() != FileKind::Symlink {
-                let _ = chmod(fd, u32::from(before.stx_mode));
-            }
-            return Err(error);
-        }
-        self.attr_of(fd)
-    }
-
-    fn change(&self, node: Node<'_>, fd: BorrowedFd<'_>, set: &SetAttr) -> Result<(), Errno> {
         // Opened first, so that a file that cannot be truncated is not changed at all.
         let writable = match set.size {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
-        if set.uid.is_some() || set.gid.is_some() {
-            chown(fd, set.uid, set.gid)?;
+        if let Err(error) = change(node, fd, set, writable) {
+            // Best effort: what cannot be put back was changed by somebody else meanwhile.
+            let changes_owner = set.uid.is_some() || set.gid.is_some();
+            if changes_owner {
+                let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
+            }
+            // A change of owner changes the mode too.
+            if (changes_owner || set.mode.is_some()) && node.kind() != FileKind::Symlink {
+                let _ = chmod(fd, u32::from(before.stx_mode));
+            }
+            return Err(error);
         }
-        if let Some(mode) = set.mode
-            && node.kind() != FileKind::Symlink
-        {
-            chmod(fd, mode)?;
-        }
-        if let (Some(size), Some(file)) = (set.size, writable) {
-            ftruncate(&file, size)?;
-        }
-        if set.atime.is_some() || set.mtime.is_some() {
-            let times =
-                Timestamps { last_access: to_set(set.atime), last_modification: to_set(set.mtime) };
-            utimensat(CWD, magic(fd), &times, AtFlags::empty())?;
-        }
-        Ok(())
+        self.attr_of(fd)
     }
 
     /// Returns a descriptor to truncate the file by. One that a client has open is taken first: who
@@ -128,6 +109,32 @@ impl HostFs {
         }
         Ok(SharedFd::new(self.retry_full(|| reopen(fd, OFlags::WRONLY))?))
     }
+}
+
+/// Changes one attribute after the other; the size by `writable`.
+fn change(
+    node: Node<'_>,
+    fd: BorrowedFd<'_>,
+    set: &SetAttr,
+    writable: Option<SharedFd>,
+) -> Result<(), Errno> {
+    if set.uid.is_some() || set.gid.is_some() {
+        chown(fd, set.uid, set.gid)?;
+    }
+    if let Some(mode) = set.mode
+        && node.kind() != FileKind::Symlink
+    {
+        chmod(fd, mode)?;
+    }
+    if let (Some(size), Some(file)) = (set.size, writable) {
+        ftruncate(&file, size)?;
+    }
+    if set.atime.is_some() || set.mtime.is_some() {
+        let times =
+            Timestamps { last_access: to_set(set.atime), last_modification: to_set(set.mtime) };
+        utimensat(CWD, magic(fd), &times, AtFlags::empty())?;
+    }
+    Ok(())
 }
 
 /// Changes the owner of what a descriptor refers to.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS, XATTR_DEFAULT};
@@ -31,6 +32,37 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(fs::read_link(dir.join("d/l")).unwrap().to_str(), Some("../nowhere"));
     assert_eq!(vfs.readlink(&walk(&vfs, "d/l").unwrap()).unwrap(), b"../nowhere");
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
+}
+
+/// A program that runs cannot be written to, and no size is negative.
+#[test]
+fn truncation_that_fails_changes_nothing() {
+    let dir = TempDir::new();
+    let vfs = over(dir.path());
+    let path = dir.join("cat");
+    // By another process: a child that another test starts just now must not have it open.
+    assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
+    let program = walk(&vfs, "cat").unwrap();
+    let changed = || {
+        let host = fs::metadata(&path).unwrap();
+        (host.mode(), host.len(), host.ctime(), host.ctime_nsec())
+    };
+    let truncate = |size| {
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        vfs.setattr(&Cred::root(), &program, &set).err()
+    };
+    let before = changed();
+    let mut running = Command::new(&path).stdin(Stdio::piped()).spawn().unwrap();
+    assert_eq!(truncate(0), Some(Errno::TXTBSY));
+    assert_eq!(changed(), before);
+    drop(running.stdin.take());
+    assert!(running.wait().unwrap().success());
+    assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
+    assert_eq!(changed(), before);
+    // What was changed beside is put back.
+    let set = SetAttr { size: Some(u64::MAX), mode: Some(0o600), ..SetAttr::default() };
+    assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
+    assert_eq!((changed().0, changed().1), (before.0, before.1));
 }
 
 /// The host has a say in the mode of what is made: its umask, and the group of the directory.
