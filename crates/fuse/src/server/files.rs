@@ -20,7 +20,9 @@ pub enum WriteOrigin {
     /// A write(2) that waits for its answer.
     Call,
     /// As `Call`, of a file that is open with `O_APPEND`: its offset is where the kernel takes the end
-    /// to be.
+    /// to be. A pwritev2(2) with `RWF_NOAPPEND`, whose offset is meant, looks the same: a request has the flags of the
+    /// open file, not those of the call. An offset before the end does not tell them apart, since the end is
+    /// where others have moved it.
     Append,
     /// Pages that the kernel writes back, in nobody's name.
     Cache,
