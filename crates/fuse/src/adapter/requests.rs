@@ -39,13 +39,6 @@ impl Adapter {
         self.answer_with_room(result, again, move |result| entry(timeouts, result, reply));
     }
 
-    fn attributes(&self, result: Result<corewalk::Attr, Errno>, reply: ReplyAttr) {
-        match result {
-            Ok(attr) => reply.attr(&self.server.options().attr_timeout, &convert::attr(&attr)),
-            Err(error) => reply.error(error),
-        }
-    }
-
     fn xattr(result: Result<XattrAnswer, Errno>, reply: ReplyXattr) {
         match result {
             Ok(XattrAnswer::Length(length)) => reply.size(length),
@@ -77,6 +70,13 @@ fn entry(timeouts: Timeouts, result: Result<Entry, Errno>, reply: ReplyEntry) {
             &convert::attr(&entry.attr),
             Generation(entry.generation),
         ),
+        Err(error) => reply.error(error),
+    }
+}
+
+fn attributes(timeouts: Timeouts, result: Result<Attr, Errno>, reply: ReplyAttr) {
+    match result {
+        Ok(attr) => reply.attr(&timeouts.attr, &convert::attr(&attr)),
         Err(error) => reply.error(error),
     }
 }
@@ -151,7 +151,8 @@ impl Filesystem for Adapter {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.attributes(self.guarded(|server| server.getattr(ino.0)), reply);
+        let timeouts = Timeouts::of(&self.server);
+        attributes(timeouts, self.guarded(|server| server.getattr(ino.0)), reply);
     }
 
     fn setattr(
@@ -183,7 +184,11 @@ impl Filesystem for Adapter {
         };
         let change = Change { set, through_handle: fh.is_some() };
         let caller = caller(request);
-        self.attributes(self.guarded(|server| server.setattr(caller, ino.0, change)), reply);
+        let result = self.guarded(|server| server.setattr(caller, ino.0, change));
+        let again =
+            || -> Again<Attr> { Box::new(move |server| server.setattr(caller, ino.0, change)) };
+        let timeouts = Timeouts::of(&self.server);
+        self.answer_with_room(result, again, move |result| attributes(timeouts, result, reply));
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
@@ -256,8 +261,15 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
-        let caller = caller(request);
-        empty(self.guarded(|server| server.rename(caller, from, to, flags.bits())), reply);
+        let (caller, flags) = (caller(request), flags.bits());
+        let result = self.guarded(|server| server.rename(caller, from, to, flags));
+        let again = || -> Again<()> {
+            let (old, new) = (name.as_bytes().to_vec(), newname.as_bytes().to_vec());
+            Box::new(move |server| {
+                server.rename(caller, (parent.0, &old), (newparent.0, &new), flags)
+            })
+        };
+        self.answer_with_room(result, again, move |result| empty(result, reply));
     }
 
     fn link(
@@ -270,7 +282,12 @@ impl Filesystem for Adapter {
     ) {
         let (caller, name) = (caller(request), newname.as_bytes());
         let linked = self.guarded(|server| server.link(caller, ino.0, newparent.0, name));
-        entry(Timeouts::of(&self.server), linked, reply);
+        let again = || -> Again<Entry> {
+            let name = name.to_vec();
+            Box::new(move |server| server.link(caller, ino.0, newparent.0, &name))
+        };
+        let timeouts = Timeouts::of(&self.server);
+        self.answer_with_room(linked, again, move |linked| entry(timeouts, linked, reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -464,7 +481,12 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let (caller, name, flags) = (caller(request), name.as_bytes(), flags as u32);
-        empty(self.guarded(|server| server.setxattr(caller, ino.0, name, value, flags)), reply);
+        let result = self.guarded(|server| server.setxattr(caller, ino.0, name, value, flags));
+        let again = || -> Again<()> {
+            let (name, value) = (name.to_vec(), value.to_vec());
+            Box::new(move |server| server.setxattr(caller, ino.0, &name, &value, flags))
+        };
+        self.answer_with_room(result, again, move |result| empty(result, reply));
     }
 
     fn getxattr(
@@ -486,7 +508,12 @@ impl Filesystem for Adapter {
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes());
-        empty(self.guarded(|server| server.removexattr(caller, ino.0, name)), reply);
+        let result = self.guarded(|server| server.removexattr(caller, ino.0, name));
+        let again = || -> Again<()> {
+            let name = name.to_vec();
+            Box::new(move |server| server.removexattr(caller, ino.0, &name))
+        };
+        self.answer_with_room(result, again, move |result| empty(result, reply));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {

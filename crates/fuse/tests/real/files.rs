@@ -15,6 +15,9 @@ use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFl
 use crate::hooked::Hooked;
 use crate::site::{Site, is_root};
 
+/// A change and what it is called.
+type Change<'a> = (&'a str, &'a dyn Fn() -> Result<(), Errno>);
+
 fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
     result.err().and_then(|error| Errno::from_io_error(&error))
 }
@@ -155,6 +158,42 @@ fn full_store_gets_a_moment_also_where_a_file_is_copied() {
     // Control: one that stays full is.
     fs.fill_for(u64::MAX);
     assert_eq!(copy(), Err(Errno::NOSPC));
+}
+
+/// The same for what changes no content.
+#[test]
+fn full_store_gets_a_moment_whatever_is_changed() {
+    let fs = Arc::new(Hooked::new(|_, _| {}));
+    let Some(site) = Site::new(Arc::<Hooked>::clone(&fs), Options::exclusive()) else { return };
+    let path = |name| site.path(name);
+    fs::write(path("a"), "text").expect("a file");
+    let writable = fs::File::options().write(true).open(path("a")).expect("it is there");
+    let none = XattrFlags::empty();
+    let changes: [Change<'_>; 8] = [
+        ("mkdir", &|| rustix::fs::mkdir(path("d"), rustix::fs::Mode::RWXU)),
+        ("chmod", &|| rustix::fs::chmod(path("a"), rustix::fs::Mode::RWXU)),
+        ("truncate", &|| rustix::fs::ftruncate(&writable, 2)),
+        ("setxattr", &|| rustix::fs::setxattr(path("a"), "user.k", b"value", none)),
+        ("removexattr", &|| rustix::fs::removexattr(path("a"), "user.k")),
+        ("link", &|| rustix::fs::link(path("a"), path("b"))),
+        ("rename", &|| rustix::fs::rename(path("b"), path("c"))),
+        ("symlink", &|| rustix::fs::symlink("a", path("s"))),
+    ];
+    let mut refused = Vec::new();
+    for (what, change) in changes {
+        // Control: one that stays full is.
+        fs.fill_for(u64::MAX);
+        assert_eq!(change(), Err(Errno::NOSPC), "{what}");
+        fs.fill_for(2);
+        if change().is_err() {
+            refused.push(what);
+            fs.fill_for(0);
+            change().expect("there is room");
+        }
+        assert_eq!(fs.is_full_for(), 0, "{what} was tried again");
+    }
+    assert_eq!(refused, [""; 0]);
+    assert_eq!(fs::metadata(path("c")).expect("it was linked and renamed").nlink(), 2);
 }
 
 #[test]

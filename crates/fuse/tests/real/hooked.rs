@@ -16,7 +16,7 @@ pub(crate) struct Hooked {
     hook: Hook,
     /// The numbers of two inodes that are exchanged.
     exchanged: (u64, u64),
-    /// How many writes from now on find the store full.
+    /// How many changes from now on find the store full.
     full: AtomicU64,
     /// The handle of every open file, 0 if there are none. No other is taken.
     handle: u64,
@@ -39,10 +39,16 @@ impl Hooked {
         }
     }
 
-    /// Has the next `writes` writes find the store full.
-    pub(crate) fn fill_for(&self, writes: u64) {
-        // ORDERING: Relaxed. Whoever writes does so after a request that comes after this.
-        self.full.store(writes, Ordering::Relaxed);
+    /// Has the next `changes` changes of content, attributes or names find the store full.
+    pub(crate) fn fill_for(&self, changes: u64) {
+        // ORDERING: Relaxed. Whoever changes something does so after a request that comes after this.
+        self.full.store(changes, Ordering::Relaxed);
+    }
+
+    /// Returns how many changes are still to find the store full.
+    pub(crate) fn is_full_for(&self) -> u64 {
+        // ORDERING: Relaxed. Asked after the answer to a request.
+        self.full.load(Ordering::Relaxed)
     }
 
     /// Returns a file system whose root has the number `root`.
@@ -121,11 +127,13 @@ impl FileSystem for Hooked {
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.check_full()?;
         self.inner.setattr(self.node(node), set).map(|attr| self.attr(attr))
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         self.call("make", name.as_bytes());
+        self.check_full()?;
         self.inner.make(self.node(dir), name, what).map(|attr| self.attr(attr))
     }
 
@@ -141,6 +149,7 @@ impl FileSystem for Hooked {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         self.call("rename", from.1.as_bytes());
+        self.check_full()?;
         self.inner.rename((self.node(from.0), from.1), (self.node(to.0), to.1), mode)
     }
 
@@ -183,6 +192,7 @@ impl FileSystem for Hooked {
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.check_full()?;
         self.inner.link(self.node(node), self.node(dir), name).map(|attr| self.attr(attr))
     }
 
@@ -235,6 +245,7 @@ impl FileSystem for Hooked {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), Errno> {
+        self.check_full()?;
         self.inner.setxattr(self.node(node), name, value, mode)
     }
 
@@ -243,6 +254,7 @@ impl FileSystem for Hooked {
     }
 
     fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        self.check_full()?;
         self.inner.removexattr(self.node(node), name)
     }
 
