@@ -61,6 +61,12 @@ impl KernelCache {
     /// # Errors
     /// What the kernel says; that it knows nothing is no error.
     pub fn invalidate_inode(&self, ino: u64) -> Result<(), Errno> {
+        match self.server.vfs().inode(ino) {
+            Ok(inode) => self.server.vfs().invalidate_attributes(&inode),
+            // Not in use: the kernel has nothing of it.
+            Err(Errno::STALE) => return Ok(()),
+            Err(error) => return Err(error),
+        }
         let node = INodeNo(self.server.translate(ino));
         self.notifier.inval_inode(node, 0, 0).map_err(errno)
     }

@@ -7,8 +7,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use corewalk::Errno;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{Errno, FileKind, FileSystem as _, Node, SetAttr};
 use corewalk_fuse::{Caller, New, Options, Server, WriteCache};
 use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags};
 
@@ -210,6 +210,24 @@ fn times_before_1970_survive() {
         assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (tv_sec, tv_nsec));
         assert_eq!((metadata.atime(), metadata.atime_nsec()), (tv_sec, tv_nsec));
     }
+}
+
+/// What others have changed the kernel and the server have to be told.
+#[test]
+fn invalidated_inode_is_looked_at_again_also_by_the_server() {
+    let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let Some(site) = Site::new(Arc::<Tmpfs>::clone(&fs), Options::exclusive()) else { return };
+    fs::write(site.path("before"), "").expect("a file");
+    let root = fs.root().expect("a root").ino;
+    let set = SetAttr { mode: Some(0o2777), gid: Some(4242), ..SetAttr::default() };
+    fs.setattr(Node::detached(root, FileKind::Directory), &set).expect("it is there");
+    let cache = site.mount().kernel_cache();
+    cache.invalidate_inode(root).expect("the kernel listens");
+    cache.invalidate_inode(root + 1000).expect("there is nothing to drop");
+    fs::write(site.path("after"), "").expect("a file");
+    let group = |path| fs::metadata(path).expect("it is there").gid();
+    assert_eq!((group(site.root().to_owned()), group(site.path("after"))), (4242, 4242));
+    assert_ne!(group(site.path("before")), 4242);
 }
 
 #[test]
