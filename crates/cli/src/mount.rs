@@ -6,7 +6,8 @@
 //!
 //! # What it leaves behind
 //! Nothing: a mount that is in use when a signal comes, or that another mount namespace has a copy of,
-//! loses its server, and a directory that had to be made is removed again. If it is killed the mount stays without a server; `umount -l` removes it.
+//! loses its server, and a directory that had to be made is removed again. If it is killed, or a signal comes while
+//! something else is mounted on it, the mount stays without a server; `umount -l` removes it.
 
 mod daemon;
 mod descriptors;
@@ -14,13 +15,17 @@ mod options;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use corewalk::Errno;
 use corewalk_fuse::{Mount, MountError, Mountpoint, Unmounted};
 use corewalk_sync::primitives::thread;
+use rustix::fs::{AtFlags, Mode, OFlags, open, statat, unlinkat};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -124,13 +129,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (events, happened) = channel();
     watch_signals(events.clone())?;
     let path = &arguments.mountpoint;
-    let made = make_directory(path)?;
+    let made = Made::at(path)?;
     let mount = Mount::new(opened.fs, path, plan.server, &plan.mount)
         .map_err(|error| Failure::of(path.display(), error));
     let mount = match mount {
         Ok(mount) => mount,
         Err(failure) => {
-            remove_directory(made.as_deref());
+            drop(made);
             return Err(failure);
         }
     };
@@ -146,7 +151,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     });
     if let Err(failure) = announce(&arguments.source, path) {
         let _ = point.unmount();
-        remove_directory(made.as_deref());
+        drop(made);
         return Err(failure);
     }
     if arguments.background {
@@ -155,7 +160,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let served = serve(&happened, &point);
     // Also if others use the mount for a while, without the server that ends here.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
-    remove_directory(made.as_deref());
+    drop(made);
     synced.map_err(|error| {
         Failure::of(arguments.source.display(), format!("not all is durable: {error}"))
     })?;
@@ -211,23 +216,46 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// Makes the mount point if it does not exist, and returns what was made.
-fn make_directory(path: &Path) -> Result<Option<PathBuf>, Failure> {
-    match std::fs::create_dir(path) {
-        Ok(()) => {
-            let made = path.canonicalize().map_err(|error| Failure::of(path.display(), error))?;
-            Ok(Some(made))
+/// A mount point that had to be made, and goes when this is dropped: wherever a directory above it has been
+/// moved to, and nothing that has taken its place.
+struct Made {
+    parent: OwnedFd,
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl Made {
+    /// Makes the mount point if it does not exist.
+    fn at(path: &Path) -> Result<Option<Made>, Failure> {
+        let failed = |error: std::io::Error| Failure::of(path.display(), error);
+        match std::fs::create_dir(path) {
+            Ok(()) => {}
+            // Whether it can be used is found out by mounting.
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
+            Err(error) => return Err(failed(error)),
         }
-        // Whether it can be used is found out by mounting.
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(None),
-        Err(error) => Err(Failure::of(path.display(), error)),
+        let path = path.canonicalize().map_err(failed)?;
+        let above = path.parent().unwrap_or(&path);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let parent = open(above, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
+        let identity = std::fs::symlink_metadata(&path).map(|made| (made.dev(), made.ino()));
+        Ok(Some(Made { parent, identity: identity.map_err(failed)?, path }))
+    }
+
+    fn remove(&self) -> Result<(), Errno> {
+        let name = self.path.file_name().unwrap_or_default();
+        let there = statat(&self.parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match (there.st_dev, there.st_ino) == self.identity {
+            true => unlinkat(&self.parent, name, AtFlags::REMOVEDIR),
+            false => Err(Errno::NOENT),
+        }
     }
 }
 
-fn remove_directory(made: Option<&Path>) {
-    if let Some(path) = made
-        && let Err(error) = std::fs::remove_dir(path)
-    {
-        log::warn!("{}: {error}", path.display());
+impl Drop for Made {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            log::warn!("{}: {error}", self.path.display());
+        }
     }
 }

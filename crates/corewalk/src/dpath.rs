@@ -140,43 +140,42 @@ pub(crate) fn append_inode_path(
         if alias == 0 {
             return Err(Errno::NOENT);
         }
-        if !dcache.dentries.lockref(alias).get_not_dead() {
-            continue;
-        }
-        let is_alias = dcache.dentries.image(alias).body.inode() == inode;
-        if is_alias {
-            trail.collect(dcache, Way::Names(alias));
-        }
-        dcache.put(alias);
-        if is_alias && trail.kind == PathKind::Linked {
-            break;
+        if collect_alias(dcache, (alias, inode), &mut trail) {
+            out.extend_from_slice(trail.whole());
+            return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            return Err(Errno::NOENT);
+            // A name in a directory that has been removed is a name no more, but another may be.
+            let other = other_inode_paths(dcache, inode).into_iter().next();
+            out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
+            return Ok(());
         }
     }
-    out.extend_from_slice(trail.whole());
-    Ok(())
 }
 
 /// Returns paths of an inode by names that [`append_inode_path`] does not ask for first.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: u32) -> Vec<Vec<u8>> {
-    let mut paths = Vec::new();
-    for alias in dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries) {
-        if !dcache.dentries.lockref(alias).get_not_dead() {
-            continue;
-        }
-        let mut trail = Trail::new();
-        let is_alias = dcache.dentries.image(alias).body.inode() == inode;
-        if is_alias {
-            trail.collect(dcache, Way::Names(alias));
-        }
-        dcache.put(alias);
-        if is_alias && trail.kind == PathKind::Linked {
-            paths.push(trail.whole().to_vec());
-        }
+    let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
+    let mut trail = Trail::new();
+    let path = |alias| {
+        let is_there = collect_alias(dcache, (alias, inode), &mut trail);
+        is_there.then(|| trail.whole().to_vec())
+    };
+    aliases.into_iter().filter_map(path).collect()
+}
+
+/// Collects the names from a dentry to the root; false if it is not one of the inode, or not below the
+/// root.
+fn collect_alias(dcache: &Dcache, (alias, inode): (u32, u32), trail: &mut Trail<'static>) -> bool {
+    if !dcache.dentries.lockref(alias).get_not_dead() {
+        return false;
     }
-    paths
+    let is_alias = dcache.dentries.image(alias).body.inode() == inode;
+    if is_alias {
+        trail.collect(dcache, Way::Names(alias));
+    }
+    dcache.put(alias);
+    is_alias && trail.kind == PathKind::Linked
 }
 
 /// Returns the path of the inode numbered `ino` in the first file system, without a reference on

@@ -20,7 +20,8 @@
 //!
 //! # Locks
 //! The lockref's lock protects the alias chain and writes to the permission record. It is taken inside
-//! a dentry's lock and never around one.
+//! a dentry's lock and never around one. The list of displaced inodes is locked inside a stripe of the
+//! table, and around an inode's lock.
 //!
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 

@@ -238,10 +238,15 @@ impl Server {
     /// may do without: the kernel has said so, and to ask the back end again would cost each of them a look.
     fn inode_now(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
-        if self.options.ownership == Ownership::Shared {
-            self.vfs.invalidate_attributes(&inode);
-        }
+        self.refresh(&inode);
         Ok(inode)
+    }
+
+    /// Has the back end asked for owner and mode, if others change them.
+    fn refresh(&self, inode: &InodeRef<'_>) {
+        if self.options.ownership == Ownership::Shared {
+            self.vfs.invalidate_attributes(inode);
+        }
     }
 
     /// Returns a name that is to be resolved in `dir`, once what is cached of it is what the back end says, if

@@ -13,7 +13,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use corewalk::attr::mode::S_IFMT;
+use corewalk::attr::mode::{S_IFMT, S_ISGID, S_ISUID};
 use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, SetTime, Timespec};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
@@ -22,6 +22,9 @@ use rustix::fs::{
 
 use crate::descriptors::SharedFd;
 use crate::hostfs::{AclSupport, HostFs, magic, reopen};
+
+/// The bits that who writes to a file takes from it.
+const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
     /// Returns the attributes of `name` in a directory, or of the directory itself for an empty name;
@@ -86,7 +89,7 @@ impl HostFs {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
-        if let Err(error) = change(node, fd, set, writable) {
+        if let Err(error) = change(node, fd, (&before, set), writable) {
             // Best effort: what cannot be put back was changed by somebody else meanwhile.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
@@ -115,7 +118,7 @@ impl HostFs {
 fn change(
     node: Node<'_>,
     fd: BorrowedFd<'_>,
-    set: &SetAttr,
+    (before, set): (&Statx, &SetAttr),
     writable: Option<SharedFd>,
 ) -> Result<(), Errno> {
     if set.uid.is_some() || set.gid.is_some() {
@@ -124,7 +127,14 @@ fn change(
     if let Some(mode) = set.mode
         && node.kind() != FileKind::Symlink
     {
-        chmod(fd, mode)?;
+        let changed = chmod(fd, mode);
+        // Who may write but is not the owner: the host takes the bits from what is truncated itself.
+        let before = u32::from(before.stx_mode);
+        let takes_set_id = (before ^ mode) & !S_IFMT & !SET_ID == 0 && mode & !before & SET_ID == 0;
+        match changed {
+            Err(Errno::PERM) if takes_set_id && set.size.is_some() => {}
+            changed => changed?,
+        }
     }
     if let (Some(size), Some(file)) = (set.size, writable) {
         ftruncate(&file, size)?;

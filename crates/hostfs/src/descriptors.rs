@@ -9,6 +9,8 @@
 //!
 //! A descriptor keeps its inode, so the number it is filed under cannot come to mean another file.
 //! An orphan that is dropped because there are too many can still be reached through an open file.
+//! `forget` tells a number: if the host has given that of a file which is still held to another, and that has
+//! lost its last name too, what is kept for it goes with the first of both.
 //!
 //! # Locks
 //! One for all three, since a miss has to look at each of them; a leaf: descriptors are opened and

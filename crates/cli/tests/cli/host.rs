@@ -139,7 +139,11 @@ fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     let mut server = Server::of(&source, &["-o", &options], &mount);
     let refused = |script: &str| {
         let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]).arg(mount.join("m")).arg(mount.join("file"));
+        command
+            .env("LC_ALL", "C")
+            .args(["-c", script, "sh"])
+            .arg(mount.join("m"))
+            .arg(mount.join("file"));
         let said = String::from_utf8(run(command).stderr).expect("text");
         assert!(said.contains("Invalid cross-device link"), "{script}: {said}");
     };

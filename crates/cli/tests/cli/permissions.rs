@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use corewalk::acl::XATTR_ACCESS;
-use rustix::fs::XattrFlags;
+use rustix::fs::{Mode, XattrFlags};
 
 use crate::fixtures::{Folder, Server, can_mount, run};
 
@@ -36,6 +36,8 @@ impl Site {
         if !can_mount() {
             return None;
         }
+        // The modes that the tests compare are those of this one.
+        rustix::process::umask(Mode::from_raw_mode(0o022));
         let folder = Folder::new();
         let (host, mount) = (folder.path("host"), folder.path("m"));
         fs::create_dir(&host).expect("a folder");

@@ -24,8 +24,9 @@ fn mount_whose_folder_was_moved_leaves_on_a_signal() {
     let folder = Folder::new();
     let (old, new) = (folder.path("old"), folder.path("new"));
     let copy = folder.path("copy");
-    for with_copy in [false, true] {
-        fs::create_dir_all(old.join("m")).expect("a folder");
+    for (with_copy, is_made_before) in [(false, true), (false, false), (true, true)] {
+        fs::create_dir_all(if is_made_before { old.join("m") } else { old.clone() })
+            .expect("a folder");
         let mut server = Server::start(&[], &old.join("m"));
         if with_copy {
             fs::create_dir(&copy).expect("a folder");
@@ -38,10 +39,13 @@ fn mount_whose_folder_was_moved_leaves_on_a_signal() {
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
         assert!(!is_mounted(&new.join("m")), "it stays, with no server");
-        assert!(fs::read_dir(new.join("m")).expect("a folder").next().is_none());
+        assert_eq!(new.join("m").exists(), is_made_before, "what it has made goes with it");
+        assert!(!is_made_before || fs::read_dir(new.join("m")).expect("a folder").next().is_none());
         assert_eq!(is_mounted(&copy), with_copy, "whoever has made the copy may unmount it");
         assert!(old.join("m").exists());
-        fs::remove_dir_all(&new).expect("nothing is in it");
+        for folder in [&old, &new] {
+            fs::remove_dir_all(folder).expect("nothing is in it");
+        }
     }
 }
 

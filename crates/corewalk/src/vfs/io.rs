@@ -118,8 +118,8 @@ impl Vfs {
         })
     }
 
-    /// As [`Vfs::write`], at the end that the file has now; `end` is where the caller takes it to be. See
-    /// [`FileSystem::append`].
+    /// As [`Vfs::write`], at the end of the file, which the caller takes to be at `end`. A back end whose
+    /// files change behind the cache finds it anew; others write at `end`. See [`FileSystem::append`].
     ///
     /// # Errors
     /// As [`Vfs::write`].

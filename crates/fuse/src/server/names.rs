@@ -85,6 +85,7 @@ impl Server {
         if inode.kind() != FileKind::Regular {
             return Err(Errno::STALE);
         }
+        self.refresh(&inode);
         let handle = self.open_checked(caller, &cred, &inode, flags)?;
         match self.vfs.getattr(&inode) {
             Ok(attr) => Ok((self.hand_out(inode, attr)?, handle)),

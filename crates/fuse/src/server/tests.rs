@@ -7,7 +7,7 @@ use std::sync::Arc;
 use corewalk::acl::XATTR_DEFAULT;
 use corewalk::attr::mode;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, Removal, SetAttr};
+use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, Removal, RenameMode, SetAttr};
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 use rustix::fs::OFlags;
@@ -445,6 +445,31 @@ fn create_that_meets_what_is_no_regular_file_counts_nothing() {
             }
         }
         assert_eq!(server.counters().lookups, 1);
+    }
+}
+
+/// Others take a file that the cache knows away from everybody, and give it the name that is created: who
+/// creates it must not be let in by the mode that it had.
+#[test]
+fn create_that_meets_a_known_file_decides_by_the_mode_that_it_has_now() {
+    for options in [Options::shared(), Options::shared().with_server_permissions()] {
+        let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+        let server = Server::new(fs.clone(), options).expect("a server");
+        let file = make(&server, ROOT_NODE, b"g", mode::S_IFREG | 0o666).node;
+        assert_eq!(server.write(CALLER, file, 0, 0, b"text", WriteOrigin::Call), Ok(4));
+        let other = Caller { uid: 1001, gid: 1001, pid: 0 };
+        let opened = server.open(other, file, 1).expect("all may write");
+        server.release(file, opened).expect("it is open");
+        assert_eq!(server.lookup(other, ROOT_NODE, b"f"), Err(Errno::NOENT));
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        fs.setattr(Node::detached(file, FileKind::Regular), &set).expect("it is there");
+        let root = Node::detached(server.vfs().root().ino(), FileKind::Directory);
+        let [from, to] = [&b"g"[..], b"f"].map(|name| (root, Name::new(name).expect("a name")));
+        fs.rename(from, to, RenameMode::Replace).expect("it is there");
+        let flags = (OFlags::WRONLY | OFlags::TRUNC).bits();
+        let created = server.create(other, ROOT_NODE, b"f", &New::default(), flags);
+        assert_eq!(created, Err(Errno::ACCESS));
+        assert_eq!(server.getattr(file).map(|attr| attr.size), Ok(4));
     }
 }
 

@@ -1,6 +1,7 @@
 //! A server that is not root: the host checks what it does.
 
-use std::os::unix::fs::chown;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
 
 use corewalk::attr::mode::S_IFREG;
@@ -16,7 +17,13 @@ const NOBODY: u32 = 65534;
 /// Runs `call` with a folder of a user who is not root, on a thread that has that user's rights and
 /// takes them with it.
 fn as_user(call: impl FnOnce(&Path) + Send) {
+    as_user_with(|_| {}, call);
+}
+
+/// As [`as_user`], once `prepare` has filled the folder with the rights of the test.
+fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     let dir = TempDir::new();
+    prepare(dir.path());
     let is_root = rustix::process::geteuid().is_root();
     if is_root {
         chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -32,6 +39,31 @@ fn as_user(call: impl FnOnce(&Path) + Send) {
             }
             call(dir.path());
         });
+    });
+}
+
+/// Who may write to a file of another truncates it: the host takes the bits that the user may not change.
+#[test]
+fn file_of_another_is_truncated_and_loses_set_user_id() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root has a file of another");
+        return;
+    }
+    let prepare = |path: &Path| {
+        std::fs::write(path.join("f"), "text").unwrap();
+        chown(path.join("f"), Some(0), Some(NOBODY)).unwrap();
+        std::fs::set_permissions(path.join("f"), Permissions::from_mode(0o6775)).unwrap();
+    };
+    as_user_with(prepare, |path| {
+        let vfs = over(path);
+        let file = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
+        let user = Cred::user(NOBODY, NOBODY, &[]);
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        let attr = vfs.setattr(&user, &file, &set).unwrap();
+        assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
+        // A change of the mode itself is the owner's.
+        let set = SetAttr { size: Some(0), mode: Some(0o600), ..SetAttr::default() };
+        assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
 }
 
