@@ -61,12 +61,15 @@ pub(crate) struct Arguments {
     /// attributes and ACLs are stored once, or each by itself), and for a store only commit=SECONDS
     /// (how long what is not synced may be volatile; 5 is the default, and 0 means it) and create,
     /// no_create (whether a store is made where there is none); and cache=SIZE (memory for
-    /// metadata; by default 256m) and threads=COUNT. A SIZE is bytes, with k, m, g or t behind them
-    /// 1024 times as many each, or with % a share of the machine's memory; there are no fractions;
-    /// a COUNT of inodes may have k, m, g or t. Of a store, mode, uid and gid are those of the root
-    /// directory when it is made, size and nr_inodes hold for this mount and are not kept, and its
-    /// database has 64 MiB of memory beside cache. An empty store takes about 50 MB of the directory
-    /// that it is in: 32 are kept for commits on a full disk, 16 are its log.
+    /// metadata; by default 256m) and threads=COUNT (requests at a time, fsync apart, which has
+    /// threads of its own; by default one per processor and two at least, more for a store with
+    /// dirsync; what is on a slow disk or on another machine may want more). A SIZE is bytes,
+    /// with k, m, g or t behind them 1024 times as many each, or with % a share of the machine's
+    /// memory; there are no fractions; a COUNT of inodes may have k, m, g or t. Of a store, mode, uid
+    /// and gid are those of the root directory when it is made, size and nr_inodes hold for this
+    /// mount and are not kept, and its database has 64 MiB of memory beside cache. An empty store
+    /// takes about 50 MB of the directory that it is in: 32 are kept for commits on a full disk, 16
+    /// are its log.
     #[arg(short = 'o', value_name = "OPTIONS", verbatim_doc_comment)]
     options: Vec<OsString>,
     /// Go to the background once the mount works.

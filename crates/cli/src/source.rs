@@ -102,18 +102,6 @@ impl Source {
         }
     }
 
-    /// Returns how many threads serve it best on this many processors.
-    pub(crate) fn threads(self, processors: usize) -> usize {
-        match self {
-            // Its requests never wait, so more threads only take turns. That costs: one alone saves a
-            // fifth of the server's time with one client on one processor. But with two busy clients
-            // it took up to four times as long while others used the machine as well.
-            Source::Tmpfs => processors.max(2),
-            // Its requests wait for a disk.
-            Source::Host(_) | Source::Store(_) => (processors * 4).max(8),
-        }
-    }
-
     /// Returns the file system.
     ///
     /// # Errors

@@ -305,6 +305,12 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Closes what `open` returned.
     fn release(&self, node: Node<'_>, handle: u64) {}
 
+    /// Returns true if `fsync` may wait for a disk or another machine. A server then has further threads call it,
+    /// and serves others with its own meanwhile.
+    fn fsync_waits(&self) -> bool {
+        false
+    }
+
     /// Makes data (and, unless `data_only`, attributes) durable.
     fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
         Ok(())

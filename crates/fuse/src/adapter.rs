@@ -23,6 +23,7 @@
 //!
 //! Source: fuser 0.18; Linux `fs/fuse/inode.c` (`process_init_reply`).
 
+mod aside;
 mod convert;
 mod full;
 mod requests;
@@ -34,6 +35,7 @@ use std::sync::Arc;
 use corewalk::{Errno, FileSystem};
 use fuser::{FopenFlags, InitFlags, KernelConfig};
 
+use self::aside::Aside;
 use crate::options::{Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 use crate::server::Server;
 
@@ -58,6 +60,7 @@ use crate::server::Server;
 pub struct Adapter {
     server: Arc<Server>,
     opening: Opening,
+    aside: Aside,
 }
 
 /// What the kernel is told about opening.
@@ -84,7 +87,7 @@ impl Adapter {
             Ownership::Exclusive => FopenFlags::FOPEN_KEEP_CACHE,
             Ownership::Shared => FopenFlags::empty(),
         };
-        Adapter { server, opening: Opening::Asked(flags) }
+        Adapter { server, opening: Opening::Asked(flags), aside: Aside::default() }
     }
 
     /// Returns the server.

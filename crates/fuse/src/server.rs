@@ -78,6 +78,7 @@ pub struct Server {
     root: u64,
     namespace: Option<UserNamespace>,
     has_open_state: bool,
+    fsync_waits: bool,
     tallies: Tallies,
 }
 
@@ -109,7 +110,7 @@ impl Server {
     /// `EINVAL` for options that [conflict](Options::check); what [`Vfs::new`] says.
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        let has_open_state = fs.has_open_state();
+        let (has_open_state, fsync_waits) = (fs.has_open_state(), fs.fsync_waits());
         let vfs = Vfs::new(fs, options.vfs.clone())?;
         let root = vfs.root().ino();
         Ok(Server {
@@ -118,6 +119,7 @@ impl Server {
             root,
             namespace: UserNamespace::ours(),
             has_open_state,
+            fsync_waits,
             tallies: Tallies::default(),
         })
     }
@@ -138,6 +140,12 @@ impl Server {
         !self.has_open_state
             && self.options.ownership == Ownership::Exclusive
             && self.options.permissions == Permissions::Kernel
+    }
+
+    /// Returns true if [`Server::fsync`] may wait for a disk or another machine, so that a transport should serve
+    /// others meanwhile.
+    pub fn fsync_waits(&self) -> bool {
+        self.fsync_waits
     }
 
     /// Returns what has happened so far.

@@ -423,6 +423,10 @@ impl FileSystem for HostFs {
         self.descriptors.close(node.ino(), handle);
     }
 
+    fn fsync_waits(&self) -> bool {
+        true
+    }
+
     fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
         self.sync(node, handle, data_only)
     }

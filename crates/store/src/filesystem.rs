@@ -330,6 +330,10 @@ impl FileSystem for Store {
         }
     }
 
+    fn fsync_waits(&self) -> bool {
+        true
+    }
+
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
         // What is not in memory is as its record is.
         let inode = self.inode(node)?;

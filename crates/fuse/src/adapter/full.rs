@@ -5,7 +5,7 @@
 //! another would fail. So a request that finds the store full is tried again a few times, and fails
 //! when the forgets have had their time.
 //!
-//! That happens on a thread of its own: the one that serves has the forgets to read. Whoever asked
+//! That happens on a thread beside (`aside`): the one that serves has the forgets to read. Whoever asked
 //! waits for the answer, so nothing overtakes anything.
 
 use std::time::Duration;
@@ -37,7 +37,7 @@ impl Adapter {
             return answer(result);
         }
         let (server, again) = (self.server.clone(), again());
-        let started = thread::Builder::new().name("corewalk-full".into()).spawn(move || {
+        self.aside.run(Box::new(move || {
             let tries = PAUSES.into_iter().map(|pause| {
                 thread::sleep(pause);
                 guarded(&server, &again)
@@ -51,10 +51,6 @@ impl Adapter {
                 }
             }
             answer(last);
-        });
-        if let Err(error) = started {
-            // The reply went with the closure, which answered EIO.
-            log::error!("a full store has nobody to wait for room: {error}");
-        }
+        }));
     }
 }

@@ -18,7 +18,7 @@ use fuser::{
 use rustix::fs::OFlags;
 
 use super::full::Again;
-use super::{Adapter, Opening, READ_BUFFER, convert};
+use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
 use crate::credentials::Caller;
 use crate::server::{Change, Entry, NO_NODE, New, Server, WriteOrigin, XattrAnswer};
 
@@ -37,6 +37,17 @@ impl Adapter {
             })
         };
         self.answer_with_room(result, again, move |result| entry(timeouts, result, reply));
+    }
+
+    /// Makes a file or directory durable and replies, on a thread that has nothing else to do if that takes time.
+    fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
+        let what = if is_datasync { Fsync::Data } else { Fsync::All };
+        let sync = move |server: &Server| server.fsync(node, handle, what);
+        if !self.server.fsync_waits() {
+            return empty(self.guarded(sync), reply);
+        }
+        let server = self.server.clone();
+        self.aside.run(Box::new(move || empty(guarded(&server, sync), reply)));
     }
 
     fn xattr(result: Result<XattrAnswer, Errno>, reply: ReplyXattr) {
@@ -368,8 +379,7 @@ impl Filesystem for Adapter {
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let what = if datasync { Fsync::Data } else { Fsync::All };
-        empty(self.guarded(|server| server.fsync(ino.0, fh.0, what)), reply);
+        self.sync(ino.0, fh.0, datasync, reply);
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -457,8 +467,7 @@ impl Filesystem for Adapter {
         datasync: bool,
         reply: ReplyEmpty,
     ) {
-        let what = if datasync { Fsync::Data } else { Fsync::All };
-        empty(self.guarded(|server| server.fsync(ino.0, fh.0, what)), reply);
+        self.sync(ino.0, fh.0, datasync, reply);
     }
 
     fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {

@@ -4,8 +4,7 @@ use std::ffi::OsString;
 
 use bitflags::bitflags;
 
-/// Threads of a mount unless told otherwise. A thread waits while a back end works, so there are
-/// more than processors; one that idles costs nothing.
+/// Threads of a mount unless told otherwise: for a back end of which nothing is known, and which may wait.
 const THREADS: usize = 16;
 
 /// The options of a mount, after mount(8) and fuse(8).
@@ -17,7 +16,10 @@ pub struct MountOptions {
     pub access: Access,
     /// What holds for the whole mount.
     pub flags: MountFlags,
-    /// How many threads serve requests: as many as requests that a back end should have at a time.
+    /// How many threads read requests and serve them: as many as processors where requests seldom wait, since more
+    /// take turns, and several clients take up to three times as long then; where each may wait, as many as
+    /// the back end should have at a time. What is known to wait is not counted
+    /// ([`FileSystem::fsync_waits`](corewalk::FileSystem::fsync_waits)).
     pub threads: usize,
 }
 

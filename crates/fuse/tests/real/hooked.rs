@@ -215,6 +215,15 @@ impl FileSystem for Hooked {
         self.handle != 0
     }
 
+    fn fsync_waits(&self) -> bool {
+        true
+    }
+
+    fn fsync(&self, _: Node<'_>, _: u64, _: bool) -> Result<(), Errno> {
+        self.call("fsync", b"");
+        Ok(())
+    }
+
     fn statfs(&self) -> Result<StatFs, Errno> {
         self.inner.statfs()
     }

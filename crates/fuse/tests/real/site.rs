@@ -31,11 +31,21 @@ pub(crate) struct Folder(PathBuf);
 impl Site {
     /// Mounts `fs`; None, after saying so, where that is not possible.
     pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Option<Site> {
+        Site::with_threads(fs, options, MountOptions::default().threads)
+    }
+
+    /// As [`Site::new`], with so many threads that read requests.
+    pub(crate) fn with_threads(
+        fs: Arc<dyn FileSystem>,
+        options: Options,
+        threads: usize,
+    ) -> Option<Site> {
         if !can_mount() {
             return None;
         }
         let folder = Folder::new();
-        let mount = Mount::new(fs, &folder.0, options, &mount_options()).expect("a mount");
+        let with = MountOptions { threads, ..mount_options() };
+        let mount = Mount::new(fs, &folder.0, options, &with).expect("a mount");
         let watched = watch(&mount);
         Some(Site { mount: Some(mount), folder, _watched: watched })
     }

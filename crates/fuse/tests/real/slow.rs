@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use corewalk::Errno;
 use corewalk_fuse::Options;
 use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
 
 use crate::hooked::Hooked;
 use crate::site::Site;
@@ -112,6 +113,56 @@ fn longest_below_a_rename(
     assert!(!was_quick, "the rename was too quick to prove anything");
     assert!(answers.iter().all(|answer| *answer == (Some(1), Some(Errno::NOENT))));
     longest
+}
+
+/// The only thread that reads requests reads them while fsyncs wait, be it of a file or a directory.
+#[test]
+fn fsync_that_waits_delays_nobody() {
+    let (began, has_begun) = channel();
+    let (release, released) = channel::<()>();
+    let (was_released, all_released) = channel();
+    let released = corewalk_sync::Mutex::new(released);
+    let fs = Hooked::new(move |what, _| {
+        if what == "fsync" {
+            began.send(()).expect("the test listens");
+            let release = released.lock().recv_timeout(Duration::from_secs(3));
+            was_released.send(release.is_ok()).expect("the test listens");
+        }
+    });
+    let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
+    let file = fs::File::create(site.path("file")).expect("a file");
+    // The kernel locks what is synced.
+    fs::create_dir(site.path("dir")).expect("a folder");
+    let dir = fs::File::open(site.path("dir")).expect("it exists");
+    let syncing = [file, dir].map(|file| {
+        let syncing = thread::spawn(move || file.sync_all());
+        has_begun.recv().expect("it begins");
+        syncing
+    });
+    let made = fs::write(site.path("other"), "x");
+    let read = fs::read_to_string(site.path("other"));
+    let _ = [release.send(()), release.send(())];
+    let synced = syncing.map(|syncing| syncing.join().expect("a thread"));
+    // Nothing is asserted before: see `longest_below_a_rename`.
+    assert!(all_released.iter().take(2).all(|is_released| is_released), "somebody waited for it");
+    assert!(synced.iter().all(Result::is_ok), "{synced:?}");
+    assert_eq!((made.is_ok(), read.ok().as_deref()), (true, Some("x")));
+}
+
+#[test]
+fn fsync_that_panics_fails_and_the_next_one_does_not() {
+    let is_first = AtomicBool::new(true);
+    let fs = Hooked::new(move |what, _| {
+        // ORDERING: Relaxed. One after the other.
+        if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
+            panic!("the back end panics, as it should");
+        }
+    });
+    let Some(site) = Site::new(Arc::new(fs), Options::exclusive()) else { return };
+    let file = fs::File::create(site.path("file")).expect("a file");
+    assert_eq!(file.sync_all().map_err(|error| error.raw_os_error()), Err(Some(5)));
+    file.sync_all().expect("a back end that lives");
+    assert_eq!(site.counters().panics, 1);
 }
 
 #[test]

@@ -9,8 +9,8 @@
 //! A server of one client has one thread: on one processor each further one makes every program
 //! slower, by a fifth to a half, since the kernel wakes another thread for each request. A server of
 //! several clients has several, each with a descriptor of its own (`clone_fd`). corewalk has two, or
-//! as many as there are processors, and eight for a store, which waits for a disk. The peers make them as requests come, up to ten, and keep them:
-//! to keep no more than two, as libfuse can be told, halves their speed, since they then end and
+//! as many as there are processors, which read requests, as it has without being told; fsyncs of a store or a
+//! directory have threads beside those. The peers make them as requests come, up to ten, and keep them: to keep no more than two, as libfuse can be told, halves their speed, since they then end and
 //! start threads all the time. bindfs of Debian 12 is built on libfuse 2, which has no `clone_fd`.
 //!
 //! # Where the peers come from
@@ -93,11 +93,8 @@ pub(crate) fn ours_passthrough(
         None => me.with_file_name("corewalk"),
     };
     ensure!(file.is_file(), "there is no {}: set COREWALK_BIN", file.display());
-    let waits_for_disk = source.as_os_str().as_encoded_bytes().starts_with(b"store:");
     let threads = match threads {
         Threads::One => 1,
-        // A thread that waits for a disk serves nobody else.
-        Threads::Several if waits_for_disk => 8,
         Threads::Several => cores().max(2),
     };
     let options = format!("{NO_TIMEOUTS},default_permissions,threads={threads}");
