@@ -4,8 +4,9 @@
 //! devices are made anew as a crash could leave them: what a device was asked to write before its last
 //! sync is there; of what came after, each write is there, or not, or in part, by chance. The store is
 //! checked and mounted on that, and its tree must be that of the last fsync that had returned, or of the
-//! one that was under way; bytes that were written since the commit may be there in place of older
-//! ones, but never those of another file. The load writes little and much, so that commits are the
+//! one that was under way. Each write has a byte of its own, so it is told whose bytes a file has: those of the
+//! last sync, or in their place those of a later write to the same file, or zeros if one has cut or punched it
+//! since; not older ones, and never those of another file. The load writes little and much, so that commits are the
 //! log's and the database's by turns, cuts, lengthens, reserves, punches, and moves blocks; it is closed and mounted again in between.
 //!
 //! The same with a block that cannot be read in the first mount after the cut: it is refused with `EIO`, or has what
@@ -15,7 +16,7 @@
 //! before a commit, a log and a database whose syncs do nothing, and blocks that are written anew
 //! before it is durable that somebody let go of them (J.4).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use corewalk::{
@@ -24,7 +25,7 @@ use corewalk::{
 use corewalk_store::{NoSharing, Store, fsck_devices};
 use corewalk_testkit::rng::{Rng, Seed};
 
-use crate::differential::{Tree, tree};
+use crate::differential::{Leaf, Tree, tree};
 use crate::log_fails::add;
 use crate::memory::{Disks, Step, quiet};
 
@@ -48,14 +49,67 @@ struct Confirmed {
     /// Length of the log when the sync returned.
     at: usize,
     tree: Tree,
+    /// The numbers of its files, by their paths.
+    numbers: Numbers,
+    /// What happened to files until the next sync.
+    since: Written,
+}
+
+/// The numbers of files by their paths.
+pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
+
+/// What was written to files, by their numbers: the bytes of writes, and 0 where bytes were zeroed.
+#[derive(Default)]
+struct Written(BTreeSet<(u64, u8)>);
+
+/// The byte of the next write: none has that of the 254 before it.
+struct Tags(u8);
+
+impl Tags {
+    fn next(&mut self) -> u8 {
+        self.0 = self.0 % 255 + 1;
+        self.0
+    }
+}
+
+/// Returns the numbers of what is in the tree below `dir`.
+pub(crate) fn numbers(store: &Store, dir: Node<'_>, tree: &Tree) -> Numbers {
+    let number = |path: &[u8]| {
+        let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        let mut node = Node::detached(dir.ino(), FileKind::Directory);
+        for name in names {
+            let found = store.lookup(node, Name::new(name).unwrap()).unwrap();
+            node = Node::detached(found.ino, found.kind());
+        }
+        node.ino()
+    };
+    tree.keys().map(|path| (path.clone(), number(path))).collect()
+}
+
+impl Confirmed {
+    fn now(store: &Store, at: usize) -> Confirmed {
+        let tree = tree(store);
+        let numbers = numbers(store, Node::detached(1, FileKind::Directory), &tree);
+        Confirmed { at, tree, numbers, since: Written::default() }
+    }
 }
 
 fn name(n: u64) -> Vec<u8> {
     format!("f{n}").into_bytes()
 }
 
-/// Does something to the file or the directory `n`; its bytes are all `n + 1`.
-fn change(store: &Store, rng: &mut Rng) {
+/// Makes an empty file, or removes it.
+fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
+    let child = Name::new(child).unwrap();
+    if store.make(dir, child, &Make::new(0o644, 0, 0)).is_err() {
+        let found = store.lookup(dir, child).unwrap();
+        store.remove(dir, child, Node::detached(found.ino, found.kind())).unwrap();
+        store.forget(found.ino);
+    }
+}
+
+/// Does something to a file or a directory.
+fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     let root = Node::detached(1, FileKind::Directory);
     let n = rng.below(24);
     let (bytes, names) = (name(n), name(rng.below(24)));
@@ -66,25 +120,21 @@ fn change(store: &Store, rng: &mut Rng) {
         return;
     };
     let node = Node::detached(attr.ino, attr.kind());
-    // The number of a file tells its bytes, whatever it is called by now.
-    let tag = (attr.ino % 251) as u8 + 1;
+    let mut write = |offset: u64, len: usize| {
+        let tag = tags.next();
+        since.0.insert((attr.ino, tag));
+        store.write(node, 0, offset, &vec![tag; len]).unwrap();
+    };
     match rng.below(12) {
-        _ if attr.is_dir() => {
-            let child = name(100 + rng.below(6));
-            let child = Name::new(&child).unwrap();
-            if store.make(node, child, &Make::new(0o644, 0, 0)).is_err() {
-                let found = store.lookup(node, child).unwrap();
-                store.remove(node, child, Node::detached(found.ino, found.kind())).unwrap();
-                store.forget(found.ino);
-            }
-        }
+        _ if attr.is_dir() => change_below(store, node, &name(100 + rng.below(6))),
         0..3 => {
             // Small ones go to the log; a few are too large for it.
             let len = if rng.chance(1, 12) { 70_000 } else { 1 + rng.index(12_000) };
-            store.write(node, 0, rng.below(20_000), &vec![tag; len]).unwrap();
+            write(rng.below(20_000), len);
         }
         3 => {
             let size = Some(rng.below(20_000));
+            since.0.insert((attr.ino, 0));
             store.setattr(node, &SetAttr { size, ..SetAttr::default() }).unwrap();
         }
         4 => {
@@ -109,7 +159,7 @@ fn change(store: &Store, rng: &mut Rng) {
             let empty = SetAttr { size: Some(0), ..SetAttr::default() };
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
-            store.write(node, 0, 0, &vec![tag; len]).unwrap();
+            write(0, len);
         }
         7 | 8 => {
             let bits = [0, 1, 3, 8, 0x10, 0x11, 0x20];
@@ -118,6 +168,9 @@ fn change(store: &Store, rng: &mut Rng) {
             let unit = if is_moved { 4096 } else { 1 };
             let (at, len) =
                 (rng.below(24_000) / unit * unit, (1 + rng.below(9_000)).div_ceil(unit) * unit);
+            if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
+                since.0.insert((attr.ino, 0));
+            }
             // To take out or to insert behind the end is refused.
             let done = store.fallocate(node, 0, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
@@ -137,20 +190,21 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
         options.share = Some(std::sync::Arc::new(NoSharing));
     }
     let log_len = || disks.shared.lock().log.as_ref().unwrap().len();
-    let mut rng = Rng::new(seed);
+    let (mut rng, mut tags) = (Rng::new(seed), Tags(0));
     let (mut confirmed, mut logged, mut by_database) = (Vec::new(), 0, 0);
     for _ in 0..MOUNTS {
         let store = disks.open(&options);
-        confirmed.push(Confirmed { at: log_len(), tree: tree(&store) });
+        confirmed.push(Confirmed::now(&store, log_len()));
         for _ in 0..EPOCHS / MOUNTS {
+            let since = &mut confirmed.last_mut().expect("the mount's").since;
             for _ in 0..1 + rng.below(STEPS) {
-                change(&store, &mut rng);
+                change(&store, &mut rng, &mut tags, since);
             }
             // A file that was just changed is as good as the whole: it is in the same transaction.
             let root = Node::detached(1, FileKind::Directory);
             store.fsync(root, 0, false).unwrap();
             store.sync().unwrap();
-            confirmed.push(Confirmed { at: log_len(), tree: tree(&store) });
+            confirmed.push(Confirmed::now(&store, log_len()));
         }
         let stats = store.stats();
         logged += stats.logged_commits;
@@ -199,16 +253,18 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     Disks::with(contents)
 }
 
-/// Says whether `got` is `expected`, but for bytes that were written in place since.
-pub(crate) fn is_like(got: &Tree, expected: &Tree) -> bool {
+/// Says whether `got` is `expected`, but for bytes that a file may have by `may`, which gets its path.
+pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
-            let own = old.bytes.iter().chain(&leaf.bytes).find(|&&byte| byte != 0).copied();
-            let fits = |byte: u8| byte == 0 || Some(byte) == own;
             path == wanted
                 && leaf.with_bytes(&[]) == old.with_bytes(&[])
                 && leaf.bytes.len() == old.bytes.len()
-                && leaf.bytes.iter().zip(&old.bytes).all(|(&new, &old)| new == old || fits(new))
+                && leaf
+                    .bytes
+                    .iter()
+                    .zip(&old.bytes)
+                    .all(|(&new, &old)| new == old || may(path, new))
         })
 }
 
@@ -250,7 +306,8 @@ fn judge(
     }
     let got = tree(&store);
     let last = confirmed.iter().rposition(|state| state.at <= cut).unwrap_or(0);
-    let is_last = is_like(&got, &confirmed[last].tree);
+    let Confirmed { tree: old, numbers, since, .. } = &confirmed[last];
+    let is_last = is_like(&got, old, |path, byte| since.0.contains(&(numbers[path], byte)));
     let is_next = confirmed.get(last + 1).is_some_and(|next| next.tree == got);
     if !is_last && !is_next {
         return Err(format!("neither the tree of sync {last} nor of the next one"));
@@ -429,6 +486,30 @@ fn block_that_cannot_be_read_after_a_cut_is_eio_and_loses_nothing() {
         let count = seen.get(&(device, first)).copied().unwrap_or(0);
         assert!(count > 10, "device {device}, {first:?}: {count}");
     }
+}
+
+/// A byte that was confirmed and is lost, be it zero or what was there before, is no byte that may be there.
+#[test]
+fn control_byte_that_is_lost_is_told_from_one_that_was_written_since() {
+    let (_, confirmed) = load(&Disks::new(), Seed(1), true);
+    let mut told = [0; 2];
+    for state in &confirmed {
+        let may = |path: &[u8], byte| state.since.0.contains(&(state.numbers[path], byte));
+        for (path, leaf) in &state.tree {
+            let Some(&last) = leaf.bytes.last() else { continue };
+            let one = |leaf: Leaf| Tree::from([(path.clone(), leaf)]);
+            for byte in 0..=255 {
+                let mut bytes = leaf.bytes.clone();
+                *bytes.last_mut().expect("it has one") = byte;
+                let is_legal = byte == last || may(path, byte);
+                let is_taken = is_like(&one(leaf.with_bytes(&bytes)), &one(leaf.clone()), may);
+                assert_eq!(is_taken, is_legal, "{path:?}, {byte}");
+                told[usize::from(is_legal)] += 1;
+            }
+        }
+    }
+    // Few bytes may be there of 256.
+    assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
 /// Returns what is wrong if syncs of some devices do nothing.

@@ -1,7 +1,7 @@
 //! Cuts under a load of several threads, which share commits.
 //!
 //! Each thread changes a directory of its own and syncs files in it; what the directory was after each
-//! of its operations is kept. After a cut the directory must be what it was at the thread's last fsync
+//! of its operations is kept, and each writes a byte of its own. After a cut the directory must be what it was at the thread's last fsync
 //! that had returned, or after a later operation: a thread's operations are durable in their order. The
 //! sync of a device takes a moment, so that others come meanwhile and share the next commit.
 
@@ -13,7 +13,7 @@ use corewalk_sync::primitives::{Arc, thread};
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{Rng, Seed};
 
-use crate::cuts::{crash, is_like};
+use crate::cuts::{Numbers, crash, is_like, numbers};
 use crate::differential::{Tree, tree_of};
 use crate::memory::{Disks, Step, quiet};
 
@@ -25,34 +25,41 @@ const CUTS: usize = 300;
 /// confirmed, if it was.
 struct State {
     tree: Tree,
+    numbers: Numbers,
+    /// The file to which it wrote, and the byte, which no other operation writes; 0 if it cut the file.
+    wrote: Option<(u64, u8)>,
     confirmed_at: Option<usize>,
 }
 
-/// Changes one file of `dir`, and returns it.
-fn change(store: &Store, dir: Node<'_>, rng: &mut Rng) -> Node<'static> {
+/// Changes one file of `dir`, and returns it, and what was written to it; `tag` is the byte to write.
+fn change(
+    store: &Store,
+    dir: Node<'_>,
+    rng: &mut Rng,
+    tag: u8,
+) -> (Node<'static>, Option<(u64, u8)>) {
     let name = format!("f{}", rng.below(5));
     let name = Name::new(name.as_bytes()).unwrap();
     let Ok(attr) = store.lookup(dir, name) else {
         let made = store.make(dir, name, &Make::new(0o644, 0, 0)).unwrap();
-        return Node::detached(made.ino, FileKind::Regular);
+        return (Node::detached(made.ino, FileKind::Regular), None);
     };
     let file = Node::detached(attr.ino, FileKind::Regular);
     match rng.below(8) {
         0 => {
             store.remove(dir, name, file).unwrap();
             store.forget(attr.ino);
-            Node::detached(dir.ino(), FileKind::Directory)
+            (Node::detached(dir.ino(), FileKind::Directory), None)
         }
         1 => {
             let size = Some(rng.below(20_000));
             store.setattr(file, &SetAttr { size, ..SetAttr::default() }).unwrap();
-            file
+            (file, Some((attr.ino, 0)))
         }
         _ => {
             let len = if rng.chance(1, 10) { 70_000 } else { 1 + rng.index(6_000) };
-            let tag = (attr.ino % 251) as u8 + 1;
             store.write(file, 0, rng.below(12_000), &vec![tag; len]).unwrap();
-            file
+            (file, Some((attr.ino, tag)))
         }
     }
 }
@@ -85,15 +92,20 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
             let mut rng = Rng::new(seed).fork(number as u64);
             thread::spawn(move || {
                 let tree = tree_of(&*store, dir);
-                let mut states = vec![State { tree, confirmed_at: Some(begin) }];
-                for _ in 0..STEPS {
-                    let changed = change(&store, dir, &mut rng);
+                let (numbers_now, at) = (numbers(&store, dir, &tree), Some(begin));
+                let mut states =
+                    vec![State { tree, numbers: numbers_now, wrote: None, confirmed_at: at }];
+                for step in 0..STEPS {
+                    let tag =
+                        u8::try_from(1 + number * STEPS + step).expect("few threads and steps");
+                    let (changed, wrote) = change(&store, dir, &mut rng, tag);
                     let tree = tree_of(&*store, dir);
+                    let numbers = numbers(&store, dir, &tree);
                     let confirmed_at = rng.chance(1, 2).then(|| {
                         store.fsync(changed, 0, false).unwrap();
                         log_len()
                     });
-                    states.push(State { tree, confirmed_at });
+                    states.push(State { tree, numbers, wrote, confirmed_at });
                 }
                 states
             })
@@ -128,7 +140,14 @@ fn try_cut(
         let got = tree_of(&store, Node::detached(dir.ino, FileKind::Directory));
         let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= cut);
         let last = states.iter().rposition(is_confirmed).unwrap_or(0);
-        if !states[last..].iter().any(|state| is_like(&got, &state.tree)) {
+        let is_any = (last..states.len()).any(|at| {
+            let state = &states[at];
+            is_like(&got, &state.tree, |path, byte| {
+                let written = Some((state.numbers[path], byte));
+                states[at + 1..].iter().any(|later| later.wrote == written)
+            })
+        });
+        if !is_any {
             return Err(format!("{name} is not as at its operation {last}, or a later one"));
         }
     }
