@@ -87,6 +87,11 @@ impl<'a> Place<'a> {
         self.found.map(|(_, link)| link)
     }
 
+    /// Returns true if both names are in one record.
+    pub(crate) fn is_beside(&self, other: &Place<'_>) -> bool {
+        self.key == other.key
+    }
+
     /// Returns a free slot. `ENOSPC` if there is none.
     pub(crate) fn check_room(&self) -> Result<u8, Errno> {
         let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);

@@ -306,11 +306,8 @@ impl Rename<'_, '_> {
         let child = self.child(self.moved)?;
         let moved = (1, subdirectories(self.moved));
         let counted = self.count((moved, (0, 0)), ((0, 0), moved))?;
-        self.set(self.new, self.moved)?;
-        let rest = self.unset_old().and_then(|()| {
-            self.save_directories(counted)?;
-            self.touch(&child)
-        });
+        self.set_names(None)?;
+        let rest = self.save_directories(counted).and_then(|()| self.touch(&child));
         self.whole(rest)
     }
 
@@ -328,9 +325,8 @@ impl Rename<'_, '_> {
         let (child, gone) = (self.child(self.moved)?, self.child(victim)?);
         let moved = (1, subdirectories(self.moved));
         let counted = self.count((moved, (1, subdirectories(victim))), ((0, 0), moved))?;
-        self.set(self.new, self.moved)?;
-        let rest = self.unset_old().and_then(|()| {
-            self.save_directories(counted)?;
+        self.set_names(None)?;
+        let rest = self.save_directories(counted).and_then(|()| {
             self.touch(&child)?;
             self.store.unlink(self.locks, &gone, self.view)
         });
@@ -346,15 +342,16 @@ impl Rename<'_, '_> {
         let (child, swapped) = (self.child(self.moved)?, self.child(other)?);
         let (there, back) = ((1, subdirectories(self.moved)), (1, subdirectories(other)));
         let counted = self.count((there, back), (back, there))?;
-        self.set(self.new, self.moved)?;
-        let rest = self.set(self.old, other).and_then(|()| self.save_directories(counted));
-        self.whole(rest)?;
-        self.touch(&child)?;
-        self.touch(&swapped)
+        self.set_names(Some(other))?;
+        let rest = self.save_directories(counted).and_then(|()| {
+            self.touch(&child)?;
+            self.touch(&swapped)
+        });
+        self.whole(rest)
     }
 
-    /// Returns the result of what comes after the first change. If it failed, which takes a record that
-    /// cannot be read again, half of the rename must not become durable, and nothing does.
+    /// Returns the result of what comes after the names. If it failed, which takes a lock that was not taken, half of
+    /// the rename must not become durable, and nothing does.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -368,16 +365,24 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    fn set(&mut self, at: (&Arc<Inode>, Hashed<'_>), link: Link) -> Result<(), Errno> {
-        let state = self.locks.state(at.0.ino)?;
-        Place::find(at.0.ino, state, at.1, self.view)?.set(link, self.view)
+    /// Makes the new name refer to what is moved, and the old one to `other`, or to nothing. All that can fail comes
+    /// first, and changes nothing. `EIO`, `ENOSPC`.
+    fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
+        let (new, old) = (self.place(self.new)?, self.place(self.old)?);
+        new.set(self.moved, self.view)?;
+        // If both names are in one record it is another one now, and in memory.
+        let old = if old.is_beside(&new) { self.place(self.old)? } else { old };
+        match other {
+            Some(other) => old.set(other, self.view),
+            None => {
+                old.remove(self.view);
+                Ok(())
+            }
+        }
     }
 
-    /// Removes the old name. It is looked for again, since both names may be in one record.
-    fn unset_old(&mut self) -> Result<(), Errno> {
-        let ino = self.old.0.ino;
-        Place::find(ino, self.locks.state(ino)?, self.old.1, self.view)?.remove(self.view);
-        Ok(())
+    fn place<'n>(&mut self, at: (&Arc<Inode>, Hashed<'n>)) -> Result<Place<'n>, Errno> {
+        Place::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
     /// Returns what the two directories, the new one first, are once they have got and lost so many entries and
