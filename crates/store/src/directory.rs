@@ -49,6 +49,12 @@ impl<'a> Hashed<'a> {
     pub(crate) fn new(name: Name<'a>, secret: &Secret) -> Hashed<'a> {
         Hashed { name: name.as_bytes(), hash: hash_of_name(name, secret) }
     }
+
+    /// Returns a name that has this hash.
+    #[cfg(test)]
+    pub(crate) fn with_hash(name: &'a [u8], hash: u64) -> Hashed<'a> {
+        Hashed { name, hash }
+    }
 }
 
 /// The record of the hash of a name, as it is until the directory changes.

@@ -475,3 +475,58 @@ fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreOptions;
+
+    /// Has two names of one hash refer to `before`, renames the first to the second, and says what they refer to.
+    fn rename_in_one_record(
+        store: &Store,
+        before: [Option<Link>; 2],
+        rename: impl FnOnce(&mut Rename<'_, '_>) -> Result<(), Errno>,
+    ) -> [Option<Link>; 2] {
+        let names = [&b"one"[..], b"two"].map(|name| Hashed::with_hash(name, 7));
+        let view = &*store.journal.change().unwrap();
+        let root = store.table.get(1, view).unwrap();
+        let mut locks = Locks::new([Some(&root)]).unwrap();
+        let place = |name, locks: &mut Locks<'_>| {
+            Place::find(1, locks.state(1).unwrap(), name, view).unwrap()
+        };
+        for (name, link) in names.into_iter().zip(before) {
+            let place = place(name, &mut locks);
+            match link {
+                Some(link) => place.set(link, view).unwrap(),
+                None => place.remove(view),
+            }
+        }
+        let moved = before[0].expect("it is renamed");
+        let [old, new] = names.map(|name| (&root, name));
+        let done = rename(&mut Rename { store, view, locks: &mut locks, old, new, moved });
+        assert_eq!(done, Ok(()));
+        names.map(|name| place(name, &mut locks).link())
+    }
+
+    /// The second half of a rename does not undo the first where both names are in one record.
+    #[test]
+    fn rename_within_one_record_is_whole() {
+        let path = std::env::temp_dir().join(format!("names-{}", std::process::id()));
+        let store = Store::open(&path, &StoreOptions::default()).unwrap();
+        let root = corewalk::Node::detached(1, FileKind::Directory);
+        let [one, two] = ["x", "y"].map(|name| {
+            let (name, what) = (Name::new(name.as_bytes()).unwrap(), Make::new(0o100_644, 0, 0));
+            let made = corewalk::FileSystem::make(&store, root, name, &what).unwrap();
+            Some(Link { ino: made.ino, kind: FileKind::Regular })
+        });
+        let target = two.expect("it was just made");
+        let moved = rename_in_one_record(&store, [one, None], |it| it.move_to_free_name());
+        assert_eq!(moved, [None, one]);
+        let moved = rename_in_one_record(&store, [one, two], |it| it.replace(target));
+        assert_eq!(moved, [None, one]);
+        let swapped = rename_in_one_record(&store, [one, two], |it| it.exchange(target));
+        assert_eq!(swapped, [two, one]);
+        drop(store);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

@@ -21,13 +21,15 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const CUTS: usize = 300;
 
-/// What a directory was after an operation, and how long the log of the devices was when it had been
-/// confirmed, if it was.
+/// What a directory was after an operation, and how long the log of the devices was when it began and when it had
+/// been confirmed, if it was.
 struct State {
     tree: Tree,
     numbers: Numbers,
     /// The file to which it wrote, and the byte, which no other operation writes; 0 if it cut the file.
     wrote: Option<(u64, u8)>,
+    /// How long the log of the devices was before the operation.
+    begun_at: usize,
     confirmed_at: Option<usize>,
 }
 
@@ -92,12 +94,19 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
             let mut rng = Rng::new(seed).fork(number as u64);
             thread::spawn(move || {
                 let tree = tree_of(&*store, dir);
-                let (numbers_now, at) = (numbers(&store, dir, &tree), Some(begin));
-                let mut states =
-                    vec![State { tree, numbers: numbers_now, wrote: None, confirmed_at: at }];
+                let (numbers_now, confirmed_at) = (numbers(&store, dir, &tree), Some(begin));
+                let first = State {
+                    tree,
+                    numbers: numbers_now,
+                    wrote: None,
+                    begun_at: begin,
+                    confirmed_at,
+                };
+                let mut states = vec![first];
                 for step in 0..STEPS {
                     let tag =
                         u8::try_from(1 + number * STEPS + step).expect("few threads and steps");
+                    let begun_at = log_len();
                     let (changed, wrote) = change(&store, dir, &mut rng, tag);
                     let tree = tree_of(&*store, dir);
                     let numbers = numbers(&store, dir, &tree);
@@ -105,7 +114,7 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
                         store.fsync(changed, 0, false).unwrap();
                         log_len()
                     });
-                    states.push(State { tree, numbers, wrote, confirmed_at });
+                    states.push(State { tree, numbers, wrote, begun_at, confirmed_at });
                 }
                 states
             })
@@ -140,6 +149,9 @@ fn try_cut(
         let got = tree_of(&store, Node::detached(dir.ino, FileKind::Directory));
         let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= cut);
         let last = states.iter().rposition(is_confirmed).unwrap_or(0);
+        // What began after the cut has left nothing.
+        let begun = states.partition_point(|state| state.begun_at < cut);
+        let states = &states[..begun.max(last + 1)];
         let is_any = (last..states.len()).any(|at| {
             let state = &states[at];
             is_like(&got, &state.tree, |path, byte| {
