@@ -7,7 +7,7 @@ use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
-use rustix::thread::sched_getaffinity;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::doors::{PASSES, ROOM, translations};
 use crate::fixtures;
@@ -32,25 +32,45 @@ const FALLBACKS: u64 = 20;
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
+    // Threads that share a processor do not disturb one translation that often.
+    let processors = processors();
+    let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {
         let vfs = fixtures::new();
         let tree = Tree::new(&vfs, deep);
         let done = AtomicBool::new(false);
         let rng = Rng::new(report.seed());
         thread::scope(|scope| {
-            let _done = Done(&done);
-            scope.spawn(|| rename(&tree, rng.fork(1), &done));
-            translate(&tree, rng.fork(0));
+            scope.spawn(|| {
+                stay_on(processors[processors.len() - 1]);
+                rename(&tree, rng.fork(1), &done);
+            });
+            scope.spawn(|| {
+                let _done = Done(&done);
+                stay_on(processors[0]);
+                translate(&tree, rng.fork(0), fallbacks_min);
+            });
         });
     }
 }
 
+/// Returns the processors that the test may use.
+fn processors() -> Vec<usize> {
+    let all = sched_getaffinity(None).expect("the system tells");
+    (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()
+}
+
+/// Has the calling thread run there: a busy machine puts two threads that never wait on one processor for long.
+fn stay_on(cpu: usize) {
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    sched_setaffinity(None, &only).expect("it was allowed");
+}
+
 /// Translates through all doors by turns and counts the passes of each call.
-fn translate(tree: &Tree<'_>, mut rng: Rng) {
+fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (vfs, doors) = (tree.vfs, translations(tree));
     let start = vfs.stats();
-    // Threads that share a processor do not disturb one translation that often.
-    let fallbacks_min = if sched_getaffinity(None).unwrap().count() > 1 { FALLBACKS } else { 0 };
     let is_enough = |turn: usize, now: Stats| {
         let (renames, fallbacks) = (now.renames - start.renames, now.fallbacks - start.fallbacks);
         turn >= TRANSLATIONS && renames >= RENAMES && fallbacks >= fallbacks_min
