@@ -23,7 +23,7 @@
 //! `examples/xattr_sharing.rs`, one thread, with machine and how often in `docs/results/xattr-sharing.md`.
 //!
 //! - The workload of xattr-bench (F of 100 and 1000, V of 10 to 1000, values of 3,900 bytes, up to four threads):
-//!   0.99 to 1.04.
+//!   1.00 to 1.03.
 //! - Lost: the first label of each of 100,000 files takes 1.3 to 1.5; another label after a rest 2.5 to 2.8; one at
 //!   once after the first, and sharing it later, 3.3 to 3.7. Nothing is saved in time by a hit of a short value:
 //!   to hash, find, compare and count costs more than to copy. Until something is to be shared there is no index,

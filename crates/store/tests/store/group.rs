@@ -1,9 +1,10 @@
 //! Cuts under a load of several threads, which share commits.
 //!
 //! Each thread changes a directory of its own and syncs files in it; what the directory was after each
-//! of its operations is kept, and each writes a byte of its own. After a cut the directory must be what it was at the thread's last fsync
-//! that had returned, or after a later operation: a thread's operations are durable in their order. The
-//! sync of a device takes a moment, so that others come meanwhile and share the next commit.
+//! of its operations is kept, and each writes a byte of its own. After a cut the directory must be what it
+//! was at the thread's last fsync that had returned, or after a later operation: a thread's operations are
+//! durable in their order. The sync of a device takes a moment, so that others come meanwhile and share the
+//! next commit.
 
 use std::time::Duration;
 
