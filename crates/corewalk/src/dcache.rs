@@ -46,8 +46,8 @@ pub(crate) use reclaim::Hand;
 
 /// Who is told what the cache lets go of, and asked to let go of what it holds.
 pub(crate) trait Host: Send + Sync {
-    /// The cache has let go of an inode.
-    fn forget(&self, superblock: u32, ino: u64);
+    /// The cache has let go of an inode. Its slot is free once this returns.
+    fn forget(&self, superblock: u32, ino: u64, slot: u32);
 
     /// The cache is over its budget, and the host's use of the inode called `name` keeps it.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
@@ -337,7 +337,7 @@ impl Dcache {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
             let _end = EndOfInode { dcache: self, inode };
-            self.host.forget(superblock, ino);
+            self.host.forget(superblock, ino, inode);
         }
     }
 

@@ -178,6 +178,56 @@ fn collect_alias(dcache: &Dcache, (alias, inode): (u32, u32), trail: &mut Trail<
     is_alias && trail.kind == PathKind::Linked
 }
 
+/// A path of an inode, and the inodes on it: that one first, the root last.
+pub(crate) struct Chain {
+    pub(crate) path: Vec<u8>,
+    pub(crate) inodes: Vec<u32>,
+}
+
+/// Returns a path of an inode from the root of its file system with the inodes on it, as they were
+/// at one instant. The caller holds the inode; no reference on a dentry is taken or dropped.
+///
+/// # Errors
+/// `ENOENT` if the inode has no name.
+pub(crate) fn chain_of_inode(dcache: &Dcache, inode: u32) -> Result<Chain, Errno> {
+    loop {
+        let alias = dcache.inodes.alias(inode);
+        if alias == 0 {
+            return Err(Errno::NOENT);
+        }
+        if let Some(chain) = chain_of_alias(dcache, (alias, inode)) {
+            return Ok(chain);
+        }
+        if dcache.inodes.alias(inode) == alias {
+            // A name in a directory that has been removed is a name no more, but another may be.
+            let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
+            let mut chains =
+                others.into_iter().filter_map(|alias| chain_of_alias(dcache, (alias, inode)));
+            return chains.next().ok_or(Errno::NOENT);
+        }
+    }
+}
+
+/// Returns the path that ends at a dentry; None if it is not one of the inode, or not below the root.
+fn chain_of_alias(dcache: &Dcache, (alias, inode): (u32, u32)) -> Option<Chain> {
+    let mut trail = Trail::new();
+    let mut passes = 0;
+    loop {
+        let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
+        trail.clear();
+        trail.climb(dcache, alias, 0, Pass::Optimistic);
+        // A slot that another dentry has taken since shows in its sequence.
+        let inode_of = |slot| dcache.dentries.glimpse(slot).body.inode();
+        let inodes: Vec<u32> = trail.slots().map(inode_of).collect();
+        if trail.is_unchanged(dcache) {
+            let is_path = inodes.first() == Some(&inode) && trail.kind == PathKind::Linked;
+            return is_path.then(|| Chain { path: trail.whole().to_vec(), inodes });
+        }
+        dcache.counters.retries.add(1);
+        passes += 1;
+    }
+}
+
 /// Returns the path of the inode numbered `ino` in the first file system, without a reference on
 /// anything; None if that needs more than one pass.
 pub(crate) fn path_of_number(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {

@@ -17,12 +17,16 @@
 //!   without links stays usable until then. Two generations of one number are two inodes, and each
 //!   is forgotten, in any order.
 //! - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
+//! - F.6: a path that [`Node::path`] gave is true until the call returns. No rename or removal of
+//!   that file, or of a directory above it, is handed to the back end meanwhile, and none is under
+//!   way when the path is given: `path` waits for it. Renames elsewhere are not delayed (trap X1).
 //!
 //! # What it must keep
 //! - (`ino`, `generation`) never names another file later within the mount (trap P11).
 //! - A call either happens as a whole or fails with nothing changed.
 //! - It must not call into the `Vfs` that serves it for the names it was called with, nor change the
-//!   attributes of the inode that it was called for.
+//!   attributes of the inode that it was called for. Between [`Node::path`] and the end of a call it
+//!   must not call into the `Vfs` at all.
 //!
 //! Source: Linux `struct inode_operations`; the peers' issues behind P6 and P7.
 
@@ -35,10 +39,26 @@ use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, StatFs};
 use crate::name::Name;
 
+/// How a back end finds the file that a call is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Addressing {
+    /// By its inode number. [`Node::path`] is `EOPNOTSUPP`.
+    #[default]
+    Number,
+    /// By its path, while it has a name. A file without a name is the back end's own care: it keeps
+    /// a descriptor, say, when it removes the last name of a file that is in use (F.4).
+    Path,
+    /// By its path alone. An open file that is removed is kept under a hidden name in the root
+    /// directory until it is closed, and so is a file that a rename replaces until it is forgotten.
+    /// The back end sees a `rename` or a `link` to that name, and a `remove` of it later. Where the
+    /// back end refuses both, the file goes at once, and further calls for it are `ESTALE`.
+    PathOnly,
+}
+
 /// The inode a call is about.
 ///
-/// A back end that keeps files by number uses [`Node::ino`]; one that keeps them by path asks for
-/// [`Node::path`], which is translated only then.
+/// A back end that keeps files by number uses [`Node::ino`]; one that keeps them by path says so
+/// ([`FileSystem::addressing`]) and asks for [`Node::path`], which is translated only then.
 #[derive(Clone, Copy)]
 pub struct Node<'a> {
     ino: u64,
@@ -48,10 +68,11 @@ pub struct Node<'a> {
 
 /// Where a [`Node`] gets its path from.
 pub(crate) trait PathSource: Sync {
-    /// Appends the path from the root of the file system, `/a/b`, to `out`.
-    fn append_path(&self, out: &mut Vec<u8>) -> Result<(), Errno>;
+    /// Returns the path from the root of the file system, `/a/b`, which stays true until the call
+    /// of the back end returns.
+    fn path(&self) -> Result<Vec<u8>, Errno>;
 
-    /// Returns paths by other names.
+    /// Returns paths by other names, as they were at one instant each.
     fn other_paths(&self) -> Vec<Vec<u8>>;
 }
 
@@ -76,19 +97,19 @@ impl<'a> Node<'a> {
     }
 
     /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
-    /// below it. A rename may change it at any time; what is returned existed at one instant.
+    /// below it. It stays true until the call returns (F.6); renames of this file and of the
+    /// directories above it wait that long. While one is under way this waits for it.
     ///
     /// # Errors
-    /// `ENOENT` when no name is left, or for a detached node.
+    /// `ENOENT` when no name is left, or for a detached node; `EOPNOTSUPP` for a back end that works
+    /// by number.
     pub fn path(self) -> Result<Vec<u8>, Errno> {
-        let mut out = Vec::new();
-        self.source.ok_or(Errno::NOENT)?.append_path(&mut out)?;
-        Ok(out)
+        self.source.ok_or(Errno::NOENT)?.path()
     }
 
-    /// Returns paths by further names that the cache knows of this inode, up to 8, as [`Node::path`] does
-    /// by one: for a back end whose files are also renamed and removed behind the cache, when it finds
-    /// that path to be out of date.
+    /// Returns paths by further names that the cache knows of this inode, up to 8, as they were at
+    /// one instant each: for a back end whose files are also renamed and removed behind the cache,
+    /// when it finds that [`Node::path`] leads elsewhere. Renames do not wait for these.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
     }
@@ -208,10 +229,16 @@ bitflags! {
 /// `release`, all 64 bits of it; a back end without open state leaves `open` alone and ignores it.
 ///
 /// # Errors
-/// Every method: `EIO` for a failing store, `ESTALE` for an inode that is gone. The others are
-/// named where the caller cannot find them itself.
+/// Every method: `EIO` for a failing store, `ESTALE` for an inode that is gone; the `ENOENT` that a
+/// back end by path gets for an inode becomes `ESTALE`. The others are named where the caller cannot
+/// find them itself.
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync + 'static {
+    /// Returns how the back end finds files. Asked once, when the file system is taken in.
+    fn addressing(&self) -> Addressing {
+        Addressing::Number
+    }
+
     /// Returns the attributes of the root directory.
     fn root(&self) -> Result<Attr, Errno>;
 

@@ -9,7 +9,7 @@
 //! - ARCHITECTURE.md in the repository says how it works and which guarantees hold.
 //!
 //! # Lock order
-//! Claims of names, `topology`, dentry locks, an inode's lock; stripe locks of the tables and arena
+//! Claims of names, the claim of an inode's attributes, path locks, `topology`, dentry locks, an inode's lock; stripe locks of the tables and arena
 //! shards are leaves. No lock is held while a [`FileSystem`] is called (a claim of the name it is
 //! called for is).
 
@@ -39,7 +39,8 @@ pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Tim
 pub use cred::{Blocking, Caps, Cred, May, Security, Subject, Verdict};
 pub use dpath::PathKind;
 pub use fs::{
-    AclKind, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode,
+    AclKind, Addressing, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek,
+    XattrMode,
 };
 pub use name::{NAME_MAX, Name, PATH_MAX};
 pub use path::PathRef;

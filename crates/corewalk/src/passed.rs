@@ -71,6 +71,12 @@ impl<const N: usize> Passed<N> {
         self.more.clear();
     }
 
+    /// Returns the dentries in the order in which they were passed.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        let few = self.slots[..self.len.min(N)].iter().copied();
+        few.chain(self.more.iter().map(|&(slot, _)| slot))
+    }
+
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len

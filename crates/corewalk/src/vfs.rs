@@ -13,7 +13,8 @@
 //! - V.3: an operation that a back end is slow at delays only operations on the same name; a change
 //!   of attributes, and a write that takes set-user-ID away, only others on the same inode. An error
 //!   that says that something is gone (`ENOENT`, `ESTALE`) also waits for whoever works on the name of
-//!   the directory or file that was asked about.
+//!   the directory or file that was asked about. A back end by path that asks for a path waits for
+//!   renames of what is on it, and they wait for the call (`FileSystem`, F.6).
 //!
 //! # Examples
 //! ```
@@ -31,10 +32,13 @@
 //! ```
 
 mod attributes;
+mod call;
 mod forget;
 mod held;
+mod hidden;
 mod io;
 mod names;
+mod paths;
 mod rename;
 mod revalidate;
 
@@ -53,9 +57,10 @@ use crate::attr::{Attr, FileKind};
 use crate::claim::{Claims, SHARDS_FEW};
 use crate::cred::Security;
 use crate::dcache::{Dcache, Host};
-use crate::fs::{FileSystem, Node, PathSource};
+use crate::fs::FileSystem;
 use crate::mount::Mounts;
 use crate::name::Name;
+use paths::Paths;
 use rename::{Crossings, Moves};
 
 /// What one lookup held outside adds to an inode's count. Below it are 28 bits for references held
@@ -135,6 +140,9 @@ pub struct Vfs {
 /// A file system in use.
 pub(crate) struct Superblock {
     pub(crate) fs: Arc<dyn FileSystem>,
+    root_ino: u64,
+    /// The path locks, for a back end by path.
+    paths: Option<Paths>,
 }
 
 /// All file systems of a namespace; they are added and never taken away, so that an inode's number
@@ -222,18 +230,13 @@ impl Vfs {
 
     /// Returns the file system that an inode belongs to.
     pub(crate) fn fs(&self, inode: u32) -> &dyn FileSystem {
-        let superblock = self.dcache.inodes.superblock(inode);
-        &*self.supers.get(superblock).fs
+        &*self.superblock(inode).fs
     }
 
-    /// Returns the inode as its back end sees it.
-    pub(crate) fn node<'a>(&'a self, source: &'a AliasPath<'a>) -> Node<'a> {
-        let inodes = &self.dcache.inodes;
-        Node::with_source(inodes.ino(source.inode), inodes.kind(source.inode), source)
-    }
-
-    pub(crate) fn source(&self, inode: u32) -> AliasPath<'_> {
-        AliasPath { vfs: self, inode }
+    /// Returns the file system that an inode belongs to, with what is kept for it.
+    #[inline]
+    pub(crate) fn superblock(&self, inode: u32) -> &Superblock {
+        self.supers.get(self.dcache.inodes.superblock(inode))
     }
 
     pub(crate) fn security(&self) -> Option<&dyn Security> {
@@ -250,7 +253,7 @@ impl Vfs {
         fs: Arc<dyn FileSystem>,
         attr: &Attr,
     ) -> Result<u32, Errno> {
-        let superblock = self.supers.add(fs)?;
+        let superblock = self.supers.add(fs, attr.ino)?;
         let inodes = &self.dcache.inodes;
         let (dentries, place) = (&self.dcache.dentries, (superblock, 0));
         let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, inodes.changes());
@@ -346,6 +349,16 @@ impl Vfs {
             invalidations: counters.invalidations.sum() as u64,
             retries: count(&counters.retries),
             fallbacks: count(&counters.fallbacks),
+        }
+    }
+}
+
+impl Drop for Vfs {
+    fn drop(&mut self) {
+        // Unlinked files that a client has never forgotten.
+        for superblock in self.supers.list.iter().map_while(OnceLock::get) {
+            let hidden = superblock.paths.as_ref().map_or_else(Vec::new, Paths::take_all_hidden);
+            hidden.iter().for_each(|hidden| superblock.remove_hidden(hidden));
         }
     }
 }
@@ -450,7 +463,7 @@ impl<'v> InodeRef<'v> {
     /// `ENOENT` if it has no name left.
     pub fn path(&self) -> Result<Vec<u8>, Errno> {
         let mut out = Vec::new();
-        self.vfs.source(self.slot).append_path(&mut out)?;
+        crate::dpath::append_inode_path(&self.vfs.dcache, self.slot, &mut out)?;
         Ok(out)
     }
 }
@@ -484,40 +497,29 @@ pub(crate) fn root_of(fs: &dyn FileSystem) -> Result<Attr, Errno> {
     fs.root().and_then(|attr| if attr.is_dir() { Ok(attr) } else { Err(Errno::NOTDIR) })
 }
 
-/// The path of an inode by whatever name it has, for a back end that works by path.
-pub(crate) struct AliasPath<'a> {
-    vfs: &'a Vfs,
-    inode: u32,
-}
-
-impl PathSource for AliasPath<'_> {
-    fn append_path(&self, out: &mut Vec<u8>) -> Result<(), Errno> {
-        crate::dpath::append_inode_path(&self.vfs.dcache, self.inode, out)
-    }
-
-    fn other_paths(&self) -> Vec<Vec<u8>> {
-        crate::dpath::other_inode_paths(&self.vfs.dcache, self.inode)
-    }
-}
-
 impl Supers {
     pub(crate) fn get(&self, superblock: u32) -> &Superblock {
         self.list[superblock as usize].get().expect("an inode's superblock exists")
     }
 
-    fn add(&self, fs: Arc<dyn FileSystem>) -> Result<u32, Errno> {
+    fn add(&self, fs: Arc<dyn FileSystem>, root_ino: u64) -> Result<u32, Errno> {
+        let paths = Paths::new(fs.addressing());
         let mut used = self.used.lock();
         let index = *used;
         let place = self.list.get(index as usize).ok_or(Errno::NFILE)?;
-        place.set(Superblock { fs }).ok().expect("each place is taken once");
+        place.set(Superblock { fs, root_ino, paths }).ok().expect("each place is taken once");
         *used += 1;
         Ok(index)
     }
 }
 
 impl Host for Arc<Supers> {
-    fn forget(&self, superblock: u32, ino: u64) {
-        self.get(superblock).fs.forget(ino);
+    fn forget(&self, superblock: u32, ino: u64, slot: u32) {
+        let superblock = self.get(superblock);
+        if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.take_hidden(slot)) {
+            superblock.remove_hidden(&hidden);
+        }
+        superblock.fs.forget(ino);
     }
 
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>) {

@@ -40,7 +40,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use corewalk::attr::SetTime;
-use corewalk::{Attr, Caps, Cred, Errno, FileSystem, InodeRef, May, Name, SetAttr, Vfs};
+use corewalk::{
+    Addressing, Attr, Caps, Cred, Errno, FileSystem, InodeRef, May, Name, SetAttr, Vfs,
+};
 
 use crate::credentials::{Caller, UserNamespace};
 use crate::options::{Options, Ownership, Permissions};
@@ -110,7 +112,10 @@ impl Server {
     /// `EINVAL` for options that [conflict](Options::check); what [`Vfs::new`] says.
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        let (has_open_state, fsync_waits) = (fs.has_open_state(), fs.fsync_waits());
+        // A back end that has only paths is kept an unlinked file by the namespace, which has to know
+        // that it is open.
+        let has_open_state = fs.has_open_state() || fs.addressing() == Addressing::PathOnly;
+        let fsync_waits = fs.fsync_waits();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
         let root = vfs.root().ino();
         Ok(Server {

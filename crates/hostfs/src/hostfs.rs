@@ -1,35 +1,28 @@
 //! The file system itself: from an inode to a descriptor, and from a call to its operation.
 //!
 //! [`HostFs::at`] is where every call begins. An inode that was used lately, was unlinked, or is open
-//! has a descriptor; for any other the cache is asked for a path, which is resolved beneath the root
-//! and checked by number. A path may be out of date for two reasons: a rename under way, for which
-//! `moves` knows the successor, and a rename that has ended meanwhile, for which the cache is asked
-//! again. What is not found in several rounds has gone behind our back: `ESTALE`.
+//! has a descriptor. For any other inode the cache gives a path, which is resolved beneath the root
+//! and checked by number. The path stays true until the call returns, as far as this server renames
+//! (`FileSystem`, F.6). A path that leads elsewhere was changed on the host: the other names that the
+//! cache knows are tried, and an inode that none of them leads to is `ESTALE`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use corewalk::acl::Acl;
 use corewalk::{
-    AclKind, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode,
-    Seek, SetAttr, StatFs, XattrMode,
+    AclKind, Addressing, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node,
+    RenameMode, Seek, SetAttr, StatFs, XattrMode,
 };
-use corewalk_sync::primitives::thread;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatfs, fstatvfs, open, statx};
 use rustix::process::{getegid, geteuid};
 
 use crate::beneath::Resolver;
 use crate::descriptors::{Descriptors, SharedFd};
 use crate::generations::Generations;
-use crate::moves::Moves;
 use crate::places::Places;
 
-/// How often the cache is asked for a path that leads to the inode.
-const ROUNDS: u32 = 32;
-/// How often while renames concern the path, which takes half a second.
-const ROUNDS_AMONG_RENAMES: u32 = ROUNDS + 500;
 /// What statx(2) is asked for.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
@@ -62,7 +55,6 @@ pub struct HostFs {
     device: (u32, u32),
     resolver: Resolver,
     pub(crate) descriptors: Descriptors,
-    pub(crate) moves: Moves,
     places: Places,
     pub(crate) generations: Generations,
     /// Whether the host file system asks another machine, or process, about its files.
@@ -117,7 +109,6 @@ impl HostFs {
             reach: Reach::of(root.as_fd()),
             root: Arc::new(root),
             descriptors: Descriptors::new(options.reusable, options.orphans),
-            moves: Moves::default(),
             places: Places::default(),
             generations: Generations::default(),
             acls: AclSupport::Yes,
@@ -139,42 +130,19 @@ impl HostFs {
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        let mut rounds = ROUNDS;
-        let mut round = 0;
-        while round < rounds {
-            match round {
-                0 => {}
-                1..ROUNDS => thread::yield_now(),
-                // Whoever renames may have been interrupted before the cache knew.
-                _ => thread::sleep(Duration::from_millis(1)),
-            }
-            round += 1;
-            // Without a name only a descriptor could have reached it.
-            let path = match node.path() {
-                Err(_) => return self.descriptors.get(ino).ok_or(Errno::STALE),
-                Ok(path) => path,
-            };
+        // Without a name only a descriptor could have reached it, and it may have been removed, and
+        // kept, while this call waited for the removal.
+        let Ok(path) = node.path() else { return self.descriptors.get(ino).ok_or(Errno::STALE) };
+        if let Some(fd) = self.open_if(node, &path)? {
+            return Ok(fd);
+        }
+        // That name may have been removed on the host, and another be there.
+        for path in node.other_paths() {
             if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
             }
-            for path in self.moves.collect_successors(&path) {
-                rounds = ROUNDS_AMONG_RENAMES;
-                if let Some(fd) = self.open_if(node, &path)? {
-                    return Ok(fd);
-                }
-            }
-            // That name may have been removed on the host, and another be there.
-            for path in node.other_paths() {
-                if let Some(fd) = self.open_if(node, &path)? {
-                    return Ok(fd);
-                }
-            }
-            // It may have been removed, and kept, since.
-            if let Some(fd) = self.descriptors.get(ino) {
-                return Ok(fd);
-            }
         }
-        Err(Errno::STALE)
+        self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
     fn kept(&self, ino: u64) -> Option<SharedFd> {
@@ -337,6 +305,10 @@ pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno
 }
 
 impl FileSystem for HostFs {
+    fn addressing(&self) -> Addressing {
+        Addressing::Path
+    }
+
     fn root(&self) -> Result<Attr, Errno> {
         self.attr_of(self.root.as_fd())
     }

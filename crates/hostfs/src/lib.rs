@@ -10,8 +10,9 @@
 //!   out of the root; without openat2 it goes component by component.
 //! - `descriptors` has the descriptors: of recent inodes (a bounded number), of inodes that were
 //!   unlinked while in use (bounded), of open files (one each, as the client opened them).
-//! - `moves` remembers the last renames: between the host's rename and that of the cache the path
-//!   that the cache gives is the old one.
+//! - The path that the cache gives stays true until the call returns (`FileSystem`, F.6): a rename of
+//!   a directory above waits for the call, and the call for the rename. A call that has a descriptor
+//!   asks for no path and waits for no rename.
 //! - `places` remembers directories by path: attributes are asked for by name where no descriptor is
 //!   kept, and none is opened for them.
 //! - `generations` keeps (inode number, generation) from meaning two files (trap P11).
@@ -61,7 +62,6 @@ mod files;
 mod generations;
 mod hostfs;
 mod listing;
-mod moves;
 mod names;
 mod places;
 mod xattrs;

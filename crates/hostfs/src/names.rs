@@ -165,13 +165,6 @@ impl HostFs {
             RenameMode::Replace | RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
         };
-        // Found out before the rename, since afterwards the cache is behind.
-        if let Some((old, new)) = paths_below((from_dir, from), (to_dir, to)) {
-            if mode == RenameMode::Exchange {
-                self.moves.add(new.clone(), old.clone());
-            }
-            self.moves.add(old, new);
-        }
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
@@ -231,23 +224,6 @@ impl HostFs {
 enum Last {
     Yes,
     No,
-}
-
-/// Returns the paths of two names in directories, if the directories have some.
-fn paths_below(a: (Node<'_>, Name<'_>), b: (Node<'_>, Name<'_>)) -> Option<(Vec<u8>, Vec<u8>)> {
-    let above = a.0.path().ok()?;
-    let old = below(&above, a.1);
-    let new = match a.0.ino() == b.0.ino() {
-        true => below(&above, b.1),
-        false => below(&b.0.path().ok()?, b.1),
-    };
-    Some((old, new))
-}
-
-/// Returns the path of a name in the directory `above`.
-fn below(above: &[u8], name: Name<'_>) -> Vec<u8> {
-    let above = above.strip_suffix(b"/").unwrap_or(above);
-    [above, b"/", name.as_bytes()].concat()
 }
 
 fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {

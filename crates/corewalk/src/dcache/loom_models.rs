@@ -24,7 +24,7 @@ pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 struct Nobody;
 
 impl Host for Nobody {
-    fn forget(&self, _superblock: u32, _ino: u64) {}
+    fn forget(&self, _superblock: u32, _ino: u64, _slot: u32) {}
 
     fn ask_to_forget(&self, _superblock: u32, _parent: u64, _name: Name<'_>) {}
 }

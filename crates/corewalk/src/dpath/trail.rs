@@ -283,6 +283,11 @@ impl<'b, const N: usize> Trail<'b, N> {
         self.steps.is_unchanged(&dcache.dentries)
     }
 
+    /// Returns the dentries that were collected, the leaf first.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.steps.slots()
+    }
+
     /// Returns true if there were more steps than a trail of this size can check.
     pub(crate) fn is_cut(&self) -> bool {
         self.steps.is_cut()

@@ -69,7 +69,8 @@ impl Vfs {
     /// # Errors
     /// What the back end says.
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
-        self.ask(inode, |fs, node| fs.getattr(node))
+        let attr = self.ask(inode, |fs, node| fs.getattr(node))?;
+        Ok(self.without_hidden_link(inode.slot, attr))
     }
 
     /// Changes attributes and returns the new ones.
@@ -126,12 +127,12 @@ impl Vfs {
     ) -> Result<Attr, Errno> {
         let perm = self.perm(inode.slot)?;
         let set = self.prepare(cred, inode, &perm, set, claim)?;
-        let source = self.source(inode.slot);
-        let (fs, node) = (self.fs(inode.slot), self.node(&source));
-        if set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
-            return fs.setattr(node, &set);
-        }
-        self.change(inode.slot, || fs.setattr(node, &set))
+        let change = || self.with_inode(inode.slot, |fs, node| fs.setattr(node, &set));
+        let attr = match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
+            true => change()?,
+            false => self.change(inode.slot, change)?,
+        };
+        Ok(self.without_hidden_link(inode.slot, attr))
     }
 
     /// Runs a change of what permission checks depend on: unknown while it runs, and afterwards
@@ -273,8 +274,7 @@ impl Vfs {
         if !perm.has_acl {
             return Ok((perm, None, Read::Together));
         }
-        let source = self.source(slot);
-        let acl = self.fs(slot).get_acl(self.node(&source), AclKind::Access)?;
+        let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
         // A change counts itself, then makes the record unknown, and then calls the back end; it
         // counts itself again before the record is known. So one that the ACL has seen and the first
         // line has not shows in the record while it runs, and in the count, which is looked at last,
@@ -342,8 +342,7 @@ impl Vfs {
             return Ok(perm);
         }
         let ticket = self.dcache.inodes.ticket(slot);
-        let source = self.source(slot);
-        let attr = self.fs(slot).getattr(self.node(&source))?;
+        let attr = self.with_inode(slot, |fs, node| fs.getattr(node))?;
         let perm = Perm::of(&attr, attr.has_acl);
         self.dcache.inodes.install(slot, ticket, perm);
         self.dcache.sync_searchable(slot);
@@ -374,13 +373,12 @@ impl Vfs {
             return Err(Errno::OPNOTSUPP);
         }
         let acl = Acl::from_xattr(value)?;
-        let source = self.source(inode.slot);
-        let (fs, node) = (self.fs(inode.slot), self.node(&source));
         if kind == AclKind::Default {
             if inode.kind() != FileKind::Directory {
                 return if acl.is_some() { Err(Errno::ACCESS) } else { Ok(()) };
             }
-            return fs.set_acl(node, kind, acl.as_ref(), None);
+            return self
+                .with_inode(inode.slot, |fs, node| fs.set_acl(node, kind, acl.as_ref(), None));
         }
         let mode = acl.as_ref().map(|acl| {
             let rest = allowed_set_id(cred, perm.gid, perm.mode);
@@ -389,8 +387,10 @@ impl Vfs {
         // An ACL that says no more than the mode is the mode.
         let stored = acl.as_ref().filter(|acl| acl.equivalent_mode().is_none());
         self.change(inode.slot, || {
-            fs.set_acl(node, kind, stored, mode)?;
-            fs.getattr(node)
+            self.with_inode(inode.slot, |fs, node| {
+                fs.set_acl(node, kind, stored, mode)?;
+                fs.getattr(node)
+            })
         })?;
         Ok(())
     }
@@ -401,8 +401,7 @@ impl Vfs {
         inode: &InodeRef<'_>,
         kind: AclKind,
     ) -> Result<Vec<u8>, Errno> {
-        let source = self.source(inode.slot);
-        let acl = self.fs(inode.slot).get_acl(self.node(&source), kind)?;
+        let acl = self.with_inode(inode.slot, |fs, node| fs.get_acl(node, kind))?;
         acl.map(|acl| acl.to_xattr()).ok_or(Errno::NODATA)
     }
 

@@ -2,13 +2,14 @@
 //! attributes. Calls go to the back end after the checks of the system call.
 
 use std::borrow::Borrow;
+use std::ops::ControlFlow;
 
 use super::attributes::acl_kind;
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::{FileKind, StatFs, mode};
 use crate::cred::{Caps, Cred, May};
-use crate::fs::{DirSink, Fallocate, FileSystem, Node, Seek, XattrMode};
+use crate::fs::{DirEntry, DirSink, Fallocate, FileSystem, Node, Seek, XattrMode};
 
 /// The longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
 const XATTR_NAME_MAX: usize = 255;
@@ -33,16 +34,23 @@ impl Vfs {
         if inode.kind() == FileKind::Directory && what.contains(May::WRITE) {
             return Err(Errno::ISDIR);
         }
-        self.ask(inode, |fs, node| {
+        let opening = Opening::of(inode);
+        let handle = self.ask(inode, |fs, node| {
             self.permission(cred, inode.slot, what)?;
             fs.open(node, flags)
-        })
+        })?;
+        std::mem::forget(opening);
+        Ok(handle)
     }
 
     /// Closes what [`Vfs::open`] returned.
     pub fn release(&self, inode: &InodeRef<'_>, handle: u64) {
-        let source = self.source(inode.slot);
-        self.fs(inode.slot).release(self.node(&source), handle);
+        let released = self.with_inode(inode.slot, |fs, node| {
+            fs.release(node, handle);
+            Ok(())
+        });
+        released.expect("a release has no errors");
+        self.closed(inode);
     }
 
     /// Reads at `offset` into `buf` and returns the count of bytes: fewer than asked for only at
@@ -168,7 +176,16 @@ impl Vfs {
         if dir.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
-        self.ask(dir, |fs, node| fs.readdir(node, cookie, sink))
+        let paths = self.superblock(dir.slot).paths.as_ref();
+        let is_hidden = |name: &[u8]| paths.is_some_and(|paths| paths.is_hidden_name(name));
+        let mut shown = |entry: DirEntry<'_>| match is_hidden(entry.name.as_bytes()) {
+            true => ControlFlow::Continue(()),
+            false => sink(entry),
+        };
+        // One that has been removed is `ENOENT`, which is no error of its path.
+        self.settled(&[dir.slot], || {
+            self.with_node(dir.slot, |fs, node| fs.readdir(node, cookie, &mut shown))
+        })
     }
 
     /// Returns the number of a directory's parent; that of the root is its own.
@@ -381,8 +398,7 @@ impl Vfs {
         inode: &InodeRef<'_>,
         question: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let source = self.source(inode.slot);
-        self.settled(&[inode.slot], || question(self.fs(inode.slot), self.node(&source)))
+        self.settled(&[inode.slot], || self.with_inode(inode.slot, question))
     }
 
     /// Checks the rules of xattr(7). Those of `security.` are what Linux checks where no security module
@@ -423,6 +439,25 @@ impl Vfs {
             (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }
+    }
+}
+
+/// An open that is counted, and is counted back if it fails: a file that is removed while the back
+/// end opens it must be kept.
+struct Opening<'a>(&'a InodeRef<'a>);
+
+impl<'a> Opening<'a> {
+    fn of(inode: &'a InodeRef<'a>) -> Opening<'a> {
+        if let Some(paths) = &inode.vfs.superblock(inode.slot).paths {
+            paths.count_open(inode.slot);
+        }
+        Opening(inode)
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.vfs.closed(self.0);
     }
 }
 

@@ -9,7 +9,9 @@ use crate::dentry::{Flags, Glimpse, Key, Needle};
 use crate::fs::{AclKind, Make};
 use crate::name::Name;
 
+use super::call::KnownPath;
 use super::held::{DentryHold, Dir, Found, Place, Unattached};
+use super::hidden::LockedName;
 use super::{InodeRef, LOOKUP, Vfs};
 
 /// The number of the character device that overlayfs takes for a name that is not there.
@@ -236,8 +238,7 @@ impl Vfs {
         let key = dir.key();
         let changes = self.dcache.inodes.changes();
         self.dcache.counters.fills.add(1);
-        let source = self.source(dir.now.inode);
-        let answer = self.fs(dir.now.inode).lookup(self.node(&source), needle.name);
+        let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, needle.name));
         if missing == Missing::Dropped && matches!(answer, Err(Errno::NOENT)) {
             return Ok(None);
         }
@@ -436,8 +437,7 @@ impl Vfs {
                 .and_then(|()| self.inherit(cred, parent, what))
                 .or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
             let (key, changes) = (dir.key(), self.dcache.inodes.changes());
-            let source = self.source(dir.now.inode);
-            let made = self.fs(dir.now.inode).make(self.node(&source), name, &what);
+            let made = self.with_node(dir.now.inode, |fs, node| fs.make(node, name, &what));
             let attr = made.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
@@ -470,8 +470,7 @@ impl Vfs {
             self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
             let what = self.inherit(cred, dir.slot, what)?;
             let changes = self.dcache.inodes.changes();
-            let source = self.source(dir.slot);
-            let attr = self.fs(dir.slot).tmpfile(self.node(&source), &what)?;
+            let attr = self.with_node(dir.slot, |fs, node| fs.tmpfile(node, &what))?;
             Ok((self.enter(dir.slot, &attr, changes, None)?, attr))
         })
     }
@@ -507,12 +506,14 @@ impl Vfs {
             };
             allowed.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
             let key = dir.key();
-            let (file, parent) = (self.source(inode.slot), self.source(dir.now.inode));
-            let fs = self.fs(dir.now.inode);
-            let linked = fs.link(self.node(&file), self.node(&parent), name);
+            let linked = {
+                let call = self.call(dir.now.inode);
+                let (file, parent) = (call.node(inode.slot), call.node(dir.now.inode));
+                call.fs().link(file.node(), parent.node(), name)
+            };
             let attr = linked.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
             self.publish_change(&dir, key, &needle, inode, &claim);
-            Ok(attr)
+            Ok(self.without_hidden_link(inode.slot, attr))
         })
     }
 
@@ -542,14 +543,17 @@ impl Vfs {
                 _ if self.is_mounted_on(&found) => return Err(Errno::BUSY),
                 _ => {}
             }
-            let (parent, victim) = (self.source(dir.now.inode), self.source(found.inode));
-            let removed =
-                self.fs(dir.now.inode).remove(self.node(&parent), name, self.node(&victim));
+            let lock = self.lock_move(&[dir.now.inode], [found.inode, 0])?;
+            let path = KnownPath::above(lock.as_ref(), 0);
+            let parent = self.known_node(dir.now.inode, &path);
+            let at = LockedName { dir: parent, path: &path, name };
+            let removed = self.remove_in_backend(at, &found);
             self.wait_for_crossings(found.directory());
             removed.map_err(|error| self.doubted(Some(&found), error))?;
             if let Ok(dentry) = found.into_dentry() {
                 self.dcache.remove(dentry.into_slot());
             }
+            drop(lock);
             Ok(())
         })
     }
@@ -704,8 +708,8 @@ impl Vfs {
             what.mode = mode::S_IFLNK | 0o777;
             return Ok(what);
         }
-        let source = self.source(dir);
-        if let Some(default) = self.fs(dir).get_acl(self.node(&source), AclKind::Default)? {
+        let default = self.with_node(dir, |fs, node| fs.get_acl(node, AclKind::Default))?;
+        if let Some(default) = default {
             let (bits, access) = default.inherit(what.mode & 0o777);
             what.mode = (what.mode & !0o777) | bits;
             what.access_acl = access;

@@ -17,7 +17,9 @@ use std::collections::HashSet;
 
 use corewalk_sync::{CachePadded, Condvar, Mutex};
 
+use super::call::KnownPath;
 use super::held::{DentryHold, Dir, Found};
+use super::hidden::LockedName;
 use super::names::{Cached, Missing};
 use super::{InodeRef, Vfs};
 use crate::Errno;
@@ -191,15 +193,25 @@ impl<'v> Rename<'v, '_> {
         self.check(source, target).map_err(Failed::Before)?;
         let key = self.new_dir.key();
         let slots = [self.old_dir.now.slot, self.new_dir.now.slot];
+        let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
+        let moved = [source.inode, target.map_or(0, |target| target.inode)];
+        let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
+        // Entered with the path locks: a rename that waits for them crosses nothing yet.
         let crossing = self.changes_parent().then(|| vfs.crossings.enter(slots));
-        let (a, b) = (vfs.source(self.old_dir.now.inode), vfs.source(self.new_dir.now.inode));
-        let (from, to) = ((vfs.node(&a), self.old.name), (vfs.node(&b), self.new.name));
-        vfs.fs(self.old_dir.now.inode).rename(from, to, mode).map_err(Failed::InBackEnd)?;
+        let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
+        let names = [self.old.name, self.new.name];
+        let [from, to] = [0, 1].map(|index| LockedName {
+            dir: vfs.known_node(dirs[index], &paths[index]),
+            path: &paths[index],
+            name: names[index],
+        });
+        let renamed = vfs.rename_in_backend(from, to, (source, target), mode);
+        renamed.map_err(Failed::InBackEnd)?;
         if mode != RenameMode::Exchange {
             vfs.wait_for_crossings(target.and_then(Found::directory));
         }
         self.commit(source, target, key, claim);
-        drop((crossing, announced));
+        drop((crossing, lock, announced));
         Ok(())
     }
 

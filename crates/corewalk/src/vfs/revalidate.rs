@@ -62,8 +62,7 @@ impl Vfs {
     /// Returns true if the back end says of a name what is cached of it. The caller holds its claim.
     fn is_still(&self, dir: &Dir<'_>, needle: &Needle<'_>, found: &Found<'_>) -> bool {
         let changes = self.dcache.inodes.changes();
-        let source = self.source(dir.now.inode);
-        let answer = self.fs(dir.now.inode).lookup(self.node(&source), needle.name);
+        let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, needle.name));
         // What another answer leads to is told that it is not used, as after every lookup.
         let entered = answer.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);

@@ -1,0 +1,156 @@
+//! One call of a back end: the inodes it is about, and the paths that it asks for.
+//!
+//! A call takes a path lock when the back end asks for a path, and not before: a back end that
+//! reaches an open file by its handle never waits for a rename. The locks go when the call ends.
+
+use std::sync::OnceLock;
+
+use corewalk_sync::Mutex;
+
+use super::paths::{MoveLock, Nesting, PathLock, Paths};
+use super::{Superblock, Vfs};
+use crate::Errno;
+use crate::fs::{FileSystem, Node, PathSource};
+
+/// A call of a back end, with the path locks that it has taken so far.
+pub(crate) struct Call<'v> {
+    vfs: &'v Vfs,
+    superblock: &'v Superblock,
+    locks: Mutex<Vec<PathLock<'v>>>,
+}
+
+/// An inode of a call.
+pub(crate) struct CallNode<'c, 'v> {
+    call: &'c Call<'v>,
+    inode: u32,
+    path: OnceLock<Result<Vec<u8>, Errno>>,
+}
+
+/// The path of a directory that a rename or a removal has locked, or of a name in it; None for a
+/// back end by number.
+pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
+
+impl Vfs {
+    /// Returns what the back end says of an inode. A path that it asked for stays true meanwhile.
+    #[inline]
+    pub(crate) fn with_node<T>(
+        &self,
+        inode: u32,
+        question: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let call = self.call(inode);
+        let node = call.node(inode);
+        question(call.fs(), node.node())
+    }
+
+    /// As [`Vfs::with_node`], of an inode that must exist: a back end by path finds nothing under
+    /// its path if it does not.
+    ///
+    /// # Errors
+    /// `ESTALE` where the back end by path says `ENOENT`, or the inode has no path; else what the
+    /// back end says.
+    #[inline]
+    pub(crate) fn with_inode<T>(
+        &self,
+        inode: u32,
+        question: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        self.with_node(inode, question).map_err(|error| match error {
+            Errno::NOENT if self.superblock(inode).paths.is_some() => Errno::STALE,
+            error => error,
+        })
+    }
+
+    /// Returns a call of the back end of `inode`.
+    #[inline]
+    pub(crate) fn call(&self, inode: u32) -> Call<'_> {
+        Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
+    }
+
+    /// Returns the locks of a rename or a removal of the inodes `moved` (0 is none) in the
+    /// directories `above`; None for a back end by number.
+    ///
+    /// # Errors
+    /// `ENOENT` if a directory has no name any more.
+    pub(super) fn lock_move(
+        &self,
+        above: &[u32],
+        moved: [u32; 2],
+    ) -> Result<Option<MoveLock<'_>>, Errno> {
+        match &self.superblock(above[0]).paths {
+            None => Ok(None),
+            Some(paths) => paths.lock_move(&self.dcache, above, moved).map(Some),
+        }
+    }
+
+    /// Returns an inode of a rename or a removal as its back end sees it.
+    pub(super) fn known_node<'a>(&self, inode: u32, path: &'a KnownPath) -> Node<'a> {
+        let inodes = &self.dcache.inodes;
+        Node::with_source(inodes.ino(inode), inodes.kind(inode), path)
+    }
+}
+
+impl<'v> Call<'v> {
+    /// Returns the back end.
+    #[inline]
+    pub(crate) fn fs(&self) -> &'v dyn FileSystem {
+        &*self.superblock.fs
+    }
+
+    /// Returns an inode of this call.
+    #[inline]
+    pub(crate) fn node(&self, inode: u32) -> CallNode<'_, 'v> {
+        CallNode { call: self, inode, path: OnceLock::new() }
+    }
+
+    fn lock_path(&self, inode: u32) -> Result<Vec<u8>, Errno> {
+        let paths: &Paths = self.superblock.paths.as_ref().ok_or(Errno::OPNOTSUPP)?;
+        let mut locks = self.locks.lock();
+        let nesting = if locks.is_empty() { Nesting::First } else { Nesting::Further };
+        let (path, lock) = paths.lock(&self.vfs.dcache, inode, nesting)?;
+        locks.push(lock);
+        Ok(path)
+    }
+}
+
+impl CallNode<'_, '_> {
+    /// Returns the inode as its back end sees it.
+    #[inline]
+    pub(crate) fn node(&self) -> Node<'_> {
+        let inodes = &self.call.vfs.dcache.inodes;
+        Node::with_source(inodes.ino(self.inode), inodes.kind(self.inode), self)
+    }
+}
+
+impl PathSource for CallNode<'_, '_> {
+    fn path(&self) -> Result<Vec<u8>, Errno> {
+        self.path.get_or_init(|| self.call.lock_path(self.inode)).clone()
+    }
+
+    fn other_paths(&self) -> Vec<Vec<u8>> {
+        crate::dpath::other_inode_paths(&self.call.vfs.dcache, self.inode)
+    }
+}
+
+impl KnownPath {
+    /// Returns the path of the directory that was given at `index` to [`Vfs::lock_move`].
+    pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
+        KnownPath(lock.map(|lock| lock.above[index].clone()))
+    }
+
+    /// Returns the path of `name` in this directory.
+    pub(super) fn child(&self, name: &[u8]) -> KnownPath {
+        let child = |dir: &Vec<u8>| [dir.strip_suffix(b"/").unwrap_or(dir), b"/", name].concat();
+        KnownPath(self.0.as_ref().map(child))
+    }
+}
+
+impl PathSource for KnownPath {
+    fn path(&self) -> Result<Vec<u8>, Errno> {
+        self.0.clone().ok_or(Errno::OPNOTSUPP)
+    }
+
+    fn other_paths(&self) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,178 @@
+//! Unlinked files of a back end that has paths and nothing else ([`Addressing::PathOnly`]).
+//!
+//! A file that is open when its last name goes stays usable. A back end by path alone could reach
+//! it no more, so the removal becomes a rename to a hidden name in the root directory, and the file
+//! is removed when it is closed or forgotten. A rename that replaces a file first gives that file a
+//! hidden name, whether it is open or not: a client that has looked the name up and opens it next
+//! must get the old file or the new one, and no error. A hard link keeps the replacement atomic for
+//! all who look at the back end from outside; without links the file is moved there first.
+//!
+//! A hidden name is a link more than the client knows of, so link counts are told without it.
+//!
+//! # What it does not do
+//! The hidden name is in the root directory, so that a directory whose removed files are still open
+//! can be removed itself. A back end that cannot rename to there (`EXDEV`, `EACCES`) loses the file.
+//!
+//! Source: libfuse `hide_node`; NFS "silly rename" (Linux `fs/nfs/unlink.c`).
+
+use super::call::KnownPath;
+use super::held::Found;
+use super::paths::Hidden;
+use super::{InodeRef, Superblock, Vfs};
+use crate::Errno;
+use crate::attr::{Attr, FileKind};
+use crate::dpath;
+use crate::fs::{Node, RenameMode};
+use crate::name::Name;
+
+/// A name in a directory of a back end, which a rename or a removal has locked.
+#[derive(Clone, Copy)]
+pub(super) struct LockedName<'a> {
+    pub(super) dir: Node<'a>,
+    pub(super) path: &'a KnownPath,
+    pub(super) name: Name<'a>,
+}
+
+/// How a file that a rename replaces has got its hidden name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// Beside its name.
+    Linked,
+    /// In place of its name.
+    Moved,
+}
+
+impl Vfs {
+    /// Removes `victim` from its back end: for good, or to a hidden name if it is open and the back
+    /// end has nothing but paths. The caller has locked the name.
+    pub(super) fn remove_in_backend(
+        &self,
+        at: LockedName<'_>,
+        victim: &Found<'_>,
+    ) -> Result<(), Errno> {
+        let superblock = self.superblock(victim.inode);
+        let path = at.path.child(at.name.as_bytes());
+        let node = self.known_node(victim.inode, &path);
+        let is_open = superblock.paths.as_ref().is_some_and(|paths| paths.is_open(victim.inode));
+        if is_open && !victim.is_directory() && superblock.hide(victim.inode, node, at).is_ok() {
+            return Ok(());
+        }
+        superblock.fs.remove(at.dir, at.name, node)
+    }
+
+    /// Renames in the back end, and keeps the file that is replaced if the back end has nothing but
+    /// paths. The caller has locked both names.
+    pub(super) fn rename_in_backend(
+        &self,
+        from: LockedName<'_>,
+        to: LockedName<'_>,
+        (source, target): (&Found<'_>, Option<&Found<'_>>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        let superblock = self.superblock(source.inode);
+        let rename = || superblock.fs.rename((from.dir, from.name), (to.dir, to.name), mode);
+        let hides = superblock.paths.as_ref().is_some_and(|paths| paths.hides());
+        match target {
+            Some(victim) if hides && mode != RenameMode::Exchange && !victim.is_directory() => {
+                let path = to.path.child(to.name.as_bytes());
+                let node = self.known_node(victim.inode, &path);
+                superblock.replace(victim.inode, node, to, rename)
+            }
+            _ => rename(),
+        }
+    }
+
+    /// Counts a close of `inode`. After the last one a file that was removed meanwhile goes, unless
+    /// nothing but its hidden name is left: then it goes when it is forgotten, since a client that
+    /// has looked it up may open it still.
+    pub(super) fn closed(&self, inode: &InodeRef<'_>) {
+        let superblock = self.superblock(inode.slot);
+        let Some(paths) = &superblock.paths else { return };
+        let is_named = || dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
+        if !paths.count_close(inode.slot) || !is_named() {
+            return;
+        }
+        let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, 0]) else { return };
+        if let Some(hidden) = paths.take_hidden(inode.slot) {
+            superblock.remove_hidden(&hidden);
+        }
+    }
+
+    /// Returns the attributes of an inode without the link that is its hidden name.
+    pub(super) fn without_hidden_link(&self, inode: u32, attr: Attr) -> Attr {
+        match &self.superblock(inode).paths {
+            Some(paths) if paths.is_hidden(inode) => {
+                Attr { nlink: attr.nlink.saturating_sub(1), ..attr }
+            }
+            _ => attr,
+        }
+    }
+}
+
+impl Superblock {
+    /// Removes a hidden name from the back end. Nothing waits for the answer: if the back end
+    /// fails, the name stays behind.
+    pub(super) fn remove_hidden(&self, hidden: &Hidden) {
+        let (root, path) = (root_path(), KnownPath(Some(hidden.path())));
+        let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
+        let node = Node::with_source(hidden.ino, hidden.kind, &path);
+        if let Ok(name) = Name::new(&hidden.name) {
+            let _ = self.fs.remove(dir, name, node);
+        }
+    }
+
+    /// Moves a file to a hidden name.
+    fn hide(&self, inode: u32, node: Node<'_>, at: LockedName<'_>) -> Result<(), Errno> {
+        let hidden = self.new_hidden(node)?;
+        let root = root_path();
+        let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
+        self.fs.rename((at.dir, at.name), (dir, Name::new(&hidden.name)?), RenameMode::Replace)?;
+        self.note_hidden(inode, hidden);
+        Ok(())
+    }
+
+    /// Runs `rename`, which replaces the file `node`, after that file has got a hidden name.
+    fn replace(
+        &self,
+        inode: u32,
+        node: Node<'_>,
+        to: LockedName<'_>,
+        rename: impl Fn() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let hidden = self.new_hidden(node)?;
+        let (root, name) = (root_path(), Name::new(&hidden.name)?);
+        let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
+        let move_it = |from, to| self.fs.rename(from, to, RenameMode::Replace);
+        let kept = match self.fs.link(node, dir, name) {
+            Ok(_) => Kept::Linked,
+            Err(_) => match move_it((to.dir, to.name), (dir, name)) {
+                Ok(()) => Kept::Moved,
+                Err(_) => return rename(),
+            },
+        };
+        let done = rename();
+        match (done, kept) {
+            (Ok(()), _) => self.note_hidden(inode, hidden),
+            (Err(_), Kept::Linked) => self.remove_hidden(&hidden),
+            (Err(_), Kept::Moved) => drop(move_it((dir, name), (to.dir, to.name))),
+        }
+        done
+    }
+
+    /// Notes the hidden name of a file, and removes the one that the file had before.
+    fn note_hidden(&self, inode: u32, hidden: Hidden) {
+        let before = self.paths.as_ref().and_then(|paths| paths.hide(inode, hidden));
+        if let Some(before) = before {
+            self.remove_hidden(&before);
+        }
+    }
+
+    fn new_hidden(&self, node: Node<'_>) -> Result<Hidden, Errno> {
+        let paths = self.paths.as_ref().ok_or(Errno::OPNOTSUPP)?;
+        Ok(Hidden { name: paths.new_hidden_name(), ino: node.ino(), kind: node.kind() })
+    }
+}
+
+fn root_path() -> KnownPath {
+    KnownPath(Some(b"/".to_vec()))
+}

@@ -1,0 +1,344 @@
+//! Path locks: a path that a back end is given stays true until its call returns.
+//!
+//! A back end by path is asked about an inode and works on whatever its path leads to. If a
+//! directory above is renamed in between, the path leads nowhere, or to another file (trap X1). So
+//! each call that asks for a path takes a shared lock on the inode and on every directory above it,
+//! and each rename or removal takes an exclusive lock on the inodes that lose or change a name.
+//! Both last until the back end has answered; that of a rename lasts until the cache has the new
+//! name, so that no path is translated from a name that the back end no longer has.
+//!
+//! One table per file system has all of them. An entry names the inodes of its path, so a rename
+//! looks through the entries for the inode that it moves, and a call looks through the renames for
+//! an inode of its path. There are as many entries as calls under way. Renames elsewhere share
+//! nothing with a call but a short look at this table.
+//!
+//! # Guarantees
+//! - L.1: while a call holds the path of an inode, no rename or removal of that inode, or of a
+//!   directory above it, is with the back end; nor is one in the cache's future that the back end
+//!   has already made.
+//! - L.2: a call that waits holds no shared lock, or waits for renames that are with the back end
+//!   only. A rename that waits holds nothing here.
+//! - L.3: a waiting rename is not overtaken for ever: calls and renames that come later, and
+//!   conflict, wait for it.
+//!
+//! # Why nothing waits in a circle
+//! A rename that has its locks needs no others. So each wait for one that has its locks ends. The
+//! other waits are for an earlier ticket. Claims of names and of attributes are taken before a path
+//! lock, and nothing that holds a path lock takes one: the lock is released as soon as the back end
+//! has answered, and a rename takes it when all its checks are done. Two renames of directories
+//! that could each wait for the other's path would make a loop; `Moves` lets only one of them
+//! through.
+//!
+//! # Locks
+//! The table's lock is taken after claims and before `topology`; no back end is called under it.
+//!
+//! Source: libfuse `lib/fuse.c` (`get_path_wrlock`, `try_get_path2`), which locks each node of the path.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+use corewalk_sync::{Condvar, Mutex};
+
+use crate::Errno;
+use crate::attr::FileKind;
+use crate::dcache::Dcache;
+use crate::dpath::{self, Chain};
+use crate::fs::Addressing;
+
+/// The path locks of one file system.
+pub(crate) struct Paths {
+    table: Mutex<Table>,
+    released: Condvar,
+    addressing: Addressing,
+    /// How the names begin that unlinked files are kept under. No client can guess it.
+    hidden_prefix: String,
+}
+
+#[derive(Default)]
+struct Table {
+    last_ticket: u64,
+    /// The paths that calls hold.
+    calls: Vec<Held>,
+    /// Renames and removals that have their locks, or wait for them.
+    moves: Vec<Move>,
+    waiting: u32,
+    /// How often each inode is open. Kept for [`Addressing::PathOnly`] alone.
+    opens: HashMap<u32, u32>,
+    /// The names under which unlinked files are kept, by inode.
+    hidden: HashMap<u32, Hidden>,
+    hidden_count: u64,
+}
+
+/// A file that is kept under a hidden name in the root directory.
+pub(crate) struct Hidden {
+    pub(crate) name: Vec<u8>,
+    pub(crate) ino: u64,
+    pub(crate) kind: FileKind,
+}
+
+/// A path that a call holds.
+struct Held {
+    ticket: u64,
+    inodes: Vec<u32>,
+}
+
+/// A rename or a removal.
+struct Move {
+    ticket: u64,
+    is_granted: bool,
+    /// The inodes that lose or change a name; 0 is none.
+    moved: [u32; 2],
+    /// The inodes of the paths of its directories.
+    above: Vec<u32>,
+}
+
+/// A shared lock on an inode and on the directories above it, for one call.
+#[must_use]
+pub(crate) struct PathLock<'a> {
+    paths: &'a Paths,
+    ticket: u64,
+}
+
+/// The locks of a rename or a removal, and the paths of its directories.
+#[must_use]
+pub(crate) struct MoveLock<'a> {
+    paths: &'a Paths,
+    ticket: u64,
+    /// The paths of the directories, in the order in which they were given.
+    pub(crate) above: Vec<Vec<u8>>,
+}
+
+/// Whether the call that asks for a path holds another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nesting {
+    /// It is the first path of the call.
+    First,
+    /// The call holds a path: it may not wait for a rename that may be waiting for it.
+    Further,
+}
+
+impl Paths {
+    /// Returns the path locks of a back end, None for one that works by number.
+    pub(crate) fn new(addressing: Addressing) -> Option<Paths> {
+        (addressing != Addressing::Number).then(|| Paths {
+            table: Mutex::new(Table::default()),
+            released: Condvar::new(),
+            addressing,
+            hidden_prefix: format!(".corewalk-hidden-{:016x}-", RandomState::new().hash_one(0)),
+        })
+    }
+
+    /// Returns a path of `inode` that stays true until the lock is dropped. Waits for renames and
+    /// removals of the inode and of directories above it.
+    ///
+    /// # Errors
+    /// `ENOENT` if the inode has no name.
+    pub(crate) fn lock(
+        &self,
+        dcache: &Dcache,
+        inode: u32,
+        nesting: Nesting,
+    ) -> Result<(Vec<u8>, PathLock<'_>), Errno> {
+        let mut table = self.table.lock();
+        let ticket = table.next_ticket();
+        loop {
+            let Chain { path, inodes } = self.chain(&table, dcache, inode)?;
+            let must_wait = table.moves.iter().any(|other| {
+                let is_before = nesting == Nesting::First && other.ticket < ticket;
+                (other.is_granted || is_before) && other.moves_any(&inodes)
+            });
+            if !must_wait {
+                table.calls.push(Held { ticket, inodes });
+                return Ok((path, PathLock { paths: self, ticket }));
+            }
+            table.waiting += 1;
+            self.released.wait(&mut table);
+            table.waiting -= 1;
+        }
+    }
+
+    /// Returns the exclusive locks on the inodes `moved` (0 is none), and the paths of the
+    /// directories `above`, which stay true. Waits for calls that hold a path with one of the
+    /// inodes, and for earlier renames and removals that these cross.
+    ///
+    /// # Errors
+    /// `ENOENT` if one of the directories has no name.
+    pub(crate) fn lock_move(
+        &self,
+        dcache: &Dcache,
+        above: &[u32],
+        moved: [u32; 2],
+    ) -> Result<MoveLock<'_>, Errno> {
+        let mut table = self.table.lock();
+        let ticket = table.next_ticket();
+        table.moves.push(Move { ticket, is_granted: false, moved, above: Vec::new() });
+        // Takes the entry back if a directory is gone.
+        let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
+        loop {
+            let chains: Result<Vec<Chain>, Errno> =
+                above.iter().map(|&inode| self.chain(&table, dcache, inode)).collect();
+            let chains = match chains {
+                Ok(chains) => chains,
+                Err(error) => {
+                    drop(table);
+                    return Err(error);
+                }
+            };
+            let inodes: Vec<u32> = chains.iter().flat_map(|it| it.inodes.iter().copied()).collect();
+            let is_free = table.is_free_for(ticket, moved, &inodes);
+            let entry = table.entry(ticket);
+            (entry.is_granted, entry.above) = (is_free, inodes);
+            if is_free {
+                lock.above = chains.into_iter().map(|it| it.path).collect();
+                return Ok(lock);
+            }
+            table.waiting += 1;
+            self.released.wait(&mut table);
+            table.waiting -= 1;
+        }
+    }
+
+    /// Returns true if unlinked files are to be kept under a hidden name.
+    pub(crate) fn hides(&self) -> bool {
+        self.addressing == Addressing::PathOnly
+    }
+
+    /// Counts an open of `inode` that is about to be made. One that fails is counted back by
+    /// [`Paths::count_close`].
+    pub(crate) fn count_open(&self, inode: u32) {
+        if self.hides() {
+            *self.table.lock().opens.entry(inode).or_default() += 1;
+        }
+    }
+
+    /// Counts a close. Returns true if it was the last one of a file with a hidden name.
+    pub(crate) fn count_close(&self, inode: u32) -> bool {
+        if !self.hides() {
+            return false;
+        }
+        let mut table = self.table.lock();
+        let Some(count) = table.opens.get_mut(&inode) else { return false };
+        *count -= 1;
+        if *count > 0 {
+            return false;
+        }
+        table.opens.remove(&inode);
+        table.hidden.contains_key(&inode)
+    }
+
+    /// Returns true if `inode` is open.
+    pub(crate) fn is_open(&self, inode: u32) -> bool {
+        self.table.lock().opens.contains_key(&inode)
+    }
+
+    /// Returns a name for an unlinked file that no other has.
+    pub(crate) fn new_hidden_name(&self) -> Vec<u8> {
+        let mut table = self.table.lock();
+        table.hidden_count += 1;
+        format!("{}{}", self.hidden_prefix, table.hidden_count).into_bytes()
+    }
+
+    /// Returns true if `name`, in the root directory, is one of an unlinked file.
+    pub(crate) fn is_hidden_name(&self, name: &[u8]) -> bool {
+        self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
+    }
+
+    /// Notes the hidden name of `inode`. A name that it has already is returned: a file with two
+    /// names may lose both.
+    pub(crate) fn hide(&self, inode: u32, hidden: Hidden) -> Option<Hidden> {
+        self.table.lock().hidden.insert(inode, hidden)
+    }
+
+    /// Returns true if `inode` has a hidden name.
+    pub(crate) fn is_hidden(&self, inode: u32) -> bool {
+        self.hides() && self.table.lock().hidden.contains_key(&inode)
+    }
+
+    /// Takes the hidden name of `inode`, if it has one: the caller removes it.
+    pub(crate) fn take_hidden(&self, inode: u32) -> Option<Hidden> {
+        if !self.hides() {
+            return None;
+        }
+        self.table.lock().hidden.remove(&inode)
+    }
+
+    /// Takes all hidden names.
+    pub(crate) fn take_all_hidden(&self) -> Vec<Hidden> {
+        self.table.lock().hidden.drain().map(|(_, hidden)| hidden).collect()
+    }
+
+    /// Returns a path of `inode`, and the inodes on it.
+    fn chain(&self, table: &Table, dcache: &Dcache, inode: u32) -> Result<Chain, Errno> {
+        match (dpath::chain_of_inode(dcache, inode), table.hidden.get(&inode)) {
+            (Err(Errno::NOENT), Some(hidden)) => {
+                Ok(Chain { path: hidden.path(), inodes: vec![inode] })
+            }
+            (chain, _) => chain,
+        }
+    }
+
+    fn release(&self, change: impl FnOnce(&mut Table)) {
+        let mut table = self.table.lock();
+        change(&mut table);
+        let is_waited_for = table.waiting > 0;
+        drop(table);
+        if is_waited_for {
+            self.released.notify_all();
+        }
+    }
+}
+
+impl Hidden {
+    /// Returns the path of the hidden name.
+    pub(crate) fn path(&self) -> Vec<u8> {
+        [b"/", &self.name[..]].concat()
+    }
+}
+
+impl Table {
+    fn next_ticket(&mut self) -> u64 {
+        self.last_ticket += 1;
+        self.last_ticket
+    }
+
+    fn entry(&mut self, ticket: u64) -> &mut Move {
+        self.moves.iter_mut().find(|it| it.ticket == ticket).expect("it is in the table")
+    }
+
+    /// Returns true if a move may have its locks: of inodes that no call has in its path, and with
+    /// directories that no other move carries along.
+    fn is_free_for(&self, ticket: u64, moved: [u32; 2], above: &[u32]) -> bool {
+        let is_moved = |inodes: &[u32]| moved.iter().any(|it| *it != 0 && inodes.contains(it));
+        let is_before =
+            |other: &&Move| other.ticket != ticket && (other.is_granted || other.ticket < ticket);
+        let crosses = |other: &Move| {
+            other.moves_any(above) || other.moves_any(&moved) || is_moved(&other.above)
+        };
+        !self.calls.iter().any(|call| is_moved(&call.inodes))
+            && !self.moves.iter().filter(is_before).any(crosses)
+    }
+}
+
+impl Move {
+    fn moves_any(&self, inodes: &[u32]) -> bool {
+        self.moved.iter().any(|it| *it != 0 && inodes.contains(it))
+    }
+}
+
+impl Drop for PathLock<'_> {
+    fn drop(&mut self) {
+        self.paths.release(|table| {
+            let at = table.calls.iter().position(|call| call.ticket == self.ticket);
+            table.calls.swap_remove(at.expect("a lock is held until it is dropped"));
+        });
+    }
+}
+
+impl Drop for MoveLock<'_> {
+    fn drop(&mut self) {
+        self.paths.release(|table| {
+            let at = table.moves.iter().position(|it| it.ticket == self.ticket);
+            table.moves.swap_remove(at.expect("a lock is held until it is dropped"));
+        });
+    }
+}

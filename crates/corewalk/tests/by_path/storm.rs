@@ -1,0 +1,251 @@
+//! A storm over a slow back end by path, judged by what each file contains.
+
+use std::time::Duration;
+
+use corewalk::attr::mode::S_IFDIR;
+use corewalk::{Cred, InodeRef, Make, May, Name, Removal, RenameMode, Vfs, VfsOptions};
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::rng::Seed;
+
+use crate::tree::{Links, PathTree};
+
+/// Calls of the storm without pauses, unless `COREWALK_STORM_CALLS` says otherwise.
+const CALLS: u64 = 60_000;
+/// Threads, one of each role and two that read.
+const THREADS: usize = 5;
+/// What the file that is never changed contains.
+const HELD: &[u8] = b"the file that stays";
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).expect("a name")
+}
+
+/// A storm: what it runs on, and how far it has got.
+struct Storm<'v> {
+    vfs: &'v Vfs,
+    cred: Cred,
+    /// `/a/d/e`, or wherever it is now.
+    dir: InodeRef<'v>,
+    held: InodeRef<'v>,
+    calls: AtomicU64,
+    calls_max: u64,
+    /// The last version that was published.
+    published: AtomicU64,
+}
+
+impl<'v> Storm<'v> {
+    fn new(vfs: &'v Vfs, calls_max: u64) -> Storm<'v> {
+        let cred = Cred::root();
+        let make_dir = |at: &InodeRef<'_>, text| {
+            vfs.make(&cred, at, name(text), Make::new(S_IFDIR | 0o755, 0, 0)).unwrap().0.ino()
+        };
+        let root = vfs.root();
+        let a = vfs.lookup(&cred, &root, name("a"));
+        drop(a);
+        make_dir(&root, "a");
+        let a = vfs.lookup(&cred, &root, name("a")).unwrap();
+        make_dir(&a, "d");
+        let d = vfs.lookup(&cred, &a, name("d")).unwrap();
+        make_dir(&d, "e");
+        let dir = vfs.lookup(&cred, &d, name("e")).unwrap();
+        let held = vfs.make(&cred, &dir, name("held"), Make::new(0o644, 0, 0)).unwrap().0;
+        vfs.write(&cred, &held, 0, 0, HELD).unwrap();
+        let storm = Storm {
+            vfs,
+            cred,
+            dir,
+            held,
+            calls: AtomicU64::new(0),
+            calls_max,
+            published: AtomicU64::new(0),
+        };
+        storm.publish(1);
+        storm
+    }
+
+    /// Counts calls; false once there have been enough.
+    fn goes_on(&self, calls: u64) -> bool {
+        // ORDERING: Relaxed. It ends the storm, and publishes nothing.
+        self.calls.fetch_add(calls, Ordering::Relaxed) < self.calls_max
+    }
+
+    /// Moves directories above to and fro.
+    fn move_above(&self, turn: u64) {
+        let (vfs, cred, root) = (self.vfs, &self.cred, self.vfs.root());
+        let rename = |dir: &InodeRef<'_>, from, to, mode| {
+            vfs.rename(cred, (dir, name(from)), (dir, name(to)), mode).unwrap();
+        };
+        match turn % 4 {
+            0 => rename(&root, "a", "b", RenameMode::Replace),
+            1 => {
+                let b = vfs.lookup(cred, &root, name("b")).unwrap();
+                rename(&b, "d", "x", RenameMode::NoReplace);
+            }
+            2 => {
+                let b = vfs.lookup(cred, &root, name("b")).unwrap();
+                let to = (&root, name("d"));
+                vfs.rename(cred, (&b, name("x")), to, RenameMode::Replace).unwrap();
+                vfs.rename(cred, to, (&b, name("d")), RenameMode::Replace).unwrap();
+            }
+            _ => rename(&root, "b", "a", RenameMode::Replace),
+        }
+    }
+
+    /// Publishes a version by rename over the one before.
+    fn publish(&self, version: u64) {
+        let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
+        let (file, _) = vfs.make(cred, dir, name("new"), Make::new(0o644, 0, 0)).unwrap();
+        let handle = vfs.open(cred, &file, 1, May::WRITE).unwrap();
+        let text = format!("version {version} of it");
+        assert_eq!(vfs.write(cred, &file, handle, 0, text.as_bytes()), Ok(text.len()));
+        vfs.release(&file, handle);
+        let (from, to) = ((dir, name("new")), (dir, name("current")));
+        vfs.rename(cred, from, to, RenameMode::Replace).unwrap();
+        // ORDERING: Relaxed. A lower bound for readers; a late view of it makes the check weaker.
+        self.published.store(version, Ordering::Relaxed);
+    }
+
+    /// Reads the version that is published, which must not be older than the one known before.
+    fn read_published(&self) {
+        let (vfs, cred) = (self.vfs, &self.cred);
+        // ORDERING: Relaxed. As in `publish`.
+        let before = self.published.load(Ordering::Relaxed);
+        let file = vfs.lookup(cred, &self.dir, name("current")).unwrap();
+        assert_eq!(vfs.getattr(&file).unwrap().ino, file.ino());
+        let handle = vfs.open(cred, &file, 0, May::READ).unwrap();
+        let text = self.read(&file, handle);
+        vfs.release(&file, handle);
+        let version = text.strip_prefix("version ").and_then(|rest| rest.strip_suffix(" of it"));
+        let version: u64 = version.and_then(|v| v.parse().ok()).expect(&text);
+        assert!(version >= before, "{version} after {before}");
+        let nlink = vfs.getattr(&file).unwrap().nlink;
+        assert!(nlink <= 1, "{nlink} links");
+    }
+
+    fn read(&self, file: &InodeRef<'_>, handle: u64) -> String {
+        let mut buf = [0; 64];
+        let count = self.vfs.read(file, handle, 0, &mut buf).unwrap();
+        String::from_utf8_lossy(&buf[..count]).into_owned()
+    }
+
+    /// Makes a file, and removes it while it is open, or leaves it there.
+    fn make(&self, turn: u64) {
+        let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
+        let text = format!("made{turn}");
+        let (file, _) = vfs.make(cred, dir, name(&text), Make::new(0o644, 0, 0)).unwrap();
+        let handle = vfs.open(cred, &file, 2, May::READ | May::WRITE).unwrap();
+        assert_eq!(vfs.write(cred, &file, handle, 0, text.as_bytes()), Ok(text.len()));
+        assert_eq!(vfs.lookup(cred, dir, name(&text)).unwrap().ino(), file.ino());
+        if !turn.is_multiple_of(16) {
+            vfs.remove(cred, dir, name(&text), Removal::Unlink).unwrap();
+            assert_eq!(vfs.getattr(&file).unwrap().nlink, 0);
+        }
+        assert_eq!(self.read(&file, handle), text);
+        vfs.release(&file, handle);
+    }
+}
+
+/// Turns that each thread makes at least.
+const TURNS_MIN: u64 = 4;
+
+/// Runs a storm of at least so many calls, and returns how many files were to be left and how often
+/// directories were moved.
+fn run(storm: &Storm<'_>) -> [u64; 2] {
+    let unfinished = AtomicU64::new(THREADS as u64);
+    let turns = race::run(THREADS, Seed::choose(), |racer| {
+        let mut turn = 0;
+        let _end = EndOnPanic { storm, unfinished: &unfinished };
+        let calls = [1, 5, 6, 6, 7][racer.thread];
+        // ORDERING: Relaxed. It ends the storm, and publishes nothing.
+        while storm.goes_on(calls) || unfinished.load(Ordering::Relaxed) > 0 {
+            match racer.thread {
+                0 => storm.move_above(turn),
+                1 => storm.publish(turn + 2),
+                2 | 3 => {
+                    storm.read_published();
+                    assert_eq!(storm.read(&storm.held, 0).as_bytes(), HELD);
+                }
+                _ => storm.make(turn),
+            }
+            turn += 1;
+            if turn == TURNS_MIN {
+                // ORDERING: Relaxed. As above.
+                let less = |left: u64| Some(left.saturating_sub(1));
+                let _ = unfinished.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            }
+        }
+        turn
+    });
+    [turns[4], turns[0]]
+}
+
+/// Ends the storm if its thread panics: the others would wait for it.
+struct EndOnPanic<'a> {
+    storm: &'a Storm<'a>,
+    unfinished: &'a AtomicU64,
+}
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // ORDERING: Relaxed. It ends the storm, and publishes nothing.
+            self.storm.calls.store(u64::MAX / 2, Ordering::Relaxed);
+            // ORDERING: Relaxed. As above.
+            self.unfinished.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Trap X1: no call fails, no call reaches another file, and no file is lost.
+fn storm(links: Links, call: Duration, rename: Duration, calls: u64) {
+    let _watchdog = Watchdog::start("a storm over a back end by path", Duration::from_secs(900));
+    let fs = PathTree::slow(links, call, rename);
+    let vfs = Vfs::new(fs.clone(), VfsOptions::default()).unwrap();
+    let (made, moved) = {
+        let storm = Storm::new(&vfs, calls);
+        let [made, moved] = run(&storm);
+        let path = String::from_utf8(storm.dir.path().unwrap()).unwrap();
+        for turn in (0..made).step_by(16) {
+            let text = format!("made{turn}");
+            assert_eq!(fs.content(&format!("{path}/{text}")), Some(text.into_bytes()), "lost");
+        }
+        let left = made.div_ceil(16) as usize;
+        assert_eq!(fs.names(&path).len(), left + 2, "`current` and `held` beside them");
+        (made, moved)
+    };
+    // ORDERING: Relaxed. All threads have been joined.
+    let [strays, calls] = [&fs.strays, &fs.calls].map(|count| count.load(Ordering::Relaxed));
+    assert_eq!(strays, 0, "a path led to another file");
+    println!("{calls} calls of the back end, {made} files made, directories moved {moved} times");
+    vfs.prune();
+    let hidden: Vec<String> = fs.names("/").into_iter().filter(|name| name.len() > 1).collect();
+    assert!(hidden.is_empty(), "{hidden:?} are left");
+}
+
+fn calls() -> u64 {
+    let given = std::env::var("COREWALK_STORM_CALLS").ok();
+    given.map_or(CALLS, |calls| calls.parse().expect("COREWALK_STORM_CALLS is a number"))
+}
+
+#[test]
+fn storm_without_pauses_has_no_false_error() {
+    storm(Links::Yes, Duration::ZERO, Duration::ZERO, calls());
+}
+
+#[test]
+fn storm_without_links_has_no_false_error() {
+    storm(Links::No, Duration::ZERO, Duration::ZERO, calls() / 4);
+}
+
+#[test]
+fn storm_with_calls_of_a_millisecond_has_no_false_error() {
+    let slow = Duration::from_millis(1);
+    storm(Links::Yes, slow, slow, calls() / 20);
+}
+
+#[test]
+fn storm_with_renames_of_300_milliseconds_has_no_false_error() {
+    storm(Links::Yes, Duration::ZERO, Duration::from_millis(300), calls() / 400);
+}
