@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod by_path;
 mod files;
 mod forgets;
 mod hooked;

@@ -1,0 +1,234 @@
+//! The example `mirror`, a back end by path, under renames of what its clients use.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::{
+    Addressing, Attr, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
+};
+use corewalk_fuse::Options;
+use corewalk_sync::primitives::thread;
+use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
+use rustix::fs::OFlags;
+
+use crate::site::{Folder, Site};
+
+#[path = "../../examples/mirror/fs.rs"]
+mod mirror;
+
+/// Reads of each reader.
+const READS: u32 = 300;
+
+/// A mirror whose renames take a while, before and after they are made.
+struct Slow {
+    inner: mirror::Mirror,
+    rename: Duration,
+}
+
+impl FileSystem for Slow {
+    fn addressing(&self) -> Addressing {
+        self.inner.addressing()
+    }
+
+    fn root(&self) -> Result<Attr, Errno> {
+        self.inner.root()
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.inner.lookup(dir, name)
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        self.inner.getattr(node)
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.inner.setattr(node, set)
+    }
+
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.inner.make(dir, name, what)
+    }
+
+    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.inner.link(node, dir, name)
+    }
+
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        self.inner.remove(dir, name, node)
+    }
+
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        thread::sleep(self.rename / 2);
+        let done = self.inner.rename(from, to, mode);
+        thread::sleep(self.rename / 2);
+        done
+    }
+
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        self.inner.readdir(dir, cookie, sink)
+    }
+
+    fn read(&self, node: Node<'_>, fh: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.inner.read(node, fh, at, buf)
+    }
+
+    fn write(&self, node: Node<'_>, fh: u64, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.inner.write(node, fh, at, bytes)
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        self.inner.statfs()
+    }
+}
+
+/// A mirror of a folder that goes with it.
+struct Mirrored {
+    site: Site,
+    _host: Host,
+}
+
+struct Host(Folder);
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(self.0.path());
+    }
+}
+
+impl Mirrored {
+    fn new(options: Options, rename: Duration) -> Option<Mirrored> {
+        let host = Host(Folder::new());
+        let inner = mirror::Mirror::new(host.0.path());
+        let site = Site::with_threads(Arc::new(Slow { inner, rename }), options, 4)?;
+        Some(Mirrored { site, _host: host })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.site.path(name)
+    }
+
+    fn host(&self) -> &Path {
+        self._host.0.path()
+    }
+}
+
+fn modes() -> [Options; 2] {
+    [Options::exclusive(), Options::shared()]
+}
+
+/// Opens a file so that each read reaches the server.
+fn open_direct(path: &Path) -> File {
+    let flags = OFlags::DIRECT.bits() as i32;
+    OpenOptions::new().read(true).custom_flags(flags).open(path).expect("the file opens")
+}
+
+/// Trap X1: an open file is read, and files are made, while directories above are renamed.
+#[test]
+fn open_file_is_read_under_renames_of_directories_above() {
+    for (options, rename, reads) in modes().into_iter().flat_map(|options| {
+        [(0, READS), (3, 60), (300, 4)]
+            .map(|(ms, reads)| (options.clone(), Duration::from_millis(ms), reads))
+    }) {
+        let Some(mirrored) = Mirrored::new(options, rename) else { return };
+        fs::create_dir_all(mirrored.path("a/d")).expect("folders");
+        fs::write(mirrored.path("a/d/f"), "content").expect("a file");
+        let file = open_direct(&mirrored.path("a/d/f"));
+        let dir = File::open(mirrored.path("a/d")).expect("the folder opens");
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let mover = scope.spawn(|| {
+                // ORDERING: Relaxed. A flag; nothing is published through it.
+                while !is_over.load(Ordering::Relaxed) {
+                    fs::rename(mirrored.path("a"), mirrored.path("b")).expect("it is renamed");
+                    fs::rename(mirrored.path("b"), mirrored.path("a")).expect("and back");
+                }
+            });
+            let ending = Ending(&is_over);
+            for i in 0..reads {
+                let mut buf = [0; 16];
+                let count = file.read_at(&mut buf, 0).unwrap_or_else(|e| panic!("read {i}: {e}"));
+                assert_eq!(&buf[..count], b"content");
+                let made = format!("made{i}");
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+                rustix::fs::openat(&dir, &*made, flags, 0o644.into()).expect("a file is made");
+            }
+            drop(ending);
+            mover.join().expect("the mover");
+        });
+        for i in 0..reads {
+            assert!(mirrored.host().join(format!("a/d/made{i}")).exists(), "file {i} is lost");
+        }
+    }
+}
+
+/// Ends the storm, also if a test fails.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. A flag; nothing is published through it.
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Trap X1: a file is published by rename over the one before, as editors and git do.
+#[test]
+fn file_that_is_published_by_rename_is_always_there() {
+    for (options, rename, reads) in modes()
+        .into_iter()
+        .flat_map(|options| [(0, READS), (3, 60)].map(|(ms, reads)| (options.clone(), ms, reads)))
+    {
+        let rename = Duration::from_millis(rename);
+        let Some(mirrored) = Mirrored::new(options, rename) else { return };
+        let (current, next) = (mirrored.path("current"), mirrored.path("next"));
+        fs::write(&current, "version 0").expect("a file");
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let publisher = scope.spawn(|| {
+                // ORDERING: Relaxed. A flag; nothing is published through it.
+                for version in (1..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                    fs::write(&next, format!("version {version}")).expect("a file");
+                    fs::rename(&next, &current).expect("it is published");
+                }
+            });
+            let ending = Ending(&is_over);
+            for i in 0..reads {
+                let text = fs::read_to_string(&current).unwrap_or_else(|e| panic!("read {i}: {e}"));
+                assert!(text.starts_with("version "), "read {i}: {text:?}");
+                assert!(fs::metadata(&current).expect("attributes").len() >= 9);
+            }
+            drop(ending);
+            publisher.join().expect("the publisher");
+        });
+    }
+}
+
+#[test]
+fn file_that_is_removed_while_open_stays_until_it_is_closed() {
+    for options in modes() {
+        let Some(mirrored) = Mirrored::new(options, Duration::ZERO) else { return };
+        fs::create_dir(mirrored.path("d")).expect("a folder");
+        fs::write(mirrored.path("d/f"), "content").expect("a file");
+        let file = open_direct(&mirrored.path("d/f"));
+        fs::remove_file(mirrored.path("d/f")).expect("it is removed");
+        fs::remove_dir(mirrored.path("d")).expect("the folder is empty");
+        assert_eq!(fs::read_dir(mirrored.site.root()).expect("a listing").count(), 0);
+        let mut buf = [0; 16];
+        assert_eq!(file.read_at(&mut buf, 0).expect("it can be read"), 7);
+        assert_eq!(file.metadata().expect("attributes").nlink(), 0);
+        drop(file);
+        // The kernel tells of the close and forgets the file a moment later.
+        while fs::read_dir(mirrored.host()).expect("a listing").count() > 0 {
+            thread::yield_now();
+        }
+    }
+}
