@@ -217,8 +217,7 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
 
 /// Checks what is on `devices`, as a mount leaves it that puts the log into the database.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
-    let mut database = open_database(devices, CACHE_BYTES)?;
-    let is_whole = database.check()?;
+    let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
     // Blocks that were lost are not there again because the log has later ones.
@@ -240,9 +239,6 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let secret = Secret::new(read_super(&snapshot)?.seed);
     let device_blocks = if is_short { blocks } else { devices.data.len()? / BLOCK_BYTES };
     let mut check = Check { device_blocks, ..Check::default() };
-    if !is_whole {
-        check.report.findings.push(Finding::Database);
-    }
     check.report.findings.extend(settled.err());
     check.read(&snapshot, &secret).map_err(|errno| refusal(&snapshot, errno))?;
     check.compare();

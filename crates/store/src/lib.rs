@@ -36,6 +36,8 @@
 //!   format version 1, which has no log, becomes one of version 2 when it is mounted.
 //! - S.5: a mount that is refused has changed no byte of the store, but for a `lock` that was missing. What
 //!   fails once the mount has begun to put the log into the database loses nothing either.
+//! - S.6: a mount refuses a store if `fsck` finds damaged pages in its database, or a block that is used twice. The mount
+//!   computes which blocks are free from records, so a record that a damaged page hides would cost its file those blocks.
 //!
 //! # Why redb
 //! | | redb 4 | fjall 3 | heed (LMDB) | SQLite |
@@ -74,7 +76,7 @@
 //! rusqlite. If redb ends, its part here is one table of keys and values, and `database` is all that knows of it.
 //!
 //! What decided is that faults can be put under it (`tests/store/cuts.rs`), that it has one file, and
-//! that it builds without C. Its price is the pass over all pages after a crash, and its commit, which the log
+//! that it builds without C. Its price is two passes over all pages for each mount, and its commit, which the log
 //! takes out of fsync's way.
 //!
 //! Its commit writes six to eight pages in four places, which took 190 to 270 us for a new file, where one
@@ -110,10 +112,13 @@
 //! - sync(2) and syncfs(2) do not reach a mount: only fsync does, of files and directories, and `commit=` seconds.
 //!   Linux tells servers of virtiofs and of fuseblk, and no others, since such a server could hold up the host's
 //!   sync (2d82ab251ef0, d3906d8f3cee).
-//! - A store whose pages were changed by somebody who knows how is detected by `fsck`, and by a mount only
-//!   in part: it looks at the numbers of inodes and of attribute blocks, and at how many blocks there are. So are pages
-//!   that the host has damaged: after a clean end a mount notices those that it reads (`OpenError::Damaged`); what is
-//!   met later is `EIO`.
+//! - Records may be wrong though their pages have the right checksums, in a store that was changed on purpose. `fsck`
+//!   finds all that its text names. A mount finds wrong numbers of inodes and of attribute blocks, more blocks than there
+//!   can be, and blocks that are used twice.
+//! - A mount verifies the pages of the database once. A page that the host damages later, and that is no longer in
+//!   memory, is read without a check of its checksum. redb mostly panics then, which is `EIO`, and a commit that meets
+//!   one makes the store read-only. A page that leads to itself overflows the stack of a commit, which ends the process.
+//!   The next mount is refused.
 //! - fallocate(2) keeps room of `size=`, and checks that the host has it, but takes nothing from the host: who has
 //!   reserved room may still meet `ENOSPC` if others have filled the host meanwhile.
 //! - The host is not given back what removed files had: it is room for others of this store, statfs(2) counts it,

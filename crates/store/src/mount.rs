@@ -1,13 +1,16 @@
 //! A mount, until there is a store: it looks at everything first, and then changes something.
 //!
-//! To mount is to read what is not stored as such: which blocks are free, how many inodes and blocks of
-//! attributes there are. After a crash what the log has is part of that, and goes to the database.
+//! A mount reads what is not stored as such: which blocks are free, how many inodes and blocks of attributes there are.
+//! After a crash the log's records are part of that, and go to the database.
+//!
+//! A block that no extent has is free. So a record that a damaged page hides would make blocks of its file free, and a
+//! new file would be written over it. The database verifies the checksums of all pages when it is opened (`database`),
+//! and the mount refuses extents that overlap.
 //!
 //! # Invariants
 //! - N.1: whatever a mount is refused for it finds before it has changed a byte: [`Mount::look`] asks no device for a
 //!   change. What the host fails at later, while [`Mount::settle`] puts the log into the database, loses nothing: the
-//!   log has it until the commit that makes it void, and the next mount begins anew. So it is with pages that
-//!   were damaged since the database was closed, of records that it does not look at: to put the log into them finds that.
+//!   log has it until the commit that makes it void, and the next mount begins anew.
 //!
 //! # How it works
 //! The database is opened on a device that holds its changes back (`held`). The log is read to its end, and what it has
@@ -96,6 +99,9 @@ impl Mount {
             if there < expected {
                 return Err(OpenError::DataShort { len, expected });
             }
+        }
+        if let Some(block) = found.find_used_twice() {
+            return Err(OpenError::UsedTwice { block });
         }
         Ok(Mount { devices, database, superblock, log, found })
     }
@@ -234,6 +240,12 @@ impl Found {
         }
         found.runs.sort_unstable_by_key(|run| run.start);
         Ok(found)
+    }
+
+    /// Returns a block that several extents have, of which one could be freed and given to another file.
+    fn find_used_twice(&self) -> Option<u64> {
+        let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
+        pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
     /// Counts blocks. `EIO` for more than a device has: some are in several extents.

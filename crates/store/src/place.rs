@@ -54,6 +54,11 @@ pub enum OpenError {
         /// The bytes that there were, at least.
         expected: u64,
     },
+    /// Two extents have a block in common.
+    UsedTwice {
+        /// The block of `data`.
+        block: u64,
+    },
     /// It has a format that this program does not know.
     Version(u32),
     /// The log has lost entries that were confirmed: none counts at `at`, and a later one does.
@@ -114,6 +119,7 @@ impl OpenError {
             OpenError::Missing => Errno::NOENT,
             OpenError::Damaged
             | OpenError::DataShort { .. }
+            | OpenError::UsedTwice { .. }
             | OpenError::LogDamaged { .. }
             | OpenError::DatabaseBehind { .. } => Errno::UCLEAN,
             OpenError::LogRead { error, .. } | OpenError::Io(error) => {
@@ -135,6 +141,11 @@ impl fmt::Display for OpenError {
             OpenError::DataShort { len, expected } => write!(
                 f,
                 "the store has lost bytes of its files: `data` has {len} bytes, and had {expected} at least. \
+                 Restore the store from a copy; `corewalk fsck` names the files"
+            ),
+            OpenError::UsedTwice { block } => write!(
+                f,
+                "block {block} of the store is used twice, so that a write to one file would change another one. \
                  Restore the store from a copy; `corewalk fsck` names the files"
             ),
             OpenError::Version(version) => {

@@ -3,7 +3,7 @@
 
 use corewalk::{Errno, Fallocate, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 
-use super::fixture::{inode, named, options, rekeyed, store, uncountable, write};
+use super::fixture::{extent, inode, named, options, rekeyed, store, uncountable, write};
 use super::*;
 use crate::layer::Record;
 use crate::record::{BLOCKS_MAX, NUMBER_MAX, SuperRecord};
@@ -196,6 +196,29 @@ fn blocks_and_generations_that_cannot_be_counted_are_refused() {
         assert!(matches!(opened, Err(OpenError::Damaged)), "{damage}: {opened:?}");
         std::fs::remove_dir_all(&path).unwrap();
     }
+}
+
+/// To free one of two extents that overlap would give blocks of the other one to the next file.
+#[test]
+fn blocks_that_are_used_twice_are_refused() {
+    for (first, second, block) in [((5, 1), (5, 1), 5), ((5, 4), (6, 1), 6), ((5, 2), (6, 9), 6)] {
+        let path = store("used-twice");
+        write(&path, |_, _| vec![extent(0, first.0, first.1), extent(4, second.0, second.1)]);
+        let before = std::fs::read(path.join("meta")).unwrap();
+        let opened = Store::open(&path, &options()).map(drop);
+        assert!(
+            matches!(opened, Err(OpenError::UsedTwice { block: said }) if said == block),
+            "{opened:?}"
+        );
+        assert!(std::fs::read(path.join("meta")).unwrap() == before);
+        assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+    // The control: beside each other, where the device has blocks.
+    let path = store("used-twice");
+    write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
+    drop(Store::open(&path, &options()).unwrap());
+    std::fs::remove_dir_all(&path).unwrap();
 }
 
 /// What is of one file or directory alone is no reason to refuse all others.

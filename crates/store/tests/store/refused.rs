@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Finding, OpenError, Store, StoreOptions, fsck_devices};
+use redb::{ReadableTable as _, TableDefinition};
 
 use crate::differential::{Tree, tree};
 use crate::log_fails::add;
@@ -15,8 +16,6 @@ const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
 const BLOCK: usize = 4096;
-/// What begins the superblock, and its version.
-const SUPER: [u8; 12] = *b"corewlk\0\x02\0\0\0";
 
 /// Makes a large file durable, which is beside the log.
 fn add_large(store: &Store, name: &str) {
@@ -63,27 +62,40 @@ fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -
     error
 }
 
-/// Puts `new` in place of each `old`, of the same length.
-fn replace_all(bytes: &mut [u8], old: &[u8], new: &[u8]) -> usize {
-    let places: Vec<_> = bytes.windows(old.len()).enumerate().collect();
-    let places = places.into_iter().filter(|(_, found)| *found == old).map(|(at, _)| at);
-    let places: Vec<_> = places.collect();
-    places.iter().for_each(|&at| bytes[at..at + new.len()].copy_from_slice(new));
-    places.len()
+/// Returns the database `meta` with another superblock. `change` gets the old one.
+fn with_superblock(name: &str, meta: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
+    // The first key of all.
+    const KEY: [u8; 17] = [0; 17];
+    let name = format!("store-superblock-{}-{name}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, meta).unwrap();
+    let database = redb::Database::open(&path).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let mut table = transaction.open_table(TABLE).unwrap();
+    let mut value = table.get(&KEY).unwrap().unwrap().value().to_vec();
+    assert!(value.starts_with(b"corewlk\0\x02\0\0\0"));
+    change(&mut value);
+    table.insert(&KEY, &value[..]).unwrap();
+    drop(table);
+    transaction.commit().unwrap();
+    drop(database);
+    let meta = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    meta
 }
 
 #[test]
 fn store_of_a_newer_version_is_left_as_it_is() {
     let mut contents = closed().contents();
-    let newer = *b"corewlk\0\x03\0\0\0";
-    assert!(replace_all(&mut contents[META], &SUPER, &newer) > 0);
+    contents[META] = with_superblock("newer", &contents[META], |value| value[8] = 3);
     assert!(matches!(refused("closed", contents, None), OpenError::Version(3)));
 }
 
 #[test]
-fn store_whose_superblock_is_damaged_is_left_as_it_is() {
+fn store_whose_superblock_makes_no_sense_is_left_as_it_is() {
     let mut contents = closed().contents();
-    assert!(replace_all(&mut contents[META], &SUPER, b"corewalk\x02\0\0\0") > 0);
+    contents[META] = with_superblock("senseless", &contents[META], |value| value[6] = b'a');
     assert!(matches!(refused("closed", contents, None), OpenError::Damaged));
 }
 
@@ -193,9 +205,8 @@ fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
         files.map(|entry| (entry.file_name(), std::fs::read(entry.path()).unwrap())).collect()
     };
     let (meta, data) = (path.join("meta"), path.join("data"));
-    let (whole, mut newer) = (std::fs::read(&meta).unwrap(), std::fs::read(&meta).unwrap());
-    assert!(replace_all(&mut newer, &SUPER, b"corewlk\0\x03\0\0\0") > 0);
-    std::fs::write(&meta, newer).unwrap();
+    let whole = std::fs::read(&meta).unwrap();
+    std::fs::write(&meta, with_superblock("directory", &whole, |value| value[8] = 3)).unwrap();
     for lost in ["nothing", "log", "reserve", "data"] {
         let _ = std::fs::remove_file(path.join(lost));
         let before = all();
