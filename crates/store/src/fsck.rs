@@ -52,6 +52,9 @@ pub enum Finding {
     Log(u64),
     /// An entry of the log is whole and not understood, at this byte. As above.
     LogEntry(u64),
+    /// The log of a store that was not closed is shorter than it was, or missing: its bytes, and those that it had. As
+    /// above.
+    LogShort(u64, u64),
     /// The log cannot be read at this byte. As above.
     LogRead(u64),
     /// The database is older than its log, so that commits which were confirmed are lost: its generation, and that of
@@ -112,6 +115,11 @@ impl fmt::Display for Finding {
                  log, the rest is as it was at the last commit of the database"
             ),
             LogEntry(at) => write!(f, "the log has an entry at byte {at} that is not understood"),
+            LogShort(len, expected) => write!(
+                f,
+                "the log has {len} bytes, and had {expected}: what was confirmed since the last commit of the \
+                 database may be lost"
+            ),
             LogRead(at) => write!(f, "the log cannot be read at byte {at}"),
             DatabaseBehind(database, log) => write!(
                 f,
@@ -229,6 +237,7 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
         Ok(superblock) => Ok(superblock),
         Err(OpenError::LogDamaged { at, .. }) => Err(Finding::Log(at)),
         Err(OpenError::LogUnreadable { at }) => Err(Finding::LogEntry(at)),
+        Err(OpenError::LogShort { len, expected }) => Err(Finding::LogShort(len, expected)),
         Err(OpenError::LogRead { at, .. }) => Err(Finding::LogRead(at)),
         Err(OpenError::DatabaseBehind { database, log, .. }) => {
             Err(Finding::DatabaseBehind(database, log))

@@ -123,9 +123,12 @@ impl Devices {
     /// Takes the reserve from the host, and returns true if it is there.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
-            // A host that cannot reserve: a full one is then met at a commit.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => true,
-            result => result.is_ok(),
+            // The host cannot reserve, or the limit of `ulimit -f` is below the reserve. A commit on a full host may
+            // fail then.
+            Err(error) => {
+                matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::FileTooLarge)
+            }
+            Ok(()) => true,
         }
     }
 }
@@ -485,7 +488,11 @@ impl Journal {
             // ORDERING: Relaxed. As above.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
-        written.map_err(|error| errno_of(&error))
+        written.map_err(|error| match error.kind() {
+            // `data` would be larger than a file of this process may be (`ulimit -f`), or than one of the host.
+            io::ErrorKind::FileTooLarge => Errno::FBIG,
+            _ => errno_of(&error),
+        })
     }
 
     /// Returns how many blocks the host has given to the data device.
@@ -551,11 +558,30 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
-    /// Says in the log that the store is closed, if all is in the database.
+    /// Has the superblock say that the log is in use, before the first entry is appended. From then on a mount
+    /// refuses the store if the log is shorter.
+    ///
+    /// # Errors
+    /// What the devices say.
+    pub(crate) fn begin_log(&self) -> io::Result<()> {
+        let mut log = self.log.lock();
+        let superblock = log.superblock_with(log.capacity());
+        self.write_super(superblock)?;
+        log.set_superblock(superblock);
+        Ok(())
+    }
+
+    /// Says in the superblock and in the log that the store is closed, if all is in the database.
     pub(crate) fn end(&self) {
-        if self.check().is_ok() && !self.is_read_only {
-            self.log.lock().end();
+        if self.check().is_err() || self.is_read_only {
+            return;
         }
+        let mut log = self.log.lock();
+        // Where that fails the next mount needs the log, which is there.
+        if log.is_empty() && log.superblock_with(0) != log.superblock() {
+            let _ = self.write_super(log.superblock_with(0));
+        }
+        log.end();
     }
 
     /// Lets nothing become durable any more: an operation has failed when half of it was done.

@@ -102,9 +102,9 @@
 //!   to commit, the store is read-only.
 //! - Where fsyncs of much data and of little take turns, each of much is a commit of the database: its data cannot
 //!   be durable beside the log while that has older data, which would be put over it after a crash.
-//! - A log that is lost while the store is not mounted takes what was confirmed since the last commit of the
-//!   database with it, and nobody notices; so does its last entry if that is damaged, since it might be a write
-//!   that was torn. Damage before it is noticed: the store is not mounted, and `fsck` says so.
+//! - Damage of the last entry of the log is not noticed, since it might be a write that was torn: the entry is lost.
+//!   Damage before it is noticed, and so is a log that is missing or shorter than the superblock says: the store
+//!   is not mounted, and `fsck` says so. A store that was closed needs no log.
 //! - A database that goes back by a commit, since a page of the last one is damaged or `meta` is replaced by an older
 //!   file, is refused, since its log is newer. Nobody notices if the host has crashed within the seconds after that commit
 //!   in which it has not written the log's end mark, and nothing went to the log since; nor if there is no log, or

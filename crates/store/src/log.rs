@@ -45,6 +45,12 @@
 //! the database a third longer. A process that is killed leaves it to the host, which has it written within some
 //! seconds, by default; a host that crashes before that loses it.
 //!
+//! # Its length
+//! Before the first entry is appended the superblock says how many bytes the log has ([`SuperRecord::log_bytes`]), and
+//! when the store is closed, or the log is put into the database, that it has none. So a log that is shorter than
+//! that, or missing, is refused ([`crate::OpenError::LogShort`]), and one that nothing is needed of is not. A mount and its end
+//! cost a commit of the database each for that.
+//!
 //! # What it refuses
 //! Its room is taken when the store is mounted, with zeros written to it the first time: a sync of blocks that a
 //! file has already is one write for the host, and does not fail for want of room. Whatever does not fit is
@@ -128,6 +134,26 @@ impl Log {
         Entry { log: self }
     }
 
+    /// Returns true if nothing that counts is in the log.
+    pub(crate) fn is_empty(&self) -> bool {
+        (self.end, self.number) == (0, 0)
+    }
+
+    /// Returns the superblock that the database has.
+    pub(crate) fn superblock(&self) -> SuperRecord {
+        self.superblock
+    }
+
+    /// Returns the same, of a log that needs `log_bytes`.
+    pub(crate) fn superblock_with(&self, log_bytes: u64) -> SuperRecord {
+        SuperRecord { log_bytes, ..self.superblock }
+    }
+
+    /// Says that the database has `superblock`, of the same generation.
+    pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
+        self.superblock = superblock;
+    }
+
     /// Returns the superblock of the next commit of the database, with which the log becomes void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
@@ -144,7 +170,7 @@ impl Log {
     /// Makes the end mark durable, if nothing was appended since the last commit of the database. That is good to
     /// have, and no more: what the host says of it does not matter.
     pub(crate) fn end(&mut self) {
-        if self.number == 0 && self.end == 0 {
+        if self.is_empty() {
             let _ = self.mark().and_then(|()| self.device.sync());
         }
     }

@@ -149,10 +149,15 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
 /// Returns what the log has of a store with the superblock `found`, with nothing changed.
 ///
 /// # Errors
-/// As [`log::look`].
+/// As [`log::look`]; [`OpenError::LogShort`].
 pub(crate) fn look_at_log(devices: &Devices, found: SuperRecord) -> Result<Contents, OpenError> {
     if found.version == FORMAT_VERSION {
-        return log::look(&*devices.log, found);
+        let contents = log::look(&*devices.log, found)?;
+        let (len, expected) = (devices.log.len()?, found.log_bytes);
+        return match len < expected {
+            true => Err(OpenError::LogShort { len, expected }),
+            false => Ok(contents),
+        };
     }
     // That format has no log: what one has here belongs to a later commit, which the database has lost.
     log::survey(&*devices.log, SuperRecord { generation: 0, ..found })?;
@@ -172,7 +177,7 @@ pub(crate) fn settle(
     if found.version == FORMAT_VERSION {
         return log::replay(devices, database, found, log);
     }
-    let now = SuperRecord { version: FORMAT_VERSION, generation: 1, ..found };
+    let now = SuperRecord { version: FORMAT_VERSION, generation: 1, log_bytes: 0, ..found };
     database.write(&[(Key::SUPER, Some(now.encode().into()))])?;
     Ok(now)
 }

@@ -45,6 +45,8 @@ pub enum OpenError {
     Foreign,
     /// There is none, and none is to be made.
     Missing,
+    /// Its file `lock` is missing, and is not to be made.
+    LockMissing,
     /// Pages of its database are damaged.
     Damaged,
     /// What files have ends behind the end of the file that it is in, which was lost or cut.
@@ -67,6 +69,16 @@ pub enum OpenError {
         at: u64,
         /// The byte at which the later one begins.
         later: u64,
+        /// The bytes of the log.
+        len: u64,
+    },
+    /// The store was not closed, and its log is shorter than it was, or missing: entries that were confirmed may be
+    /// lost.
+    LogShort {
+        /// The bytes that there are.
+        len: u64,
+        /// The bytes that there were.
+        expected: u64,
     },
     /// An entry of the log is whole, and makes no sense to this program.
     LogUnreadable {
@@ -116,11 +128,12 @@ impl OpenError {
             OpenError::Foreign | OpenError::Version(_) | OpenError::LogUnreadable { .. } => {
                 Errno::INVAL
             }
-            OpenError::Missing => Errno::NOENT,
+            OpenError::Missing | OpenError::LockMissing => Errno::NOENT,
             OpenError::Damaged
             | OpenError::DataShort { .. }
             | OpenError::UsedTwice { .. }
             | OpenError::LogDamaged { .. }
+            | OpenError::LogShort { .. }
             | OpenError::DatabaseBehind { .. } => Errno::UCLEAN,
             OpenError::LogRead { error, .. } | OpenError::Io(error) => {
                 Errno::from_io_error(error).unwrap_or(Errno::IO)
@@ -135,6 +148,10 @@ impl fmt::Display for OpenError {
             OpenError::Busy => f.write_str("the store is in use"),
             OpenError::Foreign => f.write_str("not a store, and not empty"),
             OpenError::Missing => f.write_str("there is no store"),
+            OpenError::LockMissing => f.write_str(
+                "the file `lock` of the store is missing. It is always empty: make it with `touch lock` in the \
+                 directory of the store",
+            ),
             OpenError::Damaged => f.write_str(
                 "the database of the store has damaged pages. Restore the store from a copy",
             ),
@@ -151,11 +168,18 @@ impl fmt::Display for OpenError {
             OpenError::Version(version) => {
                 write!(f, "the store has format version {version}, which is not known")
             }
-            OpenError::LogDamaged { at, later } => write!(
+            OpenError::LogShort { len, expected } => write!(
+                f,
+                "the store was not closed, and its log is not whole: `log` has {len} bytes, and had {expected}. \
+                 Restore all files of the store from one copy. Or give up what was confirmed and is lost: \
+                 `truncate --size={expected} log` in its directory, and then `corewalk fsck`"
+            ),
+            OpenError::LogDamaged { at, later, len } => write!(
                 f,
                 "the log of the store is damaged at byte {at}: an entry that was confirmed is lost, since \
                  byte {later} has a later one. Restore the store from a copy. Or give up what was confirmed \
-                 from there on: `truncate --size={at} log` in its directory, and then `corewalk fsck`"
+                 from there on: `truncate --size={at} log` and `truncate --size={len} log` in its directory, and \
+                 then `corewalk fsck`"
             ),
             OpenError::LogUnreadable { at } => write!(
                 f,
@@ -196,6 +220,8 @@ impl From<io::Error> for OpenError {
 pub(crate) struct Place {
     path: PathBuf,
     lock: File,
+    /// The files cannot be written, and changes stay in memory.
+    is_overlaid: bool,
 }
 
 impl Place {
@@ -216,7 +242,7 @@ impl Place {
         // What is no store does not get a lock, either.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
-        let place = Place::lock(path, lock, FlockOperation::NonBlockingLockExclusive)?;
+        let place = Place::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)?;
         if is_missing(path)? {
             let new = path.join(META_NEW);
             let device = open_file(&new, true)?;
@@ -234,15 +260,25 @@ impl Place {
     /// Locks the directory of a store that is there.
     pub(crate) fn open(path: &Path) -> Result<Place, OpenError> {
         Place::check_there(path)?;
-        let lock = open_file(&path.join(LOCK), false)?;
-        Place::lock(path, lock, FlockOperation::NonBlockingLockExclusive)
+        let lock = open_file(&path.join(LOCK), false).map_err(lock_error)?;
+        Place::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Locks the directory of a store that is there for somebody who only reads, which needs no right to write.
+    /// As [`Place::open`] for a mount that changes no file of the store. Where the file system of the host is
+    /// mounted read-only, [`Place::devices`] keep changes in memory.
+    pub(crate) fn open_unchanged(path: &Path) -> Result<Place, OpenError> {
+        match Place::open(path) {
+            Err(error) if error.errno() == Errno::ROFS => Place::open_to_read(path),
+            opened => opened,
+        }
+    }
+
+    /// Locks the directory of a store that is there for reading, which needs no right to write. Others may read at
+    /// the same time.
     pub(crate) fn open_to_read(path: &Path) -> Result<Place, OpenError> {
         Place::check_there(path)?;
-        let lock = open_file_to_read(&path.join(LOCK))?;
-        Place::lock(path, lock, FlockOperation::NonBlockingLockShared)
+        let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
+        Place::lock(path, (lock, true), FlockOperation::NonBlockingLockShared)
     }
 
     fn check_there(path: &Path) -> Result<(), OpenError> {
@@ -255,9 +291,13 @@ impl Place {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<Place, OpenError> {
+    fn lock(
+        path: &Path,
+        (lock, is_overlaid): (File, bool),
+        how: FlockOperation,
+    ) -> Result<Place, OpenError> {
         match flock(&lock, how) {
-            Ok(()) => Ok(Place { path: path.to_owned(), lock }),
+            Ok(()) => Ok(Place { path: path.to_owned(), lock, is_overlaid }),
             Err(Errno::WOULDBLOCK) => Err(OpenError::Busy),
             Err(errno) => Err(OpenError::Io(errno.into())),
         }
@@ -265,11 +305,26 @@ impl Place {
 
     /// Opens the devices. A file that is lost is as an empty one, until `make_lost` makes it.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
-        self.devices_with(|path| open_file(path, false))
+        match self.is_overlaid {
+            true => {
+                let below = self.devices_to_read()?;
+                below.read_anew();
+                below.overlaid()
+            }
+            false => self.devices_with(|path| open_file(path, false)),
+        }
+    }
+
+    /// Opens the devices for reading only. As [`Place::devices`].
+    pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
+        self.devices_with(open_file_to_read)
     }
 
     /// Makes the files that are lost, empty. Of a store of an older version the log is one of these.
     pub(crate) fn make_lost(&self, mut devices: Devices) -> io::Result<Devices> {
+        if self.is_overlaid {
+            return Ok(devices);
+        }
         let mut is_changed = false;
         for (name, device) in
             [(DATA, &mut devices.data), (RESERVE, &mut devices.reserve), (LOG, &mut devices.log)]
@@ -284,11 +339,6 @@ impl Place {
             File::open(&self.path)?.sync_all()?;
         }
         Ok(devices)
-    }
-
-    /// Opens the devices for reading only. As [`Place::devices`].
-    pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
-        self.devices_with(open_file_to_read)
     }
 
     fn devices_with(&self, open: impl Fn(&Path) -> io::Result<File>) -> io::Result<Devices> {
@@ -386,6 +436,14 @@ fn check_files(path: &Path) -> Result<(), OpenError> {
         }
     }
     Ok(())
+}
+
+/// Returns why `lock` cannot be opened.
+fn lock_error(error: io::Error) -> OpenError {
+    match error.kind() {
+        io::ErrorKind::NotFound => OpenError::LockMissing,
+        _ => error.into(),
+    }
 }
 
 fn open_file(path: &Path, is_new: bool) -> io::Result<File> {

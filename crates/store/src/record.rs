@@ -111,12 +111,16 @@ pub(crate) struct SuperRecord {
     pub(crate) seed: u64,
     /// The log's entries of this generation are not in the database yet.
     pub(crate) generation: u64,
+    /// Bytes of the log, which may have entries that count: without as many it has lost some. 0 of a store that
+    /// was closed, and of one without a log: then nothing of the log is needed.
+    pub(crate) log_bytes: u64,
 }
 
 impl SuperRecord {
     pub(crate) fn encode(self) -> Vec<u8> {
         let (version, seed) = (self.version.to_le_bytes(), self.seed.to_le_bytes());
-        [&MAGIC[..], &version, &seed, &self.generation.to_le_bytes()].concat()
+        let (generation, log) = (self.generation.to_le_bytes(), self.log_bytes.to_le_bytes());
+        [&MAGIC[..], &version, &seed, &generation, &log].concat()
     }
 
     /// Returns the superblock; only `version` is there for one that is not known. `EIO` if it is none.
@@ -132,7 +136,9 @@ impl SuperRecord {
         if generation > NUMBER_MAX {
             return Err(Errno::IO);
         }
-        Ok(SuperRecord { version, seed, generation })
+        // Builds that did not keep it wrote a shorter record of the same version.
+        let log_bytes = if version == FORMAT_VERSION { fields.u64().unwrap_or(0) } else { 0 };
+        Ok(SuperRecord { version, seed, generation, log_bytes })
     }
 }
 
@@ -484,7 +490,7 @@ mod tests {
 
     #[test]
     fn superblock_of_a_newer_version_is_told_apart() {
-        let ours = SuperRecord { version: FORMAT_VERSION, seed: 5, generation: 7 };
+        let ours = SuperRecord { version: FORMAT_VERSION, seed: 5, generation: 7, log_bytes: 0 };
         let mut bytes = ours.encode();
         assert_eq!(SuperRecord::decode(&bytes), Ok(ours));
         assert_eq!(SuperRecord::decode(&bytes[..20]), Err(Errno::IO));
@@ -493,10 +499,10 @@ mod tests {
             assert_eq!(SuperRecord::decode(&bytes).is_ok(), is_sound);
         }
         bytes[8] = 1;
-        let first = SuperRecord { version: 1, seed: 5, generation: 0 };
+        let first = SuperRecord { version: 1, seed: 5, generation: 0, log_bytes: 0 };
         assert_eq!(SuperRecord::decode(&bytes[..20]), Ok(first));
         bytes[8] = 9;
-        let newer = SuperRecord { version: 9, seed: 0, generation: 0 };
+        let newer = SuperRecord { version: 9, seed: 0, generation: 0, log_bytes: 0 };
         assert_eq!(SuperRecord::decode(&bytes[..12]), Ok(newer));
         bytes[0] = 0;
         assert_eq!(SuperRecord::decode(&bytes), Err(Errno::IO));

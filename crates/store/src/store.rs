@@ -70,7 +70,8 @@ pub struct StoreOptions {
     /// Whether a store is made where there is none (`create`, `no_create`).
     pub is_made: bool,
     /// Whether nothing can be changed (`ro`): changes are `EROFS`, no store is made either, and
-    /// what a crash left without links stays. The log is put into the database all the same, as ext4 does.
+    /// what a crash left without links stays. The log is put into the database all the same, as ext4 does. Where
+    /// the directory is on a file system that is mounted read-only, that happens in memory.
     pub is_read_only: bool,
     /// Whether sets of attributes of files that are changed again and again are shared when they are committed;
     /// if not, each is shared at once.
@@ -224,6 +225,7 @@ impl Store {
     /// ```
     pub fn open(path: &std::path::Path, options: &StoreOptions) -> Result<Store, OpenError> {
         let place = match options.may_make() {
+            false if options.is_read_only => Place::open_unchanged(path)?,
             false => Place::open(path)?,
             true => Place::open_or_make(path, |meta| {
                 let database = Database::open(&meta, options.cache_bytes)?;
@@ -304,6 +306,7 @@ impl Store {
         let secret = Secret::new(superblock.seed);
         let allocator = Allocator::new(found.runs);
         let memory = (options.cache_bytes, options.transaction_bytes.saturating_mul(2));
+        let log_bytes = log.capacity();
         let mut journal = Journal::new(database, devices, memory, log, allocator)?;
         if options.is_read_only {
             journal.refuse_changes();
@@ -330,6 +333,9 @@ impl Store {
         };
         if options.is_read_only {
             return Ok(store);
+        }
+        if log_bytes > 0 {
+            store.journal.begin_log()?;
         }
         for ino in found.orphans {
             store.forget_inode(ino);
@@ -598,9 +604,9 @@ fn format(database: &Database, options: &StoreOptions) -> std::io::Result<Snapsh
     let mut inode = Vec::new();
     root.encode(&[], &mut inode);
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), now.nanos);
-    let superblock = SuperRecord { version: FORMAT_VERSION, seed, generation: 1 }.encode();
+    let superblock = SuperRecord { version: FORMAT_VERSION, seed, generation: 1, log_bytes: 0 };
     database.write(&[
-        (Key::SUPER, Some(superblock.into())),
+        (Key::SUPER, Some(superblock.encode().into())),
         (Key::of(Kind::Inode, ROOT_INO), Some(inode.into())),
     ])
 }

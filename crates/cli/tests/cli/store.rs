@@ -72,6 +72,73 @@ fn has_small_disk(folder: &Folder) -> bool {
     is_mounted
 }
 
+/// A store on a file system that is mounted read-only is read, with what its log has, and no byte of it changes.
+#[test]
+fn store_on_a_read_only_disk_is_mounted_read_only() {
+    let folder = Folder::new();
+    if !can_mount() || !has_small_disk(&folder) {
+        return;
+    }
+    let (disk, path, source) = (folder.path("store"), folder.path("m"), source(&folder));
+    let remount = |how: &str, size: &str| {
+        let mut mount = Command::new("mount");
+        mount.args(["-o", &format!("remount,{how},size={size}")]).arg(&disk);
+        assert!(run(mount).status.success(), "remount,{how}");
+    };
+    remount("rw", "100m");
+    let mut server = Server::of(&source, &["-o", "commit=1000"], &path);
+    let mut file = File::create(path.join("file")).expect("a file");
+    file.write_all(b"in the log").expect("bytes");
+    file.sync_all().expect("it is durable");
+    server.signal(Signal::KILL);
+    server.wait();
+    drop((file, server));
+    assert!(
+        run({
+            let mut unmount = Command::new("umount");
+            unmount.arg("-l").arg(&path);
+            unmount
+        })
+        .status
+        .success()
+    );
+    remount("ro", "100m");
+    let read = || ["meta", "data", "log", "reserve"].map(|name| fs::read(disk.join(name)).unwrap());
+    let before = read();
+    folder.assert_refused(corewalk(&["mount", &source, "/"]), 1, "Read-only file system");
+    for (number, expected) in [b"in the log", b"in the log"].into_iter().enumerate() {
+        let mut server = Server::of(&source, &["-o", "ro"], &path);
+        assert!(server.line.starts_with("mounted "), "{number}: {:?}", server.line);
+        assert_eq!(fs::read(path.join("file")).expect("it is there"), expected);
+        assert!(fs::write(path.join("new"), b"").is_err());
+        // Others may read it too.
+        assert_eq!(fsck(&folder).0, Some(0));
+        server.signal(Signal::TERM);
+        assert_eq!(server.wait().code(), Some(0));
+    }
+    assert!(read() == before, "changed");
+    // The control: a mount that may write puts the log into the database.
+    remount("rw", "100m");
+    drop(Server::of(&source, &[], &path));
+    assert!(read() != before);
+}
+
+/// A `lock` that is missing is named, where it is not made.
+#[test]
+fn store_without_its_lock_says_so() {
+    let folder = Folder::new();
+    let (path, source) = (folder.path("store"), source(&folder));
+    drop(Store::open(&path, &StoreOptions::default()).expect("a store"));
+    fs::remove_file(path.join("lock")).expect("it was made");
+    for options in ["ro", "no_create"] {
+        let mount = corewalk(&["mount", &source, "/", "-o", options]);
+        folder.assert_refused(mount, 1, "the file `lock` of the store is missing");
+    }
+    folder.assert_refused(corewalk(&["fsck", &source]), 8, "`touch lock`");
+    fs::write(path.join("lock"), b"").expect("a file");
+    assert_eq!(fsck(&folder).0, Some(0));
+}
+
 /// A disk without room for what commits may need takes no file: df(1) says so, and so does the program.
 #[test]
 fn store_on_a_small_disk_says_that_it_takes_nothing() {

@@ -169,7 +169,7 @@ fn store_of_version_1_becomes_one_of_this() {
     std::fs::remove_file(path.join("log")).unwrap();
     let (device, database) = database_of(&path);
     let seed = read_super(&database.snapshot().unwrap()).unwrap().seed;
-    let first = SuperRecord { version: 1, seed, generation: 0 }.encode();
+    let first = SuperRecord { version: 1, seed, generation: 0, log_bytes: 0 }.encode();
     database.write(&[(Key::SUPER, Some(first[..20].into()))]).unwrap();
     drop(database);
     let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
@@ -202,7 +202,7 @@ fn long_set_of_version_1_is_whole_and_shared() {
     let hash = secret.hash_whole(&set);
     assert_ne!(hash, secret.hash(&set));
     let users = UsersRecord { hash, users: 1, len: set.len() as u32 }.encode();
-    let first = SuperRecord { version: 1, seed, generation: 0 }.encode();
+    let first = SuperRecord { version: 1, seed, generation: 0, log_bytes: 0 }.encode();
     let records = [
         (Key::SUPER, Some(first[..20].into())),
         (Key::of(Kind::XattrUsers, 1), Some(users.into())),
@@ -271,7 +271,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
 fn unknown_version_is_refused() {
     let path = store("version");
     let (_, database) = database_of(&path);
-    let newer = SuperRecord { version: 3, seed: 0, generation: 0 }.encode();
+    let newer = SuperRecord { version: 3, seed: 0, generation: 0, log_bytes: 0 }.encode();
     database.write(&[(Key::SUPER, Some(newer.into()))]).unwrap();
     drop(database);
     assert!(matches!(fsck(&path), Err(OpenError::Version(3))));

@@ -319,6 +319,16 @@ impl Journal {
         Ok(())
     }
 
+    /// Makes a superblock durable that differs from the last one in `log_bytes` only.
+    pub(super) fn write_super(&self, superblock: SuperRecord) -> io::Result<()> {
+        let snapshot = self.write_records(&[super_record(superblock)], superblock.generation)?;
+        let base = Arc::new(snapshot);
+        for shard in &self.gate {
+            shard.write().base = base.clone();
+        }
+        Ok(())
+    }
+
     /// Makes records durable in the database, and returns that as it is then. They have a superblock of
     /// `generation`.
     fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {

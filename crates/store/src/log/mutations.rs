@@ -66,7 +66,7 @@ impl Device for Bytes {
 }
 
 fn superblock(generation: u64) -> SuperRecord {
-    SuperRecord { version: FORMAT_VERSION, seed: SEED, generation }
+    SuperRecord { version: FORMAT_VERSION, seed: SEED, generation, log_bytes: 0 }
 }
 
 /// An entry that was written: where, what, and its bytes without the zeros behind.
@@ -203,7 +203,7 @@ enum Said {
 fn say(log: Vec<u8>) -> Said {
     match survey(&Bytes(Mutex::new(log), None), superblock(GENERATION)) {
         Ok(entries) => Said::Entries(entries),
-        Err(OpenError::LogDamaged { at, later }) => Said::Damaged(at, later),
+        Err(OpenError::LogDamaged { at, later, .. }) => Said::Damaged(at, later),
         Err(OpenError::DatabaseBehind { at, .. }) => Said::Behind(at),
         Err(other) => panic!("{other:?}"),
     }

@@ -108,16 +108,22 @@ pub(crate) fn replay(
     superblock: SuperRecord,
     contents: &Contents,
 ) -> Result<SuperRecord, OpenError> {
-    if contents.is_unreadable {
-        // If that fails the log is as it was.
-        let _ = devices.log.set_len(0);
-    }
     if contents.entries == 0 {
-        return Ok(superblock);
+        let next = SuperRecord { log_bytes: 0, ..superblock };
+        if next != superblock {
+            devices.reserve.set_len(0)?;
+            database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
+        }
+        if contents.is_unreadable {
+            // If that fails the log is as it was.
+            let _ = devices.log.set_len(0);
+        }
+        return Ok(next);
     }
     // Whatever this needs of the host is not more than that; it is taken again later.
     devices.reserve.set_len(0)?;
-    let next = SuperRecord { generation: superblock.generation + 1, ..superblock };
+    let generation = superblock.generation + 1;
+    let next = SuperRecord { generation, log_bytes: 0, ..superblock };
     let mut reader = Reader::new(&*devices.log, superblock)?;
     database.write_with(|put| {
         for _ in 0..contents.entries {
@@ -235,7 +241,8 @@ impl<'a> Reader<'a> {
                 return Err(OpenError::DatabaseBehind { database: self.generation, log, at });
             }
             if damaged.is_none() && later.contains(&number) {
-                damaged = Some(OpenError::LogDamaged { at: self.at, later: at });
+                let len = self.len;
+                damaged = Some(OpenError::LogDamaged { at: self.at, later: at, len });
             }
         }
         damaged.map_or(Ok(()), Err)

@@ -69,6 +69,8 @@ fn assert_is_refused(contents: &[Vec<u8>; 4], at: usize, what: &str) {
             assert_eq!(said, at as u64, "{what}");
             let text = error.to_string();
             assert!(text.contains(&format!("truncate --size={at} log")), "{text}");
+            let len = contents[LOG].len();
+            assert!(text.contains(&format!("truncate --size={len} log")), "{text}");
         }
         other => panic!("{what}: {other:?}"),
     }
@@ -114,6 +116,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
     for (number, entry) in entries.iter().enumerate() {
         let mut cut = contents.clone();
         cut[LOG].truncate(entry.at);
+        cut[LOG].resize(contents[LOG].len(), 0);
         let (disks, opened) = open(&cut);
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[number], "{number}");
@@ -237,4 +240,61 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     }
     println!("{mounted} mounted, {refused} refused");
     assert!(mounted > 20 && refused > 20);
+}
+
+/// A log that is shorter than it was, or missing, may have had what was confirmed.
+#[test]
+fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
+    let (contents, entries, trees) = load();
+    let len = contents[LOG].len();
+    let ends = entries.iter().map(|entry| entry.at).chain([1, 100, len / 2, len - BLOCK, len - 1]);
+    for end in ends {
+        let mut cut = contents.clone();
+        cut[LOG].truncate(end);
+        let (disks, opened) = open(&cut);
+        let error = match opened.map(drop) {
+            Err(error @ OpenError::LogShort { .. }) => error,
+            // An entry is cut in two, and has a later one neither.
+            other => panic!("{end}: {other:?}"),
+        };
+        assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
+        let said = format!("has {end} bytes, and had {len}");
+        assert!(error.to_string().contains(&said), "{error}");
+        let found = fsck_devices(&disks.devices()).unwrap().findings;
+        assert_eq!(found, [Finding::LogShort(end as u64, len as u64)]);
+        assert!(disks.contents() == cut, "{end}: changed");
+        // What the error says to do gives up what is lost, and no more.
+        assert!(error.to_string().contains(&format!("truncate --size={len} log")), "{error}");
+        cut[LOG].resize(len, 0);
+        let (_, opened) = open(&cut);
+        let kept = entries.iter().filter(|entry| entry.at + entry.blocks * BLOCK <= end).count();
+        assert_eq!(tree(&opened.unwrap()), trees[kept], "{end}");
+    }
+    // The control: a log that is longer has lost nothing.
+    let mut longer = contents;
+    longer[LOG].resize(len + BLOCK, 0);
+    let (_, opened) = open(&longer);
+    assert_eq!(tree(&opened.unwrap()), trees[entries.len()]);
+}
+
+/// Nothing is needed of the log of a store that was closed, nor of one that was only read since.
+#[test]
+fn log_of_a_closed_store_may_be_shortened_or_missing() {
+    let (contents, _, trees) = load();
+    let (disks, opened) = open(&contents);
+    drop(opened.unwrap());
+    let read_only = corewalk_store::StoreOptions { is_read_only: true, ..quiet() };
+    drop(disks.open(&read_only));
+    for end in [0, 100, BLOCK, contents[LOG].len() - 1] {
+        let mut cut = disks.contents();
+        cut[LOG].truncate(end);
+        let (disks, opened) = open(&cut);
+        assert_eq!(fsck_devices(&Disks::with(cut).devices()).unwrap().findings, [], "{end}");
+        let store = opened.unwrap();
+        assert_eq!(tree(&store), trees[trees.len() - 1], "{end}");
+        // The log is in use again, and is missed again.
+        let mut killed = disks.contents();
+        killed[LOG].clear();
+        assert!(matches!(open(&killed).1.map(drop), Err(OpenError::LogShort { len: 0, .. })));
+    }
 }

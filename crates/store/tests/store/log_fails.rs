@@ -157,7 +157,9 @@ fn reserve_comes_before_the_log() {
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();
-    disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10));
+    // And some for the commit that says that the log is in use.
+    const COMMIT: u64 = 1 << 20;
+    disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10) + COMMIT);
     let stats = disks.open(&quiet()).stats();
     assert_eq!((stats.has_reserve, stats.log_bytes), (true, 256 << 10));
 }

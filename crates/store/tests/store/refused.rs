@@ -115,7 +115,9 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
                 damaged += 1;
             }
         }
-        assert!(damaged > 2, "{what}: {damaged}");
+        // The killed one goes back to the commit before. That lacks no more than the length of the log.
+        let expected = if what == "killed" { 1 } else { 3 };
+        assert!(damaged >= expected, "{what}: {damaged}");
     }
 }
 
