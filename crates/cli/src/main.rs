@@ -15,6 +15,7 @@ mod fstab;
 mod ipc;
 mod logging;
 mod mount;
+mod signals;
 mod source;
 mod stat;
 
@@ -22,8 +23,12 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+use corewalk_sync::primitives::thread;
 
 use failure::Failure;
+
+/// Bytes of stack for a command. A small `ulimit -s` binds the first thread of a process only.
+const STACK_BYTES: usize = 8 << 20;
 
 /// File systems on scalable metadata caches, in user space.
 #[derive(Parser, Debug)]
@@ -48,7 +53,17 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    match thread::Builder::new().stack_size(STACK_BYTES).spawn(run) {
+        // The command has panicked, and has said so. Rust's exit status for that is 101.
+        Ok(command) => command.join().unwrap_or(ExitCode::from(101)),
+        Err(error) => Failure::of("starting a thread", error).report(),
+    }
+}
+
+/// Carries out the command line, and reports what failed.
+fn run() -> ExitCode {
     logging::start();
+    signals::outlive_file_limit();
     if fstab::is_called() {
         return fstab::run();
     }

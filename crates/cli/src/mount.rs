@@ -30,6 +30,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
+use crate::signals::is_ignored;
 use crate::source::Source;
 use options::Plan;
 
@@ -188,7 +189,7 @@ fn serve(happened: &std::sync::mpsc::Receiver<Event>, point: &Mountpoint) -> Res
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let hangup = if ignores_hangups() { None } else { Some(SIGHUP) };
+    let hangup = if is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
     let signals = [SIGINT, SIGTERM].into_iter().chain(hangup);
     let mut signals = Signals::new(signals).map_err(|error| Failure::of("signals", error))?;
     thread::spawn(move || {
@@ -199,14 +200,6 @@ fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
         }
     });
     Ok(())
-}
-
-/// Returns true if whoever started this process had it ignore SIGHUP.
-fn ignores_hangups() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    ignored.is_some_and(|mask| mask & 1 << (SIGHUP - 1) != 0)
 }
 
 /// Says that the mount works. The paths are as they were given, also if they are no text.

@@ -29,7 +29,7 @@ use rustix::fs::{
     open,
 };
 use rustix::io::{Errno, pread};
-use rustix::process::geteuid;
+use rustix::process::{Resource, geteuid, getrlimit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::{error, fmt};
@@ -162,6 +162,18 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
     Ok((region, shape))
 }
 
+/// Lengthens an empty file. A length over the limit of `ulimit -f` is refused before the kernel sees it: the kernel
+/// would send SIGXFSZ, which ends the process, and its disposition is the program's own.
+///
+/// # Errors
+/// `EFBIG`, and those of ftruncate(2).
+pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
+        return Err(Errno::FBIG);
+    }
+    ftruncate(file, len)
+}
+
 fn map_lines(file: BorrowedFd<'_>, lines: u32) -> Result<Region, OpenError> {
     let error = |error| OpenError::Os(Errno::from_io_error(&error).unwrap_or(Errno::NOMEM));
     Region::shared(file, lines).map_err(error)
@@ -169,7 +181,7 @@ fn map_lines(file: BorrowedFd<'_>, lines: u32) -> Result<Region, OpenError> {
 
 /// Makes a namespace in an empty file, or in one whose maker has died.
 fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, Shape), OpenError> {
-    ftruncate(file, u64::from(layout.lines) * LINE_BYTES)?;
+    lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
     // A file that cannot be sealed is as good as any other file.
     let _sealed = fcntl_add_seals(file, SealFlags::SHRINK);
     let region = map_lines(file, layout.lines)?;

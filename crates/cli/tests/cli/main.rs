@@ -11,6 +11,7 @@ mod fixtures;
 mod fstab;
 mod host;
 mod ipc;
+mod limits;
 mod mistakes;
 mod mounting;
 mod permissions;

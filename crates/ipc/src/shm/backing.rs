@@ -24,6 +24,8 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::file::lengthen;
+
 /// A segment, among all that a namespace has ever had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentName {
@@ -137,7 +139,7 @@ impl Backing for Memfds {
             return Err(Errno::NOMEM);
         }
         let file = fs::memfd_create("corewalk-shm", MemfdFlags::CLOEXEC)?;
-        fs::ftruncate(&file, size_bytes).map_err(|_| Errno::NOMEM)?;
+        lengthen(&file, size_bytes).map_err(|_| Errno::NOMEM)?;
         self.files.lock().insert(name, Arc::new(file));
         Ok(())
     }

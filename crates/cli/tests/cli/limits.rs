@@ -1,0 +1,109 @@
+//! Limits of the server's process (setrlimit(2)): a client meets an errno, and the server goes on.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run};
+
+/// 20 MB, in the units of `ulimit -f`, which are 512 bytes.
+const FILE_LIMIT: &str = "ulimit -f 40960";
+/// The same in bytes.
+const FILE_BYTES: u64 = 40_960 * 512;
+
+/// Returns the program, started by a shell that sets a limit before.
+fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{limit}; exec \"$0\" \"$@\""), PROGRAM]).args(arguments);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Trap X10. A write over the limit is `EFBIG` to the client, and the server goes on.
+#[test]
+fn write_over_the_file_limit_of_the_server_is_efbig() {
+    if !can_mount() {
+        return;
+    }
+    for kind in ["store", "host"] {
+        let folder = Folder::new();
+        let (path, dir) = (folder.path("m"), folder.path("dir"));
+        fs::create_dir(&dir).expect("a folder");
+        let source = match kind {
+            "store" => format!("store:{}", dir.display()),
+            _ => dir.display().to_string(),
+        };
+        let arguments = ["mount".as_ref(), source.as_ref(), path.as_os_str()];
+        let mut server = Server::run(limited(FILE_LIMIT, arguments));
+        assert!(server.line.starts_with("mounted "), "{kind}: {:?}", server.line);
+        fs::write(path.join("small"), b"long").expect("a file");
+        let written = fs::write(path.join("large"), vec![7; FILE_BYTES as usize + (4 << 20)]);
+        let errno = written.expect_err("it is over the limit").raw_os_error();
+        assert_eq!(errno, Some(rustix::io::Errno::FBIG.raw_os_error()), "{kind}");
+        // The server goes on, and writes what fits.
+        fs::remove_file(path.join("large")).expect("it was made");
+        let small = fs::File::options().write(true).open(path.join("small"));
+        small.expect("it was made").write_all(b"kept").expect("its block is below the limit");
+        assert_eq!(fs::read(path.join("small")).expect("it was written"), b"kept");
+        server.signal(Signal::TERM);
+        assert_eq!(server.wait().code(), Some(0), "{kind}");
+        if kind == "store" {
+            let checked = run(corewalk(&["fsck", &source]));
+            let said = String::from_utf8_lossy(&checked.stdout);
+            assert!(said.starts_with("0 errors, 2 inodes, 0 orphans, 1 blocks"), "{said}");
+        }
+    }
+}
+
+/// Trap X10. A namespace does not fit into the limit: the program says so.
+#[test]
+fn namespace_over_the_file_limit_is_an_error_in_words() {
+    let folder = Folder::new();
+    let named = folder.path("namespace").display().to_string();
+    let calls: [&[&str]; 2] =
+        [&["ipc", "exec", "--", "true"], &["ipc", "serve", "--namespace", &named]];
+    for call in calls {
+        folder.assert_refused(limited(FILE_LIMIT, call), 1, "File too large");
+    }
+}
+
+/// A command of `ipc exec` has the disposition of SIGXFSZ that this program was started with.
+#[test]
+fn command_has_the_default_disposition_of_the_file_limit() {
+    let over = "ulimit -f 1; exec head -c 4096 /dev/zero > \"$0\"";
+    let folder = Folder::new();
+    let file = folder.path("file").display().to_string();
+    let exec = ["ipc", "exec", "--", "sh", "-c", over, &file];
+    let status = run(corewalk(&exec)).status;
+    assert_eq!(status.signal(), Some(Signal::XFSZ.as_raw()), "{status}");
+    let status = run(limited("trap '' XFSZ", exec)).status;
+    assert_eq!((status.signal(), status.code()), (None, Some(1)), "{status}");
+}
+
+/// Trap X10. The program needs no more of the first stack than 64 KiB.
+#[test]
+fn small_stack_is_enough() {
+    const STACK_LIMIT: &str = "ulimit -s 64";
+    for call in [&["--version"][..], &["mount", "--help"], &["ipc", "exec", "--", "true"]] {
+        let output = run(limited(STACK_LIMIT, call));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{call:?}: {said}");
+    }
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("m");
+    for source in ["tmpfs".to_owned(), format!("store:{}", folder.path("store").display())] {
+        let arguments = ["mount".as_ref(), source.as_ref(), path.as_os_str()];
+        let mut server = Server::run(limited(STACK_LIMIT, arguments));
+        assert!(server.line.starts_with("mounted "), "{:?}", server.line);
+        fs::write(path.join("file"), b"kept").expect("it serves");
+        server.signal(Signal::TERM);
+        assert_eq!(server.wait().code(), Some(0), "{source}");
+    }
+}
