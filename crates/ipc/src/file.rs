@@ -45,7 +45,7 @@ use crate::task::LAST_GENERATION;
 const MAGIC: u64 = u64::from_le_bytes(*b"corewlk\x01");
 
 /// The version of everything that is in the region. It changes when any of it changes.
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 
 const LINE_BYTES: u64 = 64;
 const HEADER_WORDS: usize = HEADER_LINES as usize * 8;

@@ -7,6 +7,7 @@
 //! | ids of semaphore sets | about 1.1 per slot | head, indices in use, buckets of keys, slots |
 //! | sets | 1 per slot | lock, queues and undo list of the set in that slot |
 //! | tasks | 1 each, and the spare one | process, generation, see `task` |
+//! | ladder | 1 | times of calls that look for the dead, see `watch` |
 //! | pools | | semaphores, undo records, wait nodes |
 //! | ids of message queues, queues | about 1.1 and 2 per slot | the same for queues; see `msg` |
 //! | ids of segments, segments | about 1.1 and 2 per slot | the same for shared memory; see `shm` |
@@ -21,6 +22,7 @@ use crate::ids::{IdLayout, SLOTS_MAX};
 use crate::msg::QUEUE_LINES;
 use crate::pool::{HEAD_LINES, Pool};
 use crate::shm::SEGMENT_LINES;
+use crate::watch::LADDER_LINES;
 
 /// The first line of the header.
 pub(crate) const HEADER: u32 = 1;
@@ -135,6 +137,8 @@ pub(crate) struct Layout {
     pub(crate) tasks: u32,
     /// How many lines those are; the last is the spare one.
     pub(crate) tasks_max: u32,
+    /// The line of the ladder, see `watch`.
+    pub(crate) ladder: u32,
     pub(crate) sems: Pool,
     pub(crate) undos: Pool,
     pub(crate) waits: Pool,
@@ -177,6 +181,7 @@ impl Layout {
         // And the spare one, which serves no task.
         let tasks = tasks + 1;
         let first_task = take(tasks);
+        let ladder = take(LADDER_LINES);
         let mut pool = |lines| {
             let (head, first) = (take(HEAD_LINES), take(lines));
             Pool { head, first, lines, is_joined: false }
@@ -197,6 +202,7 @@ impl Layout {
             sets: first_set,
             tasks: first_task,
             tasks_max: tasks,
+            ladder,
             sems,
             undos,
             waits,

@@ -52,7 +52,7 @@
 //! - G.4: operations on different semaphores of a set write no common line, with and without undo.
 //! - G.5: a process may be killed at any instruction. Each of its calls has then happened as a whole or not at
 //!   all, and its adjustments are applied: at once for who asks (`GETVAL`) and for a call that would fail with
-//!   `EAGAIN`, within a tenth of a second for who waits (`recover`). A call that succeeds does not look, see below.
+//!   `EAGAIN`, soon for a call that waits (`watch` says how soon). A call that succeeds does not look, see below.
 //!
 //! # What differs from Linux
 //!
@@ -76,8 +76,8 @@
 //! - What is granted to a waiting process that was killed before it returned is given back where all of it can be, also
 //!   where it was granted before the kill; until then others may see it. Linux takes its call out of the queue first,
 //!   and what was granted before stays. For a process that had ended before the call that grants began: who is
-//!   refused or asks after that call is answered as if nothing had been granted, and who waits goes on within a tenth
-//!   of a second (`sem::reap` says what holds when).
+//!   refused or asks after that call is answered as if nothing had been granted, and a call that waits goes on soon
+//!   (`watch`; `sem::reap` says what holds when).
 //!
 //! # What it refuses
 //!
@@ -162,6 +162,7 @@ mod spare;
 mod spin;
 mod task;
 mod waiting;
+mod watch;
 
 pub use contention::Contention;
 pub use file::OpenError;

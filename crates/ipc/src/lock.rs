@@ -173,6 +173,15 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
 }
 
+/// Returns true if the holder of a lock has died, or has another program by now: the next holder repairs what the lock
+/// protects.
+pub(crate) fn is_left(shared: &Shared, word: &AtomicU64) -> bool {
+    // ORDERING: Relaxed. A guess: taking the lock looks again.
+    let seen = word.load(Ordering::Relaxed);
+    let holder = low(seen) & (SLEEPERS - 1) as u32;
+    seen != 0 && is_over(shared, holder, high(seen))
+}
+
 fn is_over(shared: &Shared, holder: u32, generation: u32) -> bool {
     let index = holder.wrapping_sub(1);
     shared.is_over(index, Some(generation))

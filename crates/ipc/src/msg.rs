@@ -53,11 +53,13 @@ mod queue;
 mod rebuild;
 mod receive;
 mod send;
+mod watched;
 
 pub(crate) use message::exit_msg;
 pub(crate) use node::is_interruptible;
 pub(crate) use queue::QUEUE_LINES;
 pub(crate) use rebuild::{abandon, end_slot, reap};
+pub(crate) use watched::{collect_concerns, look_at};
 
 pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, MsgTotals};
 pub use filter::{MSG_COPY, MSG_EXCEPT, MSG_NOERROR};

@@ -9,13 +9,13 @@
 //!
 //! No daemon is needed. A dead task is reaped
 //!
-//! - by a waiting call, which looks every [`HEARTBEAT_NS`] at who holds adjustments of its set or waits for it;
+//! - by a waiting call, which looks every tenth of a second on behalf of all that wait (`watch`);
 //! - by a call that would return `EAGAIN`, and by `GETVAL` and its like, where somebody holds adjustments;
 //! - by a call that would return `ENOMEM`; by who wakes it in vain; by who registers and finds it beside its own line, or no line at all (`spare`);
 //! - by [`crate::Namespace::recover`].
 //!
-//! So after a kill the adjustments show at once to those who ask and to those who would fail, and within a tenth of
-//! a second to those who wait. Who succeeds does not look: that would be a system call per holder of adjustments in
+//! So after a kill the adjustments show at once to those who ask and to those who would fail, and soon to calls
+//! that wait (`watch`). Who succeeds does not look: that would be a system call per holder of adjustments in
 //! what is otherwise one compare-exchange. A mark on semaphores from which adjustments will take would spare those
 //! that are locks, but a semaphore that one process raises and another lowers, both with `SEM_UNDO`, has it for ever.
 //!
@@ -37,9 +37,6 @@ use crate::process::Look;
 use crate::sem::{self, Absent, Gone};
 use crate::shm;
 use crate::task::{IMAGE, REAPER, STATE, identity, task_line};
-
-/// How long a waiting call sleeps before it looks whether anybody has died.
-pub(crate) const HEARTBEAT_NS: u64 = 100_000_000;
 
 /// Ends everything of the task numbered `index` if its process has ended, and of those that have died and
 /// were let go on by that. The caller holds no lock. Returns true if there was something to end; its line

@@ -33,6 +33,7 @@ mod set;
 mod several;
 mod txn;
 mod undo;
+mod watched;
 mod word;
 
 pub(crate) use get::Remains;
@@ -40,6 +41,7 @@ pub(crate) use queue::{Absent, INTERRUPTED, STATUS, is_waiting};
 pub(crate) use reap::{abandon, reap, settle};
 pub(crate) use recover::{end_slot, recover_sems, size_of};
 pub(crate) use undo::{Gone, exit_sem};
+pub(crate) use watched::{collect_concerns, look_at, undo_holders};
 
 pub use ctl::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,

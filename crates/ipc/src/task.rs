@@ -516,9 +516,9 @@ impl Shared {
         self.scope == futex::Scope::Shared && has_other_image(identity(line), get(&line[IMAGE]))
     }
 
-    /// Returns true if the process of the task numbered `index` has ended, as far as one quick look tells.
-    pub(crate) fn is_surely_dead(&self, index: u32) -> bool {
-        self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(Look::Quick)
+    /// Returns true if the process of the task numbered `index` has ended, as far as `look` tells.
+    pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
+        self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(look)
     }
 
     /// Returns the number that `GETPID` tells of the task numbered `index`.
@@ -625,7 +625,7 @@ pub(crate) fn forget_process(shared: &Shared, index: u32) {
     put(&task_line(shared, index)[STATE], 1);
 }
 
-/// Wakes the waiting calls of a task for no reason, so that no test has to wait for a heartbeat.
+/// Wakes the waiting calls of a task for no reason, so that no test has to wait for the end of a turn.
 #[cfg(all(test, corewalk_crash))]
 pub(crate) fn wake_waiting(task: &Task) {
     task.waiting.each(|node| {

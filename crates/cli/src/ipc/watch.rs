@@ -1,6 +1,6 @@
 //! Looks after a namespace: what processes that end without a word have left is put in order at once.
 //!
-//! Nobody has to: whoever waits for a dead process finds out by itself, within a tenth of a second. Here
+//! This is not necessary: one of the waiting calls looks for the dead ten times a second. Here
 //! every process that is registered has a descriptor, which tells its end as soon as it happens; new
 //! processes are looked for every [`LOOK_MS`].
 //!

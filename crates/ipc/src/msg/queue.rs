@@ -16,7 +16,7 @@ use super::rebuild;
 use crate::field::{get, high, low, pair, put};
 use crate::ids::{INDEX_BITS, Object, SLOTS_MAX};
 use crate::list::List;
-use crate::lock::{Held, Owner, Wait, lock_within};
+use crate::lock::{Held, Owner, Wait, is_left, lock_within};
 use crate::namespace::Shared;
 use crate::pool::Pool;
 
@@ -150,6 +150,20 @@ impl<'s> Queue<'s> {
             rebuild::recover(self, owner);
             Ok(())
         })
+    }
+
+    /// Returns true if the holder of the lock has died.
+    pub(super) fn is_left(self) -> bool {
+        is_left(self.shared, &self.line()[LOCK])
+    }
+
+    /// Takes the lock, whichever queue is in the slot. If its holder has died, the queue is put in order.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the lock cannot be had.
+    pub(super) fn take_over(self, owner: Owner) -> Result<(), Errno> {
+        self.hold(owner, Wait::Short).map(drop)
     }
 
     /// Puts whatever is in the slot in order.

@@ -184,7 +184,7 @@ pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 }
 
 /// Returns the nodes that are used, each with the number of its task.
-fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
+pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
     let used = shared.layout.msg_waits.used(&shared.region);
     used.map(move |(line, whose)| (Node { shared, line }, whose))
 }

@@ -19,6 +19,7 @@ use crate::namespace::now_s;
 use crate::recover;
 use crate::sem::IPC_NOWAIT;
 use crate::task::Task;
+use crate::watch::Turn;
 
 /// What msgrcv(2) returns beside the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,6 +271,7 @@ impl Task {
         node: Node<'_>,
         msgtyp: i64,
     ) -> Result<u32, Errno> {
+        let mut turn = Turn::first();
         loop {
             match node.status() {
                 _ if self.is_copy() => return Err(Errno::INTR),
@@ -289,7 +291,7 @@ impl Task {
                     }
                 }
                 Status::Waits => {
-                    if self.sleep(queue, node)? == Ended::Interrupted {
+                    if self.sleep(queue, node, &mut turn)? == Ended::Interrupted {
                         return self.give_up_receiving(queue, node, Errno::INTR);
                     }
                 }

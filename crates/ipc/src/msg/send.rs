@@ -2,7 +2,8 @@
 //!
 //! Source: msgop(2); Linux `ipc/msg.c` (`do_msgsnd`, `pipelined_send`).
 
-use corewalk_sync::futex::{self, Deadline, Ended, Scope};
+use corewalk_sync::futex::{self, Deadline, Ended};
+use corewalk_sync::primitives::IS_MODEL;
 use rustix::io::Errno;
 
 use super::WRITE;
@@ -12,9 +13,10 @@ use super::node::{self, Node, Role, Status, Wakes};
 use super::queue::{Queue, QueueGuard};
 use crate::ids::Object;
 use crate::namespace::now_s;
-use crate::recover::{self, HEARTBEAT_NS};
+use crate::recover;
 use crate::sem::IPC_NOWAIT;
 use crate::task::Task;
+use crate::watch::{self, Turn};
 
 impl Task {
     /// Sends a message of type `mtype` with `text`, and waits until the queue has room for it.
@@ -139,6 +141,7 @@ impl Task {
         message: Message<'_>,
         msgflg: i32,
     ) -> Result<(), Errno> {
+        let mut turn = Turn::first();
         loop {
             match node.status() {
                 _ if self.is_copy() => return Err(Errno::INTR),
@@ -165,7 +168,7 @@ impl Task {
                     node.answer_call();
                 }
                 Status::Waits => {
-                    if self.sleep(queue, node)? == Ended::Interrupted {
+                    if self.sleep(queue, node, &mut turn)? == Ended::Interrupted {
                         return self.give_up_sending(queue, node, Errno::INTR);
                     }
                 }
@@ -173,25 +176,29 @@ impl Task {
         }
     }
 
-    /// Sleeps until the node's status changes or a heartbeat is over.
-    ///
-    /// Whoever was about to change it may have died. Who takes the queue's lock then puts it in order;
-    /// if nobody else does, it is this waiter, after a moment. Who does not let go of the lock does not end the wait.
+    /// Sleeps until the node's status changes or the call's turn is over. The watcher then looks for the dead.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone then: the node has been told, or somebody has written over the queue.
-    pub(super) fn sleep(&self, queue: Queue<'_>, node: Node<'_>) -> Result<Ended, Errno> {
+    /// `EIDRM` if the queue is gone: the node has been told, or somebody has written over the queue.
+    pub(super) fn sleep(
+        &self,
+        queue: Queue<'_>,
+        node: Node<'_>,
+        turn: &mut Turn,
+    ) -> Result<Ended, Errno> {
         let scope = self.shared.scope;
-        let deadline = match scope {
-            Scope::Private => Deadline::NEVER,
-            Scope::Shared => Deadline { monotonic_ns: futex::now().monotonic_ns + HEARTBEAT_NS },
-        };
-        let ended = futex::wait(node.word(), node.asleep(), deadline, scope);
+        let end = turn.end(scope, Deadline::NEVER);
+        let ended = futex::wait(node.word(), node.asleep(), end, scope);
         if self.is_copy() {
             return Ok(Ended::Woken);
         }
-        if ended == Ended::TimedOut && queue.lock(self.owner).err() == Some(Errno::IDRM) {
+        if ended == Ended::TimedOut && turn.is_watcher(&self.shared) {
+            watch::look(&self.shared, self.owner);
+        }
+        // A watcher wakes a call whose queue is gone. A lock that cannot be had does not end the wait.
+        let may_be_gone = !IS_MODEL && queue.live() != queue.place.payload();
+        if may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM) {
             return Err(Errno::IDRM);
         }
         Ok(ended)

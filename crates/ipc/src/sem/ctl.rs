@@ -17,7 +17,6 @@ use super::word::Word;
 use crate::ids::{Object, SLOTS_MAX, touch_ctime};
 use crate::namespace::{SEMVMX, now_s};
 use crate::perm::Perm;
-use crate::process::Look;
 use crate::task::Task;
 
 /// Remove the object.
@@ -456,7 +455,7 @@ impl Task {
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
             // What the dead would have taken back, or never had, is no answer.
-            self.look_after(set, Look::Quick, Concern::Values);
+            self.look_after(set, Concern::Values);
         }
         Ok((set, object))
     }
@@ -482,7 +481,7 @@ impl Task {
         let num = in_range(set, semnum)?;
         if set.has_absent(num) {
             // The dead wait for nothing.
-            self.look_after(set, Look::Quick, Concern::Waits);
+            self.look_after(set, Concern::Waits);
         }
         let guard = set.lock(self.owner)?;
         Ok(queue::count(&guard, num, awaited))

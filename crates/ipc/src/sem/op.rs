@@ -11,7 +11,8 @@
 //!
 //! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
 
-use corewalk_sync::futex::{self, Deadline, Ended, Scope};
+use corewalk_sync::futex::{self, Deadline, Ended};
+use corewalk_sync::primitives::IS_MODEL;
 use corewalk_sync::primitives::atomic::Ordering;
 use corewalk_sync::primitives::hint;
 use rustix::io::Errno;
@@ -30,8 +31,9 @@ use crate::ids::Object;
 use crate::lock::Wait;
 use crate::namespace::{SEMAEM, SEMVMX, now_s};
 use crate::process::Look;
-use crate::recover::{self, HEARTBEAT_NS};
+use crate::recover;
 use crate::task::Task;
+use crate::watch::{self, Turn};
 
 /// Bits of the mode that altering asks for.
 pub(super) const WRITE: u32 = 0o222;
@@ -159,12 +161,11 @@ impl Task {
         if !self.abandoned.lock().is_empty() {
             recover::reap_absent(&self.shared, self.owner, end_abandoned(self, Some(set))?);
         }
-        let done = recover::with_room(&self.shared, self.owner, || {
-            self.semop_locked(semid, set, sops, deadline)
-        });
+        let done =
+            recover::with_room(&self.shared, self.owner, || self.semop_locked(set, sops, deadline));
         let is_refused = done == Err(Errno::AGAIN) && set.may_be_owed();
-        if is_refused && self.look_after(set, Look::Quick, Concern::Values) {
-            return self.semop_locked(semid, set, sops, deadline);
+        if is_refused && self.look_after(set, Concern::Values) {
+            return self.semop_locked(set, sops, deadline);
         }
         done
     }
@@ -264,13 +265,7 @@ impl Task {
 
     /// Carries out a call under the set's lock, or waits.
     #[cold]
-    fn semop_locked(
-        &self,
-        semid: i32,
-        set: Set<'_>,
-        sops: &[SemBuf],
-        deadline: Deadline,
-    ) -> Result<(), Errno> {
+    fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;
         let has_undo = sops.iter().any(|sop| sop.is_undo());
         let undo = if has_undo { undo::find_alloc(&guard, self)? } else { 0 };
@@ -300,7 +295,7 @@ impl Task {
                 let begun = self.begin_wait(node.line);
                 txn.commit(Completed::default());
                 drop(guard);
-                let result = self.wait(semid, set, node, (deadline, watch));
+                let result = self.wait(set, node, (deadline, watch));
                 if !self.end_wait(begun) {
                     return Err(Errno::INTR);
                 }
@@ -329,7 +324,6 @@ impl Task {
     /// Waits until the call of `node` is completed, or gives up.
     fn wait(
         &self,
-        semid: i32,
         set: Set<'_>,
         node: Node<'_>,
         (deadline, watch): (Deadline, Option<Deadline>),
@@ -337,6 +331,7 @@ impl Task {
         if let Some(end) = watch {
             self.hot.spin.tell(node.watch(end));
         }
+        let mut turn = Turn::first();
         loop {
             if self.is_copy() {
                 return Err(Errno::INTR);
@@ -347,71 +342,63 @@ impl Task {
             if node.is_interrupted() {
                 return self.give_up(set, node, Errno::INTR);
             }
-            let until = match self.shared.scope {
-                Scope::Private => deadline,
-                Scope::Shared => {
-                    let beat = futex::now().monotonic_ns.saturating_add(HEARTBEAT_NS);
-                    deadline.min(Deadline { monotonic_ns: beat })
-                }
-            };
-            match futex::wait(node.status(), node.asleep(), until, self.shared.scope) {
-                Ended::Woken => {}
+            let end = turn.end(self.shared.scope, deadline);
+            match futex::wait(node.status(), node.asleep(), end, self.shared.scope) {
                 _ if self.is_copy() => {}
-                Ended::TimedOut if until == deadline => {
+                Ended::TimedOut if end == deadline => {
                     return self.give_up(set, node, Errno::AGAIN);
                 }
-                Ended::TimedOut => self.beat(semid, set, node)?,
                 Ended::Interrupted => return self.give_up(set, node, Errno::INTR),
+                Ended::TimedOut => {
+                    if turn.is_watcher(&self.shared) {
+                        watch::look(&self.shared, self.owner);
+                    }
+                    self.end_if_gone(set, node)?;
+                }
+                Ended::Woken if IS_MODEL => {}
+                // A watcher wakes a call whose set is gone.
+                Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
     }
 
-    /// Looks whether anybody has died whose end this call waits for. Who does not let go of a lock does not end
-    /// the wait.
-    #[cold]
-    fn beat(&self, semid: i32, set: Set<'_>, node: Node<'_>) -> Result<(), Errno> {
-        if self.sem_ids().obtain_object_check(semid).is_err()
-            && let Ok(ids) = self.sem_ids().lock()
-        {
-            // It was removed. Who removed it may have died, or had to leave it.
+    /// Ends a wait whose set is gone, though the call was not told so: the process that removed the set has died,
+    /// or had to leave the set. A lock that cannot be had does not end the wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of the wait.
+    fn end_if_gone(&self, set: Set<'_>, node: Node<'_>) -> Result<(), Errno> {
+        if set.is_there() && set.is_published(self.owner) {
+            return Ok(());
+        }
+        if let Ok(ids) = self.sem_ids().lock() {
             ids.end_left_at(set.index);
         }
         match set.lock_remains(self.owner, Wait::Long) {
-            Ok(guard) => {
-                let is_time = guard.is_time_to_look(futex::now());
-                drop(guard);
-                if is_time {
-                    self.look_after(set, Look::Close, Concern::Waits);
-                }
-                Ok(())
-            }
             Err(Errno::IDRM) => node.outcome().unwrap_or(Err(Errno::IDRM)),
-            Err(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
     /// Reaps tasks that have died with what is of concern in a set, and those that were granted something by that and
     /// have died too; returns whether there were any.
     #[cold]
-    pub(super) fn look_after(&self, set: Set<'_>, look: Look, concern: Concern) -> bool {
+    pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
         // Whoever is reaped is there no more, so there are no more than tasks, whatever the region says.
         let rounds = 0..self.shared.layout.tasks_max;
-        let reaped = rounds.take_while(|_| self.look_once(set, look, concern));
+        let reaped = rounds.take_while(|_| self.look_once(set, concern));
         reaped.count() != 0
     }
 
-    fn look_once(&self, set: Set<'_>, look: Look, concern: Concern) -> bool {
+    fn look_once(&self, set: Set<'_>, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
         let tasks = tasks_of(&guard, self.owner, concern);
-        // Now and then who asks or tries looks closely, as who waits does: a pid may have been used again.
-        let is_quick = look == Look::Quick && !guard.is_time_to_look(futex::now());
-        let look = if is_quick { Look::Quick } else { Look::Close };
+        // One look in a while is close: a pid may have been used again.
+        let is_close = guard.is_time_to_look(futex::now());
+        let look = if is_close { Look::Close } else { Look::Quick };
         drop(guard);
-        let is_gone = |task: &&u32| match look {
-            Look::Quick => self.shared.is_surely_dead(**task),
-            Look::Close => self.shared.is_dead(**task, None),
-        };
-        let gone = tasks.iter().filter(is_gone);
+        let gone = tasks.iter().filter(|task| self.shared.is_gone(**task, look));
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 

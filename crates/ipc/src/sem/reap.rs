@@ -17,7 +17,7 @@
 //!
 //! - The process had ended (waitpid(2) has returned, or a descriptor of it can be read from) when the operation began
 //!   that grants. Then what was granted is not the dead one's: it is given back before whoever is refused for it, or
-//!   asks for a value, gets an answer, and within a tenth of a second for who waits. Where it slept when it was
+//!   asks for a value, gets an answer, and soon for a call that waits (`crate::watch`). Where it slept when it was
 //!   killed, that is before the operation returns. What cannot be given back is only what somebody took meanwhile
 //!   whom the call of the dead has let go on.
 //! - It was seen to be granted, and the process was killed then, before it went on. Linux keeps what the call has done;

@@ -22,8 +22,8 @@ use crate::ids::{Ids, Kind, Object};
 use crate::lock::{BEAT_NS, Held, Owner, Patience, Wait, lock_within};
 use crate::namespace::Shared;
 use crate::process::Identity;
-use crate::recover::HEARTBEAT_NS;
 use crate::task::{identity, task_line};
+use crate::watch::TURN_NS;
 
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
@@ -81,8 +81,8 @@ const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
-/// How often the waiting calls of a set look whether anybody has died, together.
-const LOOK_MS: u64 = HEARTBEAT_NS / 1_000_000 * 9 / 10;
+/// How often calls that are refused at a set, or that ask for a value, look closely at its tasks, together.
+const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
 
 /// How long to sleep on a frozen word.
 const NAP_NS: u64 = 50_000;
@@ -213,6 +213,17 @@ impl<'s> Set<'s> {
         self.shared.scope == Scope::Shared && waits
     }
 
+    /// Returns true if the slot still has this set, published or not.
+    pub(super) fn is_there(&self) -> bool {
+        get(&self.line()[LIVE]) == self.place.payload()
+    }
+
+    /// Returns true if the set can be found.
+    pub(super) fn is_published(&self, owner: Owner) -> bool {
+        let ids = Ids { shared: self.shared, kind: Kind::Sem, owner };
+        ids.payload(self.index) == Some(self.place.payload())
+    }
+
     /// Returns true if the task numbered `task` holds the set's lock.
     pub(super) fn is_locked_by(&self, task: u32) -> bool {
         low(get(&self.line()[LOCK])) & !(1 << 31) == task + 1
@@ -253,9 +264,7 @@ impl<'s> SetGuard<'s> {
 
     /// Returns true if the set can be found.
     pub(super) fn is_published(&self) -> bool {
-        let set = self.set;
-        let ids = Ids { shared: set.shared, kind: Kind::Sem, owner: self.owner };
-        ids.payload(set.index) == Some(set.place.payload())
+        self.set.is_published(self.owner)
     }
 
     /// Returns true if the tasks of the set are to be looked at, which is then noted.

@@ -3,7 +3,7 @@
 //! - Whoever was killed with the permit has given it back: one child waits for it again and again and is killed last,
 //!   when nobody else is there who could wake it. It must have got the permit by then.
 //! - Two never have it at once.
-//! - No wait was longer than [`WAIT_MAX`]. The longest is told: what is promised is a tenth of a second, on a machine
+//! - No wait was longer than [`WAIT_MAX`]. The longest is told: what is promised is a tenth of a second while there is a watcher, on a machine
 //!   that has time for whoever waits.
 //!
 //! In the control the permit is taken without `SEM_UNDO`, so that it stays with the dead.

@@ -1,0 +1,43 @@
+//! What [`crate::watch`] does for calls that wait at message queues.
+
+use corewalk_sync::futex;
+
+use super::node::Status;
+use super::queue::{Place, Queue};
+use super::rebuild::nodes;
+use crate::ids::{Ids, Kind};
+use crate::lock::Owner;
+use crate::namespace::Shared;
+use crate::watch::Concerns;
+
+/// Adds what concerns the calls that wait at queues, and wakes those that were told something or whose queue is gone.
+pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
+    for (node, task) in nodes(shared) {
+        let status = node.status();
+        if matches!(status, Status::Done(Ok(_))) {
+            concerns.suspects.push(task);
+        }
+        let place = node.waits_as().map(|(_, place)| place);
+        let is_there = |place: &Place| Queue { shared, place: *place }.live() == place.payload();
+        match place.filter(is_there).filter(|_| status == Status::Waits) {
+            Some(place) => concerns.queues.push(place.index),
+            None => drop(futex::wake(node.word(), 1, shared.scope)),
+        }
+    }
+}
+
+/// Repairs the awaited queue in a slot: the holder of its lock has died, or its removal was interrupted.
+pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
+    let queue = Queue { shared, place: Place { index, tag: 0 } };
+    let ids = Ids { shared, kind: Kind::Msg, owner };
+    if queue.live() != 0
+        && ids.payload(index) != Some(queue.live())
+        && let Ok(ids) = ids.lock()
+    {
+        ids.end_left_at(index);
+    }
+    if queue.is_left() {
+        // Taking the lock over repairs the queue. A later look tries again.
+        let _taken = queue.take_over(owner);
+    }
+}

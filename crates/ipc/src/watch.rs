@@ -1,0 +1,245 @@
+//! Noticing deaths on behalf of calls that wait: a few waiting calls look for all of them.
+//!
+//! A waiting call sleeps until another process wakes it. If that process is killed, the kernel tells the sleeper nothing.
+//! If each waiting call looked for the dead ten times a second, hundreds of idle waiters would keep a processor busy.
+//!
+//! # The ladder
+//!
+//! The namespace has [`RUNGS`] words. Each holds the time at which a waiting call has stood on that rung last. A call that
+//! has slept for its turn takes the lowest rung that is its own or whose holder is late. Its next turn is
+//! [`TURN_NS`], doubled for each rung below. The holder of the lowest rung is the *watcher*: it looks for the dead.
+//! A call that finds no rung sleeps for twice the turn of the highest rung.
+//!
+//! A rung names no holder, so a death of the watcher needs no repair. The watcher's time gets old, and the holder of the next rung
+//! takes the lowest one at the end of its own turn. The same happens when the watcher's call is over. If all holders
+//! of rungs are killed at once, the next sleeper that ends its turn becomes the watcher.
+//!
+//! All waiting calls of a namespace together wake fewer than 20 times a second, and each call once in
+//! 12.8 s. A call that is woken within its first turn stands on no rung and costs nothing.
+//!
+//! # The look
+//!
+//! [`look`] does for all waiting calls what each of them would do for itself:
+//! - It wakes the calls that were completed, in case the process that completed them was killed before the wake-up.
+//! - It takes over the locks of awaited sets and queues whose holders have died, which repairs the objects.
+//! - It ends awaited objects whose removal was interrupted.
+//! - It reaps the dead that hold adjustments of awaited sets, or that were granted what they did not take.
+//!
+//! # Locks
+//!
+//! The caller holds no lock. The words of the ladder are hints: a wrong one costs a look or delays it.
+//!
+//! Source: none; leases as in Gray and Cheriton, 1989, for roles that expire.
+
+use corewalk_sync::futex::{self, Deadline, Scope};
+use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+
+use crate::field::get;
+use crate::lock::Owner;
+use crate::namespace::Shared;
+use crate::process::Look;
+use crate::recover;
+use crate::{msg, sem};
+
+/// The turn of the watcher: how long a death goes unnoticed while there is one.
+pub(crate) const TURN_NS: u64 = 100_000_000;
+
+/// Rungs of the ladder.
+const RUNGS: usize = 7;
+
+/// Lines of the ladder.
+pub(crate) const LADDER_LINES: u32 = 1;
+
+const MS_NS: u64 = 1_000_000;
+
+/// One look in so many milliseconds is a close one: it tells a pid that is used again.
+const CLOSE_LOOK_MS: u64 = 1000;
+
+/// What concerns the waiting calls of a namespace.
+#[derive(Default)]
+pub(crate) struct Concerns {
+    /// Tasks whose death would change something for a waiting call.
+    pub(crate) suspects: Vec<u32>,
+    /// Slots of awaited semaphore sets.
+    pub(crate) sets: Vec<u32>,
+    /// Slots of awaited message queues.
+    pub(crate) queues: Vec<u32>,
+}
+
+/// The place of a waiting call on the ladder.
+pub(crate) struct Turn {
+    rung: usize,
+    /// The time that this call has stored in the word of its rung.
+    since_ms: u64,
+}
+
+impl Turn {
+    /// Returns the place of a call that begins to wait: on no rung, with the turn of the lowest.
+    pub(crate) fn first() -> Self {
+        Self { rung: 0, since_ms: u64::MAX }
+    }
+
+    /// Returns the end of a sleep that begins now and lasts until `deadline` at most.
+    pub(crate) fn end(&self, scope: Scope, deadline: Deadline) -> Deadline {
+        match scope {
+            Scope::Private => deadline,
+            Scope::Shared => {
+                let end = futex::now().monotonic_ns.saturating_add(TURN_NS << self.rung);
+                deadline.min(Deadline { monotonic_ns: end })
+            }
+        }
+    }
+
+    /// Takes a rung after a turn has passed; returns true if the caller is the watcher, and so has to [`look`].
+    #[cold]
+    pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
+        let now_ms = futex::now().monotonic_ns / MS_NS;
+        let free = (0..RUNGS).find(|rung| self.takes(&ladder(shared)[*rung], *rung, now_ms));
+        (self.rung, self.since_ms) = (free.unwrap_or(RUNGS), now_ms);
+        free == Some(0)
+    }
+
+    fn takes(&self, word: &AtomicU64, rung: usize, now_ms: u64) -> bool {
+        let seen = get(word);
+        let is_own = rung == self.rung && seen == self.since_ms;
+        let turn_ms = (TURN_NS / MS_NS) << rung;
+        // A time that is still to come was written by a hostile process: its distance is huge.
+        let is_late = now_ms.wrapping_sub(seen) >= turn_ms + turn_ms / 4;
+        // ORDERING: Relaxed. The word says who is to look; nothing is published with it.
+        let exchange = || word.compare_exchange(seen, now_ms, Ordering::Relaxed, Ordering::Relaxed);
+        (is_own || is_late) && exchange().is_ok()
+    }
+}
+
+/// Looks for the dead on behalf of all waiting calls. The caller holds no lock.
+#[cold]
+pub(crate) fn look(shared: &Shared, owner: Owner) {
+    let mut concerns = Concerns::default();
+    sem::collect_concerns(shared, &mut concerns);
+    msg::collect_concerns(shared, &mut concerns);
+    let Concerns { mut suspects, mut sets, mut queues } = concerns;
+    for list in [&mut suspects, &mut sets, &mut queues] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    sets.iter().for_each(|index| sem::look_at(shared, owner, *index));
+    queues.iter().for_each(|index| msg::look_at(shared, owner, *index));
+    suspects.extend(sem::undo_holders(shared, &sets));
+    suspects.sort_unstable();
+    suspects.dedup();
+    let now_ms = futex::now().monotonic_ns / MS_NS;
+    let is_close = now_ms % CLOSE_LOOK_MS < TURN_NS / MS_NS;
+    let look = if is_close { Look::Close } else { Look::Quick };
+    for task in suspects.into_iter().filter(|task| shared.is_gone(*task, look)) {
+        // A later look ends what cannot be ended now.
+        let _reaped = recover::reap(shared, owner, task);
+    }
+}
+
+fn ladder(shared: &Shared) -> &corewalk_sync::Line {
+    shared.region.line(shared.layout.ladder)
+}
+
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]
+mod tests {
+    use super::*;
+    use crate::field::put;
+    use crate::sem::STATUS;
+    use crate::sem::dead::{kill, wait_without_sleep};
+    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+    use corewalk_sync::primitives::thread;
+    use corewalk_testkit::race::Watchdog;
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::time::Duration;
+
+    const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+
+    fn two() -> (Namespace, Task, Task) {
+        let capacity = Capacity {
+            sets: 2,
+            sems: 8,
+            undos: 8,
+            waits: 16,
+            queues: 1,
+            msgs: 16,
+            tasks: 4,
+            ..Capacity::LEAST
+        };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("watch", MemfdFlags::CLOEXEC).unwrap();
+        let namespace = Namespace::open_fd(&file, options).unwrap();
+        let task = |pid| namespace.register(Cred::root(), pid).unwrap();
+        let (one, other) = (task(1), task(2));
+        (namespace, one, other)
+    }
+
+    #[test]
+    fn calls_take_rungs_from_the_lowest_and_the_rest_sleep_longest() {
+        let (namespace, ..) = two();
+        let mut turns: Vec<Turn> = (0..RUNGS + 2).map(|_| Turn::first()).collect();
+        let watch: Vec<bool> =
+            turns.iter_mut().map(|turn| turn.is_watcher(namespace.shared())).collect();
+        assert_eq!(watch.iter().filter(|is_watcher| **is_watcher).count(), 1);
+        let rungs: Vec<usize> = turns.iter().map(|turn| turn.rung).collect();
+        assert_eq!(rungs, [0, 1, 2, 3, 4, 5, 6, RUNGS, RUNGS]);
+        let (now, last) = (futex::now(), turns[RUNGS].end(Scope::Shared, Deadline::NEVER));
+        assert!(last.monotonic_ns - now.monotonic_ns >= TURN_NS << RUNGS);
+    }
+
+    #[test]
+    fn watcher_stays_watcher_and_is_replaced_once_it_is_late() {
+        let (namespace, ..) = two();
+        let shared = namespace.shared();
+        let (mut watcher, mut next) = (Turn::first(), Turn::first());
+        assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
+        assert!(!next.is_watcher(shared), "the watcher is in time");
+        // The watcher is late, or a hostile process has stored a time to come.
+        for wrong in [0, u64::MAX] {
+            let now_ms = || futex::now().monotonic_ns / MS_NS;
+            // The watcher takes the time that it has stored for its own.
+            while now_ms() <= watcher.since_ms {
+                thread::yield_now();
+            }
+            put(&ladder(shared)[0], wrong);
+            assert!(next.is_watcher(shared), "{wrong}");
+            assert!(!watcher.is_watcher(shared), "{wrong}");
+            std::mem::swap(&mut watcher, &mut next);
+        }
+    }
+
+    /// The process that completed the call was killed before it woke the task.
+    #[test]
+    fn look_wakes_a_call_that_was_completed_and_not_woken() {
+        let _watchdog = Watchdog::start("calls that were not woken", Duration::from_secs(300));
+        let (_namespace, one, other) = two();
+        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let line = wait_without_sleep(&one, id, &[DOWN]);
+        let word = &other.shared.region.line(line)[STATUS];
+        let shared = &*other.shared;
+        thread::scope(|scope| {
+            put(word, 1);
+            // The word stays as it is, so only a wake-up ends this.
+            let sleeps = scope.spawn(|| futex::wait(word, 1, Deadline::NEVER, Scope::Shared));
+            while !sleeps.is_finished() {
+                look(shared, other.owner);
+                thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn look_reaps_the_dead_that_hold_adjustments_of_awaited_sets() {
+        for is_awaited in [true, false] {
+            let (_namespace, one, other) = two();
+            let [held, free] = [(); 2].map(|()| other.semget(IPC_PRIVATE, 2, 0o600).unwrap());
+            one.semop(held, &[SemBuf::new(1, 5, SEM_UNDO)]).unwrap();
+            wait_without_sleep(&other, if is_awaited { held } else { free }, &[DOWN]);
+            kill(one);
+            look(&other.shared, other.owner);
+            // GETVAL would reap the task itself.
+            let is_reaped = !crate::task::pids(&other.shared).contains(&1);
+            assert_eq!(is_reaped, is_awaited);
+            assert_eq!(other.sem_getval(held, 1), Ok(0));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Calls that wait and that nothing happens to: they sleep, and deaths are noticed all the same.
+//!
+//! Source: semop(2) `SEM_UNDO`; proc(5) `/proc/pid/task/tid/status`.
+
+use corewalk_ipc::{
+    Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::Watchdog;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use rustix::thread::gettid;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const CHILD: &str = "COREWALK_IPC_CHILD";
+const KEY: i32 = 0x1d1e;
+
+fn options() -> NamespaceOptions {
+    let capacity = Capacity {
+        sets: 16,
+        sems: 64,
+        undos: 64,
+        waits: 2048,
+        queues: 2,
+        msgs: 64,
+        tasks: 16,
+        ..Capacity::LEAST
+    };
+    NamespaceOptions { capacity, ..NamespaceOptions::default() }
+}
+
+/// Lets time pass, at a semaphore that is nobody else's.
+fn pass(time: Duration) {
+    let namespace = Namespace::new(options()).unwrap();
+    let task = namespace.register(Cred::root(), 1).unwrap();
+    let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+    assert_eq!(task.semtimedop(id, &[SemBuf::new(0, -1, 0)], Some(time)), Err(Errno::AGAIN));
+}
+
+/// Returns how often threads of this process went to sleep so far.
+fn sleeps(threads: &[i32]) -> u64 {
+    let of = |thread: &i32| {
+        let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    threads.iter().map(of).sum()
+}
+
+/// Trap X8. Each waiting call woke ten times a second, to look whether a process had died.
+#[test]
+fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
+    const WAITERS: usize = 200;
+    let _watchdog = Watchdog::start("idle waiters", Duration::from_secs(300));
+    let file = memfd_create("idle", MemfdFlags::CLOEXEC).unwrap();
+    let namespace = Namespace::open_fd(&file, options()).unwrap();
+    let task = namespace.register(Cred::root(), 1).unwrap();
+    let set = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+    let queue = task.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let threads = Mutex::new(Vec::new());
+    let slept = thread::scope(|scope| {
+        for waiter in 0..WAITERS {
+            let (task, threads) = (&task, &threads);
+            scope.spawn(move || {
+                threads.lock().unwrap().push(gettid().as_raw_nonzero().get());
+                if waiter % 2 == 0 {
+                    task.semop(set, &[SemBuf::new(0, -1, 0)]).map(drop)
+                } else {
+                    task.msgrcv(queue, &mut [0; 8], 0, 0).map(drop)
+                }
+            });
+        }
+        while task.waiting() != WAITERS {
+            thread::yield_now();
+        }
+        // The first turn of each waiter.
+        pass(Duration::from_secs(1));
+        let threads = threads.lock().unwrap().clone();
+        let before = sleeps(&threads);
+        pass(Duration::from_millis(1500));
+        let slept = sleeps(&threads) - before;
+        let woken = task.sem_rmid(set).and(task.msg_rmid(queue));
+        woken.map(|()| slept).unwrap()
+    });
+    assert!(slept < WAITERS as u64, "{WAITERS} waiters woke {slept} times in 1.5 s");
+}
+
+/// A path for a file, which is removed at the end.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It need not have been made.
+        let _gone = fs::remove_file(&self.0);
+    }
+}
+
+fn task(path: &Path) -> Task {
+    let namespace = Namespace::open(path, options()).unwrap();
+    namespace.register(Cred::root(), std::process::id()).unwrap()
+}
+
+/// The child holds semaphore 0 with `SEM_UNDO` and waits at semaphore 1 for longer than a turn. So the child is the
+/// watcher. It is killed: the calls of this process notice both deaths.
+#[test]
+fn death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call() {
+    const NAME: &str = "death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call";
+    if let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) {
+        let task = task(&path);
+        let id = task.semget(KEY, 2, 0).unwrap();
+        task.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
+        task.semop(id, &[SemBuf::new(1, -1, 0)]).unwrap();
+        return;
+    }
+    let _watchdog = Watchdog::start("a holder that dies", Duration::from_secs(300));
+    let name = format!("corewalk-ipc-test-idle-{}", std::process::id());
+    let file = Scratch(Path::new("/dev/shm").join(name));
+    let task = task(&file.0);
+    let id = task.semget(KEY, 2, IPC_CREAT | 0o600).unwrap();
+    task.sem_setval(id, 0, 1).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([NAME, "--exact"]).env(CHILD, &file.0).stdout(Stdio::null());
+    let mut child: Child = command.spawn().unwrap();
+    while task.sem_getncnt(id, 1).unwrap() == 0 {
+        thread::yield_now();
+    }
+    pass(Duration::from_millis(300));
+    let noticed = thread::scope(|scope| {
+        let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, 0)]));
+        while task.sem_getncnt(id, 0).unwrap() == 0 {
+            thread::yield_now();
+        }
+        pass(Duration::from_millis(300));
+        child.kill().unwrap();
+        let killed = Instant::now();
+        assert_eq!(waits.join().unwrap(), Ok(()));
+        killed.elapsed()
+    });
+    child.wait().unwrap();
+    println!("noticed after {noticed:?}");
+    assert!(noticed < Duration::from_secs(10), "{noticed:?}");
+}
