@@ -7,6 +7,7 @@
 //! | `node` | a call that waits |
 //! | `filter` | which messages a receiver takes |
 //! | `send`, `receive` | msgsnd and msgrcv |
+//! | `handover` | a message that goes to a waiting receiver, who may have died |
 //! | `get`, `ctl` | msgget and msgctl |
 //! | `rebuild` | everything that can be told from the messages and nodes alone |
 //!
@@ -45,6 +46,7 @@ mod ctl;
 mod ends;
 mod filter;
 mod get;
+mod handover;
 #[cfg(all(test, corewalk_loom))]
 mod loom_models;
 mod message;

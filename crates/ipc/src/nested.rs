@@ -36,6 +36,9 @@ struct Waits {
 }
 
 thread_local! {
+    /// Signal handlers that have run.
+    static SIGNALS: Cell<u64> = const { Cell::new(0) };
+
     static WAITS: Waits = const {
         Waits { count: Cell::new(0), entries: [const { Cell::new((0, 0)) }; DEPTH] }
     };
@@ -57,6 +60,16 @@ pub(crate) fn enter(task: usize, node: u32) -> usize {
         waits.count.set(around + 1);
         around
     })
+}
+
+/// Takes note that a signal handler runs.
+pub(crate) fn note_signal() {
+    SIGNALS.with(|signals| signals.set(signals.get().wrapping_add(1)));
+}
+
+/// Returns a number that is another once a signal handler has run in this thread.
+pub(crate) fn signals() -> u64 {
+    SIGNALS.with(Cell::get)
 }
 
 /// Returns how many waits there are.

@@ -115,8 +115,8 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     let pid = shared.pid_of(index);
     // execve(2) detaches everything. What has to stay does so until the process ends.
     let _is_whole = shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
-    msg::reap(shared, owner, index)?;
-    let absent = sem::settle(shared, owner, Gone { task: index, pid })?;
+    let mut absent = msg::reap(shared, owner, index)?;
+    absent.extend(sem::settle(shared, owner, Gone { task: index, pid })?);
     drop(reaper);
     reap_absent(shared, owner, absent);
     Ok(())
@@ -179,8 +179,8 @@ fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), 
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
     let is_whole = shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
-    msg::reap(shared, owner, index)?;
-    let absent = sem::reap(shared, owner, Gone { task: index, pid })?;
+    let mut absent = msg::reap(shared, owner, index)?;
+    absent.extend(sem::reap(shared, owner, Gone { task: index, pid })?);
     // What the task was in the middle of may be all that was left of an object.
     for kind in [Kind::Sem, Kind::Msg] {
         Ids { shared, kind, owner }.lock()?.end_left();

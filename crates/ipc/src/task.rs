@@ -121,6 +121,8 @@ pub(crate) struct Hot {
     pub(crate) spin: Spin,
     /// Whether they look for an instant before they are queued.
     pub(crate) instant: Spin,
+    /// Whether its receivers look for a message before they are queued.
+    pub(crate) arrival: Spin,
     /// The lines of a message that it has done with and keeps for its next one, or 0.
     pub(crate) kept_message: AtomicU32,
 }
@@ -284,6 +286,7 @@ impl Task {
     ///
     /// It takes no lock and makes no system call. A wait that is over already returns what it came to.
     pub fn interrupt_own(&self) {
+        nested::note_signal();
         nested::each_of(self.address(), |node| {
             let status = &self.shared.region.line(node)[STATUS];
             if is_interruptible(status) {
@@ -303,8 +306,8 @@ impl Task {
     /// outermost `around`: a signal handler has interrupted the last and jumped elsewhere (siglongjmp(3)). The thread is in none of
     /// those calls.
     ///
-    /// What a call was granted meanwhile goes to others, with its adjustments, but for a message,
-    /// which is gone. (In the kernel the wait ends before the handler runs, and what it was granted just before that is lost as well.)
+    /// What a call was granted meanwhile goes to others, with its adjustments, and so does a message. (In the kernel the wait
+    /// ends before the handler runs, and what it was granted just before that is lost.)
     ///
     /// # Examples
     ///

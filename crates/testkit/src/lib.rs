@@ -14,6 +14,7 @@
 //! | [`seal`] | a path must not store to memory that another thread can reach |
 //! | `lines` | two operations must not write what the other touches (x86-64) |
 //! | [`sysv`] | the host kernel's semaphores are the oracle |
+//! | `trace` | the system calls of a path are to be counted |
 //! | [`reexec`] | a test needs one CPU, a low limit, or a process that dies |
 //!
 //! # Rules
@@ -40,3 +41,5 @@ pub mod reexec;
 pub mod rng;
 pub mod seal;
 pub mod sysv;
+#[cfg(all(target_os = "linux", not(miri)))]
+pub mod trace;

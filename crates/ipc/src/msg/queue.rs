@@ -222,6 +222,12 @@ impl<'s> Queue<'s> {
         Ok(queue)
     }
 
+    /// Returns the ticket that was given last. Without the lock it is a hint: another one tells that something was sent.
+    #[inline]
+    pub(super) fn last_ticket(self) -> u64 {
+        get(&self.second()[TICKET])
+    }
+
     /// Returns how many messages and bytes there are, without the lock.
     pub(super) fn glimpse(self) -> (u64, u64) {
         (get(&self.line()[QNUM]), get(&self.line()[CBYTES]))
@@ -360,6 +366,18 @@ impl<'s> Locked<'s> {
         message.set_ticket(self.next_ticket());
         message.set_truth(Truth::Queued(self.queue.place));
         self.messages().push(message.line);
+        let size = message.size() as u64;
+        self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
+    }
+
+    /// Puts a message that was handed to a receiver into the queue, at the place of its ticket.
+    #[cold]
+    pub(super) fn put_back(&self, message: Message<'s>) {
+        let mut lines: Vec<u32> = self.messages().iter().collect();
+        let at = lines.partition_point(|line| self.message(*line).ticket() < message.ticket());
+        lines.insert(at, message.line);
+        message.set_truth(Truth::Queued(self.queue.place));
+        self.messages().set(lines);
         let size = message.size() as u64;
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
     }

@@ -22,13 +22,15 @@
 
 use rustix::io::Errno;
 
+use super::handover::pipelined_send;
 use super::message::{Message, Truth};
 use super::node::{self, Node, Role, Status, Wakes};
 use super::queue::{Locked, Place, Queue};
 use crate::ids::{Ids, Kind};
 use crate::lock::Owner;
-use crate::namespace::Shared;
-use crate::sem::Remains;
+use crate::namespace::{Shared, now_s};
+use crate::recover::reap_absent;
+use crate::sem::{Absent, Remains};
 use crate::task::Task;
 
 /// Puts the queue in order whose lock was taken over; `queue` is any of its slot.
@@ -60,8 +62,10 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
         is_own.then_some((line, truth))
     });
     let mut queued = Vec::new();
+    let mut last_ticket = 0;
     for (line, truth) in messages {
         let message = Message { shared, line };
+        last_ticket = last_ticket.max(message.ticket());
         match truth {
             Truth::Queued(_) => queued.push((message.ticket(), line)),
             Truth::Delivered(_, node) => {
@@ -82,7 +86,6 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     let sizes = queued.iter().map(|(_, line)| locked.message(*line).size() as u64);
     let counts = (sizes.sum(), queued.len() as u64);
     locked.set_counts(|_, _| counts);
-    let mut last_ticket = queued.last().map_or(0, |(ticket, _)| *ticket);
     locked.messages().set(queued.iter().map(|(_, line)| *line));
     for (role, list) in [(Role::Receiver, locked.receivers()), (Role::Sender, locked.senders())] {
         let waiting = nodes(shared).filter(|(node, _)| node.waits_as() == Some((role, place)));
@@ -96,15 +99,17 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     wakes
 }
 
-/// Frees what the dead task numbered `task` has left: its nodes and its private messages.
+/// Frees what the dead task numbered `task` has left: its nodes and its private messages. Messages that were handed to it go
+/// to others. Returns the tasks of those if they may have died.
 ///
 /// # Errors
 ///
 /// `EIO` if somebody does not let go of a queue: the task has to be reaped again.
-pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<(), Errno> {
+pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, Errno> {
+    let mut absent = Absent::new();
     for (node, _) in nodes(shared).filter(|(_, whose)| *whose == task) {
         if let Some((role, place)) = node.whose() {
-            end_node(shared, owner, node, (role, place))?;
+            absent.extend(end_node(shared, owner, node, (role, place))?);
         }
         node.free(owner);
     }
@@ -112,7 +117,7 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<(), Errno
         (whose == task && Message { shared, line }.truth() == Truth::Private).then_some(line)
     });
     free_private(shared, owner, task, seen);
-    Ok(())
+    Ok(absent)
 }
 
 /// Takes back a wait of a task that lives, whose thread has left it: the node in this line.
@@ -123,10 +128,12 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<(), Errno
 pub(crate) fn abandon(task: &Task, line: u32) -> Result<(), Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
     let node = Node { shared, line };
-    if let Some(whose) = node.whose() {
-        end_node(shared, owner, node, whose)?;
-    }
+    let absent = match node.whose() {
+        Some(whose) => end_node(shared, owner, node, whose)?,
+        None => Absent::new(),
+    };
     node.free(owner);
+    reap_absent(shared, owner, absent);
     Ok(())
 }
 
@@ -148,30 +155,43 @@ pub(super) fn free_private(
     }
 }
 
-/// Takes a node out of its list, and what was handed to it.
+/// Takes a node out of its list, and sends on the message that was handed to it. Returns the task that the message was
+/// then handed to, if that may have died.
 fn end_node(
     shared: &Shared,
     owner: Owner,
     node: Node<'_>,
     (role, place): (Role, Place),
-) -> Result<(), Errno> {
+) -> Result<Absent, Errno> {
     // With the lock the node is in its list or told; a queue that is gone has told it.
-    match (Queue { shared, place }).lock(owner) {
-        Err(Errno::IDRM) => {}
-        Ok(guard) if node.waits_as().is_some() => {
-            let list = if role == Role::Receiver { guard.receivers() } else { guard.senders() };
-            list.unlink(node.line);
-        }
-        guard => drop(guard?),
+    let guard = match (Queue { shared, place }).lock(owner) {
+        Err(Errno::IDRM) => None,
+        guard => Some(guard?),
+    };
+    if let Some(guard) = &guard
+        && node.waits_as().is_some()
+    {
+        let list = if role == Role::Receiver { guard.receivers() } else { guard.senders() };
+        list.unlink(node.line);
     }
-    if let Status::Done(Ok(line)) = node.status() {
-        let message = Message { shared, line };
-        if message.truth() == Truth::Delivered(place, node.line) {
-            message.make_private(owner.index);
-            message.free(owner);
-        }
+    let Status::Done(Ok(line)) = node.status() else { return Ok(Absent::new()) };
+    let message = Message { shared, line };
+    if message.truth() != Truth::Delivered(place, node.line) {
+        return Ok(Absent::new());
     }
-    Ok(())
+    let Some(guard) = guard else {
+        message.make_private(owner.index);
+        message.free(owner);
+        return Ok(Absent::new());
+    };
+    // If this task dies while the message is private, the message is freed with it.
+    shared.layout.msgs.set_whose(&shared.region, line, owner.index);
+    let sent = pipelined_send(&guard, message, now_s());
+    if !sent.is_handed() {
+        guard.put_back(message);
+    }
+    drop(guard);
+    Ok(sent.wake(shared))
 }
 
 /// Ends what is left in a slot that has no queue any more. The lock of the kind is held.

@@ -5,7 +5,8 @@
 //!
 //! Source: msgop(2); Linux `ipc/msg.c` (`do_msgrcv`, "lockless receive").
 
-use corewalk_sync::futex::Ended;
+use corewalk_sync::futex::{self, Deadline, Ended};
+use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 use std::fmt;
 
@@ -16,6 +17,7 @@ use super::node::{self, Node, Role, Status};
 use super::queue::{Queue, QueueGuard};
 use crate::ids::Object;
 use crate::namespace::now_s;
+use crate::nested;
 use crate::recover;
 use crate::sem::IPC_NOWAIT;
 use crate::task::Task;
@@ -180,19 +182,35 @@ impl Task {
         let object = self.msg_ids().obtain_object_check(msqid)?;
         self.may_receive(&object, msgtyp)?;
         let queue = Queue::new(&self.shared, &object);
-        let guard = queue.lock(self.owner)?;
-        if let Some(message) = find(&guard, filter) {
-            if message.size() > size_max && msgflg & MSG_NOERROR == 0 {
-                return Err(Errno::TOOBIG);
+        let mut watched = None;
+        let guard = loop {
+            let guard = queue.lock(self.owner)?;
+            if let Some(message) = find(&guard, filter) {
+                if message.size() > size_max && msgflg & MSG_NOERROR == 0 {
+                    return Err(Errno::TOOBIG);
+                }
+                if msgflg & MSG_COPY != 0 {
+                    return copy(message, size_max);
+                }
+                return Ok(self.take(guard, message, size_max));
             }
-            if msgflg & MSG_COPY != 0 {
-                return copy(message, size_max);
+            if msgflg & i32::from(IPC_NOWAIT) != 0 {
+                return Err(Errno::NOMSG);
             }
-            return Ok(self.take(guard, message, size_max));
-        }
-        if msgflg & i32::from(IPC_NOWAIT) != 0 {
-            return Err(Errno::NOMSG);
-        }
+            match watched {
+                Some(Ended::Interrupted) => return Err(Errno::INTR),
+                Some(_) => break guard,
+                None if !self.is_worth_watching(&guard) => break guard,
+                None => {
+                    let last_ticket = queue.last_ticket();
+                    drop(guard);
+                    watched = Some(self.watch(queue, last_ticket));
+                    if self.is_copy() {
+                        return Err(Errno::INTR);
+                    }
+                }
+            }
+        };
         match self.receive_waiting(guard, filter, size_max, (msgtyp, msgflg)) {
             // As `recover::with_room` does, for the calls only that wait.
             Err(Errno::NOMEM) if recover::makes_room(&self.shared, self.owner) => {
@@ -200,6 +218,38 @@ impl Task {
             }
             line => Ok(self.arrived(Message { shared: &self.shared, line: line? }, size_max)),
         }
+    }
+
+    /// Returns true if a receiver is to look for a message before it is queued. It is not where others are queued: they come
+    /// first.
+    fn is_worth_watching(&self, guard: &QueueGuard<'_>) -> bool {
+        self.shared.spin_ns != 0 && guard.receivers().is_empty() && self.hot.arrival.is_worth_it()
+    }
+
+    /// Looks for a moment whether something is sent. The receiver is in no queue meanwhile, so a sender makes no system
+    /// call for it, and nothing is left of a receiver that is killed.
+    ///
+    /// Each look gives the processor to others, as the one that sends may need it. A signal whose handler runs meanwhile
+    /// interrupts the call.
+    #[cold]
+    fn watch(&self, queue: Queue<'_>, last_ticket: u64) -> Ended {
+        let signals = nested::signals();
+        let end = Deadline { monotonic_ns: futex::now().monotonic_ns + self.shared.spin_ns };
+        let mut ended = Ended::Woken;
+        while queue.last_ticket() == last_ticket && queue.live() == queue.place.payload() {
+            if ended == Ended::TimedOut {
+                break;
+            }
+            thread::yield_now();
+            if nested::signals() != signals {
+                return Ended::Interrupted;
+            }
+            if futex::now() >= end {
+                ended = Ended::TimedOut;
+            }
+        }
+        self.hot.arrival.tell(ended == Ended::Woken);
+        ended
     }
 
     #[inline]

@@ -8,8 +8,9 @@ use rustix::io::Errno;
 
 use super::WRITE;
 use super::filter::Filter;
-use super::message::{Message, Truth};
-use super::node::{self, Node, Role, Status, Wakes};
+use super::handover::pipelined_send;
+use super::message::Message;
+use super::node::{Node, Role, Status};
 use super::queue::{Queue, QueueGuard};
 use crate::ids::Object;
 use crate::namespace::now_s;
@@ -98,14 +99,19 @@ impl Task {
         let shared = guard.queue.shared;
         let now_s = now_s();
         guard.note_send(self.pid, now_s);
-        let wakes = if guard.receivers().is_empty() {
+        if guard.receivers().is_empty() {
             guard.append(message);
-            Wakes::new()
-        } else {
-            pipelined_send(&guard, message, now_s)
-        };
+            return;
+        }
+        let sent = pipelined_send(&guard, message, now_s);
+        if !sent.is_handed() {
+            guard.append(message);
+        }
         drop(guard);
-        node::wake(shared, &wakes);
+        let absent = sent.wake(shared);
+        if !absent.is_empty() {
+            recover::reap_absent(shared, self.owner, absent);
+        }
     }
 
     /// Waits for room, and sends then.
@@ -230,46 +236,4 @@ impl Task {
         }
         may(&object)
     }
-}
-
-/// Hands a message to the first receiver that takes it, or appends it; returns whom to wake.
-///
-/// A receiver whose buffer is too small ends with `E2BIG`, and the message goes on.
-fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s: u64) -> Wakes {
-    let mut wakes = Wakes::new();
-    let (mtype, size) = (message.mtype(), message.size());
-    for line in guard.receivers().iter() {
-        let node = guard.node(line);
-        if node.is_left() {
-            guard.receivers().unlink(line);
-            node.free(guard.owner);
-            continue;
-        }
-        if !node.filter().takes(mtype) {
-            continue;
-        }
-        guard.receivers().unlink(line);
-        if guard.queue.shared.is_dead(node.task(), None) {
-            // What it waited for goes to the next; the node is freed with its task.
-            node.forget();
-            continue;
-        }
-        let is_long = node.size() < size;
-        if !is_long {
-            guard.note_receive(node.pid(), now_s);
-            message.set_truth(Truth::Delivered(guard.queue.place, line));
-        }
-        if !node.tell(if is_long { Err(Errno::TOOBIG) } else { Ok(message.line) }) {
-            // It was left just now.
-            message.set_truth(Truth::Private);
-            node.free(guard.owner);
-            continue;
-        }
-        wakes.push(line);
-        if !is_long {
-            return wakes;
-        }
-    }
-    guard.append(message);
-    wakes
 }

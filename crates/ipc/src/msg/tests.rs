@@ -241,12 +241,15 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     one.msgsnd(id, 10, b"handed", 0).unwrap();
     assert!(matches!(nodes[1].status(), Status::Done(Ok(_))));
     assert_eq!(used(&one), [4, 2]);
-    rebuild::reap(shared, one.owner, dead.owner.index).unwrap();
-    assert_eq!(used(&one), [1, 0]);
+    let absent = rebuild::reap(shared, one.owner, dead.owner.index).unwrap();
+    assert!(absent.is_empty());
+    assert_eq!(used(&one), [2, 0]);
     let guard = queue(&one, id).lock(one.owner).unwrap();
     assert!(guard.receivers().is_empty());
     drop(guard);
-    assert_eq!(one.msgrcv(id, &mut [0; 8], 0, 0).unwrap().mtype, 5);
+    // What it was handed is in the queue.
+    let received = [(); 2].map(|()| one.msgrcv(id, &mut [0; 8], 0, 0).unwrap().mtype);
+    assert_eq!(received, [5, 10]);
 }
 
 /// A message of a dead task is taken between two looks of who reaps the task: it is the receiver's.
@@ -505,4 +508,87 @@ fn message_with_a_size_beyond_everything_is_cut() {
     assert_eq!(one.msgrcv(id, &mut [0; 8], 0, 0), Err(Errno::TOOBIG));
     let received = one.msgrcv(id, &mut [0; 8192], 0, super::MSG_NOERROR).unwrap();
     assert_eq!(received.size_bytes, 8192);
+}
+
+/// Has `task` wait for a message, as a call does until it sleeps. No thread sleeps.
+fn receive_without_sleep(task: &Task, id: i32) -> u32 {
+    let queue = queue(task, id);
+    let guard = queue.lock(task.owner).unwrap();
+    let who = (Role::Receiver, queue.place, guard.next_ticket());
+    let node = Node::alloc(task, who, 64, Filter::Any).unwrap();
+    guard.receivers().push(node.line);
+    node.line
+}
+
+fn shared_namespace() -> Namespace {
+    let capacity = Capacity { queues: 2, msgs: 256, waits: 16, tasks: 8, ..Capacity::LEAST };
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let file = memfd_create("handover", MemfdFlags::CLOEXEC).unwrap();
+    Namespace::open_fd(&file, options).unwrap()
+}
+
+/// The sender does not ask whether receivers live. Both are dead when msgsnd begins.
+#[test]
+fn message_handed_to_dead_receivers_is_there_for_the_next_call() {
+    let namespace = shared_namespace();
+    let [first, second, other] =
+        [1, 2, 3].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    receive_without_sleep(&first, id);
+    receive_without_sleep(&second, id);
+    crate::sem::dead::kill(first);
+    crate::sem::dead::kill(second);
+    other.msgsnd(id, 7, b"one", 0).unwrap();
+    let mut text = [0; 8];
+    let received = other.msgrcv(id, &mut text, 0, NOWAIT).unwrap();
+    assert_eq!((received.mtype, &text[..received.size_bytes]), (7, &b"one"[..]));
+    assert_eq!(other.msgrcv(id, &mut text, 0, NOWAIT), Err(Errno::NOMSG));
+    let layout = &other.shared.layout;
+    assert_eq!(layout.msg_waits.used(&other.shared.region).count(), 0);
+}
+
+#[test]
+fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
+    let namespace = shared_namespace();
+    let [dead, one] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+    let other = Arc::new(namespace.register(Cred::root(), 3).unwrap());
+    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    receive_without_sleep(&dead, id);
+    let waits = waiting(&other, move |task| {
+        let mut text = [0; 8];
+        task.msgrcv(id, &mut text, 0, 0).map(|received| text[..received.size_bytes].to_vec())
+    });
+    crate::sem::dead::kill(dead);
+    one.msgsnd(id, 1, b"text", 0).unwrap();
+    assert_eq!(waits.join().unwrap(), Ok(b"text".to_vec()));
+}
+
+/// The receiver dies after the hand-over. What was sent after its message stays behind it.
+#[test]
+fn message_of_a_receiver_that_died_later_comes_back_to_its_place() {
+    let namespace = shared_namespace();
+    let [victim, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    receive_without_sleep(&victim, id);
+    for text in [b"1", b"2", b"3"] {
+        other.msgsnd(id, 1, text, 0).unwrap();
+    }
+    assert_eq!(other.msg_stat(id).unwrap().qnum, 2, "the first is the victim's");
+    crate::sem::dead::kill(victim);
+    namespace.recover().unwrap();
+    let mut text = [0; 1];
+    let mut next = || other.msgrcv(id, &mut text, 0, NOWAIT).map(|_| text[0]);
+    assert_eq!([next(), next(), next()], [Ok(b'1'), Ok(b'2'), Ok(b'3')]);
+    assert_eq!((next(), other.msg_stat(id).unwrap().cbytes), (Err(Errno::NOMSG), 0));
+}
+
+#[test]
+fn control_message_handed_to_a_living_receiver_stays_its_own() {
+    let namespace = shared_namespace();
+    let [lives, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    receive_without_sleep(&lives, id);
+    other.msgsnd(id, 1, b"text", 0).unwrap();
+    namespace.recover().unwrap();
+    assert_eq!(other.msgrcv(id, &mut [0; 8], 0, NOWAIT), Err(Errno::NOMSG));
 }

@@ -340,6 +340,8 @@ struct Queue<'s> {
     region: &'s Region,
     ends: &'s AtomicU64,
     links: usize,
+    /// The semaphore, if it is the queue of one.
+    of: Option<u16>,
     /// How many nodes there can be; a walk passes no more, whatever the region says.
     max: u32,
 }
@@ -347,12 +349,12 @@ struct Queue<'s> {
 impl<'s> Queue<'s> {
     fn of_set(set: Set<'s>, list: usize) -> Self {
         let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
-        Self { region, ends: &set.line()[list], links: SET_LINKS, max }
+        Self { region, ends: &set.line()[list], links: SET_LINKS, of: None, max }
     }
 
     fn of_sem(set: Set<'s>, num: u16, list: usize) -> Self {
         let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
-        Self { region, ends: &set.sem(num)[list], links: SEM_LINKS, max }
+        Self { region, ends: &set.sem(num)[list], links: SEM_LINKS, of: Some(num), max }
     }
 
     fn links(&self, node: u32) -> &'s AtomicU64 {
@@ -676,13 +678,14 @@ fn scan_const(
 }
 
 /// Carries out waiting calls of a queue in turn, until none of them is possible.
+/// No single decrement is possible once its semaphore is 0: the walk ends there (trap X7).
 #[doc(alias = "update_queue")]
 fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> Result<(), Errno> {
     let mut next = queue.first();
     // A queue that others have overwritten may be a ring.
     let mut left = queue.max;
     while let Some(line) = next {
-        if left == 0 {
+        if left == 0 || queue.of.map(|num| txn.value(num)).transpose()? == Some(0) {
             break;
         }
         left -= 1;

@@ -86,3 +86,26 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
     let (task, id) = rings(&[DOWN]);
     assert!(task.sem_getncnt(id, 0).unwrap() <= WAITS as i32);
 }
+
+/// Trap X7. A look at a waiter writes which of its operations blocks.
+#[test]
+fn wake_up_of_one_waiter_does_not_look_at_the_others() {
+    const UNTOUCHED: usize = 7;
+    let capacity = Capacity { sets: 1, sems: 8, waits: 256, tasks: 2, ..Capacity::LEAST };
+    let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
+    let id = task.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let lines = [(); 100].map(|()| wait_without_sleep(&task, id, &[DOWN]));
+    let nodes = lines.map(|line| Node::at(&task.shared, line));
+    nodes.iter().for_each(|node| node.set_blocking(UNTOUCHED));
+    assert_eq!(completed(&task, id, 1), 1);
+    let is_looked_at =
+        |node: &&Node<'_>| get(&node.first()[SHAPE]) >> 16 & 0xffff != UNTOUCHED as u64;
+    assert_eq!(nodes[1..].iter().filter(is_looked_at).count(), 0);
+    // The value stays above 0 if the first waiter wants more, and then the next has its turn.
+    let wide = wait_without_sleep(&task, id, &[SemBuf::new(1, -5, 0)]);
+    let narrow = wait_without_sleep(&task, id, &[SemBuf::new(1, -1, 0)]);
+    task.semop(id, &[SemBuf::new(1, 1, 0)]).unwrap();
+    let outcomes = [wide, narrow].map(|line| Node::at(&task.shared, line).outcome());
+    assert_eq!(outcomes, [None, Some(Ok(()))]);
+}

@@ -1,0 +1,125 @@
+//! How many system calls an operation makes for another process that is blocked.
+//!
+//! The test starts itself again. The child is traced, and its operations meet threads of the parent that sleep in their calls.
+//!
+//! Source: futex(2); ptrace(2).
+
+use corewalk_ipc::{Capacity, Cred, IPC_CREAT, Namespace, NamespaceOptions, SemBuf, Task};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::trace;
+use rustix::thread::gettid;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const CHILD: &str = "COREWALK_IPC_CHILD";
+const OTHER: &str = "COREWALK_IPC_OTHER";
+const KEY: i32 = 0x5ca1;
+const ROUNDS: u64 = 50;
+const UP: SemBuf = SemBuf::new(0, 1, 0);
+const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+
+/// A path for a file, which is removed at the end.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It need not have been made.
+        let _gone = fs::remove_file(&self.0);
+    }
+}
+
+/// Returns a task whose calls sleep at once: a look before the sleep is a system call, too.
+fn task(path: &Path) -> Task {
+    let capacity = Capacity {
+        sets: 4,
+        sems: 16,
+        undos: 16,
+        waits: 64,
+        queues: 4,
+        msgs: 256,
+        tasks: 8,
+        ..Capacity::LEAST
+    };
+    let options = NamespaceOptions { capacity, spin_ns_max: 0, ..NamespaceOptions::default() };
+    let namespace = Namespace::open(path, options).unwrap();
+    namespace.register(Cred::root(), std::process::id()).unwrap()
+}
+
+/// Waits until a thread sleeps in futex(2).
+fn await_sleep(thread: &str) {
+    loop {
+        let call = fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
+        if call.split(' ').next() == Some(&libc::SYS_futex.to_string()) {
+            return;
+        }
+        thread::yield_now();
+    }
+}
+
+/// Does `act` in the child for a thread of the parent that is in `other`. Returns the system calls of the child.
+fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<trace::Counts> {
+    let _watchdog = Watchdog::start("traced calls", Duration::from_secs(300));
+    if let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) {
+        let (task, sleeper) = (task(&path), std::env::var(OTHER).unwrap());
+        trace::trace_me().unwrap();
+        for _ in 0..ROUNDS {
+            await_sleep(&sleeper);
+            trace::mark();
+            act(&task);
+            trace::mark();
+        }
+        return None;
+    }
+    let name = format!("corewalk-ipc-test-calls-{}-{test}", std::process::id());
+    let file = Scratch(Path::new("/dev/shm").join(name));
+    let task = task(&file.0);
+    task.semget(KEY, 1, IPC_CREAT | 0o600).unwrap();
+    task.msgget(KEY, IPC_CREAT | 0o600).unwrap();
+    thread::scope(|scope| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let task = &task;
+        scope.spawn(move || {
+            tell.send(gettid().as_raw_nonzero().get()).unwrap();
+            (0..ROUNDS).for_each(|_| other(task));
+        });
+        let sleeper = format!("{}/task/{}", std::process::id(), told.recv().unwrap());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([test, "--exact", "--test-threads=1"]).env(CHILD, &file.0);
+        let child = command.env(OTHER, sleeper).stdout(Stdio::null()).spawn().unwrap();
+        let counts = trace::count().unwrap();
+        drop(child);
+        Some(counts)
+    })
+}
+
+/// Checks that almost all rounds made one system call.
+fn check(counts: Option<trace::Counts>) {
+    let Some(counts) = counts else { return };
+    let all: u64 = counts.values().sum();
+    let futex = counts.get(&(libc::SYS_futex as u64)).copied().unwrap_or(0);
+    assert!(futex >= ROUNDS, "{counts:?}: not all met a sleeper");
+    // A lock that the sleeper still has may cost a few more.
+    assert!(all <= ROUNDS + ROUNDS / 2, "{all} calls in {ROUNDS} rounds: {counts:?}");
+}
+
+/// Trap X6. Each message to a blocked receiver made five system calls, under the queue's lock, to ask whether the receiver lives.
+#[test]
+fn message_for_a_blocked_receiver_makes_one_system_call() {
+    check(calls_for_a_sleeper(
+        "message_for_a_blocked_receiver_makes_one_system_call",
+        |task| task.msgsnd(task.msgget(KEY, 0).unwrap(), 1, b"text", 0).unwrap(),
+        |task| assert!(task.msgrcv(task.msgget(KEY, 0).unwrap(), &mut [0; 8], 0, 0).is_ok()),
+    ));
+}
+
+#[test]
+fn semop_for_a_blocked_waiter_makes_one_system_call() {
+    check(calls_for_a_sleeper(
+        "semop_for_a_blocked_waiter_makes_one_system_call",
+        |task| task.semop(task.semget(KEY, 1, 0).unwrap(), &[UP]).unwrap(),
+        |task| task.semop(task.semget(KEY, 1, 0).unwrap(), &[DOWN]).unwrap(),
+    ));
+}

@@ -1,0 +1,126 @@
+//! Counting the system calls of a part of a program.
+//!
+//! A child says that it is to be traced ([`trace_me`]) and marks the parts that count ([`mark`]). Its parent counts the
+//! calls between two marks ([`count`]). The calls of one thread are counted, the one that asked for it.
+//!
+//! # Rules
+//!
+//! - The thread that calls [`count`] is the one that has started the child.
+//! - Nothing in a marked part calls getppid(2), which is the mark.
+//!
+//! Source: ptrace(2) `PTRACE_SYSCALL`, `PTRACE_GET_SYSCALL_INFO`.
+#![expect(unsafe_code, reason = "ptrace is what this is about")]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ptr;
+
+/// Which calls there were, by number, and how often.
+pub type Counts = BTreeMap<u64, u64>;
+
+/// Stops the calling thread until its parent counts its calls.
+///
+/// # Errors
+///
+/// Those of ptrace(2).
+///
+/// # Examples
+///
+/// ```no_run
+/// use corewalk_testkit::trace;
+///
+/// trace::trace_me()?;
+/// trace::mark();
+/// // What is counted.
+/// trace::mark();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn trace_me() -> io::Result<()> {
+    // SAFETY: the request has no pointers.
+    if unsafe { libc::ptrace(libc::PTRACE_TRACEME) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the signal stops this thread, and the parent lets it go on.
+    unsafe { libc::raise(libc::SIGSTOP) };
+    Ok(())
+}
+
+/// Begins a part that counts, or ends it.
+pub fn mark() {
+    let _parent = rustix::process::getppid();
+}
+
+/// Lets the threads of a child go on that have called [`trace_me`], and counts the system calls between marks until the thread
+/// has ended.
+///
+/// # Errors
+///
+/// Those of waitpid(2) and ptrace(2).
+///
+/// # Examples
+///
+/// ```no_run
+/// use corewalk_testkit::trace;
+/// use std::process::Command;
+///
+/// let child = Command::new("a program that calls trace_me").spawn()?;
+/// let counts = trace::count()?;
+/// assert!(counts.values().sum::<u64>() < 100, "{counts:?}");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn count() -> io::Result<Counts> {
+    let (mut counts, mut is_marked) = (Counts::new(), false);
+    let mut thread = wait(-1)?.0;
+    let option = libc::PTRACE_O_TRACESYSGOOD;
+    // SAFETY: the request has no pointers, and the thread is stopped.
+    check(unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, thread, 0usize, option) })?;
+    let mut signal = 0;
+    loop {
+        // SAFETY: the request has no pointers, and the thread is stopped.
+        check(unsafe { libc::ptrace(libc::PTRACE_SYSCALL, thread, 0usize, signal) })?;
+        let status;
+        (thread, status) = wait(thread)?;
+        if !libc::WIFSTOPPED(status) {
+            return Ok(counts);
+        }
+        let is_call = libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80;
+        signal = if is_call { 0 } else { libc::WSTOPSIG(status) };
+        let Some(call) = is_call.then(|| entered(thread)).flatten() else { continue };
+        if call == libc::SYS_getppid as u64 {
+            is_marked = !is_marked;
+        } else if is_marked {
+            *counts.entry(call).or_default() += 1;
+        }
+    }
+}
+
+/// Returns the number of the call that a stopped thread enters, or none if it leaves one.
+fn entered(thread: i32) -> Option<u64> {
+    // SAFETY: zeroes are a valid value of this plain structure.
+    let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+    let (size, at) = (size_of_val(&info), ptr::from_mut(&mut info));
+    // SAFETY: the kernel writes at most `size` bytes to `info`.
+    let got = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, thread, size, at) };
+    let is_entry = got > 0 && info.op == libc::PTRACE_SYSCALL_INFO_ENTRY;
+    // SAFETY: the kernel fills this member for an entry.
+    is_entry.then(|| unsafe { info.u.entry.nr })
+}
+
+fn wait(thread: i32) -> io::Result<(i32, i32)> {
+    let mut status = 0;
+    loop {
+        // Of this thread: other tests of the process have children, too.
+        // SAFETY: the status is written to a local variable.
+        let waited =
+            unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
+        match io::Error::last_os_error() {
+            _ if waited > 0 => return Ok((waited, status)),
+            error if error.kind() == io::ErrorKind::Interrupted => {}
+            error => return Err(error),
+        }
+    }
+}
+
+fn check(result: libc::c_long) -> io::Result<()> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
