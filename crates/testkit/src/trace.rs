@@ -102,8 +102,11 @@ fn entered(thread: i32) -> Option<u64> {
     // SAFETY: the kernel writes at most `size` bytes to `info`.
     let got = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, thread, size, at) };
     let is_entry = got > 0 && info.op == libc::PTRACE_SYSCALL_INFO_ENTRY;
+    if !is_entry {
+        return None;
+    }
     // SAFETY: the kernel fills this member for an entry.
-    is_entry.then(|| unsafe { info.u.entry.nr })
+    Some(unsafe { info.u.entry.nr })
 }
 
 fn wait(thread: i32) -> io::Result<(i32, i32)> {
