@@ -2,13 +2,17 @@
 //!
 //! Source: the messages beside document 002's semaphores; the seed's sibling series by the same author moved
 //! their checks out of the lock too. Units: pairs of msgsnd and msgrcv per second of wall time, all threads
-//! together, and nanoseconds of processor time per pair. Nobody waits: table `wakeup` has that.
+//! together, and nanoseconds of processor time per pair.
 //!
 //! | parameter | meaning |
 //! |---|---|
 //! | `bytes` | of a message's text, up to the most that there can be |
 //! | `queue` | `own`: each worker has one; `same`: all have one, and messages of a type each |
 //! | `workers` | `threads` of one process, or `processes`, which share a namespace in a file on a tmpfs |
+//! | `cpus` | of `blocked` only: both workers on one processor, or on two |
+//!
+//! With `queue` = `blocked` two workers exchange messages of 64 bytes on two queues, and each receive blocks until the other has
+//! sent (`blocked`). A pair is then a round trip, and the processor time is that of the one who asks.
 //!
 //! # Claims
 //! Four times the host kernel's rate with messages of 64 bytes, twice with 4 KiB, on own queues; what is
@@ -17,10 +21,13 @@
 //! (`same`), which hand its lock to each other: recorded with 64 bytes, 3.87 times. Processes have rows of the
 //! two sizes that are claimed, and as many of them as there are threads.
 //!
+//! A round trip of blocked receivers is to be as fast as with the kernel at least.
+//!
 //! # Checks
 //! What is received has the type, the length, the number and the last byte of what was sent, and the
 //! queues are empty at the end.
 
+mod blocked;
 pub(crate) mod process;
 
 use std::fmt::{self, Display};
@@ -70,9 +77,22 @@ trait Queues: Sync {
 
     fn message(&self, bytes: usize) -> Self::Message;
 
+    /// Sends a message of a type with a number; returns whether that succeeds.
+    fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool;
+
+    /// Receives the first message of a type; returns its number, or none if it is not what was sent.
+    fn receive(&self, queue: usize, kind: u8, message: &mut Self::Message) -> Option<u64>;
+
     /// Sends a message of a type with a number, and receives the first of that type; returns whether that is
     /// the same.
-    fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool;
+    #[inline]
+    fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool {
+        self.send(queue, kind, number, message)
+            && self.receive(queue, kind, message) == Some(cut(number, self.bytes(message)))
+    }
+
+    /// Returns the bytes of a message.
+    fn bytes(&self, message: &Self::Message) -> usize;
 
     /// Returns true if nothing can be received from a queue.
     fn is_empty(&self, queue: usize) -> bool;
@@ -126,12 +146,19 @@ impl Table for Msg {
                 Claim::at_least(&words, ratio, least)
             })
             .to_vec();
-        claims.push(Claim::at_least("any pairs, corewalk over linux", worst(&|_| true), 1.0));
+        let is_blocked = |params: &Params| params["queue"] == blocked::QUEUE;
+        let pairs = worst(&|params| !is_blocked(params));
+        claims.push(Claim::at_least("any pairs, corewalk over linux", pairs, 1.0));
+        let words = "round trips of blocked receivers, corewalk over linux";
+        claims.push(Claim::at_least(words, worst(&is_blocked), 1.0));
         claims
     }
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![Grid::new(settings, cells(settings).len(), 2, SHARE_OF_TIME)]
+        let blocked = blocked::cells(settings).len();
+        [cells(settings).len(), blocked]
+            .map(|cells| Grid::new(settings, cells, 2, SHARE_OF_TIME))
+            .into()
     }
 
     fn setup(&self, _settings: &Settings) -> Duration {
@@ -167,6 +194,7 @@ fn run(table: &Msg, settings: &Settings) -> anyhow::Result<Samples> {
         };
         slice.add_to(&mut samples, visit.round, name, &visit.cell.params(), BASELINE)
     })?;
+    blocked::run(&rounds, table.grids(settings)[1], folder.path(), &mut samples)?;
     Ok(samples)
 }
 
@@ -243,9 +271,9 @@ impl Linux {
         Ok(Linux(queues.context("msgget(2)")?))
     }
 
-    /// Returns the queue that another process has made.
-    fn join(id: i32) -> Linux {
-        Linux(vec![MsgQueue::attach(id)])
+    /// Returns the queue that another process has made, and perhaps a second one.
+    fn join(id: i32, other: Option<i32>) -> Linux {
+        Linux(std::iter::once(id).chain(other).map(MsgQueue::attach).collect())
     }
 
     fn ids(&self) -> Vec<i32> {
@@ -265,17 +293,24 @@ impl Queues for Linux {
     }
 
     #[inline]
-    fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Words) -> bool {
+    fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Words) -> bool {
         let Words { words, bytes } = message;
-        let number = cut(number, *bytes);
-        (words[0], words[1]) = (kind.into(), number);
-        if self.0[queue].send(words, *bytes).is_err() {
-            return false;
-        }
+        (words[0], words[1]) = (kind.into(), cut(number, *bytes));
+        self.0[queue].send(words, *bytes).is_ok()
+    }
+
+    #[inline]
+    fn receive(&self, queue: usize, kind: u8, message: &mut Words) -> Option<u64> {
+        let Words { words, bytes } = message;
         words[1] = 0;
         let got = self.0[queue].receive(words, *bytes, kind.into());
         let has_last = *bytes <= 8 || words[words.len() - 1] == u64::from_le_bytes([LAST; 8]);
-        got == Ok(*bytes) && words[0] == u64::from(kind) && words[1] == number && has_last
+        (got == Ok(*bytes) && words[0] == u64::from(kind) && has_last).then_some(words[1])
+    }
+
+    #[inline]
+    fn bytes(&self, message: &Words) -> usize {
+        message.bytes
     }
 
     fn is_empty(&self, queue: usize) -> bool {
@@ -315,18 +350,27 @@ impl Queues for Ours {
     }
 
     #[inline]
-    fn pair(&self, queue: usize, kind: u8, number: u64, text: &mut Vec<u8>) -> bool {
+    fn send(&self, queue: usize, kind: u8, number: u64, text: &mut Vec<u8>) -> bool {
+        let head = text.len().min(8);
+        text[..head].copy_from_slice(&number.to_le_bytes()[..head]);
+        self.task.msgsnd(self.ids[queue], kind.into(), text, 0).is_ok()
+    }
+
+    #[inline]
+    fn receive(&self, queue: usize, kind: u8, text: &mut Vec<u8>) -> Option<u64> {
         let (bytes, head) = (text.len(), text.len().min(8));
-        let number = number.to_le_bytes();
-        text[..head].copy_from_slice(&number[..head]);
-        if self.task.msgsnd(self.ids[queue], kind.into(), text, 0).is_err() {
-            return false;
-        }
         text[..head].fill(0);
         let got = self.task.msgrcv(self.ids[queue], text, kind.into(), 0);
-        got.is_ok_and(|got| got.size_bytes == bytes && got.mtype == i64::from(kind))
-            && text[..head] == number[..head]
-            && (bytes <= 8 || text[bytes - 1] == LAST)
+        let is_right = got.is_ok_and(|got| got.size_bytes == bytes && got.mtype == i64::from(kind))
+            && (bytes <= 8 || text[bytes - 1] == LAST);
+        let mut number = [0; 8];
+        number[..head].copy_from_slice(&text[..head]);
+        is_right.then_some(u64::from_le_bytes(number))
+    }
+
+    #[inline]
+    fn bytes(&self, text: &Vec<u8>) -> usize {
+        text.len()
     }
 
     fn is_empty(&self, queue: usize) -> bool {
@@ -349,9 +393,12 @@ mod tests {
             .map(|cell| cell.params().into_iter().collect())
             .collect();
         assert_eq!(cells.len(), 2 * BYTES.0.len() + 1);
+        let waits = blocked::cells(&quick::settings()).into_iter();
+        let waits = waits.map(|cell| cell.params().into_iter().collect());
+        let cells: Vec<Vec<_>> = cells.into_iter().chain(waits).collect();
         let rows = quick::check(&Msg, &[BASELINE, OURS], &cells);
         let claims: Vec<String> = Msg.claims(&rows).iter().map(Claim::to_string).collect();
-        assert!(claims.len() == 3 && claims.iter().all(|claim| claim.contains("held (x")));
+        assert!(claims.len() == 4 && claims.iter().all(|claim| claim.contains("held (x")));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `cpus` | both on one processor, or on two |
 //! | `workers` | `threads` of one process, or `processes` |
+//! | `waiters` | threads that wait at the first semaphore and answer in turn: 1, or a crowd |
 //!
 //! `corewalk` looks for its turn for at most 20 us before it sleeps, as is the default of
 //! `NamespaceOptions::spin_ns_max`; `corewalk-sleeps` sleeps at once, both of the two.
@@ -16,6 +17,9 @@
 //! Who has to be woken is woken by the kernel in any case: a wait that is really waited is to take at
 //! most 1.05 of the time that it takes with the host kernel's semaphores. The claim is about the default; what
 //! it is where both sleep at once stands beside it.
+//!
+//! With a crowd of waiters a round trip is to take no longer than with the kernel: a wake-up of one waiter must not
+//! cost more where others wait.
 //!
 //! # Checks
 //! Every call succeeds, and both semaphores are zero at the end.
@@ -30,7 +34,7 @@ use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, shape};
+use super::{Claim, Grid, Settings, Table, shape, sized};
 use crate::crew::{self, Slice};
 use crate::peer::Scratch;
 use crate::samples::{Params, Row, Samples};
@@ -48,6 +52,10 @@ const SHARE_OF_TIME: f64 = 0.8;
 const SETUP: Duration = Duration::from_secs(1);
 /// What a round trip may take of the host kernel's time.
 const MOST: f64 = 1.05;
+/// The same where many wait.
+const MOST_OF_CROWD: f64 = 1.0;
+/// Threads that wait at one semaphore.
+const CROWDS: (&[usize], &[usize]) = (&[8], &[8, 100, 400]);
 
 /// The table.
 pub(super) struct Wakeup;
@@ -57,6 +65,7 @@ pub(super) struct Wakeup;
 struct Cell {
     cpus: usize,
     is_in_processes: bool,
+    waiters: usize,
 }
 
 impl Table for Wakeup {
@@ -84,12 +93,15 @@ impl Table for Wakeup {
                 let ratio = shape::ratio(rows, variant, "ops_per_s", &params);
                 ratio.map(|ratio| 1.0 / ratio)
             };
+            let most = if cell.waiters == 1 { MOST } else { MOST_OF_CROWD };
             let (ours, sleeps) = (time(OURS), shape::times(time(SLEEPS)));
-            let words = format!("the time of a round trip over linux, {cell}, at most x{MOST}");
+            let words = format!("the time of a round trip over linux, {cell}, at most x{most}");
             let figure = format!("{}; {sleeps} asleep at once", shape::times(ours));
-            Claim::of(words, ours.map(|ours| ours <= MOST), figure)
+            Claim::of(words, ours.map(|ours| ours <= most), figure)
         };
-        all.into_iter().flat_map(|of| [1, 2].map(of)).map(claim).collect()
+        let crowds =
+            CROWDS.1.iter().flat_map(|waiters| [1, 2].map(|cpus| Cell::of_crowd(cpus, *waiters)));
+        all.into_iter().flat_map(|of| [1, 2].map(of)).chain(crowds).map(claim).collect()
     }
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
@@ -159,28 +171,33 @@ impl Place<'_> {
             drop(answerer);
             slice
         } else {
-            self.in_threads(&sems, time)
+            self.in_threads(&sems, cell.waiters, time)
         };
         check(&sems, 0, |_| 0)?;
         Ok(slice)
     }
 
-    fn in_threads<S: Sems>(&self, sems: &S, time: Duration) -> Slice {
+    fn in_threads<S: Sems>(&self, sems: &S, waiters: usize, time: Duration) -> Slice {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
-            let answers = scope.spawn(|| {
+            let answers = || {
                 pin(self.cpus[1]);
                 let user = sems.users() - 1;
                 answer(sems, user, || {
                     // ORDERING: Relaxed. The semaphore that was just taken orders it.
                     is_over.load(Ordering::Relaxed)
                 })
-            });
+            };
+            let answers: Vec<_> = (0..waiters).map(|_| scope.spawn(answers)).collect();
             let slice = self.ask(sems, time);
             // ORDERING: Relaxed. See above.
             is_over.store(true, Ordering::Relaxed);
-            assert!(sems.op(0, 0, [SemBuf::new(0, 1, 0)]), "the last word");
-            assert!(answers.join().expect("who answers does not panic"), "an answer failed");
+            for _ in &answers {
+                assert!(sems.op(0, 0, [SemBuf::new(0, 1, 0)]), "the last word");
+            }
+            for answers in answers {
+                assert!(answers.join().expect("who answers does not panic"), "an answer failed");
+            }
             slice
         })
     }
@@ -212,35 +229,45 @@ pub(crate) fn answer<S: Sems>(sems: &S, user: usize, is_over: impl Fn() -> bool)
 
 impl Cell {
     fn in_threads(cpus: usize) -> Cell {
-        Cell { cpus, is_in_processes: false }
+        Cell { cpus, is_in_processes: false, waiters: 1 }
     }
 
     fn in_processes(cpus: usize) -> Cell {
-        Cell { cpus, is_in_processes: true }
+        Cell { cpus, is_in_processes: true, waiters: 1 }
+    }
+
+    fn of_crowd(cpus: usize, waiters: usize) -> Cell {
+        Cell { waiters, ..Cell::in_threads(cpus) }
     }
 
     fn params(&self) -> Params {
         let workers = if self.is_in_processes { "processes" } else { "threads" };
-        Params::from([("cpus", self.cpus.into()), ("workers", workers.into())])
+        let (cpus, waiters) = (self.cpus.into(), self.waiters.into());
+        Params::from([("cpus", cpus), ("workers", workers.into()), ("waiters", waiters)])
     }
 }
 
 impl Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let workers = if self.is_in_processes { "processes" } else { "threads" };
-        write!(f, "two {workers}, cpus={}", self.cpus)
+        match self.waiters {
+            1 => write!(f, "two {workers}, cpus={}", self.cpus),
+            crowd => write!(f, "{crowd} waiting {workers}, cpus={}", self.cpus),
+        }
     }
 }
 
 fn cells(settings: &Settings) -> Vec<Cell> {
     let mut cells: Vec<Cell> = [1, 2].map(Cell::in_threads).into();
+    let crowds = sized(settings.size, CROWDS).iter();
+    cells.extend(crowds.flat_map(|waiters| [1, 2].map(|cpus| Cell::of_crowd(cpus, *waiters))));
     if settings.again.is_some() {
         cells.extend([1, 2].map(Cell::in_processes));
     }
     cells
 }
 
-fn pin(cpu: usize) {
+pub(super) fn pin(cpu: usize) {
     let mut one = CpuSet::new();
     one.set(cpu);
     // A processor that has gone meanwhile is the scheduler's matter.
@@ -255,11 +282,14 @@ mod tests {
     #[test]
     fn quick_run_has_round_trips_on_one_processor_and_on_two() {
         let cpus = process::cpu_of_each().unwrap().len().min(2);
-        let cells: Vec<Vec<_>> =
-            (1..=cpus).map(|n| Cell::in_threads(n).params().into_iter().collect()).collect();
+        let cells: Vec<Vec<_>> = cells(&quick::settings())
+            .into_iter()
+            .filter(|cell| cell.cpus <= cpus)
+            .map(|cell| cell.params().into_iter().collect())
+            .collect();
         let rows = quick::check(&Wakeup, &[BASELINE, OURS, SLEEPS], &cells);
         let claims = Wakeup.claims(&rows);
-        assert_eq!(claims.len(), 4);
+        assert_eq!(claims.len(), 4 + 2 * CROWDS.1.len());
         assert!(claims[0].to_string().contains("held (x"), "{}", claims[0]);
         assert!(claims[3].to_string().ends_with("not measured"), "{}", claims[3]);
     }

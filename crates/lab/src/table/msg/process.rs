@@ -22,6 +22,7 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::blocked;
 use super::{Cell, Linux, Ours, Queues, are_empty, work_at};
 use crate::client::{Client, Lap};
 use crate::crew::{self, Slice};
@@ -39,6 +40,9 @@ pub(crate) struct Job {
     /// The number of its queue.
     #[arg(long)]
     queue: i32,
+    /// The number of a second queue, to which it sends what it receives from the first.
+    #[arg(long)]
+    answers: Option<i32>,
 }
 
 /// Worker processes, each with a queue.
@@ -97,15 +101,41 @@ fn start(
 ) -> anyhow::Result<Vec<Client>> {
     let cpus = cpu_of_each()?;
     let client = |(worker, queue): (usize, &i32)| {
-        let cpu = cpus[worker % cpus.len()].to_string();
-        let mut args: Vec<OsString> = vec!["msg-worker".into()];
-        if let Some(file) = namespace {
-            args.extend(["--namespace".into(), file.into()]);
-        }
-        args.extend(["--cpu", &cpu, "--queue", &queue.to_string()].map(OsString::from));
-        Client::spawn(again, args)
+        spawn(again, namespace, cpus[worker % cpus.len()], &["--queue", &queue.to_string()])
     };
     queues.iter().enumerate().map(client).collect()
+}
+
+fn spawn(
+    again: &[String],
+    namespace: Option<&Path>,
+    cpu: usize,
+    queues: &[&str],
+) -> anyhow::Result<Client> {
+    let mut args: Vec<OsString> = vec!["msg-worker".into()];
+    if let Some(file) = namespace {
+        args.extend(["--namespace".into(), file.into()]);
+    }
+    args.extend(["--cpu", &cpu.to_string()].map(OsString::from));
+    args.extend(queues.iter().map(OsString::from));
+    Client::spawn(again, args)
+}
+
+/// Starts a process that sends what it receives from the first queue to the second, until it is dropped, and waits until
+/// the process is there.
+///
+/// # Errors
+/// If it cannot be started.
+pub(super) fn answerer(
+    again: &[String],
+    namespace: Option<&Path>,
+    queues: &[i32],
+    cpu: usize,
+) -> anyhow::Result<Client> {
+    let [asked, answered] = [queues[0].to_string(), queues[1].to_string()];
+    let mut client = spawn(again, namespace, cpu, &["--queue", &asked, "--answers", &answered])?;
+    client.lap()?;
+    Ok(client)
 }
 
 /// Works as a process: the other end of [`Workers`].
@@ -117,12 +147,19 @@ pub(crate) fn work(job: &Job) -> anyhow::Result<()> {
     one.set(job.cpu);
     sched_setaffinity(None, &one).context("sched_setaffinity")?;
     match &job.namespace {
-        Some(file) => serve(&Ours { ids: vec![job.queue], ..Ours::open(file)? }),
-        None => serve(&Linux::join(job.queue)),
+        Some(file) => {
+            let ids = std::iter::once(job.queue).chain(job.answers).collect();
+            serve(job, &Ours { ids, ..Ours::open(file)? })
+        }
+        None => serve(job, &Linux::join(job.queue, job.answers)),
     }
 }
 
-fn serve<Q: Queues>(queues: &Q) -> anyhow::Result<()> {
+fn serve<Q: Queues>(job: &Job, queues: &Q) -> anyhow::Result<()> {
+    if job.answers.is_some() {
+        writeln!(stdout(), "0 0 0")?;
+        ensure!(blocked::answer(queues, || false), "an answer failed");
+    }
     for line in stdin().lines() {
         let (bytes, time) = parse(&line?)?;
         let slice = crew::run(1, time, |_, turn| work_at(queues, (0, 1), bytes, turn));
