@@ -9,8 +9,9 @@
 //!   and the kernel never asks again: open and close cost no request then.
 //! - `flush` is always answered so: closing a file has no effect on these back ends.
 //! - Locks are not asked for: the kernel keeps them itself, as for a local file system.
-//! - Set-user-ID: the kernel clears it where it checks permissions, but for an open that truncates, else it is
-//!   asked to leave it to the server (`FUSE_HANDLE_KILLPRIV`).
+//! - Set-user-ID, and set-group-ID with execution by the group: the kernel clears these bits where it checks
+//!   permissions, but for an open that truncates. Otherwise it is asked to leave them to the server
+//!   (`FUSE_HANDLE_KILLPRIV`). The server always decides about set-group-ID alone (`Server::change`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`; one that panics is answered `EIO`. The cache and the

@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 use corewalk::{Errno, FileSystem};
 use corewalk_sync::primitives::thread::JoinHandle;
-use fuser::{Session, SessionACL};
+use fuser::{INodeNo, Session, SessionACL};
 
 use crate::adapter::Adapter;
 use crate::notify::KernelCache;
@@ -226,6 +226,13 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
     let descriptor = device.descriptor().map_err(|error| system("copying a descriptor", &error))?;
     let session = Session::from_fd(adapter, descriptor, acl, config)
         .map_err(|error| system("greeting the kernel", &error))?;
+    let notifier = session.notifier();
+    server.set_drop_attributes(Box::new(move |node| {
+        // An offset below 0 means the attributes alone, for which the kernel waits for no lock of the inode.
+        if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
+            log::debug!("the kernel keeps the attributes of node {node}: {error}");
+        }
+    }));
     let kernel = KernelCache::new(server, session.notifier());
     let session = corewalk_sync::primitives::thread::Builder::new()
         .name("corewalk-fuse".into())

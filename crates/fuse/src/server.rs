@@ -37,7 +37,7 @@ pub use names::New;
 pub use xattrs::{XATTR_PRUNE, XATTR_STAT, XattrAnswer};
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use corewalk::attr::SetTime;
 use corewalk::{
@@ -82,7 +82,11 @@ pub struct Server {
     has_open_state: bool,
     fsync_waits: bool,
     tallies: Tallies,
+    drop_attributes: OnceLock<DropAttributes>,
 }
+
+/// Has the kernel drop the attributes that it keeps of a node.
+type DropAttributes = Box<dyn Fn(u64) + Send + Sync>;
 
 /// An inode as it is handed to the kernel, counted once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,12 +130,20 @@ impl Server {
             has_open_state,
             fsync_waits,
             tallies: Tallies::default(),
+            drop_attributes: OnceLock::new(),
         })
     }
 
     /// Returns the namespace that is served.
     pub fn vfs(&self) -> &Arc<Vfs> {
         &self.vfs
+    }
+
+    /// Sets, once, how the kernel is told to drop the attributes of a node that it has just changed: called by the
+    /// thread that serves the request.
+    pub(crate) fn set_drop_attributes(&self, drop_attributes: DropAttributes) {
+        let is_first = self.drop_attributes.set(drop_attributes).is_ok();
+        debug_assert!(is_first, "a server is mounted once");
     }
 
     /// Returns the options.
@@ -207,16 +219,17 @@ impl Server {
     pub fn setattr(&self, caller: Caller, node: u64, change: Change) -> Result<Attr, Errno> {
         let inode = self.inode_now(node)?;
         let mut set = change.set;
-        let mut cred = self.cred(caller);
         if set.size.is_some() {
             // The kernel adds the time to truncate(2), which sets it anyway.
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
-            if change.through_handle {
-                // Checked when the file was opened.
-                cred.caps |= Caps::DAC_OVERRIDE;
-            }
         }
-        let attr = self.vfs.setattr(&cred, &inode, &set)?;
+        let attr = self.change(caller, &inode, |cred| {
+            // The permission was checked when the file was opened.
+            let is_open = set.size.is_some() && change.through_handle;
+            let more = if is_open { Caps::DAC_OVERRIDE } else { Caps::empty() };
+            let cred = Cred { caps: cred.caps | more, ..cred.clone() };
+            self.vfs.setattr(&cred, &inode, &set)
+        })?;
         Ok(Attr { ino: node, ..attr })
     }
 
@@ -306,6 +319,42 @@ impl Server {
         match self.options.permissions {
             Permissions::Kernel => caller.prechecked(),
             Permissions::Server => caller.resolve(self.namespace),
+        }
+    }
+
+    /// Runs a change of the content, the size or the owner of `inode` with the credentials that it is checked
+    /// with. Where the kernel checks permissions, it decides about the bits of set-user-ID and of set-group-ID
+    /// with execution by the group, but not about set-group-ID alone.
+    fn change<T>(
+        &self,
+        caller: Caller,
+        inode: &InodeRef<'_>,
+        change: impl FnOnce(&Cred) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let is_kernel = self.options.permissions == Permissions::Kernel;
+        if !is_kernel || !self.vfs.has_lone_set_group_id(inode)? {
+            return change(&self.cred(caller));
+        }
+        let changed = change(&self.cred_in_groups(caller));
+        if let Some(drop_attributes) = self.drop_attributes.get()
+            && self.vfs.has_lone_set_group_id(inode) != Ok(true)
+        {
+            // The answer to a write says nothing of the mode, which the kernel may keep for a day.
+            drop_attributes(self.translate(inode.ino()));
+        }
+        changed
+    }
+
+    /// As `cred`, with the groups of the caller and, of `CAP_FSETID`, what the caller has: these decide whether
+    /// set-group-ID stays, and the kernel says nothing of them. All other checks it has made, if it makes any.
+    fn cred_in_groups(&self, caller: Caller) -> Cred {
+        let cred = caller.resolve(self.namespace);
+        match self.options.permissions {
+            Permissions::Server => cred,
+            Permissions::Kernel => {
+                let checked = Caps::all() - Caps::FSETID;
+                Cred { caps: cred.caps | checked, ..cred }
+            }
         }
     }
 }

@@ -18,5 +18,6 @@ mod permissions;
 mod places;
 mod program;
 mod serve;
+mod set_group_id;
 mod store;
 mod user;

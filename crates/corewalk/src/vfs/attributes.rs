@@ -69,8 +69,32 @@ impl Vfs {
     /// # Errors
     /// What the back end says.
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
+        let inodes = &self.dcache.inodes;
+        let ticket = inodes.ticket(inode.slot);
         let attr = self.ask(inode, |fs, node| fs.getattr(node))?;
+        // The permission record must not be older than what a client has been told. A back end may say that there
+        // is an ACL where it has not looked.
+        let perm = Perm::of(&attr, attr.has_acl);
+        match inodes.perm(inode.slot) {
+            Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
+            Some(_) => self.invalidate_attributes(inode),
+            None => {
+                inodes.install(inode.slot, ticket, perm);
+                self.dcache.sync_searchable(inode.slot);
+            }
+        }
         Ok(self.without_hidden_link(inode.slot, attr))
+    }
+
+    /// Returns true if a file has set-group-ID without execution by the group, as far as the clients have been
+    /// told. Who writes to such a file, or changes its size or owner, loses the bit unless the caller is in the
+    /// group or has `CAP_FSETID`; the kernel leaves that decision to a FUSE server.
+    ///
+    /// # Errors
+    /// What the back end says.
+    pub fn has_lone_set_group_id(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
+        let mode = self.settled(&[inode.slot], || self.perm(inode.slot))?.mode;
+        Ok(inode.kind() != FileKind::Directory && is_lone_set_group_id(mode))
     }
 
     /// Changes attributes and returns the new ones.
@@ -196,7 +220,15 @@ impl Vfs {
         set.mode = match set.mode {
             None if inode.kind() == FileKind::Directory => None,
             None => left_of_set_id(cred, perm, &set)?,
-            Some(mode) => Some(allowed_set_id(cred, set.gid.unwrap_or(perm.gid), mode)),
+            Some(mode) => {
+                // For set-user-ID the kernel makes a change of owner one of the mode too, without a look at this.
+                let is_given = set.uid.is_some() || set.gid.is_some();
+                let mode = match is_given && is_lone_set_group_id(perm.mode) {
+                    true => allowed_set_id(cred, perm.gid, mode),
+                    false => mode,
+                };
+                Some(allowed_set_id(cred, set.gid.unwrap_or(perm.gid), mode))
+            }
         };
         Ok(set)
     }
@@ -491,6 +523,11 @@ fn without_set_id(cred: &Cred, perm: &Perm) -> u32 {
         0 => allowed_set_id(cred, perm.gid, left),
         _ => left & !mode::S_ISGID,
     }
+}
+
+/// Returns true if a mode has set-group-ID without execution by the group.
+fn is_lone_set_group_id(mode: u32) -> bool {
+    mode & (mode::S_ISGID | 0o010) == mode::S_ISGID
 }
 
 /// Returns the mode that a caller may give a file of the group `gid`: without set-group-ID for whoever is

@@ -149,9 +149,10 @@ impl Server {
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
     }
 
-    /// Writes in the name of somebody, who may have no right to keep the set-user-ID and set-group-ID
-    /// bits of the file. The kernel takes them away where it checks permissions; here who asks is looked
-    /// up only if there are any, since few files have them.
+    /// Writes for a caller that may have no right to keep the set-user-ID and set-group-ID bits of the
+    /// file. The caller's groups and capabilities are looked up only if the file has such bits, which few
+    /// files have. Where the kernel checks permissions, it has taken all bits but set-group-ID alone, and it
+    /// keeps others from changing the mode until the request has been answered.
     fn write_for(
         &self,
         caller: Caller,
@@ -162,7 +163,8 @@ impl Server {
     ) -> Result<usize, Errno> {
         match self.options.permissions {
             Permissions::Kernel => {
-                self.vfs.write(&caller.prechecked(), inode, handle, offset, bytes)
+                let write = |cred: &_| self.vfs.write(cred, inode, handle, offset, bytes);
+                self.change(caller, inode, write)
             }
             Permissions::Server => {
                 let who = || caller.resolve(self.namespace);
@@ -181,7 +183,10 @@ impl Server {
         bytes: &[u8],
     ) -> Result<usize, Errno> {
         match self.options.permissions {
-            Permissions::Kernel => self.vfs.append(&caller.prechecked(), inode, handle, end, bytes),
+            Permissions::Kernel => {
+                let append = |cred: &_| self.vfs.append(cred, inode, handle, end, bytes);
+                self.change(caller, inode, append)
+            }
             Permissions::Server => {
                 let who = || caller.resolve(self.namespace);
                 self.vfs.append_asking(inode, handle, end, bytes, who)
@@ -211,7 +216,9 @@ impl Server {
     ) -> Result<(), Errno> {
         let inode = self.inode(node)?;
         let how = Fallocate::from_bits(flags).ok_or(Errno::OPNOTSUPP)?;
-        self.vfs.fallocate(&self.cred(caller), &inode, handle, range.0, range.1, how)
+        self.change(caller, &inode, |cred| {
+            self.vfs.fallocate(cred, &inode, handle, range.0, range.1, how)
+        })
     }
 
     /// Returns the offset of the next data or hole.

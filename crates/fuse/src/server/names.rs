@@ -33,7 +33,8 @@ impl Server {
         new: &New<'_>,
     ) -> Result<Entry, Errno> {
         let dir = self.inode_now(parent)?;
-        let (inode, attr) = self.make_in(&self.cred(caller), &dir, name, new, None)?;
+        let cred = self.cred_to_make(caller, new);
+        let (inode, attr) = self.make_in(&cred, &dir, name, new, None)?;
         self.hand_out(inode, attr)
     }
 
@@ -53,7 +54,7 @@ impl Server {
         let dir = self.inode_now(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let open = self.has_open_state.then_some(flags);
-        match self.make_in(&self.cred(caller), &dir, name, &new, open) {
+        match self.make_in(&self.cred_to_make(caller, &new), &dir, name, &new, open) {
             Ok((inode, attr)) => {
                 // Whoever makes a file may open it, whatever its mode.
                 let handle = match self.has_open_state {
@@ -104,7 +105,7 @@ impl Server {
         let dir = self.inode_now(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make { umask: new.umask, ..Make::new(new.mode, caller.uid, caller.gid) };
-        let (inode, attr) = self.vfs.tmpfile(&self.cred(caller), &dir, make)?;
+        let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
         self.hand_out(inode, attr)
     }
 
@@ -166,6 +167,16 @@ impl Server {
         let (old, new) = (self.name(from.1)?, self.name(to.1)?);
         let (old, new) = (self.fresh(&old_dir, old)?, self.fresh(&new_dir, new)?);
         self.vfs.rename(&self.cred(caller), (&old_dir, old), (&new_dir, new), mode)
+    }
+
+    /// As `cred`, to make a file. One with set-group-ID and execution by the group keeps the bit in a directory
+    /// of another group only if the caller is in that; kernels before 6.0 do not look.
+    fn cred_to_make(&self, caller: Caller, new: &New<'_>) -> Cred {
+        let marked = mode::S_ISGID | 0o010;
+        match new.mode & marked == marked {
+            true => self.cred_in_groups(caller),
+            false => self.cred(caller),
+        }
     }
 
     fn make_in(

@@ -605,3 +605,23 @@ fn hits_are_names_resolved_without_the_back_end() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, &[b'x'; 256]), Err(Errno::NAMETOOLONG));
     assert_eq!(hits(&server), (3, 1), "a name that cannot be is not counted");
 }
+
+/// Trap X9. A kernel before 6.0 leaves this to the server.
+#[test]
+fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
+    let server = server();
+    let dir = make(&server, ROOT_NODE, b"dir", mode::S_IFDIR | 0o777);
+    let set = SetAttr { gid: Some(42), mode: Some(0o2777), ..SetAttr::default() };
+    let change = Change { set, through_handle: false };
+    server.setattr(CALLER, dir.node, change).expect("root may");
+    let other = Caller { uid: 7, gid: 7, pid: 0 };
+    let new = |mode| New { mode: mode::S_IFREG | mode, ..New::default() };
+    for (caller, mode, left) in [(other, 0o2771, 0o771), (other, 0o2761, 0o2761)] {
+        let (made, _) = server.create(caller, dir.node, b"f", &new(mode), 0).expect("a new name");
+        assert_eq!((made.attr.mode & 0o7777, made.attr.gid), (left, 42), "{mode:o}");
+        server.remove(CALLER, dir.node, b"f", Removal::Unlink).expect("it is there");
+    }
+    let member = Caller { gid: 42, ..other };
+    let made = server.make(member, dir.node, b"f", &new(0o2771)).expect("a new name");
+    assert_eq!(made.attr.mode & 0o7777, 0o2771);
+}

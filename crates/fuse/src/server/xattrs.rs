@@ -82,7 +82,7 @@ impl Server {
             return Ok(());
         }
         let cred = match name == XATTR_ACCESS {
-            true => self.acl_cred(caller),
+            true => self.cred_in_groups(caller),
             false => self.xattr_cred(caller, name),
         };
         self.vfs.setxattr(&cred, &inode, name, value, mode)
@@ -126,20 +126,6 @@ impl Server {
         match name.starts_with(b"security.") {
             true => Cred { caps: cred.caps | Caps::SYS_ADMIN | Caps::SETFCAP, ..cred },
             false => cred,
-        }
-    }
-
-    /// Returns credentials to set an access ACL with. It takes the set-group-ID bit from a file of
-    /// a group that the caller is not in, and the kernel does not say whether that is so; all other
-    /// checks it has made.
-    fn acl_cred(&self, caller: Caller) -> Cred {
-        let cred = caller.resolve(self.namespace);
-        match self.options.permissions {
-            Permissions::Server => cred,
-            Permissions::Kernel => {
-                let unknown = Caps::all() - Caps::FSETID;
-                Cred { caps: cred.caps | unknown, ..cred }
-            }
         }
     }
 }

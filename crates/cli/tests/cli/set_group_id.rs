@@ -1,0 +1,175 @@
+//! The set-group-ID bit of files that users outside of their group write to.
+//!
+//! The kernel takes the bit from a mount's file only where the group may execute it. For the others the server
+//! has to find out whether the caller is in the group or has `CAP_FSETID`. The host file system is the oracle.
+//!
+//! Source: write(2), chown(2); Linux `setattr_should_drop_sgid`.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::path::Path;
+
+use corewalk_sync::primitives::thread;
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, Mode, StatxFlags, copy_file_range, fallocate, mknodat,
+    statx,
+};
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+
+use crate::fixtures::{Folder, Server, can_mount};
+
+/// A user and group that is not root.
+const OTHER: u32 = 65534;
+/// The group of the files.
+const GROUP: u32 = 4242;
+/// Modes with and without execution by the group, with one, both and none of the bits.
+const MODES: [u32; 6] = [0o2666, 0o6666, 0o2676, 0o6676, 0o4666, 0o666];
+
+/// Somebody who changes a file.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    uid: u32,
+    gid: u32,
+    groups: &'static [u32],
+}
+
+const CALLERS: [Caller; 4] = [
+    Caller { uid: OTHER, gid: OTHER, groups: &[] },
+    Caller { uid: OTHER, gid: GROUP, groups: &[] },
+    Caller { uid: OTHER, gid: OTHER, groups: &[7, GROUP] },
+    Caller { uid: 0, gid: 0, groups: &[] },
+];
+
+/// One way to change the file `f` of a folder, which also has a file `from` with 8 bytes.
+type Change = fn(&Path) -> io::Result<()>;
+
+const CHANGES: [(&str, Change); 9] = [
+    ("write", |at| open(at)?.write_all(b"xy")),
+    ("append", |at| OpenOptions::new().append(true).open(at.join("f"))?.write_all(b"xy")),
+    ("ftruncate", |at| open(at)?.set_len(3)),
+    ("O_TRUNC", |at| OpenOptions::new().write(true).truncate(true).open(at.join("f")).map(drop)),
+    ("fallocate", |at| Ok(fallocate(open(at)?, FallocateFlags::empty(), 0, 20_000)?)),
+    ("punch", |at| {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(open(at)?, flags, 0, 4096)?)
+    }),
+    ("copy", |at| {
+        let count = copy_file_range(File::open(at.join("from"))?, None, open(at)?, None, 8)?;
+        assert_eq!(count, 8);
+        Ok(())
+    }),
+    // These two are for the owner: of the file, and of the new one.
+    ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
+    ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
+];
+
+fn open(at: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).open(at.join("f"))
+}
+
+/// Runs `change` as `caller`, on a thread that stays so until it ends.
+fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            let groups: Vec<Gid> = caller.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+            set_thread_groups(&groups).expect("root may");
+            set_thread_gid(Gid::from_raw(caller.gid)).expect("root may");
+            set_thread_uid(Uid::from_raw(caller.uid)).expect("root may");
+            change()
+        });
+        done.join().expect("it does not panic")
+    })
+}
+
+/// Returns what each of `CHANGES` leaves of each of `MODES` in `at`, for a file that `owner` has.
+fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
+    let mut left = vec![];
+    fs::write(at.join("from"), "12345678").expect("a file");
+    for (what, change) in CHANGES {
+        for mode in MODES {
+            let file = at.join("f");
+            fs::write(&file, vec![1; 10_000]).expect("a file");
+            chown(&file, Some(owner), Some(GROUP)).expect("root may");
+            fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root may");
+            let done = change_as(caller, || change(at)).map_err(|error| error.kind());
+            // No more is asked for: with times or size the kernel would ask for all of it anew.
+            let wanted = StatxFlags::MODE | StatxFlags::GID;
+            let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("it is there");
+            let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);
+            left.push(format!("{what} {mode:o}: {done:?} {now:o} {gid}"));
+            fs::remove_file(&file).expect("it is there");
+        }
+    }
+    left
+}
+
+/// Returns the modes of files of several kinds that `caller` makes in a folder of `GROUP`.
+fn collect_made(at: &Path, caller: Caller) -> Vec<String> {
+    let dir = at.join("dir");
+    fs::create_dir(&dir).expect("a folder");
+    chown(&dir, None, Some(GROUP)).expect("root may");
+    fs::set_permissions(&dir, Permissions::from_mode(0o2777)).expect("root may");
+    let mut made = vec![];
+    for mode in [0o2777, 0o2767, 0o6777, 0o755] {
+        for kind in [FileType::RegularFile, FileType::Fifo] {
+            let path = dir.join("made");
+            let bits = Mode::from_raw_mode(mode);
+            let done = change_as(caller, || mknodat(CWD, &path, kind, bits, 0));
+            let now = fs::metadata(&path).map(|now| (now.mode(), now.gid()));
+            made.push(format!("{mode:o} {kind:?}: {done:?} {now:?}", now = now.ok()));
+            let _ = fs::remove_file(&path);
+        }
+    }
+    fs::remove_dir(&dir).expect("it is empty");
+    made
+}
+
+/// Compares `source` with `options` to a folder of the host.
+fn assert_as_host(source: &str, options: &str) {
+    if !can_mount() {
+        return;
+    }
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    let folder = Folder::new();
+    let (host, mount) = (folder.path("host"), folder.path("m"));
+    let below = folder.path("source");
+    for path in [&host, &below] {
+        fs::create_dir(path).expect("a folder");
+    }
+    let source = match source {
+        "host" => below.display().to_string(),
+        "store" => format!("store:{}", folder.path("kept").display()),
+        other => other.to_owned(),
+    };
+    let _server = Server::of(&source, &["-o", options], &mount);
+    for caller in CALLERS {
+        for owner in [0, OTHER] {
+            let expected = collect_left(&host, caller, owner);
+            let found = collect_left(&mount, caller, owner);
+            assert_eq!(found, expected, "{source} {options} {caller:?} {owner}");
+            let is_kept = expected.iter().any(|line| line == "write 2666: Ok(()) 2666 4242");
+            let may_keep = caller.uid == 0
+                || [caller.gid].iter().chain(caller.groups).any(|&gid| gid == GROUP);
+            assert_eq!(is_kept, may_keep, "control: the host says so, too");
+        }
+        assert_eq!(collect_made(&mount, caller), collect_made(&host, caller), "{caller:?}");
+    }
+}
+
+/// Trap X9.
+#[test]
+fn set_group_id_goes_as_on_the_host_where_the_kernel_checks() {
+    for source in ["tmpfs", "host", "store"] {
+        assert_as_host(source, "default_permissions");
+    }
+}
+
+/// Trap X9.
+#[test]
+fn set_group_id_goes_as_on_the_host_where_the_server_checks() {
+    for source in ["tmpfs", "host"] {
+        assert_as_host(source, "no_default_permissions");
+    }
+}
