@@ -13,7 +13,7 @@
 //! - F.3: permission has been checked, names are valid, and the kinds of file fit the call (`rmdir`
 //!   gets a directory, `read` a regular file).
 //! - F.4: `forget` is called once for each time an inode entered the cache (by `root`, `lookup`,
-//!   `make` or `link` returning an inode that was not in the cache), after its last use. An inode
+//!   `make`, `link` or `by_number` returning an inode that was not in the cache), after its last use. An inode
 //!   without links stays usable until then. Two generations of one number are two inodes, and each
 //!   is forgotten, in any order.
 //! - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
@@ -62,6 +62,7 @@ pub enum Addressing {
 #[derive(Clone, Copy)]
 pub struct Node<'a> {
     ino: u64,
+    generation: Option<u64>,
     kind: FileKind,
     source: Option<&'a dyn PathSource>,
 }
@@ -79,16 +80,25 @@ pub(crate) trait PathSource: Sync {
 impl<'a> Node<'a> {
     /// Returns a node without a path, for calling a back end that keeps files by number directly.
     pub fn detached(ino: u64, kind: FileKind) -> Node<'static> {
-        Node { ino, kind, source: None }
+        Node { ino, generation: None, kind, source: None }
     }
 
     pub(crate) fn with_source(ino: u64, kind: FileKind, source: &'a dyn PathSource) -> Node<'a> {
-        Node { ino, kind, source: Some(source) }
+        Node { ino, generation: None, kind, source: Some(source) }
+    }
+
+    pub(crate) fn with_generation(self, generation: u64) -> Node<'a> {
+        Node { generation: Some(generation), ..self }
     }
 
     /// Returns the inode number the back end gave.
     pub fn ino(self) -> u64 {
         self.ino
+    }
+
+    /// Returns the generation the back end gave; None for a detached node.
+    pub fn generation(self) -> Option<u64> {
+        self.generation
     }
 
     /// Returns the kind of file.
@@ -245,7 +255,25 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns the inode that `name` in `dir` refers to. `ENOENT` if none does.
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno>;
 
-    /// Returns the attributes of `node`.
+    /// Returns the attributes of the inode with a number, though the cache knows no name of it: for clients that
+    /// come back with a file handle. `ESTALE` if there is no such inode, or it has no name left.
+    ///
+    /// With a generation, only that inode may be returned. FUSE sends none: the inode that has the number now is
+    /// returned then, and the kernel compares the generation. A back end that implements this is called for
+    /// [nodes](Node) that have no path, and implements [`FileSystem::parent`] too.
+    #[doc(alias = "fh_to_dentry")]
+    fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
+        Err(Errno::STALE)
+    }
+
+    /// Returns the number of the directory that the directory `dir` is in; that of the root is its own. It is
+    /// asked only for what [`FileSystem::by_number`] returned. `ESTALE` for a directory that has been removed.
+    #[doc(alias = "get_parent")]
+    fn parent(&self, dir: Node<'_>) -> Result<u64, Errno> {
+        Err(Errno::STALE)
+    }
+
+    /// Returns the attributes of `node`. The generation is not looked at.
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno>;
 
     /// Changes attributes, all or none, and returns the new ones. A new mode also changes the access

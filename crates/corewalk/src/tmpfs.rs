@@ -555,6 +555,19 @@ impl FileSystem for Tmpfs {
         })
     }
 
+    fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
+        let attr = self.table.read(ino)?.attr();
+        let is_it = attr.nlink > 0 && generation.is_none_or(|generation| generation == 0);
+        if is_it { Ok(attr) } else { Err(Errno::STALE) }
+    }
+
+    fn parent(&self, dir: Node<'_>) -> Result<u64, Errno> {
+        let inode = self.table.read(dir.ino())?;
+        let directory = inode.directory()?;
+        directory.check_alive().map_err(|_| Errno::STALE)?;
+        Ok(directory.parent())
+    }
+
     fn forget(&self, ino: u64) {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }

@@ -32,6 +32,7 @@
 //! ```
 
 mod attributes;
+mod by_number;
 mod call;
 mod forget;
 mod held;

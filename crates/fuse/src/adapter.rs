@@ -113,6 +113,8 @@ impl Adapter {
             InitFlags::FUSE_DONT_MASK,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_HAS_IOCTL_DIR,
+            // By lookups of `.` and `..` the kernel finds again what it has a file handle of and has forgotten.
+            InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         match options.readdirplus {
             ReaddirPlus::Never => {}

@@ -180,10 +180,41 @@ impl Server {
     /// # Errors
     /// `ENOENT`; `ENAMETOOLONG`; `ENOTDIR`; `EACCES`; `ESTALE` for an unknown `parent`.
     pub fn lookup(&self, caller: Caller, parent: u64, name: &[u8]) -> Result<Entry, Errno> {
+        if matches!(name, b"." | b"..") {
+            return self.lookup_by_handle(parent, name);
+        }
         let dir = self.inode(parent)?;
         let name = self.fresh(&dir, self.name(name)?)?;
         let inode = self.vfs.lookup(&self.cred(caller), &dir, name)?;
         let attr = self.vfs.getattr(&inode)?;
+        self.hand_out(inode, attr)
+    }
+
+    /// Returns `node` itself for `.`, or the directory that it is in for `..`: so the kernel asks for what it has a
+    /// file handle of and no inode any more, and for the directories above that.
+    ///
+    /// # Errors
+    /// `ESTALE` if it is gone.
+    fn lookup_by_handle(&self, node: u64, name: &[u8]) -> Result<Entry, Errno> {
+        self.tallies.requests.add(1);
+        let found = || {
+            let mut inode = self.vfs.by_number(self.translate(node), None)?;
+            if name == b".." {
+                inode = self.vfs.inode(self.vfs.parent_ino(&inode)?)?;
+            }
+            let attr = self.vfs.getattr(&inode)?;
+            if attr.nlink == 0 { Err(Errno::STALE) } else { Ok((inode, attr)) }
+        };
+        let gone = |error| if error == Errno::NOENT { Errno::STALE } else { error };
+        let (inode, attr) = found().map_err(gone)?;
+        if inode.ino() == self.root {
+            // The kernel never forgets the root, so it is not counted.
+            return Ok(Entry {
+                node: ROOT_NODE,
+                generation: 0,
+                attr: Attr { ino: ROOT_NODE, ..attr },
+            });
+        }
         self.hand_out(inode, attr)
     }
 

@@ -27,10 +27,9 @@ use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
-    /// Returns the attributes of `name` in a directory, or of the directory itself for an empty name;
-    /// it may have an ACL.
-    pub(crate) fn attr_at(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Attr, Errno> {
-        let status = self.status(dir, name)?;
+    /// Returns the attributes of what a descriptor refers to, which may have an ACL.
+    pub(crate) fn attr_of_any(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
+        let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
         Ok(self.attr(&status, may_have_acl))
     }
@@ -57,12 +56,12 @@ impl HostFs {
         }
     }
 
+    /// Returns what a status says; the generation is 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
-        let btime = time(&status.stx_btime);
         Attr {
             ino: status.stx_ino,
-            generation: self.generations.of(status.stx_ino, btime),
+            generation: 0,
             mode: u32::from(status.stx_mode),
             nlink: status.stx_nlink,
             uid: status.stx_uid,
@@ -74,7 +73,7 @@ impl HostFs {
             atime: time(&status.stx_atime),
             mtime: time(&status.stx_mtime),
             ctime: time(&status.stx_ctime),
-            btime,
+            btime: time(&status.stx_btime),
             has_acl,
         }
     }

@@ -21,6 +21,7 @@ use rustix::process::{getegid, geteuid};
 use crate::beneath::Resolver;
 use crate::descriptors::{Descriptors, SharedFd};
 use crate::generations::Generations;
+use crate::handles::Handles;
 use crate::places::Places;
 
 /// What statx(2) is asked for.
@@ -52,11 +53,13 @@ pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,
     /// The device of the root; nothing else is entered.
-    device: (u32, u32),
+    pub(crate) device: (u32, u32),
     resolver: Resolver,
     pub(crate) descriptors: Descriptors,
     places: Places,
     pub(crate) generations: Generations,
+    /// None if the host file system has no handles.
+    pub(crate) handles: Option<Handles>,
     /// Whether the host file system asks another machine, or process, about its files.
     reach: Reach,
     /// Whether the host file system has POSIX ACLs.
@@ -107,6 +110,7 @@ impl HostFs {
             device: (status.stx_dev_major, status.stx_dev_minor),
             resolver: Resolver::detect(root.as_fd()),
             reach: Reach::of(root.as_fd()),
+            handles: Handles::new(root.as_fd(), status.stx_ino),
             root: Arc::new(root),
             descriptors: Descriptors::new(options.reusable, options.orphans),
             places: Places::default(),
@@ -132,7 +136,9 @@ impl HostFs {
         }
         // Without a name only a descriptor could have reached it, and it may have been removed, and
         // kept, while this call waited for the removal.
-        let Ok(path) = node.path() else { return self.descriptors.get(ino).ok_or(Errno::STALE) };
+        let Ok(path) = node.path() else {
+            return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
+        };
         if let Some(fd) = self.open_if(node, &path)? {
             return Ok(fd);
         }
@@ -145,6 +151,13 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
+    /// Returns a descriptor of an inode that has no name in the cache, if it was asked for by number.
+    fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
+        let fd = Arc::new(self.open_nameless(ino)?);
+        self.descriptors.keep(ino, Arc::clone(&fd));
+        Ok(fd)
+    }
+
     fn kept(&self, ino: u64) -> Option<SharedFd> {
         if ino == self.root_ino {
             return Some(Arc::clone(&self.root));
@@ -154,8 +167,7 @@ impl HostFs {
 
     /// Returns a descriptor of what `path` leads to if that is inode `ino`, and keeps it for reuse.
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
-        let (ino, kind) = (node.ino(), node.kind());
-        let fd = match self.open_beneath(path, kind) {
+        let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ACCESS)) => {
                 return Err(error);
@@ -163,16 +175,16 @@ impl HostFs {
             // The name is gone, or something else has taken it or a name above.
             Err(_) => return Ok(None),
         };
-        if stat_fd(fd.as_fd())?.stx_ino != ino {
+        if !self.is_node(node, fd.as_fd(), b"", &stat_fd(fd.as_fd())?) {
             return Ok(None);
         }
         let fd = Arc::new(fd);
-        self.descriptors.keep(ino, Arc::clone(&fd));
+        self.descriptors.keep(node.ino(), Arc::clone(&fd));
         Ok(Some(fd))
     }
 
     /// Returns a descriptor of what `path` leads to, which should be of `kind`.
-    fn open_beneath(&self, path: &[u8], kind: FileKind) -> Result<OwnedFd, Errno> {
+    pub(crate) fn open_beneath(&self, path: &[u8], kind: FileKind) -> Result<OwnedFd, Errno> {
         let open = |how| self.retry_full(|| self.resolver.open(self.root.as_fd(), path, how));
         if kind == FileKind::Directory {
             match open(OFlags::DIRECTORY) {
@@ -202,14 +214,14 @@ impl HostFs {
     /// As [`HostFs::at`] and [`HostFs::status`].
     pub(crate) fn attr_now(&self, node: Node<'_>) -> Result<Attr, Errno> {
         if let Some(fd) = self.kept(node.ino()) {
-            return self.attr_at(fd.as_fd(), b"");
+            return self.attr_of_any(fd.as_fd());
         }
         if node.kind() != FileKind::Directory
             && let Some(attr) = self.attr_by_name(node)
         {
             return Ok(attr);
         }
-        self.attr_at(self.at(node)?.as_fd(), b"")
+        self.attr_of_any(self.at(node)?.as_fd())
     }
 
     /// Returns the attributes of an inode as its directory has it, if the first path that the cache
@@ -222,8 +234,11 @@ impl HostFs {
             b"" => Arc::clone(&self.root),
             above => self.directory(above)?,
         };
-        match self.attr_at(dir.as_fd(), name) {
-            Ok(attr) if attr.ino == node.ino() => Some(attr),
+        match self.status(dir.as_fd(), name) {
+            Ok(status) if self.is_node(node, dir.as_fd(), name, &status) => {
+                let may_have_acl = self.has_acl(&status, || Ok(true)).ok()?;
+                Some(self.attr(&status, may_have_acl))
+            }
             _ => {
                 self.places.forget(above);
                 None
@@ -315,6 +330,14 @@ impl FileSystem for HostFs {
 
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         self.lookup_name(dir, name)
+    }
+
+    fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
+        self.attr_by_number(ino, generation)
+    }
+
+    fn parent(&self, dir: Node<'_>) -> Result<u64, Errno> {
+        self.parent_of(dir)
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
@@ -472,6 +495,9 @@ impl FileSystem for HostFs {
 
     fn forget(&self, ino: u64) {
         self.descriptors.forget(ino);
+        if let Some(handles) = &self.handles {
+            handles.forget(ino);
+        }
     }
 }
 

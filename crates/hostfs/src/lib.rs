@@ -15,13 +15,14 @@
 //!   asks for no path and waits for no rename.
 //! - `places` remembers directories by path: attributes are asked for by name where no descriptor is
 //!   kept, and none is opened for them.
-//! - `generations` keeps (inode number, generation) from meaning two files (trap P11).
+//! - `handles` has the host say what tells a file from a later one of its number, and finds files by number
+//!   (trap P11); `generations` does the former where the host has no file handles.
 //! - `names`, `files`, `attributes`, `xattrs` and `listing` are the operations. The errors are the
 //!   host's.
 //!
 //! # Guarantees
-//! - H.1: never a wrong file: a path is believed only if it leads to an inode of the number that was
-//!   asked for. If it leads elsewhere, or nowhere, the answer is `ESTALE`.
+//! - H.1: never a wrong file: a path is believed only if it leads to an inode of the number and the
+//!   generation that were asked for. If it leads elsewhere, or nowhere, the answer is `ESTALE`.
 //! - H.2: at most `reusable` + `orphans` descriptors and those of open files are kept; a call uses a
 //!   few more while it runs. `ulimit -n 256` is enough for any number of files.
 //! - H.3: no lock is held during a system call that can wait.
@@ -60,6 +61,7 @@ mod beneath;
 mod descriptors;
 mod files;
 mod generations;
+mod handles;
 mod hostfs;
 mod listing;
 mod names;

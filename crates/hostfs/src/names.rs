@@ -30,9 +30,9 @@ use crate::hostfs::{HostFs, magic};
 impl HostFs {
     pub(crate) fn lookup_name(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let dir = self.at(dir)?;
-        let status = self.status(dir.as_fd(), name.as_bytes())?;
+        let (status, generation) = self.status_and_generation(dir.as_fd(), name.as_bytes())?;
         let has_acl = self.has_acl(&status, || self.name_has_acl(dir.as_fd(), name))?;
-        Ok(self.attr(&status, has_acl))
+        Ok(Attr { generation, ..self.attr(&status, has_acl) })
     }
 
     pub(crate) fn make_name(
@@ -116,7 +116,8 @@ impl HostFs {
         if !is_done {
             status = self.status(fd, b"")?;
         }
-        Ok(self.attr(&status, what.access_acl.is_some()))
+        let generation = self.generation(fd, b"", &status)?.ok_or(Errno::STALE)?;
+        Ok(Attr { generation, ..self.attr(&status, what.access_acl.is_some()) })
     }
 
     pub(crate) fn link_name(

@@ -229,6 +229,32 @@ impl FileSystem for Store {
         Ok(state.attr(child.ino))
     }
 
+    fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
+        let view = &*self.journal.look();
+        let inode = self.table.get(ino, view)?;
+        let state = inode.state.read();
+        let attr = state.attr(ino);
+        let is_gone = state.check().is_err() || attr.nlink == 0;
+        drop(state);
+        if is_gone || generation.is_some_and(|generation| generation != attr.generation) {
+            return Err(Errno::STALE);
+        }
+        Ok(attr)
+    }
+
+    fn parent(&self, dir: Node<'_>) -> Result<u64, Errno> {
+        let inode = self.inode(dir)?;
+        check_directory(&inode)?;
+        let state = inode.state.read();
+        state.check_alive().map_err(|_| Errno::STALE)?;
+        match (dir.ino(), state.record.parent) {
+            (ROOT_INO, _) => Ok(ROOT_INO),
+            // An earlier program has made it.
+            (_, 0) => Err(Errno::STALE),
+            (_, parent) => Ok(parent),
+        }
+    }
+
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
         let inode = self.inode(node)?;
         let state = inode.state.read();

@@ -56,7 +56,7 @@ impl Store {
         let mut record = state.record;
         record.count((1, u32::from(is_directory)), (0, 0))?;
         let nlink = if is_directory { 2 } else { 1 };
-        let attr = self.insert_new(what, kind, nlink, view)?;
+        let attr = self.insert_new(what, kind, (nlink, dir), view)?;
         place.set(Link { ino: attr.ino, kind }, view)?;
         state.record = record;
         state.touch_content(now());
@@ -70,7 +70,7 @@ impl Store {
         let parent = self.table.get(dir, view)?;
         check_directory(&parent)?;
         parent.state.read().check_alive()?;
-        self.insert_new(what, FileKind::Regular, 0, view)
+        self.insert_new(what, FileKind::Regular, (0, dir), view)
     }
 
     /// Removes the name of the inode `node`.
@@ -200,12 +200,12 @@ impl Store {
         Ok(inode)
     }
 
-    /// Makes a new inode, paid for, and returns what stat(2) says of it.
+    /// Makes a new inode with so many links from directory `dir`, paid for, and returns what stat(2) says of it.
     fn insert_new(
         &self,
         what: &Make<'_>,
         kind: FileKind,
-        nlink: u32,
+        (nlink, dir): (u32, u64),
         view: &View,
     ) -> Result<Attr, Errno> {
         self.inodes.take(1)?;
@@ -226,6 +226,7 @@ impl Store {
             mtime: now,
             ctime: now,
             btime: now,
+            parent: if kind == FileKind::Directory { dir } else { 0 },
             is_linkable: nlink == 0,
             has_acl: false,
         };
@@ -307,7 +308,7 @@ impl Rename<'_, '_> {
         let moved = (1, subdirectories(self.moved));
         let counted = self.count((moved, (0, 0)), ((0, 0), moved))?;
         self.set_names(None)?;
-        let rest = self.save_directories(counted).and_then(|()| self.touch(&child));
+        let rest = self.save_directories(counted).and_then(|()| self.touch(&child, self.new.0.ino));
         self.whole(rest)
     }
 
@@ -327,7 +328,7 @@ impl Rename<'_, '_> {
         let counted = self.count((moved, (1, subdirectories(victim))), ((0, 0), moved))?;
         self.set_names(None)?;
         let rest = self.save_directories(counted).and_then(|()| {
-            self.touch(&child)?;
+            self.touch(&child, self.new.0.ino)?;
             self.store.unlink(self.locks, &gone, self.view)
         });
         self.whole(rest)
@@ -344,8 +345,8 @@ impl Rename<'_, '_> {
         let counted = self.count((there, back), (back, there))?;
         self.set_names(Some(other))?;
         let rest = self.save_directories(counted).and_then(|()| {
-            self.touch(&child)?;
-            self.touch(&swapped)
+            self.touch(&child, self.new.0.ino)?;
+            self.touch(&swapped, self.old.0.ino)
         });
         self.whole(rest)
     }
@@ -409,10 +410,13 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Says that something else than the content of an inode changed.
-    fn touch(&mut self, inode: &Inode) -> Result<(), Errno> {
+    /// Says that an inode has a name in directory `dir` now, and that something else than its content changed.
+    fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
+            if inode.kind == FileKind::Directory {
+                state.record.parent = dir;
+            }
             state.record.ctime = now();
             inode.save(state, view);
         };

@@ -160,6 +160,9 @@ pub(crate) struct InodeRecord {
     pub(crate) mtime: Timespec,
     pub(crate) ctime: Timespec,
     pub(crate) btime: Timespec,
+    /// The number of the directory that a directory is in; 0 for the root, for what is no directory, and for what an
+    /// earlier program has written.
+    pub(crate) parent: u64,
     /// True for a file made without a name that may still be given one.
     pub(crate) is_linkable: bool,
     /// True if the attributes have an access ACL.
@@ -183,8 +186,8 @@ impl InodeRecord {
         let linkable = if self.is_linkable { LINKABLE } else { 0 };
         let acl = if self.has_acl { HAS_ACL } else { 0 };
         out.extend_from_slice(&(linkable | acl).to_le_bytes());
-        // Room for what a later version of the same format may need.
-        out.extend_from_slice(&[0; 8]);
+        // Earlier programs of the same format write 0 here, and do not look at it.
+        out.extend_from_slice(&self.parent.to_le_bytes());
         out.extend_from_slice(target);
     }
 
@@ -195,8 +198,9 @@ impl InodeRecord {
         let [rdev, size, blocks, xattr] = [(); 4].map(|()| fields.u64());
         let [atime, mtime, ctime, btime] = [(); 4].map(|()| fields.time());
         let flags = fields.u32()?;
-        fields.u64()?;
+        let parent = fields.u64()?;
         let record = InodeRecord {
+            parent,
             mode: mode?,
             nlink: nlink?,
             uid: uid?,
@@ -408,17 +412,17 @@ mod tests {
 
     prop_compose! {
         fn inode()(
-            words in any::<[u32; 3]>(), numbers in any::<[u64; 4]>(),
+            words in any::<[u32; 3]>(), numbers in any::<[u64; 5]>(),
             times in [time(), time(), time(), time()], flags in any::<[bool; 2]>(),
         ) -> InodeRecord {
-            let ([nlink, uid, gid], [rdev, size, blocks, xattr]) = (words, numbers);
+            let ([nlink, uid, gid], [rdev, size, blocks, xattr, parent]) = (words, numbers);
             // Others are refused.
             let (size, blocks) = (size >> 1, blocks % BLOCKS_MAX);
             let [atime, mtime, ctime, btime] = times;
             let [is_linkable, has_acl] = flags;
             InodeRecord {
                 mode: 0o100_644, nlink, uid, gid, rdev, size, blocks, xattr,
-                atime, mtime, ctime, btime, is_linkable, has_acl,
+                atime, mtime, ctime, btime, parent, is_linkable, has_acl,
             }
         }
     }

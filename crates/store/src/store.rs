@@ -598,6 +598,7 @@ fn format(database: &Database, options: &StoreOptions) -> std::io::Result<Snapsh
         mtime: now,
         ctime: now,
         btime: now,
+        parent: 0,
         is_linkable: false,
         has_acl: false,
     };

@@ -19,13 +19,15 @@
 //! | [`Budget`] | what may still be taken, exact if there is a limit | as a word, or as above |
 //! | [`Mutex`], [`RwLock`], [`Condvar`] | everything else | a lock |
 //! | [`sysv`] | the host kernel's semaphores and messages, to measure beside | a system call |
+//! | [`file_handle`] | names of the host's files that survive a rename | a system call |
 //!
 //! # Unsafe code
 //!
-//! It is allowed in nine files, each with its reason at the top: views over a word (`lockref`,
+//! It is allowed in ten files, each with its reason at the top: views over a word (`lockref`,
 //! `seqcount`), the mappings (`arena/memory`, `region`), the pointer that is swapped (`rcu/cell`), the load of
 //! two words (`pair`), the half of a word that is slept on (`futex`), the calls into the queue
-//! of sleepers (`park`), and the kernel's own semaphores and messages (`sysv`). No function of the public interface is unsafe.
+//! of sleepers (`park`), the kernel's own semaphores and messages (`sysv`), and its file handles
+//! (`file_handle`). No function of the public interface is unsafe.
 //!
 //! # Lock order
 //!
@@ -75,6 +77,7 @@
 mod arena;
 mod budget;
 mod counter;
+pub mod file_handle;
 pub mod futex;
 mod lockref;
 mod locks;

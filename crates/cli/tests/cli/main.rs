@@ -9,6 +9,7 @@ mod appends;
 mod daemon;
 mod fixtures;
 mod fstab;
+mod handles;
 mod host;
 mod ipc;
 mod limits;

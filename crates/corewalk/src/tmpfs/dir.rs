@@ -33,6 +33,7 @@
 use std::collections::BTreeMap;
 
 use super::index::{HashIndex, Place};
+use super::table::ROOT_INO;
 use crate::Errno;
 use crate::attr::FileKind;
 use crate::dentry::Needle;
@@ -88,6 +89,8 @@ pub(super) struct Found {
 /// The entries of one directory.
 pub(super) struct Directory {
     is_removed: bool,
+    /// The number of the directory that this one is in. Protected as the entry there.
+    parent: u64,
     /// How many cookies were drawn; the last one drawn.
     last_cookie: u64,
     len: usize,
@@ -118,6 +121,7 @@ impl Directory {
     pub(super) fn new() -> Directory {
         Directory {
             is_removed: false,
+            parent: ROOT_INO,
             last_cookie: 0,
             len: 0,
             chunks: Vec::new(),
@@ -131,6 +135,16 @@ impl Directory {
     /// Returns the number of entries.
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns the number of the directory that this one is in; the root is in itself.
+    pub(super) fn parent(&self) -> u64 {
+        self.parent
+    }
+
+    /// Says that this directory is in `parent` now.
+    pub(super) fn set_parent(&mut self, parent: u64) {
+        self.parent = parent;
     }
 
     /// Returns the entry that `key` names.

@@ -59,10 +59,9 @@ impl Tmpfs {
         let key = self.key(name);
         // Most calls succeed, so the inode is made before the directory is locked. I.1 of `table`: it
         // is in its slot before the name is there.
-        let attr = self.insert_new(what, |attributes, kind| {
-            if kind != FileKind::Directory {
-                attributes.nlink = 1;
-            }
+        let attr = self.insert_new(what, |inode| match inode.directory_mut() {
+            Ok(directory) => directory.set_parent(dir),
+            Err(_) => inode.attributes.nlink = 1,
         })?;
         let link = Link { ino: attr.ino, kind: attr.kind() };
         let added = self.table.write(dir).and_then(|mut parent| {
@@ -81,9 +80,7 @@ impl Tmpfs {
     /// Makes a regular file without a name.
     pub(super) fn make_unnamed(&self, dir: u64, what: &Make<'_>) -> Result<Attr, Errno> {
         self.table.read(dir)?.directory()?.check_alive()?;
-        self.insert_new(what, |attributes, _| {
-            attributes.is_linkable = true;
-        })
+        self.insert_new(what, |inode| inode.attributes.is_linkable = true)
     }
 
     /// Removes the name of the inode `node`.
@@ -196,11 +193,7 @@ impl Tmpfs {
 
     /// Makes a new inode, paid for, lets `finish` set what is special about it, and returns what
     /// stat(2) says of it.
-    fn insert_new(
-        &self,
-        what: &Make<'_>,
-        finish: impl FnOnce(&mut Attributes, FileKind),
-    ) -> Result<Attr, Errno> {
+    fn insert_new(&self, what: &Make<'_>, finish: impl FnOnce(&mut Inode)) -> Result<Attr, Errno> {
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         let target = if kind == FileKind::Symlink { target_bytes(what.target) } else { 0 };
         self.inodes.take(1)?;
@@ -216,7 +209,7 @@ impl Tmpfs {
                     return Err(errno);
                 }
             }
-            finish(&mut inode.attributes, kind);
+            finish(&mut inode);
             Ok(inode.attr())
         });
         made.inspect_err(|_| self.inodes.give_back(1))
@@ -289,6 +282,7 @@ impl Rename<'_, '_> {
             new.insert_free(new_key, link)?;
             self.locks.directory(self.old_dir)?.remove(self.moved);
         }
+        self.note_parent(link, self.new_dir)?;
         self.touch_directories(now(), subdirectories(link), 0)?;
         self.fs.change(self.locks, link, |attributes| attributes.touch(now()))
     }
@@ -308,6 +302,7 @@ impl Rename<'_, '_> {
         // The first of the two moves no entry, so `moved` is still where it was found.
         self.locks.directory(self.new_dir)?.replace(victim, moved);
         self.locks.directory(self.old_dir)?.remove(self.moved);
+        self.note_parent(moved, self.new_dir)?;
         self.touch_directories(now(), subdirectories(moved), 0)?;
         // The directory that was replaced counts no more, nor does its place.
         self.locks.inode(self.new_dir)?.attributes.nlink -= subdirectories(victim_link);
@@ -324,9 +319,19 @@ impl Rename<'_, '_> {
         }
         self.locks.directory(self.new_dir)?.replace(other, moved);
         self.locks.directory(self.old_dir)?.replace(self.moved, other_link);
+        self.note_parent(moved, self.new_dir)?;
+        self.note_parent(other_link, self.old_dir)?;
         self.touch_directories(now(), subdirectories(moved), subdirectories(other_link))?;
         self.fs.change(self.locks, moved, |attributes| attributes.touch(now()))?;
         self.fs.change(self.locks, other_link, |attributes| attributes.touch(now()))
+    }
+
+    /// Says that what `link` refers to is in `dir` now.
+    fn note_parent(&mut self, link: Link, dir: u64) -> Result<(), Errno> {
+        if link.kind == FileKind::Directory {
+            self.locks.directory(link.ino)?.set_parent(dir);
+        }
+        Ok(())
     }
 
     /// Refuses to move a directory into itself. `EINVAL`.

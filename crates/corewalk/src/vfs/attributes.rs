@@ -83,6 +83,7 @@ impl Vfs {
                 self.dcache.sync_searchable(inode.slot);
             }
         }
+        let attr = Attr { generation: inode.generation(), ..attr };
         Ok(self.without_hidden_link(inode.slot, attr))
     }
 

@@ -86,7 +86,8 @@ impl Vfs {
     /// Returns an inode of a rename or a removal as its back end sees it.
     pub(super) fn known_node<'a>(&self, inode: u32, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
-        Node::with_source(inodes.ino(inode), inodes.kind(inode), path)
+        let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);
+        node.with_generation(inodes.generation(inode))
     }
 }
 
@@ -118,7 +119,8 @@ impl CallNode<'_, '_> {
     #[inline]
     pub(crate) fn node(&self) -> Node<'_> {
         let inodes = &self.call.vfs.dcache.inodes;
-        Node::with_source(inodes.ino(self.inode), inodes.kind(self.inode), self)
+        let node = Node::with_source(inodes.ino(self.inode), inodes.kind(self.inode), self);
+        node.with_generation(inodes.generation(self.inode))
     }
 }
 

@@ -1,0 +1,331 @@
+//! File handles of the host: what tells a file from a later one of the same number, and leads to it by number.
+//!
+//! The host gives each file a handle that no later file ever has (name_to_handle_at(2)). It is the inode's number
+//! and a generation of the host, laid out as the file system likes. [`Handles`] knows four layouts. In these the
+//! generation is read from the handle of a file, and the handle of a file is made from its number and its
+//! generation, without a list of files. Of any other handle a hash stands for the generation.
+//!
+//! # Beneath the root
+//! A number may be that of a file outside of the root, on the same file system. A directory that was opened by
+//! its handle knows its way up, so it is climbed from. A file does not, unless the host has its name in a cache:
+//! then its path is resolved beneath the root. If not, the file is served only if the root is that of the whole
+//! file system, and `ESTALE` otherwise.
+//!
+//! # What it refuses
+//! - To open a handle without `CAP_DAC_READ_SEARCH`, or with another layout: `ESTALE`.
+//! - A number without a generation on tmpfs and XFS, which look at the generation: `ESTALE`.
+//!
+//! Source: open_by_handle_at(2); Linux `fs/libfs.c` (`generic_encode_ino32_fh`), `mm/shmem.c`
+//! (`shmem_encode_fh`), `fs/xfs/xfs_export.c`, `fs/btrfs/export.c`.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use corewalk::{Attr, Errno, FileKind, Node};
+use corewalk_sync::Mutex;
+use corewalk_sync::file_handle::FileHandle;
+use foldhash::fast::RandomState;
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags, openat, readlinkat, statx,
+};
+
+use crate::attributes::time;
+use crate::beneath::no_follow;
+use crate::hostfs::{HostFs, magic, stat_fd};
+
+/// How often a name is looked at that others give to another file meanwhile.
+const LOOKS_MAX: u32 = 16;
+/// The most directories above one another that a directory is climbed through.
+const DEPTH_MAX: u32 = 1 << 16;
+/// The name of the directory that a directory is in.
+const UP: &[u8] = b"..";
+
+/// The handles of one file system.
+pub(crate) struct Handles {
+    /// The handle of the root, from which those of others are made.
+    root: FileHandle,
+    layout: Option<Layout>,
+    /// Whether the root is that of the whole file system, so that all its files are beneath the root.
+    is_whole: bool,
+    /// The host's generations of files that were opened by number, and have no name in the cache.
+    nameless: Mutex<HashMap<u64, u32, RandomState>>,
+}
+
+/// How a file system lays out a handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// Number and generation, of 32 bits each: ext4, f2fs and most others.
+    Short,
+    /// Generation, and a number of 64 bits: tmpfs.
+    Tmpfs,
+    /// A number of 64 bits and the generation: XFS.
+    Xfs,
+    /// A number of 64 bits, that of the subvolume, and the generation: btrfs.
+    Btrfs,
+}
+
+impl Layout {
+    /// Returns the layout of the handle of inode `ino`.
+    fn of(handle: &FileHandle, ino: u64) -> Option<Layout> {
+        let layout = match (handle.kind(), handle.bytes().len()) {
+            (0x01, 8) => Layout::Short,
+            (0x01, 12) => Layout::Tmpfs,
+            (0x81, 12) => Layout::Xfs,
+            (0x4d, 20) => Layout::Btrfs,
+            _ => return None,
+        };
+        (layout.number(handle) == ino).then_some(layout)
+    }
+
+    /// Returns the number that a handle has.
+    fn number(self, handle: &FileHandle) -> u64 {
+        match self {
+            Layout::Short => u64::from(word(handle, 0)),
+            Layout::Tmpfs => long(handle, 4),
+            Layout::Xfs | Layout::Btrfs => long(handle, 0),
+        }
+    }
+
+    /// Returns where the generation is, in bytes.
+    fn generation_at(self) -> usize {
+        match self {
+            Layout::Short => 4,
+            Layout::Tmpfs => 0,
+            Layout::Xfs => 8,
+            Layout::Btrfs => 16,
+        }
+    }
+
+    /// Returns the handle of inode `ino`, like `root`; without a generation one that any will do for, if the
+    /// file system knows such.
+    fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
+        let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
+        let mut bytes = root.bytes().to_vec();
+        match self {
+            Layout::Short => bytes[..4].copy_from_slice(&u32::try_from(ino).ok()?.to_ne_bytes()),
+            Layout::Tmpfs => bytes[4..12].copy_from_slice(&ino.to_ne_bytes()),
+            Layout::Xfs | Layout::Btrfs => bytes[..8].copy_from_slice(&ino.to_ne_bytes()),
+        }
+        let at = self.generation_at();
+        bytes[at..at + 4].copy_from_slice(&generation.or(any)?.to_ne_bytes());
+        Some(root.with_bytes(&bytes))
+    }
+}
+
+impl Handles {
+    /// Returns the handles of the file system that `root`, with number `ino`, is in; None if it has none.
+    pub(crate) fn new(fd: BorrowedFd<'_>, ino: u64) -> Option<Handles> {
+        let root = FileHandle::of(fd, b"").ok()?;
+        let layout = Layout::of(&root, ino);
+        Some(Handles { root, layout, is_whole: is_whole(fd), nameless: Mutex::default() })
+    }
+
+    /// Returns what `handle` has beside the number of inode `ino`; None if it is that of another inode.
+    fn generation(&self, handle: &FileHandle, ino: u64) -> Option<u32> {
+        let layout = self.layout.filter(|_| {
+            handle.kind() == self.root.kind() && handle.bytes().len() == self.root.bytes().len()
+        });
+        match layout {
+            Some(layout) => {
+                (layout.number(handle) == ino).then(|| word(handle, layout.generation_at()))
+            }
+            // Of two handles of one number, one pair in 2 to the 32nd has the same hash.
+            None => Some(handle.bytes().iter().fold(handle.kind() as u32, |hash, &byte| {
+                (hash.rotate_left(8) ^ u32::from(byte)).wrapping_mul(0x9e37_79b1)
+            })),
+        }
+    }
+
+    /// Drops what is known of an inode that the cache has let go of.
+    pub(crate) fn forget(&self, ino: u64) {
+        self.nameless.lock().remove(&ino);
+    }
+}
+
+impl HostFs {
+    /// Returns the status of `name` in a directory, or of the directory itself for an empty name, and its
+    /// generation: the host's in the lower half, which is all that the kernel keeps of it, and the time of birth
+    /// in the upper.
+    pub(crate) fn status_and_generation(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+    ) -> Result<(Statx, u64), Errno> {
+        for _ in 0..LOOKS_MAX {
+            let status = self.status(dir, name)?;
+            if let Some(generation) = self.generation(dir, name, &status)? {
+                return Ok((status, generation));
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    /// Returns the generation of what had this status under `name` just now; None if another file has the name.
+    pub(crate) fn generation(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        status: &Statx,
+    ) -> Result<Option<u64>, Errno> {
+        let (ino, birth) = (status.stx_ino, time(&status.stx_btime));
+        let known = || Ok(Some(self.generations.of(ino, birth)));
+        let Some(handles) = &self.handles else { return known() };
+        match FileHandle::of(dir, name) {
+            Ok(handle) => {
+                let generation = handles.generation(&handle, ino).map(u64::from);
+                Ok(generation.map(|generation| birth_half(status) | generation))
+            }
+            Err(Errno::OPNOTSUPP | Errno::OVERFLOW) => known(),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns true if what has this status under `name` is the inode of `node`, and not a later one of its
+    /// number.
+    pub(crate) fn is_node(
+        &self,
+        node: Node<'_>,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        status: &Statx,
+    ) -> bool {
+        let is_number = status.stx_ino == node.ino();
+        let Some(wanted) = node.generation().filter(|_| is_number) else { return is_number };
+        // No more is asked for if the birth says so already.
+        let may_be = self.handles.is_none() || birth_half(status) == wanted & !u64::from(u32::MAX);
+        may_be && self.generation(dir, name, status) == Ok(Some(wanted))
+    }
+
+    /// Returns the attributes of an inode by its number.
+    pub(crate) fn attr_by_number(&self, ino: u64, wanted: Option<u64>) -> Result<Attr, Errno> {
+        let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
+        if ino == self.root_ino {
+            return corewalk::FileSystem::root(self);
+        }
+        let fd = self.open_number(ino, wanted.map(|wanted| wanted as u32))?;
+        let (status, generation) = self.status_and_generation(fd.as_fd(), b"")?;
+        let is_it = status.stx_ino == ino && status.stx_nlink > 0;
+        if !is_it || wanted.is_some_and(|wanted| wanted != generation) {
+            return Err(Errno::STALE);
+        }
+        let kind = FileKind::from_mode(u32::from(status.stx_mode)).ok_or(Errno::IO)?;
+        if !self.is_beneath(fd.as_fd(), kind)? {
+            return Err(Errno::STALE);
+        }
+        handles.nameless.lock().insert(ino, generation as u32);
+        self.descriptors.keep(ino, std::sync::Arc::new(fd));
+        let has_acl = self.has_acl(&status, || Ok(true))?;
+        Ok(Attr { generation, ..self.attr(&status, has_acl) })
+    }
+
+    /// Returns a descriptor of a file that was opened by number and has no name in the cache.
+    pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
+        let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
+        let generation = handles.nameless.lock().get(&ino).copied();
+        self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
+    }
+
+    fn open_number(&self, ino: u64, generation: Option<u32>) -> Result<OwnedFd, Errno> {
+        let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
+        let layout = handles.layout.ok_or(Errno::STALE)?;
+        let handle = layout.handle(&handles.root, ino, generation).ok_or(Errno::STALE)?;
+        let open = |flags| self.retry_full(|| handle.open(self.root.as_fd(), flags));
+        let opened = match open(OFlags::DIRECTORY) {
+            Err(Errno::NOTDIR | Errno::ACCESS) => open(OFlags::PATH),
+            opened => opened,
+        };
+        opened.map_err(|error| match error {
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO => error,
+            _ => Errno::STALE,
+        })
+    }
+
+    /// Returns the number of the directory that a directory is in.
+    pub(crate) fn parent_of(&self, dir: Node<'_>) -> Result<u64, Errno> {
+        if dir.ino() == self.root_ino {
+            return Ok(dir.ino());
+        }
+        let fd = self.at(dir)?;
+        let status = self.status(fd.as_fd(), b"")?;
+        match status.stx_nlink {
+            0 => Err(Errno::STALE),
+            _ => Ok(self.status(fd.as_fd(), UP)?.stx_ino),
+        }
+    }
+
+    /// Returns true if what a descriptor refers to is beneath the root, as far as can be told.
+    fn is_beneath(&self, fd: BorrowedFd<'_>, kind: FileKind) -> Result<bool, Errno> {
+        match kind {
+            FileKind::Directory => self.is_directory_beneath(fd),
+            _ => {
+                let is_whole = self.handles.as_ref().is_some_and(|handles| handles.is_whole);
+                Ok(is_whole || self.has_path_beneath(fd)?)
+            }
+        }
+    }
+
+    fn is_directory_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+        let mut at = fd.try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+        let mut ino = stat_fd(at.as_fd())?.stx_ino;
+        for _ in 0..DEPTH_MAX {
+            if ino == self.root_ino {
+                return Ok(true);
+            }
+            let above =
+                openat(&at, UP, OFlags::PATH | OFlags::DIRECTORY | no_follow(), Mode::empty())?;
+            let status = stat_fd(above.as_fd())?;
+            let is_top = status.stx_ino == ino;
+            if is_top || (status.stx_dev_major, status.stx_dev_minor) != self.device {
+                return Ok(false);
+            }
+            (at, ino) = (above, status.stx_ino);
+        }
+        Ok(false)
+    }
+
+    /// Returns true if the path that the host shows of a file leads to it from the root.
+    fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+        let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
+        let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);
+        let root = root.strip_suffix(b"/").unwrap_or(&root);
+        let Some(rest) = path.strip_prefix(root).filter(|rest| rest.starts_with(b"/")) else {
+            return Ok(false);
+        };
+        let found = self.open_beneath(rest, FileKind::Regular);
+        let ino = found.and_then(|found| stat_fd(found.as_fd())).map(|status| status.stx_ino);
+        Ok(ino == Ok(stat_fd(fd)?.stx_ino))
+    }
+}
+
+/// Returns true if a directory is the root of a mount that shows a whole file system.
+fn is_whole(root: BorrowedFd<'_>) -> bool {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
+    let Ok(status) = statx(root, c"", flags, StatxFlags::MNT_ID) else { return false };
+    let is_known = status.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    if !is_known || !status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return false;
+    }
+    let id = status.stx_mnt_id.to_string();
+    // A path in the table need not be text.
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    table.split(|&b| b == b'\n').any(|line| {
+        // The number of the mount, that of its parent, the device, and what the mount shows of that.
+        let mut fields = line.split(|&b| b == b' ');
+        fields.next() == Some(id.as_bytes()) && fields.nth(2) == Some(b"/")
+    })
+}
+
+/// Returns the half of a generation that tells when the file was made.
+fn birth_half(status: &Statx) -> u64 {
+    let birth = time(&status.stx_btime);
+    let micros = (birth.secs as u64).wrapping_mul(1_000_000) + u64::from(birth.nanos / 1000);
+    micros << 32
+}
+
+fn word(handle: &FileHandle, at: usize) -> u32 {
+    handle.bytes()[at..].first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn long(handle: &FileHandle, at: usize) -> u64 {
+    handle.bytes()[at..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
