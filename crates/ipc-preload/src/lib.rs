@@ -14,6 +14,7 @@
 //! | `fork`, `hold` | fork with segments attached |
 //! | `exit` | the end of the process: undo |
 //! | `cred` | who the process acts as, and the calls that change it |
+//! | `user` | memory of the program, and `EFAULT` |
 //! | `call`, `next`, `errno`, `perm`, `open` | small parts of these |
 //!
 //! # Guarantees
@@ -21,14 +22,15 @@
 //! - P.1: no panic unwinds into C: a function that C calls aborts instead.
 //! - P.2: a program that makes none of these calls opens nothing, and has one page of memory mapped. With `COREWALK_IPC_SHM` one
 //!   system call tells, when it is loaded, whether the program before it has left segments attached.
-//! - P.3: a single semop(2) that need not wait allocates nothing and makes no system call, but in a child of vfork(2) whose
-//!   parent has made no call.
+//! - P.3: a single semop(2) that need not wait allocates nothing. It makes no system call if its operation lies on the
+//!   stack, in the program or in its heap (`user`), but in a child of vfork(2) whose parent has made no call.
 //! - P.4: undo of a process that ends by itself is applied before its parent can see the end, unless
 //!   other threads of it still run or the end came inside of a call.
 //!
 //! # What differs from the kernel
 //!
-//! - A bad address that is not null ends the process; the kernel returns `EFAULT`.
+//! - Memory that another thread unmaps while a call reads or writes it ends the process (`user`); the kernel returns
+//!   `EFAULT`.
 //! - A handler that interrupts a call outside of its wait, and itself makes a call that needs the same
 //!   semaphore or lock, waits for its own thread: the namespace's bound for a lock that nobody gives back
 //!   ends that with an error. The kernel has no such case. A handler that interrupts a wait may call anything.
@@ -69,6 +71,7 @@ mod sem;
 mod shm;
 mod signal;
 mod syscall;
+mod user;
 
 pub use cred::{
     capset, initgroups, setegid, seteuid, setgid, setgroups, setns, setregid, setresgid, setresuid,

@@ -15,7 +15,7 @@ use crate::call::Call;
 use crate::errno;
 use crate::perm::ipc_perm;
 use crate::process;
-use crate::sem::{put, take};
+use crate::user::{self, Access};
 
 /// Where the text begins in a `struct msgbuf`.
 const TEXT: usize = size_of::<c_long>();
@@ -49,7 +49,7 @@ pub extern "C" fn msgget(key: key_t, msgflg: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// `message` is null or points to a type and `size` bytes.
+/// What is at `message` is no memory that another thread takes away meanwhile.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgsnd(
     msqid: c_int,
@@ -59,25 +59,37 @@ pub unsafe extern "C" fn msgsnd(
 ) -> c_int {
     let task = process::task();
     let _call = Call::enter();
-    if message.is_null() {
-        return errno::number(Err(Errno::FAULT));
+    // SAFETY: the caller's promise.
+    errno::number(unsafe { send(task, msqid, message, (size, msgflg)) }.map(|()| 0))
+}
+
+/// # Safety
+///
+/// That of [`msgsnd`].
+unsafe fn send(
+    task: &Task,
+    msqid: c_int,
+    message: *const c_void,
+    (size, msgflg): (size_t, c_int),
+) -> Result<(), Errno> {
+    let address = message.expose_provenance();
+    // SAFETY: any bits are a type.
+    let mtype = unsafe { user::read::<c_long>(address) }?;
+    if msqid < 0 || size > task.limits().msgmax as usize || mtype < 1 {
+        return Err(Errno::INVAL);
     }
-    if msqid < 0 || size > task.limits().msgmax as usize {
-        return errno::number(Err(Errno::INVAL));
-    }
-    // SAFETY: the type is there; the address may be odd.
-    let mtype = unsafe { message.cast::<c_long>().read_unaligned() };
+    user::check(address.wrapping_add(TEXT), size, Access::Read)?;
     let text = message.cast::<u8>().wrapping_add(TEXT);
     // SAFETY: the text is there, and as long as said.
     let text = unsafe { std::slice::from_raw_parts(text, size) };
-    errno::number(task.msgsnd(msqid, mtype, text, msgflg).map(|()| 0))
+    task.msgsnd(msqid, mtype, text, msgflg)
 }
 
 /// msgrcv(2).
 ///
 /// # Safety
 ///
-/// `message` is null or points to room for a type and `size` bytes.
+/// The program has given what is at `message` for this.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgrcv(
     msqid: c_int,
@@ -108,15 +120,13 @@ unsafe fn receive(
     if msqid < 0 || size > ssize_t::MAX as usize {
         return Err(Errno::INVAL);
     }
-    // The kernel finds out when the message is taken, which is then lost.
-    if message.is_null() {
-        return Err(Errno::FAULT);
-    }
     let arrived = task.msgrcv_owned(msqid, size, msgtyp, msgflg)?;
+    let length = arrived.size_bytes().min(size);
+    // As with the kernel, a message that cannot be delivered is lost.
+    user::check(message.expose_provenance(), TEXT + length, Access::Write)?;
     // SAFETY: there is room for the type; the address may be odd.
     unsafe { message.cast::<c_long>().write_unaligned(arrived.mtype()) };
     let text = message.cast::<u8>().wrapping_add(TEXT);
-    let length = arrived.size_bytes().min(size);
     // SAFETY: there is room for `size` bytes, and any bits are bytes.
     let text = unsafe { std::slice::from_raw_parts_mut(text, length) };
     Ok(arrived.read(text) as ssize_t)
@@ -126,7 +136,7 @@ unsafe fn receive(
 ///
 /// # Safety
 ///
-/// `buf` is null or points to what `cmd` reads or writes.
+/// The program has given what is at `buf` for what `cmd` writes.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
     let task = process::task();
@@ -148,22 +158,22 @@ unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<i
         MSG_STAT_ANY => task.msg_stat_any(msqid)?,
         IPC_RMID => return task.msg_rmid(msqid).map(|()| 0),
         IPC_SET => {
-            // SAFETY: the command reads one of these.
-            let ds = unsafe { take::<libc::msqid_ds>(buf) }?;
+            // SAFETY: it is a structure of numbers.
+            let ds = unsafe { user::read::<libc::msqid_ds>(buf) }?;
             let perm = ds.msg_perm;
             let set = task.msg_set(msqid, perm.uid, perm.gid, perm.mode as _, ds.msg_qbytes);
             return set.map(|()| 0);
         }
         IPC_INFO | MSG_INFO => {
             let (index_max, info) = info(task, cmd)?;
-            // SAFETY: the command writes one of these.
-            unsafe { put(buf, info) }?;
+            // SAFETY: the command writes one of these there.
+            unsafe { user::write(buf, info) }?;
             return Ok(index_max);
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: the command writes one of these.
-    unsafe { put(buf, msqid_ds(&stat)) }?;
+    // SAFETY: the command writes one of these there.
+    unsafe { user::write(buf, msqid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id })
 }
 

@@ -1,8 +1,7 @@
 //! semget(2), semop(2), semtimedop(2), semctl(2).
 //!
 //! Operations are copied before they are looked at, as the kernel does: another thread may change
-//! them meanwhile. A null pointer is `EFAULT`; any other address that is not mapped ends the process,
-//! where the kernel would return `EFAULT`: to know would cost a system call.
+//! them meanwhile.
 //!
 //! Source: semop(2), semctl(2), `<sys/sem.h>` of glibc.
 
@@ -18,6 +17,7 @@ use smallvec::SmallVec;
 use crate::call::Call;
 use crate::errno;
 use crate::process;
+use crate::user::{self, Access};
 
 /// Operations that are copied to the stack.
 const SOPS_INLINE: usize = 8;
@@ -36,19 +36,17 @@ pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// `sops` is null or points to `nsops` operations.
+/// None: what cannot be read is `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -> c_int {
-    // SAFETY: the caller's promise.
-    let done = unsafe { operate(semid, sops, nsops, None) };
-    errno::number(done)
+    errno::number(operate(semid, sops, nsops, None))
 }
 
 /// semtimedop(2).
 ///
 /// # Safety
 ///
-/// `sops` is null or points to `nsops` operations; `timeout` is null or points to a time.
+/// None: what cannot be read is `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semtimedop(
     semid: c_int,
@@ -56,20 +54,18 @@ pub unsafe extern "C" fn semtimedop(
     nsops: size_t,
     timeout: *const Timespec,
 ) -> c_int {
-    // SAFETY: the caller's promise; the time is copied.
-    let timeout = (!timeout.is_null()).then(|| unsafe { timeout.read_unaligned() });
-    // SAFETY: the caller's promise.
-    let done = unsafe { operate(semid, sops, nsops, timeout) };
+    let read = |timeout: *const Timespec| {
+        // SAFETY: it is a structure of numbers.
+        unsafe { user::read(timeout.expose_provenance()) }
+    };
+    let timeout = (!timeout.is_null()).then(|| read(timeout)).transpose();
+    let done = timeout.and_then(|timeout| operate(semid, sops, nsops, timeout));
     errno::number(done)
 }
 
 /// Copies the operations and carries them out.
-///
-/// # Safety
-///
-/// That of [`semop`].
 #[inline]
-unsafe fn operate(
+fn operate(
     semid: c_int,
     sops: *const SemBuf,
     nsops: size_t,
@@ -77,24 +73,22 @@ unsafe fn operate(
 ) -> Result<i32, Errno> {
     let task = process::task();
     let _call = Call::enter();
-    if nsops == 1 && !sops.is_null() {
-        // SAFETY: there is one operation; it is copied, since others may change it meanwhile.
-        let sop = unsafe { sops.read_unaligned() };
-        return raw::semtimedop(task, semid, &[sop], timeout).map(|()| 0);
+    let sops = sops.expose_provenance();
+    let read = |at: usize| {
+        // SAFETY: it is a structure of numbers.
+        unsafe { user::read::<SemBuf>(sops.wrapping_add(at * size_of::<SemBuf>())) }
+    };
+    if nsops == 1 {
+        return raw::semtimedop(task, semid, &[read(0)?], timeout).map(|()| 0);
     }
     if nsops > task.limits().semopm as usize {
         return Err(Errno::TOOBIG);
     }
-    if nsops == 0 || semid < 0 {
+    if nsops == 0 {
         return Err(Errno::INVAL);
     }
-    if sops.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: as above, for as many as there are.
-    let sops = (0..nsops).map(|at| unsafe { sops.wrapping_add(at).read_unaligned() });
-    let sops: SmallVec<[SemBuf; SOPS_INLINE]> = sops.collect();
-    raw::semtimedop(task, semid, &sops, timeout).map(|()| 0)
+    let sops: Result<SmallVec<[SemBuf; SOPS_INLINE]>, Errno> = (0..nsops).map(read).collect();
+    raw::semtimedop(task, semid, &sops?, timeout).map(|()| 0)
 }
 
 /// semctl(2).
@@ -128,13 +122,13 @@ unsafe fn control(
         IPC_STAT | SEM_STAT | SEM_STAT_ANY => {
             let mut stat = SemStat::default();
             let done = raw::semctl(task, semid, semnum, cmd, Arg::Buf(&mut stat))?;
-            // SAFETY: the command writes one of these.
-            unsafe { put(arg, semid_ds(&stat)) }?;
+            // SAFETY: the command writes one of these there.
+            unsafe { user::write(arg, semid_ds(&stat)) }?;
             Ok(done)
         }
         IPC_SET => {
-            // SAFETY: the command reads one of these.
-            let ds = unsafe { take::<libc::semid_ds>(arg) }?;
+            // SAFETY: it is a structure of numbers.
+            let ds = unsafe { user::read::<libc::semid_ds>(arg) }?;
             let mut stat = SemStat::default();
             stat.perm.uid = ds.sem_perm.uid;
             stat.perm.gid = ds.sem_perm.gid;
@@ -144,16 +138,14 @@ unsafe fn control(
         IPC_INFO | SEM_INFO => {
             let mut info = Seminfo::default();
             let done = raw::semctl(task, semid, semnum, cmd, Arg::Seminfo(&mut info))?;
-            // SAFETY: the command writes one of these.
-            unsafe { put(arg, info) }?;
+            // SAFETY: the command writes one of these there.
+            unsafe { user::write(arg, info) }?;
             Ok(done)
         }
         GETALL => {
             let values = task.sem_getall(semid)?;
+            user::check(arg, size_of_val(&values[..]), Access::Write)?;
             let to = std::ptr::with_exposed_provenance_mut::<u16>(arg);
-            if to.is_null() {
-                return Err(Errno::FAULT);
-            }
             // SAFETY: there is room for a value per semaphore.
             values.iter().enumerate().for_each(|(at, value)| unsafe {
                 to.wrapping_add(at).write_unaligned(*value);
@@ -162,10 +154,10 @@ unsafe fn control(
         }
         SETALL => {
             let count = nsems(task, semid);
-            let from = std::ptr::with_exposed_provenance::<u16>(arg);
-            if from.is_null() {
+            if user::check(arg, count * size_of::<u16>(), Access::Read).is_err() {
                 return raw::semctl(task, semid, semnum, cmd, Arg::None);
             }
+            let from = std::ptr::with_exposed_provenance::<u16>(arg);
             // SAFETY: there is a value per semaphore.
             let values = (0..count).map(|at| unsafe { from.wrapping_add(at).read_unaligned() });
             let values: Vec<u16> = values.collect();
@@ -179,35 +171,6 @@ unsafe fn control(
 fn nsems(task: &Task, semid: c_int) -> usize {
     let stat = task.sem_stat_any(semid & INDEX_MASK).ok();
     stat.filter(|stat| stat.id == semid).map_or(0, |stat| stat.nsems as usize)
-}
-
-/// Writes what a command tells.
-///
-/// # Safety
-///
-/// `to` is null or the address of room for a `T`.
-pub(crate) unsafe fn put<T>(to: usize, value: T) -> Result<(), Errno> {
-    let to = std::ptr::with_exposed_provenance_mut::<T>(to);
-    if to.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: there is room for a `T`; the address may be odd.
-    unsafe { to.write_unaligned(value) };
-    Ok(())
-}
-
-/// Reads what a command is given.
-///
-/// # Safety
-///
-/// `from` is null or the address of a `T`.
-pub(crate) unsafe fn take<T: Copy>(from: usize) -> Result<T, Errno> {
-    let from = std::ptr::with_exposed_provenance::<T>(from);
-    if from.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: there is a `T`; the address may be odd.
-    Ok(unsafe { from.read_unaligned() })
 }
 
 /// Returns what `IPC_STAT` tells as C has it.

@@ -45,7 +45,7 @@ use crate::hold;
 use crate::next::Next;
 use crate::perm::ipc_perm;
 use crate::process::{self, AttachLock};
-use crate::sem::{put, take};
+use crate::user;
 
 /// Names the folder of the segments.
 pub(crate) const SHM_ENV: &str = "COREWALK_IPC_SHM";
@@ -258,7 +258,7 @@ unsafe fn detach(task: &Task, address: usize) -> Result<(), Errno> {
 ///
 /// # Safety
 ///
-/// `buf` is null or points to what `cmd` reads or writes.
+/// The program has given what is at `buf` for what `cmd` writes.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
     if !is_on() {
@@ -283,13 +283,13 @@ unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<i
         IPC_STAT | SHM_STAT | SHM_STAT_ANY => {
             let mut stat = ShmStat::default();
             let done = raw::shmctl(task, shmid, cmd, ShmArg::Buf(&mut stat))?;
-            // SAFETY: the command writes one of these.
-            unsafe { put(buf, shmid_ds(&stat)) }?;
+            // SAFETY: the command writes one of these there.
+            unsafe { user::write(buf, shmid_ds(&stat)) }?;
             Ok(done)
         }
         IPC_SET => {
-            // SAFETY: the command reads one of these.
-            let ds = unsafe { take::<libc::shmid_ds>(buf) }?;
+            // SAFETY: it is a structure of numbers.
+            let ds = unsafe { user::read::<libc::shmid_ds>(buf) }?;
             let mut stat = ShmStat::default();
             stat.perm.uid = ds.shm_perm.uid;
             stat.perm.gid = ds.shm_perm.gid;
@@ -299,15 +299,15 @@ unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<i
         IPC_INFO => {
             let mut shminfo = Shminfo::default();
             let done = raw::shmctl(task, shmid, cmd, ShmArg::Shminfo(&mut shminfo))?;
-            // SAFETY: the command writes one of these.
-            unsafe { put(buf, shminfo) }?;
+            // SAFETY: the command writes one of these there.
+            unsafe { user::write(buf, shminfo) }?;
             Ok(done)
         }
         SHM_INFO => {
             let mut usage = ShmUsage::default();
             let done = raw::shmctl(task, shmid, cmd, ShmArg::ShmUsage(&mut usage))?;
-            // SAFETY: the command writes one of these.
-            unsafe { put(buf, usage) }?;
+            // SAFETY: the command writes one of these there.
+            unsafe { user::write(buf, usage) }?;
             Ok(done)
         }
         _ => raw::shmctl(task, shmid, cmd, ShmArg::None),

@@ -36,6 +36,7 @@ use std::ptr;
 
 use crate::next::Next;
 use crate::process::{self, BlockedSignals};
+use crate::user;
 
 /// Signals are below this.
 const SIGNALS: usize = 65;
@@ -272,9 +273,10 @@ pub(crate) unsafe fn by_number(
     call: impl FnOnce(usize) -> c_long,
 ) -> c_long {
     let Some(cell) = cell(signal) else { return call(action) };
-    let action = ptr::with_exposed_provenance::<KernelAction>(action);
-    // SAFETY: the caller's promise; it is copied, since it may be where the answer goes.
-    let mut ours = (!action.is_null()).then(|| unsafe { action.read() });
+    // SAFETY: any bits are an action; it is copied, since it may be where the answer goes.
+    let read = (action != 0).then(|| unsafe { user::read::<KernelAction>(action) });
+    // The kernel refuses what cannot be read.
+    let Ok(mut ours) = read.transpose() else { return call(action) };
     let handler = ours.map(|ours| ours.handler);
     let (_change, installed) = Change::begin(signal, cell, handler);
     if let Some(ours) = &mut ours {

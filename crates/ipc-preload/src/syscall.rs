@@ -231,7 +231,7 @@ fn pointer<T>(address: usize) -> *mut T {
 /// # Safety
 ///
 /// That of the system call.
-unsafe fn pass_on(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_long {
+pub(crate) unsafe fn pass_on(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_long {
     type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
     let address = SYSCALL.address();
     if address.is_null() {

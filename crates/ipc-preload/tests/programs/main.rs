@@ -5,6 +5,7 @@
 //! by a panic. The same roles run without the library as the control: the host kernel passes them too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
+mod faults;
 mod forks;
 mod jump;
 mod process;
@@ -182,6 +183,18 @@ fn handlers_are_what_the_program_asks_for() {
 #[test]
 fn handlers_run_with_their_own_flags_while_others_are_installed() {
     run("signals_flags", &Namespace::new());
+}
+
+#[test]
+fn bad_addresses_are_efault() {
+    for role in ["faults_semaphores", "faults_queues", "faults_segments", "faults_actions"] {
+        run(role, &Namespace::with_shm());
+    }
+}
+
+#[test]
+fn address_is_good_for_as_long_as_its_memory_is_there() {
+    run("faults_gone", &Namespace::new());
 }
 
 #[test]

@@ -7,9 +7,9 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 
-use crate::{forks, jump, shm, signals};
+use crate::{faults, forks, jump, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 35] = [
+pub(crate) const ROLES: [(&str, fn()); 40] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -45,6 +45,11 @@ pub(crate) const ROLES: [(&str, fn()); 35] = [
     ("signals_fork", forks::return_in_both),
     ("vfork_first", forks::vfork_first),
     ("shm_permissions", shm::permissions),
+    ("faults_semaphores", faults::semaphores),
+    ("faults_queues", faults::queues),
+    ("faults_segments", faults::segments),
+    ("faults_actions", faults::actions),
+    ("faults_gone", faults::gone),
 ];
 
 const UNDO: i16 = libc::SEM_UNDO as i16;

@@ -1,0 +1,242 @@
+//! Memory of the program: what a call reads from it and writes to it.
+//!
+//! The kernel answers `EFAULT` for an address that is bad. This library runs in the program and
+//! would end it with `SIGSEGV`; a handler for that signal is the program's to install. So [`check`]
+//! asks the kernel first, by a system call that touches the address and changes nothing:
+//!
+//! | access | asked by |
+//! |---|---|
+//! | read | rt_sigprocmask(2) with an unknown `how`: the set is read before `how` is looked at |
+//! | write | futex(2), `FUTEX_WAKE_OP`, which adds 0 to a word |
+//!
+//! # Cost
+//!
+//! A question costs as much as the cheapest system call, more than an uncontended semop(2). So each
+//! thread remembers ranges for which the answer cannot change:
+//!
+//! - The stack: from where the thread was to the highest address asked for above. While the thread
+//!   runs in this range, what lies above it is the memory of functions that have not returned.
+//! - The program and its heap: the last range that was good below the break (brk(2)). It goes when
+//!   the break falls below it.
+//!
+//! Operations and messages mostly lie there. Other memory (mmap(2), the heaps of further threads)
+//! is asked for with every call, once per page.
+//!
+//! # What it refuses
+//!
+//! - To notice memory that another thread unmaps during the call: `SIGSEGV`.
+//! - To notice that a program unmaps or protects a part of its own stack, image or heap by itself:
+//!   `SIGSEGV` too, if the range was good before.
+//!
+//! Source: rt_sigprocmask(2), futex(2), brk(2); Abseil, `AddressIsReadable`, for the first of the
+//! questions.
+
+use libc::{c_int, c_long};
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::ptr;
+
+use crate::syscall;
+
+/// Pages are at least so large on every machine; a larger one is asked for more than once.
+const PAGE: usize = 4096;
+
+/// How far above the present function a stack is looked for, in bytes.
+const STACK_MAX: usize = 128 << 10;
+
+/// `FUTEX_WAKE_OP` with the private flag, and what it does: add 0, and compare with something.
+const WAKE_OP: usize = 5 | 128;
+const ADD_ZERO: usize = 1 << 28;
+
+/// Bytes of a set of signals.
+const SIGSET_BYTES: usize = 8;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// Addresses from the first to before the second.
+type Range = (usize, usize);
+
+/// Ranges of this thread that are good. All begin and end with pages.
+struct Known {
+    stack: Cell<Range>,
+    read: Cell<Range>,
+    written: Cell<Range>,
+}
+
+thread_local! {
+    static KNOWN: Known = const {
+        Known { stack: Cell::new((0, 0)), read: Cell::new((0, 0)), written: Cell::new((0, 0)) }
+    };
+}
+
+/// Returns what is at an address, which may be odd.
+///
+/// # Errors
+///
+/// `EFAULT` if it cannot be read.
+///
+/// # Safety
+///
+/// Any bits are a `T`.
+#[inline]
+pub(crate) unsafe fn read<T: Copy>(from: usize) -> Result<T, Errno> {
+    check(from, size_of::<T>(), Access::Read)?;
+    // SAFETY: the memory can be read, and any bits are a `T`.
+    Ok(unsafe { ptr::with_exposed_provenance::<T>(from).read_unaligned() })
+}
+
+/// Stores `value` at an address, which may be odd.
+///
+/// # Errors
+///
+/// `EFAULT` if it cannot be written to.
+///
+/// # Safety
+///
+/// The program has given the address for this.
+pub(crate) unsafe fn write<T>(to: usize, value: T) -> Result<(), Errno> {
+    check(to, size_of::<T>(), Access::Write)?;
+    // SAFETY: the memory can be written to, and the program expects that.
+    unsafe { ptr::with_exposed_provenance_mut::<T>(to).write_unaligned(value) };
+    Ok(())
+}
+
+/// Checks that `bytes` bytes at an address are memory for this access.
+///
+/// # Errors
+///
+/// `EFAULT` if they are not.
+#[inline]
+pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), Errno> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let end = address.checked_add(bytes).ok_or(Errno::FAULT)?;
+    let here = here();
+    let is_known = KNOWN.with(|known| {
+        let (low, high) = known.stack.get();
+        (low <= here && here <= address && end <= high)
+            || is_below_break(known.of(access).get(), (address, end))
+    });
+    if is_known { Ok(()) } else { ask(here, (address, end), access) }
+}
+
+/// Returns an address in the frame of a function that has not returned.
+#[inline]
+fn here() -> usize {
+    let on_stack = 0_u8;
+    ptr::from_ref(std::hint::black_box(&on_stack)).addr()
+}
+
+#[inline]
+fn is_below_break((low, high): Range, (address, end): Range) -> bool {
+    low <= address && end <= high && end <= program_break()
+}
+
+/// Returns the end of the heap as the C library knows it, which makes no system call.
+fn program_break() -> usize {
+    // SAFETY: the call takes a number, and an increment of 0 changes nothing.
+    unsafe { libc::sbrk(0) }.addr()
+}
+
+impl Known {
+    fn of(&self, access: Access) -> &Cell<Range> {
+        match access {
+            Access::Read => &self.read,
+            Access::Write => &self.written,
+        }
+    }
+
+    /// Takes note that a range above `here` is a part of the stack if all between is memory;
+    /// returns whether it is.
+    fn note_stack(&self, here: usize, (address, end): Range) -> bool {
+        // SAFETY: the function takes nothing. The C library keeps a thread at the end of its stack,
+        // but for the first one.
+        let thread = unsafe { libc::pthread_self() } as usize;
+        let is_beyond = here < thread && thread < end;
+        if address < here || end - here > STACK_MAX || is_beyond {
+            return false;
+        }
+        let (low, high) = pages((here, end));
+        if !is_good((low, high), Access::Write) {
+            return false;
+        }
+        let (known_low, known_high) = self.stack.get();
+        let is_one = known_low <= high && low <= known_high;
+        let joined = (low.min(known_low), high.max(known_high));
+        self.stack.set(if is_one { joined } else { (low, high) });
+        true
+    }
+}
+
+/// Asks the kernel, and takes note of an answer that lasts.
+#[cold]
+fn ask(here: usize, range: Range, access: Access) -> Result<(), Errno> {
+    if KNOWN.with(|known| known.note_stack(here, range)) {
+        return Ok(());
+    }
+    if !is_good(range, access) {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the call takes a number.
+    let program = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+    if program <= range.0 && range.1 <= program_break() {
+        KNOWN.with(|known| known.of(access).set(pages(range)));
+    }
+    Ok(())
+}
+
+fn pages((address, end): Range) -> Range {
+    let end = end.checked_next_multiple_of(PAGE).unwrap_or(end);
+    (address & !(PAGE - 1), end)
+}
+
+/// Returns true if all of a range, which is not empty, is memory for this access.
+fn is_good((address, end): Range, access: Access) -> bool {
+    let next = |at: &usize| (at & !(PAGE - 1)).checked_add(PAGE).filter(|next| *next < end);
+    std::iter::successors(Some(address), next).all(|at| match access {
+        Access::Read => is_readable(at),
+        Access::Write => is_writable(at),
+    })
+}
+
+/// Returns true if the byte at an address can be read.
+fn is_readable(address: usize) -> bool {
+    // Null says that there is no set; the next word is on the same page.
+    let (unknown, set) = (usize::MAX, (address & !(SIGSET_BYTES - 1)).max(SIGSET_BYTES));
+    // SAFETY: the call reads the set and refuses to do anything with it.
+    let asked = unsafe { kernel(libc::SYS_rt_sigprocmask, [unknown, set, 0, SIGSET_BYTES, 0, 0]) };
+    asked != Some(libc::EFAULT)
+}
+
+/// Returns true if the byte at an address can be written to.
+fn is_writable(address: usize) -> bool {
+    let own = 0_u32;
+    let (own, word) = (ptr::from_ref(&own).expose_provenance(), address & !(size_of::<u32>() - 1));
+    // SAFETY: the call wakes no thread at our word, and adds nothing to the other.
+    let asked = unsafe { kernel(libc::SYS_futex, [own, WAKE_OP, 0, 0, word, ADD_ZERO]) };
+    asked != Some(libc::EFAULT)
+}
+
+/// Makes a system call; returns its errno if it fails. The program's errno stays as it is.
+///
+/// # Safety
+///
+/// That of the call.
+unsafe fn kernel(number: c_long, arguments: [usize; 6]) -> Option<c_int> {
+    // SAFETY: the function takes nothing and returns the calling thread's errno.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: it is valid as long as the thread lives.
+    let before = unsafe { errno.read() };
+    // SAFETY: the caller's promise.
+    let result = unsafe { syscall::pass_on(number, arguments) };
+    // SAFETY: as above.
+    let failed = (result == -1).then(|| unsafe { errno.read() });
+    // SAFETY: as above.
+    unsafe { errno.write(before) };
+    failed
+}
