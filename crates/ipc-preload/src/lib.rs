@@ -14,6 +14,7 @@
 //! | `fork`, `hold` | fork with segments attached |
 //! | `exit` | the end of the process: undo |
 //! | `cred` | who the process acts as, and the calls that change it |
+//! | `files`, `proc` | the files of proc(5) that tell of objects and limits |
 //! | `user` | memory of the program, and `EFAULT` |
 //! | `call`, `next`, `errno`, `perm`, `open` | small parts of these |
 //!
@@ -60,12 +61,14 @@ mod call;
 mod cred;
 mod errno;
 mod exit;
+mod files;
 mod fork;
 mod hold;
 mod msg;
 mod next;
 mod open;
 mod perm;
+mod proc;
 mod process;
 mod sem;
 mod shm;
@@ -78,6 +81,10 @@ pub use cred::{
     setreuid, setuid, unshare,
 };
 pub use exit::{_Exit, _exit};
+pub use files::{
+    __open_2, __open64_2, __openat_2, __openat64_2, creat, creat64, fopen, fopen64, freopen,
+    freopen64, open, open64, openat, openat64,
+};
 pub use msg::{msgctl, msgget, msgrcv, msgsnd};
 pub use sem::{semctl, semget, semop, semtimedop};
 pub use shm::{shmat, shmctl, shmdt, shmget};
@@ -93,6 +100,7 @@ mod load {
         super::cred::resolve();
         super::signal::resolve();
         super::syscall::resolve();
+        super::files::resolve();
         super::shm::resolve();
         super::fork::resolve();
         if super::shm::is_on() {

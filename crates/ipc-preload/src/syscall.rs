@@ -13,6 +13,7 @@ use std::ptr;
 
 use crate::errno;
 use crate::exit;
+use crate::files;
 use crate::msg;
 use crate::next::Next;
 use crate::process;
@@ -62,21 +63,29 @@ const REFRESHING: [c_long; 11] = [
     libc::SYS_setfsuid,
 ];
 
+/// Calls that open a file, by their second argument. `proc` answers some of these files.
+const OPENING: [c_long; 2] = [libc::SYS_openat, libc::SYS_openat2];
+
+/// Calls that open a file by their first argument. Newer machines do not have them.
+#[cfg(target_arch = "x86_64")]
+const OPENING_FIRST: [c_long; 2] = [libc::SYS_open, libc::SYS_creat];
+#[cfg(not(target_arch = "x86_64"))]
+const OPENING_FIRST: [c_long; 0] = [];
+
 /// A bit for each number below 512 that is looked at here.
 static OURS: [u64; 8] = {
-    let mut bits = [0; 8];
+    let bits = with(&CALLS, with(&REFRESHING, [0; 8]));
+    with(&OPENING, with(&OPENING_FIRST, bits))
+};
+
+const fn with(numbers: &[c_long], mut bits: [u64; 8]) -> [u64; 8] {
     let mut at = 0;
-    while at < CALLS.len() {
-        bits[CALLS[at] as usize / 64] |= 1 << (CALLS[at] as usize % 64);
-        at += 1;
-    }
-    at = 0;
-    while at < REFRESHING.len() {
-        bits[REFRESHING[at] as usize / 64] |= 1 << (REFRESHING[at] as usize % 64);
+    while at < numbers.len() {
+        bits[numbers[at] as usize / 64] |= 1 << (numbers[at] as usize % 64);
         at += 1;
     }
     bits
-};
+}
 
 /// Looks up what this module stands in front of.
 pub(crate) fn resolve() {
@@ -164,6 +173,13 @@ unsafe extern "C" fn dispatch(
         let result = unsafe { pass_on(number, rest) };
         process::refresh_thread_cred();
         return result;
+    }
+    if OPENING.contains(&number) || OPENING_FIRST.contains(&number) {
+        // SAFETY: the caller's promise.
+        let fd = unsafe { pass_on(number, rest) };
+        let path = if OPENING.contains(&number) { b } else { a };
+        // SAFETY: the kernel has read the path if there is a descriptor, which is new.
+        return unsafe { files::descriptor(fd as c_int, pointer(path)) }.into();
     }
     if number == libc::SYS_exit_group {
         exit::end();

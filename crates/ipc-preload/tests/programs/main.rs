@@ -8,6 +8,7 @@
 mod faults;
 mod forks;
 mod jump;
+mod proc;
 mod process;
 mod roles;
 mod shm;
@@ -195,6 +196,42 @@ fn bad_addresses_are_efault() {
 #[test]
 fn address_is_good_for_as_long_as_its_memory_is_there() {
     run("faults_gone", &Namespace::new());
+}
+
+#[test]
+fn files_of_proc_tell_of_the_namespace() {
+    for role in ["proc_objects", "proc_limits", "proc_ways"] {
+        run(role, &Namespace::with_shm());
+    }
+}
+
+#[test]
+fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
+    let script = "ipcmk -M 100000 -p 640; ipcmk -Q; ipcmk -S 3; ipcs; ipcs -l; ipcs -u
+        cat /proc/sys/kernel/sem /proc/sys/kernel/shmmni
+        ipcrm -a; ipcs";
+    let Some([ours, linux]) = process::said_by_both(script, &Namespace::with_shm()) else { return };
+    // Keys are chosen at random.
+    let words = |text: &str| {
+        let words = text.split_inclusive(char::is_whitespace);
+        words.filter(|word| !word.starts_with("0x")).collect::<String>()
+    };
+    assert_eq!(words(&ours), words(&linux));
+    // Without the programs both would say the same, too.
+    if ours.contains("not found") {
+        println!("skipped: {ours}");
+        return;
+    }
+    assert!(ours.contains("max queues system wide") && ours.contains("100000"), "{ours}");
+}
+
+/// With the kernel root could set the limits of the IPC namespace that it is in.
+#[test]
+fn limits_are_not_set_through_proc() {
+    let script = "echo 5 > /proc/sys/kernel/msgmax; cat /proc/sys/kernel/msgmax";
+    let Some([ours, linux]) = process::said_by_both(script, &Namespace::new()) else { return };
+    println!("of the kernel: {linux}");
+    assert!(ours.contains("8192\n") && ours.contains("ermission denied"), "{ours}");
 }
 
 #[test]

@@ -90,7 +90,11 @@ pub(crate) fn command(role: &str) -> Command {
 
 /// Plays a role with the library.
 pub(crate) fn start(role: &str, namespace: &Namespace) -> Output {
-    let mut command = command(role);
+    started(command(role), namespace)
+}
+
+/// Runs a command with the library.
+fn started(mut command: Command, namespace: &Namespace) -> Output {
     command.env("LD_PRELOAD", library()).env_remove("COREWALK_IPC_NAMESPACE");
     if let Some(path) = &namespace.path {
         command.env("COREWALK_IPC_NAMESPACE", path);
@@ -100,6 +104,23 @@ pub(crate) fn start(role: &str, namespace: &Namespace) -> Output {
         command.env("COREWALK_IPC_SHM", folder);
     }
     command.output().expect("the role starts")
+}
+
+/// Returns what a script of the shell says with the library, and what it says in an IPC namespace of the host kernel;
+/// or none if that is not allowed.
+pub(crate) fn said_by_both(script: &str, namespace: &Namespace) -> Option<[String; 2]> {
+    let shell = || {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("LC_ALL", "C");
+        command
+    };
+    let ours = started(shell(), namespace);
+    let linux = has_own_linux().then(|| shell().output().expect("a shell"))?;
+    let said = |output: Output| {
+        let said = [output.stdout, output.stderr].concat();
+        String::from_utf8(said).expect("the scripts say text")
+    };
+    Some([ours, linux].map(said))
 }
 
 /// Plays a role with the library; it has to end well.

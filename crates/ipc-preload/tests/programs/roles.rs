@@ -7,9 +7,9 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 
-use crate::{faults, forks, jump, shm, signals};
+use crate::{faults, forks, jump, proc, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 40] = [
+pub(crate) const ROLES: [(&str, fn()); 43] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -50,6 +50,9 @@ pub(crate) const ROLES: [(&str, fn()); 40] = [
     ("faults_segments", faults::segments),
     ("faults_actions", faults::actions),
     ("faults_gone", faults::gone),
+    ("proc_objects", proc::objects),
+    ("proc_limits", proc::limits),
+    ("proc_ways", proc::ways),
 ];
 
 const UNDO: i16 = libc::SEM_UNDO as i16;
