@@ -14,6 +14,7 @@
 use corewalk_ipc::Cred;
 use libc::{c_int, gid_t, size_t, uid_t};
 
+use crate::lookup::c_name;
 use crate::next::Next;
 use crate::process;
 
@@ -32,13 +33,7 @@ pub(crate) fn current() -> Cred {
 macro_rules! refreshing {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*), $refresh:ident;)*) => {
         $(
-            static $table: Next = Next::new({
-                const NAME: &str = concat!(stringify!($name), "\0");
-                match std::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name ends with a zero"),
-                }
-            });
+            static $table: Next = Next::new(c_name(concat!(stringify!($name), "\0")));
 
             /// The call of that name, after which the credentials are asked for anew.
             ///

@@ -8,20 +8,12 @@
 //! Source: open(2), fopen(3); glibc, `_FORTIFY_SOURCE`, for the names with two underscores.
 
 use libc::{FILE, c_char, c_int, c_void, mode_t};
-use std::ffi::CStr;
 use std::os::fd::{FromRawFd as _, OwnedFd};
 
 use crate::errno;
+use crate::lookup::c_name;
 use crate::next::Next;
 use crate::proc;
-
-/// Returns a name as C has it.
-const fn c_name(name: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(name.as_bytes()) {
-        Ok(name) => name,
-        Err(_) => panic!("a name ends with a zero"),
-    }
-}
 
 /// Defines functions that call the next of their name, and hand what it returns to `$then`, with
 /// the path.

@@ -15,6 +15,7 @@
 //! | `exit` | the end of the process: undo |
 //! | `cred` | who the process acts as, and the calls that change it |
 //! | `files`, `proc` | the files of proc(5) that tell of objects and limits |
+//! | `lookup` | dlsym(3), for programs that look functions up |
 //! | `user` | memory of the program, and `EFAULT` |
 //! | `call`, `next`, `errno`, `perm`, `open` | small parts of these |
 //!
@@ -64,6 +65,7 @@ mod exit;
 mod files;
 mod fork;
 mod hold;
+mod lookup;
 mod msg;
 mod next;
 mod open;
@@ -85,6 +87,8 @@ pub use files::{
     __open_2, __open64_2, __openat_2, __openat64_2, creat, creat64, fopen, fopen64, freopen,
     freopen64, open, open64, openat, openat64,
 };
+#[cfg(target_arch = "x86_64")]
+pub use lookup::dlsym;
 pub use msg::{msgctl, msgget, msgrcv, msgsnd};
 pub use sem::{semctl, semget, semop, semtimedop};
 pub use shm::{shmat, shmctl, shmdt, shmget};

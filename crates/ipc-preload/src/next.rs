@@ -26,8 +26,7 @@ impl Next {
         if !known.is_null() {
             return known;
         }
-        // SAFETY: the name is a string of C, and the handle is one that dlsym knows.
-        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let address = crate::lookup::next_of(self.name);
         // ORDERING: Relaxed. As above.
         self.address.store(address, Ordering::Relaxed);
         address

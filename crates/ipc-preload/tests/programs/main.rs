@@ -8,6 +8,7 @@
 mod faults;
 mod forks;
 mod jump;
+mod lookup;
 mod proc;
 mod process;
 mod roles;
@@ -232,6 +233,11 @@ fn limits_are_not_set_through_proc() {
     let Some([ours, linux]) = process::said_by_both(script, &Namespace::new()) else { return };
     println!("of the kernel: {linux}");
     assert!(ours.contains("8192\n") && ours.contains("ermission denied"), "{ours}");
+}
+
+#[test]
+fn functions_that_are_looked_up_are_those_of_the_library() {
+    run("lookup_by_handle", &Namespace::with_shm());
 }
 
 #[test]

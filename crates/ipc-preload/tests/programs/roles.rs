@@ -7,9 +7,9 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 
-use crate::{faults, forks, jump, proc, shm, signals};
+use crate::{faults, forks, jump, lookup, proc, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 43] = [
+pub(crate) const ROLES: [(&str, fn()); 44] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -53,6 +53,7 @@ pub(crate) const ROLES: [(&str, fn()); 43] = [
     ("proc_objects", proc::objects),
     ("proc_limits", proc::limits),
     ("proc_ways", proc::ways),
+    ("lookup_by_handle", lookup::by_handle),
 ];
 
 const UNDO: i16 = libc::SEM_UNDO as i16;

@@ -1,0 +1,100 @@
+//! Functions that a program looks up by itself are the same as those that it is linked with.
+
+use corewalk_testkit::sysv;
+use libc::{c_int, c_void};
+use std::ffi::{CStr, CString};
+use std::ptr;
+
+use crate::roles::{remove, value};
+
+/// Every function that the library stands in front of, except those with two underscores.
+const NAMES: [&str; 43] = [
+    "semget",
+    "semop",
+    "semtimedop",
+    "semctl",
+    "msgget",
+    "msgsnd",
+    "msgrcv",
+    "msgctl",
+    "shmget",
+    "shmat",
+    "shmdt",
+    "shmctl",
+    "syscall",
+    "sigaction",
+    "signal",
+    "sigset",
+    "ssignal",
+    "bsd_signal",
+    "sysv_signal",
+    "_exit",
+    "_Exit",
+    "setuid",
+    "setgid",
+    "seteuid",
+    "setegid",
+    "setreuid",
+    "setregid",
+    "setresuid",
+    "setresgid",
+    "setgroups",
+    "initgroups",
+    "capset",
+    "unshare",
+    "setns",
+    "open",
+    "open64",
+    "openat",
+    "openat64",
+    "creat",
+    "fopen",
+    "fopen64",
+    "freopen",
+    "dlsym",
+];
+
+fn found(handle: *mut c_void, name: &str) -> *mut c_void {
+    let name = CString::new(name).expect("no zero");
+    // SAFETY: the name is a string of C, and the handle is one that dlsym knows.
+    unsafe { libc::dlsym(handle, name.as_ptr()) }
+}
+
+fn opened(library: &CStr) -> *mut c_void {
+    // SAFETY: the name is a string of C; what is opened is loaded already, or is the C library.
+    let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW) };
+    assert!(!handle.is_null(), "{library:?}");
+    handle
+}
+
+/// What Python's `ctypes.CDLL("libc.so.6")` does.
+pub(crate) fn by_handle() {
+    let handle = opened(c"libc.so.6");
+    // A library that has the C library among those that it needs.
+    let other = opened(c"libm.so.6");
+    for name in NAMES {
+        let linked = found(libc::RTLD_DEFAULT, name);
+        assert!(!linked.is_null(), "{name}");
+        for handle in [handle, other, libc::RTLD_NEXT] {
+            assert_eq!(found(handle, name), linked, "{name}");
+        }
+    }
+    type Semget = unsafe extern "C" fn(libc::key_t, c_int, c_int) -> c_int;
+    let semget = found(handle, "semget");
+    // SAFETY: the C library's function of this name has this type.
+    let semget = unsafe { std::mem::transmute::<*mut c_void, Semget>(semget) };
+    // SAFETY: the call takes numbers.
+    let id = unsafe { semget(libc::IPC_PRIVATE, 3, 0o600) };
+    assert_eq!(sysv::setall(id, &[3, 4, 5]), Ok(0));
+    assert_eq!(value(id, 2), 5);
+    remove(id);
+    // Others are found as ever, and what there is not has a message.
+    assert_eq!(found(handle, "strlen"), found(other, "strlen"));
+    assert!(found(handle, "no_such_function").is_null());
+    // SAFETY: the function takes nothing.
+    let why = unsafe { libc::dlerror() };
+    assert_ne!(why, ptr::null_mut());
+    // SAFETY: what it returns is a string of C until the next call.
+    let why = unsafe { CStr::from_ptr(why) }.to_string_lossy();
+    assert!(why.contains("no_such_function"), "{why}");
+}
