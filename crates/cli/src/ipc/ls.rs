@@ -77,6 +77,7 @@ impl Arguments {
 
 /// Shows them.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    place::remove_orphans();
     let is_inside = std::env::var_os(NAMESPACE_ENV).is_some();
     let text = if arguments.namespace.is_none() && !is_inside && !arguments.is_about_objects() {
         let namespaces = namespaces()?;
@@ -90,6 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn objects(arguments: &Arguments) -> Result<String, Failure> {
     let place = Place::existing(arguments.namespace.as_deref())?;
+    place.remove_marks();
     let task = place.register()?;
     let chosen = |kind: Kind| match kind {
         Kind::Msg => arguments.queues,

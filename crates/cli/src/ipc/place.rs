@@ -13,8 +13,8 @@
 //! in `/dev/shm` that goes with the command. It is made for who may use the namespace: the permissions of
 //! the file, and those to enter where there are those to read.
 //!
-//! A folder without a name is locked (flock(2)) by its `exec` for as long as that runs. What a killed one has left is removed by the next one of
-//! the same user: a folder whose lock is free, and which nobody has anything attached of. Pids say nothing of that, for
+//! A folder without a name is locked (flock(2)) by its `exec` for as long as that runs. The next `exec` of the same user removes
+//! what a killed one has left, as do `ls`, `rm` and `serve`: a folder whose lock is free, and which nobody has anything attached of. Pids say nothing of that, for
 //! pid namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
@@ -85,6 +85,12 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
         return Err(Failure::Usage(format!("'{word}' is not a name for a namespace")));
     }
+    // As a name it would lead to a file that has nothing to do with this folder.
+    if word == "." || word == ".." {
+        return Err(Failure::Usage(format!(
+            "'{word}' is a folder, not a name for a namespace; a path to a file has a slash in it"
+        )));
+    }
     let user = rustix::process::geteuid().as_raw();
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
@@ -115,7 +121,7 @@ impl Folder {
     }
 
     fn make_in(parent: &Path) -> std::io::Result<Self> {
-        remove_orphans(parent);
+        remove_orphans_in(parent);
         for number in 0..NAMES_TRIED {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
@@ -317,8 +323,13 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the folders of the user that nobody has locked, and nobody has anything attached of.
-fn remove_orphans(folder: &Path) {
+/// Removes what a killed `exec` without a name has left: each folder of the user whose lock is free, and of which no
+/// process has a segment attached.
+pub(super) fn remove_orphans() {
+    remove_orphans_in(Path::new(SHM_FOLDER));
+}
+
+fn remove_orphans_in(folder: &Path) {
     let prefix = unnamed_prefix();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if !entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
@@ -405,13 +416,13 @@ mod tests {
         fs::write(paths[1].join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(&paths[3]).hold(26).expect("nobody has it");
-        remove_orphans(&parent.0);
+        remove_orphans_in(&parent.0);
         let there = || paths.each_ref().map(|path| path.exists());
         assert_eq!(there(), [false, true, true, true, false]);
         assert_eq!(fs::read_dir(&paths[1]).expect("it is there").count(), 1);
         assert_eq!(fs::read_dir(&paths[2]).expect("it is there").count(), 3);
         drop((lock, hold));
-        remove_orphans(&parent.0);
+        remove_orphans_in(&parent.0);
         assert_eq!(there(), [false, true, false, false, false]);
     }
 
@@ -451,7 +462,7 @@ mod tests {
         assert_eq!(path_of("db"), Ok(format!("/dev/shm/corewalk-ipc-{user}-db")));
         assert_eq!(path_of("/tmp/x"), Ok("/tmp/x".to_owned()));
         assert!(path_of("./x").is_ok_and(|path| path.starts_with('/') && path.ends_with("/x")));
-        for bad in ["", "a\nb", &"n".repeat(201)] {
+        for bad in ["", ".", "..", "a\nb", &"n".repeat(201)] {
             assert!(matches!(path_of(bad), Err(Failure::Usage(_))), "{bad:?}");
         }
     }

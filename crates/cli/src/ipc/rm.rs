@@ -10,7 +10,7 @@ use corewalk_ipc::Task;
 use rustix::io::Errno;
 
 use super::objects::{Kind, collect};
-use super::place::{Place, remove_shm};
+use super::place::{self, Place, remove_shm};
 use crate::failure::Failure;
 
 /// The command line.
@@ -75,7 +75,9 @@ impl All {
 
 /// Removes them.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    place::remove_orphans();
     let place = Place::existing(arguments.namespace.as_deref())?;
+    place.remove_marks();
     let task = place.register()?;
     let mut failures = Vec::new();
     for (kind, ids, keys) in [

@@ -13,7 +13,7 @@ use std::path::Path;
 use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::place::Place;
+use super::place::{self, Place};
 use super::watch::Watch;
 use crate::failure::Failure;
 
@@ -27,7 +27,9 @@ pub(crate) struct Arguments {
 
 /// Serves.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    place::remove_orphans();
     let place = Place::open(&arguments.namespace)?;
+    place.remove_marks();
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&is_over))
@@ -46,6 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             break;
         }
     }
+    place.remove_marks();
     Ok(())
 }
 

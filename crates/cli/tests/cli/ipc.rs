@@ -29,6 +29,15 @@ fn exec_refuses_what_would_not_load_the_library() {
     folder.assert_refused(missing, 1, "/nowhere.so: there is no such file");
 }
 
+#[test]
+fn folder_is_no_name_of_a_namespace() {
+    let folder = Folder::new();
+    for word in [".", ".."] {
+        let exec = corewalk(&["ipc", "exec", "--namespace", word, "--", "true"]);
+        folder.assert_refused(exec, 2, &format!("'{word}' is a folder, not a name"));
+    }
+}
+
 /// The loader would warn, and the command would run with the kernel's objects.
 #[test]
 fn exec_refuses_what_is_not_the_library() {
@@ -303,4 +312,31 @@ fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     let wanted = format!("removing semaphore id '{set}'\nremoving message queue id '{queue}'\n");
     assert_eq!(String::from_utf8_lossy(&removed.stdout), wanted);
     assert!(removed.status.success() && task.sem_getall(set).is_err());
+}
+
+/// What a killed `exec --shm` leaves went with the next one only.
+#[test]
+fn files_that_killed_processes_leave_go_with_ls_and_rm() {
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("left-{}", std::process::id());
+    let left = PathBuf::from(format!("/dev/shm/corewalk-shm-{user}-{name}"));
+    let of = |arguments: &[&str]| {
+        let output = run(corewalk(&[&["ipc"], arguments].concat()));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    of(&["exec", "--shm", "--namespace", &name, "--", "true"]);
+    let marks = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}.shm"));
+    // No process has such a number.
+    let mark = marks.join(format!("exec-{}", i32::MAX));
+    let commands: [&[&str]; 3] =
+        [&["ls"], &["ls", "--namespace", &name], &["rm", "-a", "--namespace", &name]];
+    for command in commands {
+        fs::create_dir(&left).expect("a folder");
+        fs::write(left.join("3-14"), "a segment").expect("a file");
+        fs::write(&mark, "").expect("a file");
+        of(command);
+        assert!(!left.exists(), "{command:?}");
+        assert_eq!(mark.exists(), command.len() == 1, "{command:?}");
+    }
+    of(&["rm", "--namespace", &name, "--purge"]);
 }
