@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use crate::ids::{IdLayout, SLOTS_MAX};
 use crate::msg::QUEUE_LINES;
-use crate::pool::{HEAD_LINES, Pool};
+use crate::pool::{HEAD_LINES, Joins, Pool};
 use crate::shm::SEGMENT_LINES;
 use crate::watch::LADDER_LINES;
 
@@ -93,7 +93,7 @@ impl Default for Capacity {
         Self {
             sets: SLOTS_MAX,
             sems: 1 << 20,
-            undos: 1 << 20,
+            undos: 1 << 23,
             waits: 1 << 18,
             tasks: 1 << 15,
             queues: SLOTS_MAX,
@@ -184,7 +184,7 @@ impl Layout {
         let ladder = take(LADDER_LINES);
         let mut pool = |lines| {
             let (head, first) = (take(HEAD_LINES), take(lines));
-            Pool { head, first, lines, is_joined: false }
+            Pool { head, first, lines, joins: Joins::Never }
         };
         let (sems, undos, waits) = (pool(sems), pool(undos), pool(waits));
         let msg_ids = IdLayout::new(take(IdLayout::lines(queues)), queues);
@@ -193,10 +193,12 @@ impl Layout {
         let first_segment = take(SEGMENT_LINES * segments);
         let mut pool = |lines| {
             let (head, first) = (take(HEAD_LINES), take(lines));
-            Pool { head, first, lines, is_joined: false }
+            Pool { head, first, lines, joins: Joins::Never }
         };
         let (msgs, msg_waits, attaches) = (pool(msgs), pool(msg_waits), pool(attaches));
-        let msgs = Pool { is_joined: true, ..msgs };
+        let msgs = Pool { joins: Joins::Clearing, ..msgs };
+        let sems = Pool { joins: Joins::Keeping, ..sems };
+        let undos = Pool { joins: Joins::Keeping, ..undos };
         Ok(Self {
             sem_ids,
             sets: first_set,

@@ -1,19 +1,21 @@
 //! Ranges of lines of one type, in sizes that are powers of two.
 //!
-//! A range serves objects of its own type and size for ever: it is never split, joined or given to
-//! another pool. So a line of a semaphore stays a line of a semaphore, whoever still holds its
-//! number, and what was written into it last (a tag, above all) is still there when it is handed
-//! out again. Only the pool of messages joins free ranges and cuts them, when it has nothing else left (`join`).
+//! A line serves objects of its own type for ever: it is never given to another pool. So a line of
+//! a semaphore stays a line of a semaphore, and a thread with an old number of it finds what was
+//! written into it last (a tag, above all) when it is handed out again. Ranges keep their sizes
+//! too, except in pools that join free ranges and cut them when they have nothing else left
+//! (`join`).
 //!
 //! Words 6 and 7 of the first line of a range belong to the pool: its header, and the next free
-//! range. Where no range of the right size is left, a larger one serves.
+//! range. Where no range of the right size is left, a larger one serves. In a pool that joins, no
+//! user writes these words in any line; only messages do, whose texts take whole lines.
 //!
 //! # What is true
 //!
-//! The header says how large a range is, whether it is used, and for whom: a task, or the slot of an
-//! object, as the pool's users have it. Free lists and the end of what was ever handed out follow from the headers:
-//! after a death they are made anew by a walk over them ([`Pool::rebuild`]). Who looks for what a
-//! dead task has left walks them too ([`Pool::used`]).
+//! The header says how large a range is, whether it is used, and for whom: a task, or the slot of
+//! an object, as the pool's users have it. Free lists and the end of what was ever handed out
+//! follow from the headers: after a death they are made anew by a walk over them
+//! ([`Pool::rebuild`]). Who looks for what a dead task has left walks them too ([`Pool::used`]).
 //!
 //! | bits of a header | field |
 //! |---|---|
@@ -23,8 +25,9 @@
 //!
 //! # What it refuses
 //!
-//! It gives nothing back to the system, and a workload whose sizes change all the time may find
-//! its lines in ranges of the wrong size: it gets `ENOMEM`, but for messages.
+//! It gives nothing back to the system. In a pool that does not join (waiting calls, attaches), a
+//! workload whose sizes change all the time may find its lines in ranges of the wrong size, and
+//! gets `ENOMEM`.
 //!
 //! Source: Bonwick, "The Slab Allocator", 1994, for memory that keeps its type.
 
@@ -64,8 +67,20 @@ pub(crate) struct Pool {
     pub(crate) first: u32,
     /// How many lines there are to hand out.
     pub(crate) lines: u32,
-    /// Whether free ranges may be joined and cut: nobody keeps the number of a line that is not used.
-    pub(crate) is_joined: bool,
+    pub(crate) joins: Joins,
+}
+
+/// Whether a pool joins free ranges and cuts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joins {
+    /// Ranges keep their sizes.
+    Never,
+    /// It does, whenever it has nothing else left. What users have written into the lines stays:
+    /// the tags of semaphores, and zeroes in undo records.
+    Keeping,
+    /// It does, after a share of the pool was given back. Lines that begin a range are zeroed: they
+    /// may have texts in them.
+    Clearing,
 }
 
 impl Pool {
@@ -133,7 +148,8 @@ impl Pool {
         self.header(region, line).map_or(1, |header| 1 << header.class())
     }
 
-    /// Returns the ranges that are used, each with whom it is for. Where ranges are joined: [`Pool::collect_used`].
+    /// Returns the ranges that are used, each with whom it is for. Where ranges are joined:
+    /// [`Pool::collect_used`].
     pub(crate) fn used<'r>(
         &self,
         region: &'r Region,

@@ -9,8 +9,9 @@ use corewalk_sync::primitives::crash::{self, Ended};
 use corewalk_sync::{Line, Region};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::{HEADER, NEXT_FREE, Pool, USED, WHOSE_SHIFT};
+use super::{HEADER, Joins, NEXT_FREE, Pool, USED, WHOSE_SHIFT};
 use crate::field::{get, put};
+use crate::layout::Layout;
 use crate::lock::Owner;
 use crate::namespace::Shared;
 use crate::task::{Task, forget_process};
@@ -32,14 +33,15 @@ struct World {
 
 impl World {
     /// Sixty-four ranges of one line, of which the survivor uses two; the others are free.
-    fn new() -> Self {
-        let capacity = Capacity { queues: 2, msgs: LINES, tasks: 4, ..Capacity::LEAST };
+    fn new(pool: fn(&Layout) -> Pool) -> Self {
+        let lines = Capacity { msgs: LINES, undos: LINES, ..Capacity::LEAST };
+        let capacity = Capacity { queues: 2, tasks: 4, ..lines };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
         let file = memfd_create("join", MemfdFlags::CLOEXEC).unwrap();
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let [survivor, victim] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
         let shared = &survivor.shared;
-        let pool = shared.layout.msgs;
+        let pool = pool(&shared.layout);
         let own = survivor.owner;
         let lines: Vec<u32> =
             (0..LINES).map(|_| pool.alloc(shared, 1, own, own.index).unwrap()).collect();
@@ -103,7 +105,8 @@ impl World {
             pool.collect_used(self.region(), |line, whose| (whose == index).then_some(line));
         assert!(left.len() <= 1, "{at}: {left:?}");
         for line in left {
-            assert_eq!(get(&self.region().line(line)[0]), 0, "{at}: it looks like a message");
+            let is_kept = pool.joins == Joins::Keeping || get(&self.region().line(line)[0]) == 0;
+            assert!(is_kept, "{at}: it looks like a message");
             pool.free_seen(shared, (line, joins), self.own(), || true);
         }
         pool.audit(self.region()).unwrap_or_else(|what| panic!("{at}: {what}"));
@@ -120,9 +123,15 @@ impl World {
 
 #[test]
 fn crash_of_an_allocation_that_joins_ranges_leaves_all_lines_in_one_range_each() {
+    // One that clears lines, and one that keeps what is in them.
+    stop_at_each_store(|layout| layout.msgs);
+    stop_at_each_store(|layout| layout.undos);
+}
+
+fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
     let mut seen = Vec::new();
     for stores in 0..STORES_MAX {
-        let world = World::new();
+        let world = World::new(pool);
         let is_stopped = world.stop(stores, |world| {
             let (pool, victim) = (world.pool, world.victim.owner);
             pool.alloc(world.shared(), 4, victim, victim.index).ok();
@@ -152,7 +161,7 @@ fn crash_control_range_that_is_cut_from_its_start_loses_what_follows() {
         put(&line[HEADER], class + 1);
     };
     let wrong = (0..STORES_MAX).find(|stores| {
-        let world = World::new();
+        let world = World::new(|layout| layout.msgs);
         let line = world.pool.alloc(world.shared(), 16, world.own(), 9).unwrap();
         world.pool.free(world.shared(), line, world.own());
         put(&world.region().line(line + 8)[HEADER], 0);

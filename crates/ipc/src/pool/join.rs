@@ -1,32 +1,39 @@
 //! Free ranges that lie beside each other become larger ones, and large ones are cut.
 //!
-//! Texts of one size may fill the pool of messages, go, and be followed by texts of another: without this the pool
-//! would keep the sizes that it was filled with for ever. It is done by who finds no range, with the pool's lock.
+//! Texts of one size may fill the pool of messages, go, and be followed by texts of another:
+//! without this the pool would keep the sizes that it was filled with for ever. The same holds for
+//! sets of semaphores and for undo records. An allocation that finds no range joins, with the
+//! pool's lock.
 //!
 //! # One store at a time
 //!
-//! A run of free ranges is divided anew from its end to its start. A header that is written lies where the run
-//! begins, where an earlier range does, or where nobody comes yet; what follows it is divided already. So the
-//! headers say something true after each store, and who dies in between has joined a part of them.
+//! A run of free ranges is divided anew from its end to its start. A header that is written lies
+//! where the run begins, where an earlier range does, or where nobody comes yet; what follows it is
+//! divided already. So the headers say something true after each store, and who dies in between has
+//! joined a part of them.
 //!
 //! # Who walks without the lock
 //!
-//! Such a walk may stand at the start of a range that is joined to the one before and used again: the next header that
-//! it reads is then a part of a text. `JOINS` is changed after ranges were joined and before any of them
-//! can be used. A walk that finds it changed at its end has seen nothing and is made again
-//! ([`Pool::collect_used`]); who gives back what a walk has found asks again with the lock ([`Pool::free_seen`]).
+//! Such a walk may stand at the start of a range that is joined to the one before and used again:
+//! the next header that it reads is then a part of a text. `JOINS` is changed after ranges were
+//! joined and before any of them can be used. A walk that finds it changed at its end has seen
+//! nothing and is made again ([`Pool::collect_used`]); who gives back what a walk has found asks
+//! again with the lock ([`Pool::free_seen`]).
 //!
 //! # What it costs
 //!
-//! Two walks over the pool. So that a pool that is full is not walked by each call, it is done only after
-//! `lines / 256` were given back since the last time.
+//! Two walks over the pool. So that a pool of messages that is full is not walked by each
+//! msgsnd(2), it is joined only after `lines / 256` were given back since the last time. The other
+//! pools are joined after any line was: a semget(2) that is refused though there is room for the
+//! set would be worse than a slow one.
 //!
-//! Source: Knuth, The Art of Computer Programming 1, 2.5, for joining; Linux `include/linux/seqlock.h` for the count.
+//! Source: Knuth, The Art of Computer Programming 1, 2.5, for joining; Linux
+//! `include/linux/seqlock.h` for the count.
 
 use corewalk_sync::Region;
 use corewalk_sync::primitives::atomic::{Ordering, fence};
 
-use super::{CLASSES, GIVEN, HEADER, JOINS, NEXT_FRESH, Pool};
+use super::{CLASSES, GIVEN, HEADER, JOINS, Joins, NEXT_FRESH, Pool};
 use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::namespace::Shared;
@@ -38,12 +45,17 @@ const GIVEN_SHARE: u32 = 256;
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Joins free ranges, if enough was given back since the last time; returns whether it did. The lock is held.
+    /// Joins free ranges, if enough was given back since the last time; returns whether it did. The
+    /// lock is held.
     #[cold]
     pub(super) fn join(&self, region: &Region) -> bool {
-        let least = (self.lines / GIVEN_SHARE).max(1);
+        let least = match self.joins {
+            Joins::Never => return false,
+            Joins::Keeping => 1,
+            Joins::Clearing => (self.lines / GIVEN_SHARE).max(1),
+        };
         let head = region.line(self.head);
-        if !self.is_joined || get(&head[GIVEN]) < u64::from(least) {
+        if get(&head[GIVEN]) < u64::from(least) {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
@@ -69,14 +81,14 @@ impl Pool {
 
     /// Cuts off what a free range, which is in no list, has too much. The lock is held.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
-        if !self.is_joined {
+        if self.joins == Joins::Never {
             return;
         }
         for class in (wanted..class).rev() {
             let rest = line + (1 << class);
-            write_free(region, rest, class);
+            self.write_free(region, rest, class);
             // The rest is a range once this one ends before it.
-            write_free(region, line, class);
+            self.write_free(region, line, class);
             self.push(region, rest, class);
         }
     }
@@ -91,15 +103,27 @@ impl Pool {
             at += 1 << class;
         }
         for (line, class) in pieces.into_iter().rev() {
-            write_free(region, line, class);
+            self.write_free(region, line, class);
         }
+    }
+
+    /// Writes the header of a free range, in lines that may have been the middle of another.
+    fn write_free(&self, region: &Region, line: u32, class: u32) {
+        let words = region.line(line);
+        if self.joins == Joins::Clearing {
+            // What is free says nothing else.
+            words[..HEADER].iter().for_each(|word| put(word, 0));
+        }
+        // ORDERING(ipc-pool): Release. As in `set_whose`.
+        words[HEADER].store(u64::from(class) + 1, Ordering::Release);
     }
 
     /// Says that the places of ranges have changed. The lock is held.
     pub(super) fn note_joins(&self, region: &Region) {
-        if self.is_joined {
+        if self.joins != Joins::Never {
             let head = region.line(self.head);
-            // ORDERING(ipc-joins): Release. Who begins a walk at this count finds the headers as they are now.
+            // ORDERING(ipc-joins): Release. Who begins a walk at this count finds the headers as
+            // they are now.
             head[JOINS].store(get(&head[JOINS]).wrapping_add(1), Ordering::Release);
             // Nothing is known of what came back.
             put(&head[GIVEN], u64::from(self.lines));
@@ -111,8 +135,8 @@ impl Pool {
         region.line(self.head)[JOINS].load(Ordering::Acquire)
     }
 
-    /// Returns what `of` makes of the ranges that are used, each with whom it is for; and which state of the pool
-    /// that was.
+    /// Returns what `of` makes of the ranges that are used, each with whom it is for; and which
+    /// state of the pool that was.
     ///
     /// Ranges that begin or end to be used meanwhile may be missing, as in [`Pool::used`].
     pub(crate) fn collect_used<T>(
@@ -127,8 +151,8 @@ impl Pool {
         };
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
-            // ORDERING(ipc-joins): Acquire. Who has read a part of a text finds the count that was changed before
-            // the text was written (`Message::alloc`).
+            // ORDERING(ipc-joins): Acquire. Who has read a part of a text finds the count that was
+            // changed before the text was written (`Message::alloc`).
             fence(Ordering::Acquire);
             if self.joins(region) == seen.0 {
                 break;
@@ -138,8 +162,8 @@ impl Pool {
         seen
     }
 
-    /// Gives back the range at `line` if `is_left` says so, which is asked with the lock held. It was seen when
-    /// `joins` was the state of the pool.
+    /// Gives back the range at `line` if `is_left` says so, which is asked with the lock held. It
+    /// was seen when `joins` was the state of the pool.
     ///
     /// If the lock cannot be had the range is lost.
     pub(crate) fn free_seen(
@@ -157,15 +181,6 @@ impl Pool {
             self.give_back(region, line);
         }
     }
-}
-
-/// Writes the header of a free range, in lines that may have been the middle of another.
-fn write_free(region: &Region, line: u32, class: u32) {
-    let words = region.line(line);
-    // What is free says nothing else.
-    words[..HEADER].iter().for_each(|word| put(word, 0));
-    // ORDERING(ipc-pool): Release. As in `set_whose`.
-    words[HEADER].store(u64::from(class) + 1, Ordering::Release);
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
@@ -283,8 +298,8 @@ mod tests {
         assert_eq!(pool.joins(&shared.region), before + 1);
     }
 
-    /// Ranges of two lines, all used by 5; and then, but for the first, free, joined, and used by 6, whose text
-    /// looks like a range that 77 uses where the third began. Returns that line.
+    /// Ranges of two lines, all used by 5; and then, but for the first, free, joined, and used by
+    /// 6, whose text looks like a range that 77 uses where the third began. Returns that line.
     fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
         for line in &ranges[1..] {
             pool.free(shared, *line, ME);

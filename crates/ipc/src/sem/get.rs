@@ -34,7 +34,8 @@ impl Task {
     ///
     /// - `EACCES`: the set is there, and its mode does not allow what `semflg` asks for.
     /// - `EEXIST`: the set is there, and both `IPC_CREAT` and `IPC_EXCL` are given.
-    /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the set has, or 0 for a new set.
+    /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the set has, or 0 for a new
+    ///   set.
     /// - `ENOENT`: there is no set with this key, and no `IPC_CREAT`.
     /// - `ENOMEM`: no room for the semaphores.
     /// - `ENOSPC`: `SEMMNI` sets or `SEMMNS` semaphores would be exceeded.
@@ -110,9 +111,10 @@ impl Task {
     fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
         let shared = &*self.shared;
         let base = shared.layout.sems.alloc(shared, nsems, self.owner, index)?;
-        let last = Word(get(&shared.region.line(base)[WORD]));
-        let place = Place { base, nsems, tag: (last.tag() + 1) & TAG_MASK };
-        let set = Set { shared, index, place };
+        let set = Set { shared, index, place: Place { base, nsems, tag: 0 } };
+        let tags = (0..nsems as u16).map(|num| Word(get(&set.sem(num)[WORD])).tag());
+        let place = Place { tag: next_tag(tags), ..set.place };
+        let set = Set { place, ..set };
         let guard = set.lock_new(self.owner, Wait::Long)?;
         for num in 0..nsems as u16 {
             let line = set.sem(num);
@@ -134,8 +136,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator, and
-    /// has no `CAP_SYS_ADMIN`.
+    /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator,
+    /// and has no `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -186,7 +188,8 @@ impl Task {
         Ok(())
     }
 
-    /// Returns the object of a command that only its owner may give, without any lock of the object.
+    /// Returns the object of a command that only its owner may give, without any lock of the
+    /// object.
     ///
     /// The lock of the kind is held, so the object stays.
     #[doc(alias = "ipcctl_pre_down_nolock")]
@@ -206,6 +209,17 @@ impl Task {
     }
 }
 
+/// Returns a tag that comes after those of the lines, which were in sets of their own before.
+///
+/// Tags of one line never fall, until they are used up and begin again. Those that are more than
+/// half of all tags apart have done so in between.
+fn next_tag(mut tags: impl Iterator<Item = u64>) -> u64 {
+    let first = tags.next().unwrap_or(0);
+    let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;
+    let last = tags.fold(first, |last, tag| if is_later(tag, last) { tag } else { last });
+    (last + 1) & TAG_MASK
+}
+
 /// What is left of an object that was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
@@ -215,8 +229,8 @@ pub(crate) enum Remains {
 }
 
 impl Set<'_> {
-    /// Ends a set that cannot be found any more: its semaphores, waits and undo records. The lock of the
-    /// kind is held. Who dies here leaves the rest to the next holder of that lock.
+    /// Ends a set that cannot be found any more: its semaphores, waits and undo records. The lock
+    /// of the kind is held. Who dies here leaves the rest to the next holder of that lock.
     ///
     /// # Errors
     ///
@@ -229,8 +243,9 @@ impl Set<'_> {
 impl SetGuard<'_> {
     /// As [`Set::remove`], with the lock.
     ///
-    /// A process that was stopped may have frozen a semaphore. It will store into that word, and perhaps into its
-    /// undo record, once it goes on: so these lines are kept, and only the waits are ended.
+    /// A process that was stopped may have frozen a semaphore. It will store into that word, and
+    /// perhaps into its undo record, once it goes on: so these lines are kept, and only the waits
+    /// are ended.
     pub(super) fn remove(self) -> (Wakes, Remains) {
         let (set, owner) = (self.set, self.owner);
         let is_whole = self.kill_all();
@@ -247,5 +262,21 @@ impl SetGuard<'_> {
         drop(self);
         set.shared.layout.sems.free(set.shared, set.place.base, owner);
         (wakes, Remains::None)
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tag_comes_after_those_of_all_lines() {
+        let next = |tags: &[u64]| next_tag(tags.iter().copied());
+        assert_eq!(next(&[0]), 1);
+        assert_eq!(next(&[3, 9, 4]), 10);
+        assert_eq!(next(&[TAG_MASK, TAG_MASK - 5]), 0);
+        // The second line has begun again.
+        assert_eq!(next(&[TAG_MASK, 2, TAG_MASK - 1]), 3);
+        assert_eq!(next(&[2, TAG_MASK]), 3);
     }
 }

@@ -49,8 +49,11 @@ use crate::task::{Task, identity, task_line};
 /// `EIO` if somebody does not let go of a lock: the task has to be reaped again.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
-    let records = shared.layout.undos.used(&shared.region);
-    for line in records.filter(|(_, task)| *task == gone.task).map(|(line, _)| line) {
+    let (_, records) = shared
+        .layout
+        .undos
+        .collect_used(&shared.region, |line, task| (task == gone.task).then_some(line));
+    for line in records {
         absent.extend(undo::reap(shared, owner, gone, line)?);
     }
     Ok(absent)

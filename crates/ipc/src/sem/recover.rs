@@ -196,11 +196,10 @@ pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 pub(crate) fn recover_sems(ids: Ids<'_>) {
     let shared = ids.shared;
     let pool = shared.layout.sems;
-    let is_lost = |(line, index): &(u32, u32)| {
-        let set = shared.region.line(shared.layout.sets.wrapping_add(*index));
+    let (_, lost) = pool.collect_used(&shared.region, |line, index| {
+        let set = shared.region.line(shared.layout.sets.wrapping_add(index));
         let place = Place::from_payload(get(&set[LIVE]));
-        *index >= ids.slots() || place.base != *line
-    };
-    let lost: Vec<(u32, u32)> = pool.used(&shared.region).filter(is_lost).collect();
-    lost.into_iter().for_each(|(line, _)| pool.free(shared, line, ids.owner));
+        (index >= ids.slots() || place.base != line).then_some(line)
+    });
+    lost.into_iter().for_each(|line| pool.free(shared, line, ids.owner));
 }

@@ -218,6 +218,8 @@ fn discard(shared: &Shared, record: u32, owner: Owner) {
     pool.set_whose(&shared.region, record, owner.index);
     // ORDERING(ipc-record): Release. As in `alloc`.
     first[WHOSE].store(0, Ordering::Release);
+    // The line may be a cell of the next record: a link is no redo log.
+    put(&first[SET_LINKS], 0);
     let cells = pool.len(&shared.region, record).saturating_sub(1);
     for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
         let cell = cell(shared, record, num);
@@ -308,10 +310,12 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
     let set = guard.set;
     let shared = set.shared;
     put(guard.field(UNDO_LIST), 0);
-    for (record, task) in shared.layout.undos.used(&shared.region) {
-        if is_record_of(shared, record, task).is_some() && is_of_set(set, record, task) {
-            push(shared, guard.field(UNDO_LIST), SET_LINKS, record);
-        }
+    let (_, records) = shared.layout.undos.collect_used(&shared.region, |record, task| {
+        let is_record = is_record_of(shared, record, task).is_some();
+        (is_record && is_of_set(set, record, task)).then_some(record)
+    });
+    for record in records {
+        push(shared, guard.field(UNDO_LIST), SET_LINKS, record);
     }
 }
 

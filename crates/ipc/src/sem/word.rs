@@ -12,17 +12,17 @@
 //! | 21-41 | tag | which set the semaphore belongs to |
 //! | 42-63 | pid | `sempid`; while frozen, the number of the task that froze it, and in the highest bit whether it did so under the set's lock |
 //!
-//! States: live (neither frozen nor dead) <-> frozen; live -> dead -> live with another tag, when the
-//! line serves another set. A frozen word keeps value, bits and tag, so a freeze whose owner died
-//! before it had done anything is taken back without knowing anything else, except who was last: that is
-//! then the one who died.
+//! States: live (neither frozen nor dead) <-> frozen; live -> dead -> live with another tag, when
+//! the line serves another set. A frozen word keeps value, bits and tag, so a freeze whose owner
+//! died before it had done anything is taken back without knowing anything else, except who was
+//! last: that is then the one who died.
 //!
-//! The tag is the line's own count of sets, not the generation of the id: two sets in a row on one
-//! line have different indices and may have the same generation.
+//! The tag is one more than the last tag of each line that the set takes, and not the generation of
+//! the id: two sets in a row on one line have different indices and may have the same generation.
 //!
 //! The bits for waiters may be set for nobody (whoever takes the lock next clears them), but are
-//! never clear while somebody waits: they are set by the store that ends the freeze in which
-//! the waiter found that it has to wait (trap I5).
+//! never clear while somebody waits: they are set by the store that ends the freeze in which the
+//! waiter found that it has to wait (trap I5).
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
