@@ -308,6 +308,8 @@ impl Dcache {
     fn unhash(&self, slot: u32, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
+        // All references but the caller's, so others that hold the directory are among them.
+        let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
         });
@@ -318,6 +320,7 @@ impl Dcache {
         self.table.remove(hash, slot);
         self.release_unhashed(inode);
         self.put(slot);
+        self.sweep_orphans(children);
     }
 
     /// Accounts for a dentry that was unhashed, and drops the reference it had on its inode: whoever

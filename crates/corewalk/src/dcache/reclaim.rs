@@ -14,6 +14,11 @@
 //! calls [`Dcache::reclaim`] then, which reports what is pinned, and [`Dcache::evict_entry`] for what
 //! has been let go of.
 //!
+//! The negative entries below a removed directory cannot be found any more. Nothing lists the children
+//! of a directory, so each removal of a directory looks at some slots for such entries, in turn: at
+//! [`ORPHAN_SCAN`] slots for each entry that it leaves behind. So in a small cache they go at once,
+//! and in any cache they take a small share of the slots.
+//!
 //! What the walk hits is not recorded, since a walk writes nothing; taking a reference and filling
 //! are. An entry that is only ever walked through is therefore filled again once per pass at worst.
 //!
@@ -30,6 +35,13 @@ use crate::name::Name;
 const SCAN_MAX: u32 = 512;
 /// Slots looked at between two looks at whether there is room enough.
 const SCAN_STEP: u32 = 64;
+/// Slots looked at for each entry that a removed directory leaves behind, so that a full turn is paid
+/// for by one entry per 32 slots.
+const ORPHAN_SCAN: u64 = 32;
+/// Slots looked at, at least, when a removed directory leaves an entry behind: about a microsecond.
+const ORPHAN_SCAN_MIN: u64 = 256;
+/// Slots looked at, at most, by one removal. Later removals look at the rest.
+const ORPHAN_SCAN_MAX: u64 = 4096;
 /// Entries a host is asked to let go of, at most, each time.
 const ASK_MAX: u32 = 16;
 /// One in so many bytes of the budget may be taken by negative entries.
@@ -41,11 +53,20 @@ const ENTRY_BYTES: u64 = 96;
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
+    /// Where the look for entries of removed directories is.
+    orphans_at: AtomicU32,
+    /// Slots that this look still has to go over.
+    orphans_owed: AtomicU64,
 }
 
 impl Hand {
     pub(crate) fn new() -> Hand {
-        Hand { at: AtomicU32::new(1), budget_bytes: AtomicU64::new(u64::MAX) }
+        Hand {
+            at: AtomicU32::new(1),
+            budget_bytes: AtomicU64::new(u64::MAX),
+            orphans_at: AtomicU32::new(1),
+            orphans_owed: AtomicU64::new(0),
+        }
     }
 }
 
@@ -58,6 +79,8 @@ enum Chance {
     None,
     /// Only negative entries go, with a second chance.
     NegativesOnly,
+    /// Only negative entries that no lookup finds any more go.
+    OrphansOnly,
 }
 
 /// What became of one slot.
@@ -162,6 +185,32 @@ impl Dcache {
         }
     }
 
+    /// Makes up for a directory that was removed with up to `children` entries, all of them negative:
+    /// looks at some slots for entries below removed directories, and evicts those. The caller holds
+    /// no lock.
+    pub(crate) fn sweep_orphans(&self, children: u64) {
+        if children == 0 {
+            return;
+        }
+        let slots = u64::from(self.dentries.slots_touched().max(2));
+        let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
+        // ORDERING: Relaxed. A count of work; whoever takes a part of it does that part.
+        let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
+        let owed = owed.saturating_add(due).min(slots);
+        let scan = owed.min(ORPHAN_SCAN_MAX);
+        if owed > scan {
+            // ORDERING: Relaxed. As above.
+            self.hand.orphans_owed.fetch_add(owed - scan, Ordering::Relaxed);
+        }
+        let mut evicted = 0;
+        for _ in 0..scan {
+            // ORDERING: Relaxed. Each value is handed to one thread; nothing else is implied.
+            let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
+            evicted += self.evict_upwards(at % slots as u32, Chance::OrphansOnly, &mut |_| {});
+        }
+        self.counters.reclaimed.add(evicted as i64);
+    }
+
     /// Looks at `scan` slots and returns how many dentries were evicted; `pinned` gets the slots of
     /// those that only their inode's users keep.
     fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
@@ -201,13 +250,15 @@ impl Dcache {
     fn evict(&self, slot: u32, chance: Chance) -> Outcome {
         let seen = self.dentries.glimpse(slot);
         let body = seen.body;
-        if !body.is_hashed() || self.dentries.lockref(slot).count() > 0 {
+        let is_meant = chance != Chance::OrphansOnly || body.is_negative();
+        if !body.is_hashed() || !is_meant || self.dentries.lockref(slot).count() > 0 {
             return Outcome::Kept;
         }
         let is_stale = self.directory(seen.key.parent()).is_none_or(|now| now.key != seen.key);
         let stays = match chance {
             Chance::None => false,
             _ if is_stale => false,
+            Chance::OrphansOnly => true,
             Chance::NegativesOnly if !body.is_negative() => true,
             _ if body.is_negative() => self.dentries.cold(slot).clear_referenced(),
             _ => self.inodes.clear_referenced(body.inode()),

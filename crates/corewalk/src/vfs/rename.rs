@@ -315,6 +315,12 @@ impl<'v> Rename<'v, '_> {
                 }
             }
         });
+        if self.mode != RenameMode::Exchange
+            && let Some(slot) = target.and_then(Found::directory)
+        {
+            let held = vfs.dcache.dentries.lockref(slot).count();
+            vfs.dcache.sweep_orphans(held.saturating_sub(1));
+        }
         if done.is_err() {
             // The next lookup of either name asks the back end.
             vfs.make_unknown(self.old_dir, self.old);

@@ -12,6 +12,7 @@
 //! | `backend` | T47, T50, T55, P12: back ends that sleep, call back, use numbers again, change |
 //! | `listing` | T48: a listing while others seek and delete |
 //! | `keys` | T54: names crafted to collide |
+//! | `removed` | T53, T60: negative entries below removed directories
 //! | `torn` | P8: names and parents of different instants |
 //!
 //! T56 and T57 have no test: docs/races.md says why they cannot happen here.
@@ -22,6 +23,7 @@ mod deep;
 mod keys;
 mod listing;
 mod recycled;
+mod removed;
 mod torn;
 
 use std::time::Duration;
