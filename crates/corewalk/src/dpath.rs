@@ -185,37 +185,55 @@ pub(crate) struct Chain {
 }
 
 /// Returns a path of an inode from the root of its file system with the inodes on it, as they were
-/// at one instant. The caller holds the inode; no reference on a dentry is taken or dropped.
+/// at one instant. The caller holds the inode and, unless it is a directory, a name of it; no
+/// reference on a dentry is taken or dropped.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
 pub(crate) fn chain_of_inode(dcache: &Dcache, inode: u32) -> Result<Chain, Errno> {
+    names_of(dcache, inode, |name| chain_of_name(dcache, (name, inode))).ok_or(Errno::NOENT)
+}
+
+/// Returns a dentry of an inode that is not removed and below the root, counted; None if it has none.
+pub(crate) fn hold_name(dcache: &Dcache, inode: u32) -> Option<u32> {
+    names_of(dcache, inode, |name| {
+        if !dcache.dentries.lockref(name).get_not_dead() {
+            return None;
+        }
+        if chain_of_name(dcache, (name, inode)).is_some() {
+            return Some(name);
+        }
+        dcache.put(name);
+        None
+    })
+}
+
+/// Returns what `look` finds at the first dentry of an inode for which it finds something.
+fn names_of<T>(dcache: &Dcache, inode: u32, look: impl Fn(u32) -> Option<T>) -> Option<T> {
     loop {
-        let alias = dcache.inodes.alias(inode);
-        if alias == 0 {
-            return Err(Errno::NOENT);
+        let first = dcache.inodes.alias(inode);
+        if first == 0 {
+            return None;
         }
-        if let Some(chain) = chain_of_alias(dcache, (alias, inode)) {
-            return Ok(chain);
+        if let Some(found) = look(first) {
+            return Some(found);
         }
-        if dcache.inodes.alias(inode) == alias {
+        if dcache.inodes.alias(inode) == first {
             // A name in a directory that has been removed is a name no more, but another may be.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
-            let mut chains =
-                others.into_iter().filter_map(|alias| chain_of_alias(dcache, (alias, inode)));
-            return chains.next().ok_or(Errno::NOENT);
+            return others.into_iter().find_map(look);
         }
     }
 }
 
 /// Returns the path that ends at a dentry; None if it is not one of the inode, or not below the root.
-fn chain_of_alias(dcache: &Dcache, (alias, inode): (u32, u32)) -> Option<Chain> {
+pub(crate) fn chain_of_name(dcache: &Dcache, (name, inode): (u32, u32)) -> Option<Chain> {
     let mut trail = Trail::new();
     let mut passes = 0;
     loop {
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         trail.clear();
-        trail.climb(dcache, alias, 0, Pass::Optimistic);
+        trail.climb(dcache, name, 0, Pass::Optimistic);
         // A slot that another dentry has taken since shows in its sequence.
         let inode_of = |slot| dcache.dentries.glimpse(slot).body.inode();
         let inodes: Vec<u32> = trail.slots().map(inode_of).collect();

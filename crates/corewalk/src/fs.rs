@@ -352,7 +352,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if the back end keeps state per open file, so that `open` and `release` matter.
-    /// When false a server may leave both calls out.
+    /// When false a server may leave both calls out, unless [`FileSystem::addressing`] is
+    /// [`Addressing::PathOnly`]: then the namespace has to know which files are open.
     fn has_open_state(&self) -> bool {
         false
     }

@@ -517,7 +517,7 @@ impl Supers {
 impl Host for Arc<Supers> {
     fn forget(&self, superblock: u32, ino: u64, slot: u32) {
         let superblock = self.get(superblock);
-        if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.take_hidden(slot)) {
+        if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.forget(slot)) {
             superblock.remove_hidden(&hidden);
         }
         superblock.fs.forget(ino);

@@ -192,3 +192,24 @@ fn file_that_is_opened_while_it_goes_is_read_or_gone() {
         assert_eq!(fs.names("/"), ["x", "y"], "a hidden name is left");
     });
 }
+
+/// A file is closed while another replaces it. A client that has looked it up may still use it.
+#[test]
+fn file_that_is_closed_while_it_is_replaced_stays_until_it_is_forgotten() {
+    check(|| {
+        let (_fs, vfs) = new(From::Call);
+        vfs.make(&Cred::root(), &at(&vfs, "x/d"), name("g"), Make::new(0o644, 0, 0)).unwrap();
+        let f = at(&vfs, "x/d/f").into_lookups();
+        let closer: Body = Box::new(move |vfs| {
+            let file = vfs.inode(f).unwrap();
+            let handle = vfs.open(&Cred::root(), &file, 0, May::READ).unwrap();
+            vfs.release(&file, handle);
+            assert_eq!(vfs.getattr(&file).map(|attr| attr.ino), Ok(f));
+        });
+        let replacer: Body = Box::new(|vfs| {
+            let d = at(vfs, "x/d");
+            rename(vfs, (&d, "g"), (&d, "f")).unwrap();
+        });
+        run(&vfs, vec![closer, replacer]);
+    });
+}

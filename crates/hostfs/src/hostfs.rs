@@ -169,9 +169,14 @@ impl HostFs {
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
-            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ACCESS)) => {
-                return Err(error);
-            }
+            Err(
+                error @ (Errno::MFILE
+                | Errno::NFILE
+                | Errno::NOMEM
+                | Errno::ACCESS
+                | Errno::IO
+                | Errno::INTR),
+            ) => return Err(error),
             // The name is gone, or something else has taken it or a name above.
             Err(_) => return Ok(None),
         };

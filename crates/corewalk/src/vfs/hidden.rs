@@ -88,11 +88,16 @@ impl Vfs {
     pub(super) fn closed(&self, inode: &InodeRef<'_>) {
         let superblock = self.superblock(inode.slot);
         let Some(paths) = &superblock.paths else { return };
-        let is_named = || dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
-        if !paths.count_close(inode.slot) || !is_named() {
+        if !paths.count_close(inode.slot) {
             return;
         }
         let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, 0]) else { return };
+        // Asked under the lock: a rename or a removal hides the file before its name goes, and the
+        // file may have been opened again.
+        let is_named = dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
+        if paths.is_open(inode.slot) || !is_named {
+            return;
+        }
         if let Some(hidden) = paths.take_hidden(inode.slot) {
             superblock.remove_hidden(&hidden);
         }

@@ -5,6 +5,7 @@ use std::borrow::Borrow;
 use std::ops::ControlFlow;
 
 use super::attributes::acl_kind;
+use super::paths::Nesting;
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::{FileKind, StatFs, mode};
@@ -163,7 +164,8 @@ impl Vfs {
     }
 
     /// Reports the entries of a directory behind `cookie` (0: from the start), without `.` and
-    /// `..`. The caller has opened it for reading.
+    /// `..`. The caller has opened it for reading. `sink` does not call this namespace: a back end by
+    /// path holds the path of the directory meanwhile, which renames wait for.
     ///
     /// # Errors
     /// `ENOTDIR`; what the back end says.
@@ -448,7 +450,11 @@ struct Opening<'a>(&'a InodeRef<'a>);
 
 impl<'a> Opening<'a> {
     fn of(inode: &'a InodeRef<'a>) -> Opening<'a> {
-        if let Some(paths) = &inode.vfs.superblock(inode.slot).paths {
+        if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
+            && paths.hides()
+        {
+            // With the path locked, so that a removal has seen the count or is over.
+            let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);
         }
         Opening(inode)

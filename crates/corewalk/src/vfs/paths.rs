@@ -10,7 +10,8 @@
 //! One table per file system has all of them. An entry names the inodes of its path, so a rename
 //! looks through the entries for the inode that it moves, and a call looks through the renames for
 //! an inode of its path. There are as many entries as calls under way. Renames elsewhere share
-//! nothing with a call but a short look at this table.
+//! nothing with a call but a short look at this table. A call also holds the dentry that its path
+//! ends with, so that no directory of the path is evicted and looked up again as another inode.
 //!
 //! # Guarantees
 //! - L.1: while a call holds the path of an inode, no rename or removal of that inode, or of a
@@ -18,8 +19,8 @@
 //!   has already made.
 //! - L.2: a call that waits holds no shared lock, or waits for renames that are with the back end
 //!   only. A rename that waits holds nothing here.
-//! - L.3: a waiting rename is not overtaken for ever: calls and renames that come later, and
-//!   conflict, wait for it.
+//! - L.3: nothing is overtaken for ever: calls and renames that come later, and conflict, wait for a
+//!   rename or a first path of a call that waits already.
 //!
 //! # Why nothing waits in a circle
 //! A rename that has its locks needs no others. So each wait for one that has its locks ends. The
@@ -48,7 +49,10 @@ use crate::fs::Addressing;
 /// The path locks of one file system.
 pub(crate) struct Paths {
     table: Mutex<Table>,
-    released: Condvar,
+    /// Calls wait here for moves.
+    move_ended: Condvar,
+    /// Moves wait here for calls and for other moves.
+    any_ended: Condvar,
     addressing: Addressing,
     /// How the names begin that unlinked files are kept under. No client can guess it.
     hidden_prefix: String,
@@ -57,11 +61,12 @@ pub(crate) struct Paths {
 #[derive(Default)]
 struct Table {
     last_ticket: u64,
-    /// The paths that calls hold.
+    /// Calls that hold a path, or wait for their first one.
     calls: Vec<Held>,
     /// Renames and removals that have their locks, or wait for them.
     moves: Vec<Move>,
-    waiting: u32,
+    waiting_calls: u32,
+    waiting_moves: u32,
     /// How often each inode is open. Kept for [`Addressing::PathOnly`] alone.
     opens: HashMap<u32, u32>,
     /// The names under which unlinked files are kept, by inode.
@@ -76,9 +81,10 @@ pub(crate) struct Hidden {
     pub(crate) kind: FileKind,
 }
 
-/// A path that a call holds.
+/// A path that a call holds, or waits for.
 struct Held {
     ticket: u64,
+    is_granted: bool,
     inodes: Vec<u32>,
 }
 
@@ -97,6 +103,14 @@ struct Move {
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
+    /// Dropped last: its last reference may have the table forget an inode.
+    leaf: Option<Leaf<'a>>,
+}
+
+/// A counted dentry, with which a path ends.
+struct Leaf<'a> {
+    dcache: &'a Dcache,
+    slot: u32,
 }
 
 /// The locks of a rename or a removal, and the paths of its directories.
@@ -122,7 +136,8 @@ impl Paths {
     pub(crate) fn new(addressing: Addressing) -> Option<Paths> {
         (addressing != Addressing::Number).then(|| Paths {
             table: Mutex::new(Table::default()),
-            released: Condvar::new(),
+            move_ended: Condvar::new(),
+            any_ended: Condvar::new(),
             addressing,
             hidden_prefix: format!(".corewalk-hidden-{:016x}-", RandomState::new().hash_one(0)),
         })
@@ -133,27 +148,51 @@ impl Paths {
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name.
-    pub(crate) fn lock(
-        &self,
-        dcache: &Dcache,
+    pub(crate) fn lock<'a>(
+        &'a self,
+        dcache: &'a Dcache,
         inode: u32,
         nesting: Nesting,
-    ) -> Result<(Vec<u8>, PathLock<'_>), Errno> {
+    ) -> Result<(Vec<u8>, PathLock<'a>), Errno> {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
+        table.calls.push(Held { ticket, is_granted: false, inodes: Vec::new() });
+        drop(table);
+        // Takes the entry back if there is no path.
+        let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
-            let Chain { path, inodes } = self.chain(&table, dcache, inode)?;
-            let must_wait = table.moves.iter().any(|other| {
-                let is_before = nesting == Nesting::First && other.ticket < ticket;
-                (other.is_granted || is_before) && other.moves_any(&inodes)
-            });
-            if !must_wait {
-                table.calls.push(Held { ticket, inodes });
-                return Ok((path, PathLock { paths: self, ticket }));
+            // Counted and given back without the lock of the table.
+            lock.leaf = dpath::hold_name(dcache, inode).map(|slot| Leaf { dcache, slot });
+            let leaf = lock.leaf.as_ref().map(|leaf| leaf.slot);
+            let mut table = self.table.lock();
+            loop {
+                let chain = match leaf {
+                    Some(leaf) => dpath::chain_of_name(dcache, (leaf, inode)),
+                    None => Some(self.hidden_chain(&table, inode)?),
+                };
+                // The name has gone: the next one, or the hidden one.
+                let Some(Chain { path, inodes }) = chain else { break };
+                let must_wait = table.moves.iter().any(|other| {
+                    let is_before = nesting == Nesting::First && other.ticket < ticket;
+                    (other.is_granted || is_before) && other.moves_any(&inodes)
+                });
+                // A further path is not waited for before the call has it.
+                let is_known = !must_wait || nesting == Nesting::First;
+                let inodes = if is_known { inodes } else { Vec::new() };
+                let entry = table.call(ticket);
+                entry.is_granted = !must_wait;
+                let before = std::mem::replace(&mut entry.inodes, inodes);
+                // A move that waits for what was on the way need not wait any more.
+                if table.call(ticket).inodes != before && table.waiting_moves > 0 {
+                    self.any_ended.notify_all();
+                }
+                if !must_wait {
+                    return Ok((path, lock));
+                }
+                table.waiting_calls += 1;
+                self.move_ended.wait(&mut table);
+                table.waiting_calls -= 1;
             }
-            table.waiting += 1;
-            self.released.wait(&mut table);
-            table.waiting -= 1;
         }
     }
 
@@ -176,7 +215,7 @@ impl Paths {
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =
-                above.iter().map(|&inode| self.chain(&table, dcache, inode)).collect();
+                above.iter().map(|&inode| dpath::chain_of_inode(dcache, inode)).collect();
             let chains = match chains {
                 Ok(chains) => chains,
                 Err(error) => {
@@ -192,9 +231,9 @@ impl Paths {
                 lock.above = chains.into_iter().map(|it| it.path).collect();
                 return Ok(lock);
             }
-            table.waiting += 1;
-            self.released.wait(&mut table);
-            table.waiting -= 1;
+            table.waiting_moves += 1;
+            self.any_ended.wait(&mut table);
+            table.waiting_moves -= 1;
         }
     }
 
@@ -262,29 +301,26 @@ impl Paths {
         self.table.lock().hidden.remove(&inode)
     }
 
+    /// Drops what is kept of an inode that the cache has let go of, and returns its hidden name: its
+    /// number is another's next.
+    pub(crate) fn forget(&self, inode: u32) -> Option<Hidden> {
+        if !self.hides() {
+            return None;
+        }
+        let mut table = self.table.lock();
+        table.opens.remove(&inode);
+        table.hidden.remove(&inode)
+    }
+
     /// Takes all hidden names.
     pub(crate) fn take_all_hidden(&self) -> Vec<Hidden> {
         self.table.lock().hidden.drain().map(|(_, hidden)| hidden).collect()
     }
 
-    /// Returns a path of `inode`, and the inodes on it.
-    fn chain(&self, table: &Table, dcache: &Dcache, inode: u32) -> Result<Chain, Errno> {
-        match (dpath::chain_of_inode(dcache, inode), table.hidden.get(&inode)) {
-            (Err(Errno::NOENT), Some(hidden)) => {
-                Ok(Chain { path: hidden.path(), inodes: vec![inode] })
-            }
-            (chain, _) => chain,
-        }
-    }
-
-    fn release(&self, change: impl FnOnce(&mut Table)) {
-        let mut table = self.table.lock();
-        change(&mut table);
-        let is_waited_for = table.waiting > 0;
-        drop(table);
-        if is_waited_for {
-            self.released.notify_all();
-        }
+    /// Returns the path of an inode that has no name but a hidden one.
+    fn hidden_chain(&self, table: &Table, inode: u32) -> Result<Chain, Errno> {
+        let hidden = table.hidden.get(&inode).ok_or(Errno::NOENT)?;
+        Ok(Chain { path: hidden.path(), inodes: vec![inode] })
     }
 }
 
@@ -301,6 +337,10 @@ impl Table {
         self.last_ticket
     }
 
+    fn call(&mut self, ticket: u64) -> &mut Held {
+        self.calls.iter_mut().find(|it| it.ticket == ticket).expect("it is in the table")
+    }
+
     fn entry(&mut self, ticket: u64) -> &mut Move {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("it is in the table")
     }
@@ -314,7 +354,8 @@ impl Table {
         let crosses = |other: &Move| {
             other.moves_any(above) || other.moves_any(&moved) || is_moved(&other.above)
         };
-        !self.calls.iter().any(|call| is_moved(&call.inodes))
+        let holds = |call: &Held| call.is_granted || call.ticket < ticket;
+        !self.calls.iter().any(|call| holds(call) && is_moved(&call.inodes))
             && !self.moves.iter().filter(is_before).any(crosses)
     }
 }
@@ -327,18 +368,37 @@ impl Move {
 
 impl Drop for PathLock<'_> {
     fn drop(&mut self) {
-        self.paths.release(|table| {
-            let at = table.calls.iter().position(|call| call.ticket == self.ticket);
-            table.calls.swap_remove(at.expect("a lock is held until it is dropped"));
-        });
+        let mut table = self.paths.table.lock();
+        let at = table.calls.iter().position(|call| call.ticket == self.ticket);
+        let call = table.calls.swap_remove(at.expect("a lock is held until it is dropped"));
+        // Nothing but a move waits for a call.
+        let is_waited_for =
+            table.moves.iter().any(|it| !it.is_granted && it.moves_any(&call.inodes));
+        drop(table);
+        if is_waited_for {
+            self.paths.any_ended.notify_all();
+        }
     }
 }
 
 impl Drop for MoveLock<'_> {
     fn drop(&mut self) {
-        self.paths.release(|table| {
-            let at = table.moves.iter().position(|it| it.ticket == self.ticket);
-            table.moves.swap_remove(at.expect("a lock is held until it is dropped"));
-        });
+        let mut table = self.paths.table.lock();
+        let at = table.moves.iter().position(|it| it.ticket == self.ticket);
+        table.moves.swap_remove(at.expect("a lock is held until it is dropped"));
+        let (calls, moves) = (table.waiting_calls, table.waiting_moves);
+        drop(table);
+        if calls > 0 {
+            self.paths.move_ended.notify_all();
+        }
+        if moves > 0 {
+            self.paths.any_ended.notify_all();
+        }
+    }
+}
+
+impl Drop for Leaf<'_> {
+    fn drop(&mut self) {
+        self.dcache.put(self.slot);
     }
 }

@@ -16,7 +16,7 @@ use crate::tree::{At, Links, PathTree};
 
 /// A place in the back end where calls stop.
 #[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<Passing>, Condvar)>);
+pub(crate) struct Gate(Arc<(Mutex<Passing>, Condvar)>);
 
 #[derive(Default)]
 struct Passing {
@@ -27,11 +27,11 @@ struct Passing {
 
 impl Gate {
     /// Stops calls at a place that have this path.
-    fn shut(&self, at: At, path: &'static str) {
+    pub(crate) fn shut(&self, at: At, path: &'static str) {
         self.0.0.lock().shut = Some((at, path));
     }
 
-    fn open(&self) {
+    pub(crate) fn open(&self) {
         self.0.0.lock().shut = None;
         self.0.1.notify_all();
     }
@@ -50,7 +50,7 @@ impl Gate {
     }
 
     /// Waits until a call has been stopped.
-    fn wait_for_stop(&self) {
+    pub(crate) fn wait_for_stop(&self) {
         let mut passing = self.0.0.lock();
         while passing.stopped == 0 {
             self.0.1.wait(&mut passing);
@@ -58,12 +58,17 @@ impl Gate {
     }
 
     /// Returns true if a call at this place has passed since the last look.
-    fn has_passed(&self, at: At) -> bool {
-        std::mem::take(&mut self.0.0.lock().passed).contains(&at)
+    pub(crate) fn has_passed(&self, at: At) -> bool {
+        self.take_passed().contains(&at)
+    }
+
+    /// Returns the places that calls have passed since the last look, in order.
+    pub(crate) fn take_passed(&self) -> Vec<At> {
+        std::mem::take(&mut self.0.0.lock().passed)
     }
 }
 
-fn gated() -> (Gate, Arc<PathTree>, Arc<Vfs>) {
+pub(crate) fn gated() -> (Gate, Arc<PathTree>, Arc<Vfs>) {
     let gate = Gate::default();
     let passing = gate.clone();
     let fs = PathTree::new(Links::Yes, move |at, path| passing.pass(at, path));
@@ -71,22 +76,22 @@ fn gated() -> (Gate, Arc<PathTree>, Arc<Vfs>) {
     (gate, fs, vfs)
 }
 
-fn name(text: &str) -> Name<'_> {
+pub(crate) fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, text: &str, mode: u32) -> InodeRef<'v> {
+pub(crate) fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, text: &str, mode: u32) -> InodeRef<'v> {
     vfs.make(&Cred::root(), dir, name(text), Make::new(mode, 0, 0)).unwrap().0
 }
 
-fn rename(vfs: &Vfs, from: &str, to: &str) {
+pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
     let root = vfs.root();
     let (from, to) = ((&root, name(from)), (&root, name(to)));
     vfs.rename(&Cred::root(), from, to, RenameMode::Replace).unwrap();
 }
 
 /// How long something is watched that must not happen.
-const A_WHILE: Duration = Duration::from_millis(100);
+pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
 /// Trap X1: a file that is made while a directory above is renamed is not lost.
 #[test]

@@ -2,6 +2,7 @@
 //! stays usable (`Addressing::PathOnly`).
 
 mod contract;
+mod races;
 mod storm;
 mod tree;
 mod unlinked;

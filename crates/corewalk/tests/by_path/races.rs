@@ -1,0 +1,161 @@
+//! Races of path locks and hidden names that reviews and storms have found, one schedule each.
+
+use std::time::Duration;
+
+use corewalk::attr::mode::S_IFDIR;
+use corewalk::{Cred, Errno, InodeRef, May, Removal, Vfs};
+use corewalk_sync::primitives::thread;
+use corewalk_testkit::race::Watchdog;
+
+use crate::contract::{A_WHILE, gated, make, name, rename};
+use crate::tree::At;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn content(vfs: &Vfs, file: &InodeRef<'_>) -> Result<String, Errno> {
+    let mut buf = [0; 16];
+    let count = vfs.read(file, 0, 0, &mut buf)?;
+    Ok(String::from_utf8_lossy(&buf[..count]).into_owned())
+}
+
+fn open(vfs: &Vfs, file: &InodeRef<'_>) -> Result<u64, Errno> {
+    vfs.open(&Cred::root(), file, 2, May::READ | May::WRITE)
+}
+
+fn remove(vfs: &Vfs, text: &str) {
+    vfs.remove(&Cred::root(), &vfs.root(), name(text), Removal::Unlink).unwrap();
+}
+
+/// Returns a file of two names, `f` and `g`, that contains `x`.
+fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
+    let file = make(vfs, &vfs.root(), "f", 0o644);
+    vfs.write(&Cred::root(), &file, 0, 0, b"x").unwrap();
+    vfs.link(&Cred::root(), &file, &vfs.root(), name("g")).unwrap();
+    file
+}
+
+/// The last close looked for a name of the file before the rename had ended, and removed the hidden
+/// name that the rename gave it.
+#[test]
+fn close_beside_a_rename_over_the_last_name_keeps_the_file() {
+    let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
+    let (gate, fs, vfs) = gated();
+    let file = make_linked(&vfs);
+    make(&vfs, &vfs.root(), "n", 0o644);
+    let handle = open(&vfs, &file).unwrap();
+    remove(&vfs, "f");
+    gate.shut(At::AfterRename, "/");
+    thread::scope(|scope| {
+        scope.spawn(|| rename(&vfs, "n", "g"));
+        gate.wait_for_stop();
+        let closer = scope.spawn(|| vfs.release(&file, handle));
+        thread::sleep(A_WHILE);
+        gate.open();
+        closer.join().unwrap();
+    });
+    assert_eq!(content(&vfs, &file).as_deref(), Ok("x"), "{:?}", fs.names("/"));
+}
+
+/// As above, with a removal, and an open that was counted while the close waited.
+#[test]
+fn file_opened_while_it_is_closed_and_removed_stays() {
+    let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
+    let (gate, fs, vfs) = gated();
+    let file = make_linked(&vfs);
+    let handle = open(&vfs, &file).unwrap();
+    remove(&vfs, "f");
+    gate.shut(At::AfterRename, "/");
+    let opened = thread::scope(|scope| {
+        scope.spawn(|| remove(&vfs, "g"));
+        gate.wait_for_stop();
+        let closer = scope.spawn(|| vfs.release(&file, handle));
+        thread::sleep(A_WHILE);
+        let opener = scope.spawn(|| open(&vfs, &file));
+        thread::sleep(A_WHILE);
+        gate.open();
+        closer.join().unwrap();
+        opener.join().unwrap()
+    });
+    assert_eq!(opened, Ok(7), "{:?}", fs.names("/"));
+    assert_eq!(content(&vfs, &file).as_deref(), Ok("x"));
+}
+
+/// One of two names of a file was evicted while a call used the path by it. The directory of that
+/// name came back as another inode, which the path lock did not cover.
+#[test]
+fn name_that_a_call_uses_is_not_evicted() {
+    let _watchdog = Watchdog::start("an eviction beside a call", LIMIT);
+    let (gate, _fs, vfs) = gated();
+    let dir = make(&vfs, &vfs.root(), "x", S_IFDIR | 0o755);
+    let file = make(&vfs, &dir, "f", 0o644);
+    vfs.link(&Cred::root(), &file, &vfs.root(), name("g")).unwrap();
+    vfs.revalidate(&dir, name("f")).unwrap();
+    drop(dir);
+    assert_eq!(file.path().unwrap(), b"/x/f");
+    gate.shut(At::Call, "/x/f");
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
+        gate.wait_for_stop();
+        vfs.prune();
+        // Another directory would take the slot.
+        let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
+        gate.take_passed();
+        let mover = scope.spawn(|| rename(&vfs, "x", "z"));
+        thread::sleep(A_WHILE);
+        let has_moved = gate.has_passed(At::AfterRename);
+        gate.open();
+        mover.join().unwrap();
+        assert_eq!(reader.join().unwrap(), Ok(file.ino()));
+        assert!(!has_moved, "renamed while a call used the path");
+    });
+}
+
+/// A count of opens was left to the next file in the same slot, which was then kept when removed.
+#[test]
+fn count_of_opens_goes_with_its_file() {
+    let (_gate, fs, vfs) = gated();
+    let file = make(&vfs, &vfs.root(), "f", 0o644);
+    open(&vfs, &file).unwrap();
+    drop(file);
+    vfs.prune();
+    let next = make(&vfs, &vfs.root(), "g", 0o644);
+    remove(&vfs, "g");
+    assert_eq!(fs.names("/"), ["f"]);
+    drop(next);
+}
+
+/// A rename that came later was made before a call that waited already; one thread that renames to
+/// and fro kept a call waiting for hundreds of renames.
+#[test]
+fn waiting_call_goes_before_a_later_rename() {
+    let _watchdog = Watchdog::start("a call between two renames", LIMIT);
+    let (gate, _fs, vfs) = gated();
+    let dir = make(&vfs, &vfs.root(), "a", S_IFDIR | 0o755);
+    let file = make(&vfs, &dir, "f", 0o644);
+    let sub = make(&vfs, &dir, "sub", S_IFDIR | 0o755);
+    for _ in 0..20 {
+        gate.shut(At::AfterRename, "/");
+        thread::scope(|scope| {
+            scope.spawn(|| rename(&vfs, "a", "b"));
+            gate.wait_for_stop();
+            gate.take_passed();
+            let caller = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
+            thread::sleep(A_WHILE / 10);
+            // Its names are free: it waits for the path of the directory alone.
+            let later = scope.spawn(|| {
+                let (from, to) = ((&dir, name("f")), (&sub, name("f")));
+                vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)
+            });
+            thread::sleep(A_WHILE / 10);
+            gate.open();
+            assert_eq!(caller.join().unwrap(), Ok(file.ino()));
+            later.join().unwrap().unwrap();
+        });
+        let passed = gate.take_passed();
+        let first = |at| passed.iter().position(|it| *it == at).unwrap();
+        assert!(first(At::Call) < first(At::BeforeRename), "{passed:?}");
+        let (from, to) = ((&sub, name("f")), (&dir, name("f")));
+        vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace).unwrap();
+        rename(&vfs, "b", "a");
+    }
+}
