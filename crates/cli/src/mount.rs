@@ -64,7 +64,10 @@ pub(crate) struct Arguments {
     /// no_create (whether a store is made where there is none); and cache=SIZE (memory for
     /// metadata; by default 256m) and threads=COUNT (requests at a time, fsync apart, which has
     /// threads of its own; by default one per processor and two at least, more for a store with
-    /// dirsync; what is on a slow disk or on another machine may want more). A SIZE is bytes,
+    /// dirsync; what is on a slow disk or on another machine may want more). strictatime, not for a
+    /// directory, counts each read that the server is asked for, but not reads and listings that the
+    /// kernel answers from its cache; noatime and nodiratime hold for a directory where the host allows
+    /// it (O_NOATIME of open(2)), and otherwise its own mount decides. A SIZE is bytes,
     /// with k, m, g or t behind them 1024 times as many each, or with % a share of the machine's
     /// memory; there are no fractions; a COUNT of inodes may have k, m, g or t. Of a store, mode, uid
     /// and gid are those of the root directory when it is made, size and nr_inodes hold for this
@@ -128,7 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (source, plan) = arguments.plan()?;
     descriptors::allow(plan.mount.threads)?;
-    let opened = source.open(plan.tmpfs, &plan.store)?;
+    let opened = source.open(plan.tmpfs, &plan.store, plan.host)?;
     // Before the mount: a signal that comes while it is made must not leave it behind.
     let (events, happened) = channel();
     watch_signals(events.clone())?;

@@ -106,10 +106,15 @@ impl Source {
     ///
     /// # Errors
     /// What the host says of the directory, or the store of itself.
-    pub(crate) fn open(self, tmpfs: TmpfsOptions, store: &StoreOptions) -> Result<Opened, Failure> {
+    pub(crate) fn open(
+        self,
+        tmpfs: TmpfsOptions,
+        store: &StoreOptions,
+        host: HostFsOptions,
+    ) -> Result<Opened, Failure> {
         match self {
             Source::Tmpfs => Ok(Opened { fs: Arc::new(Tmpfs::new(tmpfs)), store: None }),
-            Source::Host(path) => HostFs::new(path, HostFsOptions::default())
+            Source::Host(path) => HostFs::new(path, host)
                 .map(|fs| Opened { fs: Arc::new(fs), store: None })
                 .map_err(|error| Failure::of(path.display(), error)),
             Source::Store(path) => {

@@ -37,7 +37,8 @@ pub enum Atime {
     Relative,
     /// Never (`noatime`).
     Never,
-    /// Always (`strictatime`).
+    /// At each read that reaches the file system (`strictatime`). A FUSE server's kernel answers reads
+    /// and listings from its own cache as well, and tells nobody.
     Strict,
 }
 

@@ -5,7 +5,7 @@
 //! | reusable | an inode that was used lately | it was not used for a round | `reusable` |
 //! | orphans | an inode that lost its last name | `forget`, or as above | `orphans` |
 //! | fresh | a file that was made to be opened | the `open` that follows | makers at work |
-//! | open files | a handle that the client has | `release` | what the client opens |
+//! | open files | a handle that the client has | `release` | `open_max`, with the fresh ones |
 //!
 //! A descriptor keeps its inode, so the number it is filed under cannot come to mean another file.
 //! An orphan that is dropped because there are too many can still be reached through an open file.
@@ -20,17 +20,42 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use corewalk::Errno;
 use corewalk_sync::Mutex;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use foldhash::fast::RandomState;
 use rustix::fs::OFlags;
 
+use crate::hostfs::HostFsOptions;
+
 /// A descriptor that several calls may use at once; it is closed after the last one.
 pub(crate) type SharedFd = Arc<OwnedFd>;
+
+/// How many descriptors are kept of each kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shares {
+    pub(crate) reusable: usize,
+    pub(crate) orphans: usize,
+    pub(crate) open_max: usize,
+}
+
+impl Shares {
+    /// Divides the `limit` of the process (`RLIMIT_NOFILE`; None is no limit): `reserved` are held
+    /// back, half of all at most; reusable ones and orphans take a quarter of the rest each, at most;
+    /// all others are for files that clients open, one at least.
+    pub(crate) fn new(options: &HostFsOptions, limit: Option<u64>) -> Shares {
+        let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+        let rest = limit - options.reserved.min(limit / 2);
+        let (reusable, orphans) = (options.reusable.min(rest / 4), options.orphans.min(rest / 4));
+        Shares { reusable, orphans, open_max: (rest - reusable - orphans).max(1) }
+    }
+}
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
     kept: Mutex<Kept>,
+    /// Open and fresh files, at most. Calls that run at the same instant may exceed it by one each.
+    open_max: usize,
     next_handle: AtomicU64,
 }
 
@@ -68,11 +93,15 @@ struct Slot {
 }
 
 impl Descriptors {
-    pub(crate) fn new(reusable: usize, orphans: usize) -> Descriptors {
-        let (reusable, orphans) = (Recent::new(reusable), Recent::new(orphans));
+    pub(crate) fn new(shares: Shares) -> Descriptors {
+        let (reusable, orphans) = (Recent::new(shares.reusable), Recent::new(shares.orphans));
         let (fresh, open) = (HashMap::default(), BTreeMap::new());
         let kept = Kept { reusable, orphans, fresh, open };
-        Descriptors { kept: Mutex::new(kept), next_handle: AtomicU64::new(1) }
+        Descriptors {
+            kept: Mutex::new(kept),
+            open_max: shares.open_max,
+            next_handle: AtomicU64::new(1),
+        }
     }
 
     /// Returns a descriptor of an inode, if one is kept.
@@ -132,6 +161,16 @@ impl Descriptors {
         // Somebody else may have opened it first, in another way.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
+    }
+
+    /// Returns an error unless a client may open one more file.
+    ///
+    /// # Errors
+    /// `ENFILE`: `EMFILE` would say that the client itself has too many.
+    pub(crate) fn check_room(&self) -> Result<(), Errno> {
+        let kept = self.kept.lock();
+        let is_full = kept.open.len() + kept.fresh.len() >= self.open_max;
+        if is_full { Err(Errno::NFILE) } else { Ok(()) }
     }
 
     /// Files an open file and returns its handle.
@@ -232,7 +271,8 @@ mod tests {
 
     #[test]
     fn descriptor_that_was_used_stays_for_another_round() {
-        let descriptors = Descriptors::new(2, 1);
+        let shares = Shares { reusable: 2, orphans: 1, open_max: 1 };
+        let descriptors = Descriptors::new(shares);
         descriptors.keep(1, fd());
         descriptors.keep(2, fd());
         assert!(descriptors.get(1).is_some());
@@ -269,17 +309,34 @@ mod tests {
 
     #[test]
     fn handle_of_another_inode_is_refused() {
-        let descriptors = Descriptors::new(1, 1);
+        let descriptors = Descriptors::new(Shares { reusable: 1, orphans: 1, open_max: 2 });
         let handle = descriptors.add_open(5, OFlags::RDONLY, fd().try_clone().unwrap());
         assert!(descriptors.get_open(5, handle).is_some());
         assert!(descriptors.get_open(6, handle).is_none());
         assert!(descriptors.get_writable(5).is_none());
+        assert_eq!(descriptors.check_room(), Ok(()));
         let writer = descriptors.add_open(5, OFlags::RDWR, fd().try_clone().unwrap());
         assert!(descriptors.get_writable(5).is_some() && descriptors.get_writable(4).is_none());
+        assert_eq!(descriptors.check_room(), Err(Errno::NFILE));
         descriptors.close(5, writer);
+        assert_eq!(descriptors.check_room(), Ok(()));
         descriptors.close(6, handle);
         assert!(descriptors.get(5).is_some() && descriptors.get(6).is_none());
         descriptors.close(5, handle);
         assert!(descriptors.get_open(5, handle).is_none() && descriptors.get(5).is_none());
+    }
+
+    #[test]
+    fn shares_fit_into_the_limit_and_leave_what_is_reserved() {
+        let options = HostFsOptions { reserved: 32, ..HostFsOptions::default() };
+        let of = |limit| {
+            let Shares { reusable, orphans, open_max } = Shares::new(&options, limit);
+            (reusable, orphans, open_max)
+        };
+        assert_eq!(of(Some(64)), (8, 8, 16));
+        assert_eq!(of(Some(1024)), (64, 64, 864));
+        assert_eq!(of(Some(16)), (2, 2, 4));
+        assert_eq!(of(Some(0)), (0, 0, 1));
+        assert_eq!(of(None), (64, 64, usize::MAX - 160));
     }
 }

@@ -10,9 +10,9 @@
 //! the end, which others may have moved since the client has looked.
 
 use std::io::IoSlice;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use corewalk::{Errno, Fallocate, FileKind, Node, Seek};
+use corewalk::{Atime, Errno, Fallocate, FileKind, Node, Seek};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, fdatasync, fsync, seek};
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
@@ -29,9 +29,16 @@ impl HostFs {
         if let Some(file) = self.descriptors.take_fresh(node.ino(), access) {
             return Ok(self.descriptors.add_open(node.ino(), access, file));
         }
-        let fd = self.at(node)?;
-        let file = self.retry_full(|| reopen(fd.as_fd(), access))?;
+        self.descriptors.check_room()?;
+        let file = self.reopen_file(&*self.at(node)?, access)?;
         Ok(self.descriptors.add_open(node.ino(), access, file))
+    }
+
+    /// Opens a regular file that `fd` refers to; to read it changes its access time as the options say.
+    fn reopen_file(&self, fd: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
+        self.retry_full(|| {
+            open_noted(self.atime.others, |flags| reopen(fd.as_fd(), access | flags))
+        })
     }
 
     /// Runs `call` on the open file, or on one opened for it if the handle is no good for it.
@@ -48,8 +55,7 @@ impl HostFs {
                 other => return other,
             }
         }
-        let fd = self.at(node)?;
-        let file = self.retry_full(|| reopen(fd.as_fd(), access))?;
+        let file = self.reopen_file(&*self.at(node)?, access)?;
         call(&SharedFd::new(file))
     }
 
@@ -161,6 +167,21 @@ fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),
         put => put,
+    }
+}
+
+/// Runs `open` with `O_NOATIME` if reading is not to be noted, and without it where the host refuses it,
+/// since the file belongs to another user.
+pub(crate) fn open_noted<R>(
+    atime: Atime,
+    open: impl Fn(OFlags) -> Result<R, Errno>,
+) -> Result<R, Errno> {
+    if atime != Atime::Never {
+        return open(OFlags::empty());
+    }
+    match open(OFlags::NOATIME) {
+        Err(Errno::PERM) => open(OFlags::empty()),
+        opened => opened,
     }
 }
 

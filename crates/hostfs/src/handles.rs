@@ -20,6 +20,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use corewalk::{Attr, Errno, FileKind, Node};
 use corewalk_sync::Mutex;
@@ -31,6 +32,7 @@ use rustix::fs::{
 
 use crate::attributes::time;
 use crate::beneath::no_follow;
+use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
 /// How often a name is looked at that others give to another file meanwhile.
@@ -213,7 +215,7 @@ impl HostFs {
             return Err(Errno::STALE);
         }
         handles.nameless.lock().insert(ino, generation as u32);
-        self.descriptors.keep(ino, std::sync::Arc::new(fd));
+        self.descriptors.keep(ino, Arc::new(fd));
         let has_acl = self.has_acl(&status, || Ok(true))?;
         Ok(Attr { generation, ..self.attr(&status, has_acl) })
     }
@@ -223,6 +225,29 @@ impl HostFs {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
+    }
+
+    /// Returns a descriptor of an inode that no path of the cache leads to: other programs have renamed
+    /// it on the host, or a directory above it. None if it cannot be had by number, or has left the
+    /// root.
+    ///
+    /// # Errors
+    /// `ENFILE`, `ENOMEM`, `EIO`.
+    pub(crate) fn open_renamed(&self, node: Node<'_>) -> Result<Option<SharedFd>, Errno> {
+        let Some(generation) = node.generation() else { return Ok(None) };
+        let fd = match self.open_number(node.ino(), Some(generation as u32)) {
+            Ok(fd) => fd,
+            Err(Errno::STALE) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let status = stat_fd(fd.as_fd())?;
+        let is_it = self.is_node(node, fd.as_fd(), b"", &status) && status.stx_nlink > 0;
+        if !is_it || !self.is_beneath(fd.as_fd(), node.kind())? {
+            return Ok(None);
+        }
+        let fd = Arc::new(fd);
+        self.descriptors.keep(node.ino(), Arc::clone(&fd));
+        Ok(Some(fd))
     }
 
     fn open_number(&self, ino: u64, generation: Option<u32>) -> Result<OwnedFd, Errno> {

@@ -12,14 +12,14 @@ use std::sync::Arc;
 
 use corewalk::acl::Acl;
 use corewalk::{
-    AclKind, Addressing, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node,
-    RenameMode, Seek, SetAttr, StatFs, XattrMode,
+    AclKind, Addressing, AtimePolicy, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make,
+    Name, Node, RenameMode, Seek, SetAttr, StatFs, XattrMode,
 };
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatfs, fstatvfs, open, statx};
-use rustix::process::{getegid, geteuid};
+use rustix::process::{Resource, getegid, geteuid, getrlimit};
 
 use crate::beneath::Resolver;
-use crate::descriptors::{Descriptors, SharedFd};
+use crate::descriptors::{Descriptors, SharedFd, Shares};
 use crate::generations::Generations;
 use crate::handles::Handles;
 use crate::places::Places;
@@ -39,12 +39,21 @@ pub struct HostFsOptions {
     /// Descriptors of inodes that were unlinked while in use, at most. A file that is open is
     /// reached through its open descriptor as well.
     pub orphans: usize,
+    /// Descriptors that clients' open files leave to calls while they run and to the rest of the
+    /// process: about five for each thread that makes calls. The limit (`RLIMIT_NOFILE`) is asked for
+    /// by [`HostFs::new`]. Where it is low, all three are less.
+    pub reserved: usize,
+    /// When reading sets the time of the last access: `Never` opens with `O_NOATIME` where the host
+    /// allows it (a file of the server's user, or `CAP_FOWNER`). Otherwise the host decides by its
+    /// own mount.
+    pub atime: AtimePolicy,
 }
 
 impl Default for HostFsOptions {
-    /// Returns 64 of each, which leaves room for open files below a limit of 256.
+    /// Returns 64 of each, 32 reserved, and access times as the host keeps them.
     fn default() -> HostFsOptions {
-        HostFsOptions { reusable: 64, orphans: 64 }
+        let atime = AtimePolicy::default();
+        HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime }
     }
 }
 
@@ -64,6 +73,7 @@ pub struct HostFs {
     reach: Reach,
     /// Whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
+    pub(crate) atime: AtimePolicy,
     /// The user and the group that new files belong to.
     pub(crate) owner: (u32, u32),
 }
@@ -112,7 +122,11 @@ impl HostFs {
             reach: Reach::of(root.as_fd()),
             handles: Handles::new(root.as_fd(), status.stx_ino),
             root: Arc::new(root),
-            descriptors: Descriptors::new(options.reusable, options.orphans),
+            descriptors: Descriptors::new(Shares::new(
+                &options,
+                getrlimit(Resource::Nofile).current,
+            )),
+            atime: options.atime,
             places: Places::default(),
             generations: Generations::default(),
             acls: AclSupport::Yes,
@@ -128,7 +142,7 @@ impl HostFs {
     /// anything else one that is good for what `O_PATH` is good for.
     ///
     /// # Errors
-    /// `ESTALE` if no path of the cache leads to it any more (H.1); `EMFILE`, `ENFILE`.
+    /// `ESTALE` if no path of the cache leads to it any more (H.1); `ENFILE`.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
         if let Some(fd) = self.kept(ino) {
@@ -147,6 +161,9 @@ impl HostFs {
             if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
             }
+        }
+        if let Some(fd) = self.open_renamed(node)? {
+            return Ok(fd);
         }
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
@@ -169,14 +186,9 @@ impl HostFs {
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
-            Err(
-                error @ (Errno::MFILE
-                | Errno::NFILE
-                | Errno::NOMEM
-                | Errno::ACCESS
-                | Errno::IO
-                | Errno::INTR),
-            ) => return Err(error),
+            Err(error @ (Errno::NFILE | Errno::NOMEM | Errno::ACCESS | Errno::IO | Errno::INTR)) => {
+                return Err(error);
+            }
             // The name is gone, or something else has taken it or a name above.
             Err(_) => return Ok(None),
         };
@@ -202,11 +214,14 @@ impl HostFs {
     }
 
     /// Runs `open`, and once more without the descriptors kept for reuse if there are too many.
+    ///
+    /// # Errors
+    /// `ENFILE` for `EMFILE`: the limit is that of this process, and not of the client's.
     pub(crate) fn retry_full<R>(&self, open: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.descriptors.drop_reusable();
-                open()
+                open().map_err(|error| if error == Errno::MFILE { Errno::NFILE } else { error })
             }
             other => other,
         }

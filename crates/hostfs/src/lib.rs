@@ -24,7 +24,9 @@
 //! - H.1: never a wrong file: a path is believed only if it leads to an inode of the number and the
 //!   generation that were asked for. If it leads elsewhere, or nowhere, the answer is `ESTALE`.
 //! - H.2: at most `reusable` + `orphans` descriptors and those of open files are kept; a call uses a
-//!   few more while it runs. `ulimit -n 256` is enough for any number of files.
+//!   few more while it runs. `ulimit -n 256` is enough for any number of files. Files that clients
+//!   have open leave `reserved` descriptors to the calls: beyond that an open is `ENFILE`, and no
+//!   other call fails (trap X10).
 //! - H.3: no lock is held during a system call that can wait.
 //!
 //! # What it does not do

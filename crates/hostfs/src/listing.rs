@@ -18,6 +18,7 @@ use corewalk::{DirEntry, DirSink, Errno, FileKind, Name, Node};
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom, openat, seek};
 
 use crate::beneath::no_follow;
+use crate::files::open_noted;
 use crate::hostfs::{HostFs, reopen};
 
 /// Bytes of entries that are read at once.
@@ -38,7 +39,9 @@ impl HostFs {
         sink: &mut DirSink<'_>,
     ) -> Result<(), Errno> {
         let path_fd = self.at(dir)?;
-        let file = self.retry_full(|| open_to_list(path_fd.as_fd()))?;
+        let file = self.retry_full(|| {
+            open_noted(self.atime.directories, |flags| open_to_list(path_fd.as_fd(), flags))
+        })?;
         if cookie != 0 {
             seek(&file, SeekFrom::Start(offset_of(cookie)))?;
         }
@@ -66,10 +69,10 @@ impl HostFs {
 }
 
 /// Opens a directory once more, with an offset of its own.
-fn open_to_list(dir: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    match openat(dir, c".", OFlags::DIRECTORY | no_follow(), Mode::empty()) {
+fn open_to_list(dir: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
+    match openat(dir, c".", flags | OFlags::DIRECTORY | no_follow(), Mode::empty()) {
         // It may be read and not searched.
-        Err(Errno::ACCESS) => reopen(dir, OFlags::DIRECTORY),
+        Err(Errno::ACCESS) => reopen(dir, flags | OFlags::DIRECTORY),
         opened => opened,
     }
 }

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use corewalk::attr::mode::S_IFMT;
-use corewalk::{AclKind, Attr, Errno, FileKind, Make, Name, Node, RenameMode, Timespec};
+use corewalk::{AclKind, Atime, Attr, Errno, FileKind, Make, Name, Node, RenameMode, Timespec};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Statx, linkat, mkdirat, mknodat, openat,
     renameat_with, symlinkat, unlinkat,
@@ -44,7 +44,13 @@ impl HostFs {
         let dir = self.at(dir)?;
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         let mode = self.first_mode(what);
-        let opened = self.retry_full(|| create(dir.as_fd(), name, kind, mode, what))?;
+        if what.open.is_some() && kind == FileKind::Regular {
+            // Before the file is made, as open(2) has it.
+            self.descriptors.check_room()?;
+        }
+        let flags =
+            if self.atime.others == Atime::Never { OFlags::NOATIME } else { OFlags::empty() };
+        let opened = self.retry_full(|| create(dir.as_fd(), name, (kind, mode, flags), what))?;
         let opened = match opened {
             Some(fd) => Ok(fd),
             None => self.retry_full(|| open_made(dir.as_fd(), name, kind)),
@@ -191,7 +197,7 @@ impl HostFs {
     ) -> Result<(Statx, Option<SharedFd>), Errno> {
         match self.retry_full(|| open_path(dir, name)) {
             Ok(fd) => Ok((self.status(fd.as_fd(), b"")?, Some(Arc::new(fd)))),
-            Err(Errno::MFILE | Errno::NFILE) => Ok((self.status(dir, name.as_bytes())?, None)),
+            Err(Errno::NFILE) => Ok((self.status(dir, name.as_bytes())?, None)),
             Err(error) => Err(error),
         }
     }
@@ -244,12 +250,11 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 }
 
 /// Makes a file of the kind that is wanted, with the permission bits `mode`, and returns a descriptor
-/// of it if that comes with it: open as it is to be opened next, or for reading.
+/// of it if that comes with it: open as it is to be opened next, or for reading, and with `flags`.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,
-    kind: FileKind,
-    mode: Mode,
+    (kind, mode, flags): (FileKind, Mode, OFlags),
     what: &Make<'_>,
 ) -> Result<Option<OwnedFd>, Errno> {
     let name = name.as_bytes();
@@ -257,7 +262,7 @@ fn create(
     match kind {
         FileKind::Regular => {
             let access = what.open.map_or(OFlags::RDONLY, access_of);
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NONBLOCK | no_follow();
+            let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NONBLOCK | no_follow();
             return openat(dir, name, flags | access, mode).map(Some);
         }
         FileKind::Directory => mkdirat(dir, name, mode),

@@ -15,6 +15,14 @@ use crate::failure::Failure;
 /// What a mount has open beside the threads' own, and its standard streams: a store has ten files and
 /// the device, and a few more are open for a moment.
 const BESIDE: u64 = 24;
+/// What a thread has open while it serves a call on a directory of the host: the device, two
+/// directories, a file and the directory that is listed.
+const PER_THREAD: usize = 5;
+
+/// Returns how many descriptors are not for files that clients open.
+pub(super) fn reserved(threads: usize) -> usize {
+    BESIDE as usize + threads * PER_THREAD
+}
 
 /// Raises the limit as far as it may be, and looks whether so many threads fit.
 pub(super) fn allow(threads: usize) -> Result<(), Failure> {

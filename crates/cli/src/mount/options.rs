@@ -6,8 +6,9 @@
 //! # Lines of fstab
 //! What mount(8) keeps for itself in such a line (`noauto`, `nofail`, `_netdev`, `x-*`) is taken, and nothing is made
 //! of it; `user` and its like imply what they imply there. Taken too is what holds here anyway (`acl`, `user_xattr`),
-//! and `lazytime`, which allows what is not done. What would be kept by nobody is refused: `noacl`; of a directory of the
-//! host `dirsync`, and what our own file systems have (`size=`, `mode=`); `commit=` and `no_create` of what is no store.
+//! and `lazytime`, which allows what is not done. An option that no back end would keep is refused: `noacl`; of a
+//! directory of the host `dirsync`, `strictatime`, and the options of our own file systems (`size=`, `mode=`);
+//! `commit=` and `no_create` of a source that is no store.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -16,8 +17,10 @@ use std::time::Duration;
 use corewalk::tmpfs::TmpfsOptions;
 use corewalk::{Atime, AtimePolicy};
 use corewalk_fuse::{Access, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
+use corewalk_hostfs::HostFsOptions;
 use corewalk_store::{NoSharing, StoreOptions};
 
+use super::descriptors::reserved;
 use crate::failure::Failure;
 use crate::source::Source;
 
@@ -36,6 +39,7 @@ pub(crate) struct Plan {
     pub(crate) server: Options,
     pub(crate) tmpfs: TmpfsOptions,
     pub(crate) store: StoreOptions,
+    pub(crate) host: HostFsOptions,
 }
 
 /// Options that depend on others, until all are known.
@@ -105,6 +109,7 @@ impl Plan {
         plan.check_kept(source, &pending.own)?;
         plan.tell_back_ends();
         plan.mount.threads = pending.threads.unwrap_or_else(|| plan.threads(source));
+        plan.host.reserved = reserved(plan.mount.threads);
         Ok(plan)
     }
 
@@ -135,7 +140,7 @@ impl Plan {
         let directories =
             if flags.contains(MountFlags::NODIRATIME) { Atime::Never } else { others };
         let atime = AtimePolicy { directories, others };
-        (self.tmpfs.atime, self.store.atime) = (atime, atime);
+        (self.tmpfs.atime, self.store.atime, self.host.atime) = (atime, atime, atime);
         self.store.is_read_only = flags.contains(MountFlags::RDONLY);
         // As mount(8) says: `sync` is for directories as well.
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
@@ -143,10 +148,17 @@ impl Plan {
 
     /// Refuses what `source` would not keep.
     fn check_kept(&self, source: Source, own: &[&str]) -> Result<(), Failure> {
-        let is_dirsync = self.mount.flags.contains(MountFlags::DIRSYNC);
+        let has = |flag| self.mount.flags.contains(flag);
         let (name, whose) = match source {
-            Source::Host(_) if is_dirsync => (Some(&"dirsync"), "a directory of the host"),
-            Source::Host(_) => (own.first(), "a directory of the host"),
+            Source::Host(_) => {
+                let name = match () {
+                    () if has(MountFlags::DIRSYNC) => Some(&"dirsync"),
+                    // The host notes what is read there, by the options of its own mount.
+                    () if has(MountFlags::STRICTATIME) => Some(&"strictatime"),
+                    () => own.first(),
+                };
+                (name, "a directory of the host")
+            }
             Source::Tmpfs => (own.iter().find(|name| STORE_OWN.contains(name)), "tmpfs"),
             Source::Store(_) => (None, "a store"),
         };
@@ -177,7 +189,8 @@ impl Plan {
             root_gid: tmpfs.root_gid,
             ..StoreOptions::default()
         };
-        Plan { mount, server: source.promises(), tmpfs, store }
+        let host = HostFsOptions::default();
+        Plan { mount, server: source.promises(), tmpfs, store, host }
     }
 
     /// Takes one option in.
@@ -552,6 +565,7 @@ mod tests {
         ] {
             let plan = plan(list).expect("all are options");
             assert_eq!((plan.tmpfs.atime, plan.store.atime), (atime, atime), "{list}");
+            assert_eq!(plan.host.atime, atime, "{list}");
             assert_eq!(plan.store.is_read_only, list.starts_with("ro"));
         }
         let is_dirsync = |list| store(list).expect("an option").store.is_dirsync;
@@ -562,6 +576,7 @@ mod tests {
         let host = Source::Host(Path::new("/srv"));
         for word in [
             "dirsync",
+            "strictatime",
             "size=1m",
             "nr_inodes=3",
             "mode=700",

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 use std::process::Command;
 
-use crate::fixtures::{Folder, Server, can_mount, run};
+use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
 /// The kernel is to keep nothing: what is left to be wrong is what the server keeps.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
@@ -193,4 +193,75 @@ fn directory_on_another_mount_is_as_that_one_has_it() {
         let seen = fs::metadata(above.join("file")).expect("it is there");
         assert_eq!(seen.len(), size as u64);
     }
+}
+
+/// Trap X10: one client opens files until it may open no more, of a server with 64 descriptors.
+/// That is `ENFILE`, and all other calls go on.
+#[test]
+fn files_that_one_client_has_open_stop_no_other_call() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let (host, mount) = (folder.path("host"), folder.path("m"));
+    for i in 0..100 {
+        fs::create_dir_all(host.join(format!("d{i}"))).expect("a folder");
+        fs::write(host.join(format!("d{i}/f")), "text").expect("a file");
+    }
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 64 && exec \"$@\"", "sh", PROGRAM, "mount"]);
+    command.args([&host, &mount]).args(["-o", KEEP_NOTHING]);
+    let mut server = Server::run(command);
+    let mut opened = Vec::new();
+    let refused = loop {
+        match File::open(mount.join(format!("d{}/f", opened.len()))) {
+            Ok(file) => opened.push(file),
+            Err(error) => break error,
+        }
+        assert!(opened.len() < 64, "there is no limit");
+    };
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::NFILE.raw_os_error()));
+    assert!(opened.len() >= 8, "{} files are open", opened.len());
+    for i in 50..100 {
+        let path = |name: &str| mount.join(format!("d{i}/{name}"));
+        assert_eq!(fs::read_dir(mount.join(format!("d{i}"))).expect("a folder").count(), 1);
+        fs::create_dir(path("made")).expect("a folder is made");
+        std::os::unix::fs::symlink("f", path("link")).expect("a link is made");
+        fs::rename(path("made"), path("renamed")).expect("it is renamed");
+        fs::remove_dir(path("renamed")).expect("it is removed");
+        assert_eq!(fs::metadata(path("link")).expect("its file").len(), 4);
+    }
+    opened.pop();
+    assert_eq!(fs::read(mount.join("d70/f")).expect("one may be opened"), b"text");
+    drop(opened);
+    assert!(Command::new("umount").arg(&mount).status().expect("umount").success());
+    assert!(server.wait().success());
+}
+
+/// A working directory, say, that another program renames on the host.
+#[test]
+fn held_directory_that_the_host_renames_can_be_used() {
+    if !can_mount() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let folder = Folder::new();
+    let (host, mount) = (folder.path("host"), folder.path("m"));
+    let mut server = mounted(&folder, KEEP_NOTHING);
+    fs::create_dir_all(host.join("a/held")).expect("folders");
+    fs::write(host.join("a/held/file"), "text").expect("a file");
+    // Further directories, so that the server keeps no descriptor of the first.
+    for i in 0..200 {
+        fs::create_dir(host.join(format!("d{i}"))).expect("a folder");
+    }
+    let script = "cd a/held && ls >/dev/null && (cd ../.. && ls d* >/dev/null) && \
+                  mv \"$1/a/held\" \"$1/moved\" && ls && cat file && echo new >made && cat made";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh"]).arg(&host).current_dir(&mount);
+    let output = run(command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+    assert_eq!(output.stdout, b"file\ntextnew\n");
+    assert_eq!(fs::read(host.join("moved/made")).expect("it was made"), b"new\n");
+    assert!(Command::new("umount").arg(&mount).status().expect("umount").success());
+    assert!(server.wait().success());
 }

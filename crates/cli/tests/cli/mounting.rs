@@ -1,9 +1,9 @@
 //! The life of a mount, from the line that says that it works to its end.
 
-use std::fs;
+use std::fs::{self, File, FileTimes, OpenOptions};
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use corewalk_sync::primitives::thread;
 
@@ -393,4 +393,72 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
         server.signal(rustix::process::Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
     }
+}
+
+/// The options about access times, of our own file systems. The reads bypass the kernel's cache, which
+/// tells the server of nothing that it answers itself.
+#[test]
+fn reads_that_reach_the_server_change_access_times_as_the_options_say() {
+    use std::io::Read as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
+    // Later than every change, so that relatime has no reason to set it.
+    let later = SystemTime::now() + Duration::from_secs(3600);
+    for source in ["tmpfs", &store] {
+        for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {
+            let mut server = Server::of(source, &["-o", option], &path);
+            let file = path.join(option);
+            fs::write(&file, [1; 4096]).expect("a file");
+            fs::create_dir(path.join("d")).expect("a folder");
+            for path in [&file, &path.join("d")] {
+                let opened = File::open(path).expect("it is there");
+                opened.set_times(FileTimes::new().set_accessed(later)).expect("times are set");
+            }
+            assert_eq!(fs::read_dir(path.join("d")).expect("the folder").count(), 0);
+            let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+            let opened = OpenOptions::new().read(true).custom_flags(direct).open(&file);
+            assert_eq!(opened.expect("a file").read(&mut [0; 4096]).expect("it is read"), 4096);
+            let is_set_now = [&file, &path.join("d")].map(|path| {
+                fs::metadata(path).expect("it is there").accessed().expect("a time") != later
+            });
+            assert_eq!(is_set_now, [is_set; 2], "{source} with {option}");
+            fs::remove_dir(path.join("d")).expect("it is empty");
+            assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+            assert!(server.wait().success());
+        }
+    }
+}
+
+/// A directory of the host has the access times that the host notes.
+#[test]
+fn noatime_of_a_directory_leaves_the_times_of_the_host_and_strictatime_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let (host, path) = (folder.path("host"), folder.path("m"));
+    fs::create_dir(&host).expect("a folder");
+    let mut refused = corewalk(&["mount"]);
+    refused.args([&host, &path]).args(["-o", "strictatime"]);
+    folder.assert_refused(refused, 2, "'strictatime' is not kept for a directory of the host");
+    fs::write(host.join("file"), "text").expect("a file");
+    let source = host.display().to_string();
+    let mut server = Server::of(&source, &["-o", "noatime"], &path);
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    for path in [host.join("file"), host.clone()] {
+        let opened = File::open(path).expect("it is there");
+        opened.set_times(FileTimes::new().set_accessed(long_ago)).expect("times are set");
+    }
+    assert_eq!(fs::read(path.join("file")).expect("a file"), b"text");
+    assert_eq!(fs::read_dir(&path).expect("a folder").count(), 1);
+    for path in [host.join("file"), host.clone()] {
+        let accessed = fs::metadata(path).expect("it is there").accessed();
+        assert_eq!(accessed.expect("a time"), long_ago);
+    }
+    assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+    assert!(server.wait().success());
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::time::Duration;
 
-use corewalk::{Cred, Errno, May, RenameMode, WalkFlags};
+use corewalk::{AtimePolicy, Cred, Errno, May, RenameMode, WalkFlags};
 use corewalk_hostfs::HostFsOptions;
 use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
@@ -13,7 +13,8 @@ use corewalk_testkit::rng::Seed;
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
 /// Nothing is kept for reuse: every call resolves a path.
-const BY_PATH: HostFsOptions = HostFsOptions { reusable: 0, orphans: 0 };
+const BY_PATH: HostFsOptions =
+    HostFsOptions { reusable: 0, orphans: 0, reserved: 32, atime: AtimePolicy::NEVER };
 
 #[test]
 fn symbolic_links_are_the_namespaces_own() {

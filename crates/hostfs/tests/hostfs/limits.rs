@@ -4,11 +4,14 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corewalk::{Cred, Vfs, VfsOptions};
+use corewalk::attr::mode::S_IFREG;
+use corewalk::{Cred, Errno, InodeRef, Make, May, Removal, RenameMode, SetAttr, Vfs, VfsOptions};
 use corewalk_hostfs::{HostFs, HostFsOptions};
 use corewalk_testkit::reexec::{self, Reexec, Resource};
 
-use crate::fixtures::{TempDir, name, walk};
+use rustix::fs::OFlags;
+
+use crate::fixtures::{TempDir, list, make, name, over, remove, rename, symlink, walk};
 
 const DIRS: usize = 2000;
 const FILES: usize = 100;
@@ -60,4 +63,67 @@ fn walk_of_many_files_needs_few_descriptors() {
     for file in held.iter().step_by(97) {
         assert_eq!(vfs.getattr(file).unwrap().ino, file.ino());
     }
+}
+
+/// Trap X10: a client that opens files until it may open no more gets `ENFILE`. All other calls go
+/// on, of this client and of others, with a limit of 64 descriptors for the whole process.
+#[test]
+fn files_of_one_client_take_no_descriptor_from_the_calls_of_others() {
+    const NAME: &str = "limits::files_of_one_client_take_no_descriptor_from_the_calls_of_others";
+    const TREE: &str = "COREWALK_TREE";
+    if reexec::role().is_none() {
+        let dir = TempDir::new();
+        let child = Reexec::test(NAME)
+            .env(TREE, dir.path().to_str().unwrap())
+            .limit(Resource::Nofile, 64)
+            .timeout(Duration::from_secs(60))
+            .run();
+        return child.assert_success();
+    }
+    let tree = std::path::PathBuf::from(std::env::var(TREE).unwrap());
+    for i in 0..100 {
+        fs::create_dir_all(tree.join(format!("d{i}/sub"))).unwrap();
+        fs::write(tree.join(format!("d{i}/f")), "text").unwrap();
+    }
+    let vfs = over(&tree);
+    let cred = Cred::root();
+    let open = |file: &InodeRef<'_>| vfs.open(&cred, file, OFlags::RDWR.bits(), May::READ);
+    let mut opened = Vec::new();
+    let refused = loop {
+        let file = walk(&vfs, &format!("d{}/f", opened.len())).unwrap();
+        match open(&file) {
+            Ok(handle) => opened.push((file, handle)),
+            Err(error) => break error,
+        }
+        assert!(opened.len() < 64, "there is no limit");
+    };
+    assert_eq!(refused, Errno::NFILE);
+    assert!(opened.len() >= 8, "{} files are open", opened.len());
+    // A file that cannot be opened is not made either.
+    let made_open = Make { open: Some(OFlags::RDWR.bits()), ..Make::new(S_IFREG | 0o644, 0, 0) };
+    assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
+    assert!(!tree.join("o").exists());
+    // Each directory is new to the cache, and each call may use descriptors.
+    for i in 50..100 {
+        let path = |name: &str| format!("d{i}/{name}");
+        assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));
+        make(&vfs, &path("made/")).unwrap();
+        make(&vfs, &path("new")).unwrap();
+        symlink(&vfs, &path("link"), "f").unwrap();
+        rename(&vfs, &path("new"), &path("f"), RenameMode::Replace).unwrap();
+        remove(&vfs, &path("made/"), Removal::Rmdir).unwrap();
+        let file = walk(&vfs, &path("f")).unwrap();
+        assert_eq!(vfs.write(&cred, &file, 0, 0, b"more"), Ok(4));
+        assert_eq!(
+            vfs.setattr(&cred, &file, &SetAttr { size: Some(2), ..SetAttr::default() })
+                .map(|attr| attr.size),
+            Ok(2)
+        );
+        assert_eq!(vfs.read(&file, 0, 0, &mut [0; 8]), Ok(2));
+    }
+    let (file, handle) = opened.pop().unwrap();
+    vfs.release(&file, handle);
+    let (file, other) = (walk(&vfs, "d60/f").unwrap(), walk(&vfs, "d61/f").unwrap());
+    assert!(open(&file).is_ok());
+    assert_eq!(open(&other).err(), Some(Errno::NFILE));
 }

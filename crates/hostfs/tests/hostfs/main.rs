@@ -5,5 +5,6 @@ mod escapes;
 mod fixtures;
 mod limits;
 mod operations;
+mod renamed;
 mod unlinked;
 mod user;

@@ -8,11 +8,16 @@ use std::sync::Arc;
 use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS, XATTR_DEFAULT};
 use corewalk::attr::mode::{S_IFDIR, S_IFIFO, S_IFREG};
 use corewalk::{
-    Cred, Errno, Fallocate, Fsync, Make, May, Removal, RenameMode, Seek, SetAttr, SetTime,
-    Timespec, Vfs, VfsOptions, XattrMode,
+    Atime, AtimePolicy, Cred, Errno, Fallocate, Fsync, Make, May, Removal, RenameMode, Seek,
+    SetAttr, SetTime, Timespec, Vfs, VfsOptions, XattrMode,
 };
 
-use crate::fixtures::{TempDir, link, list, make, name, over, remove, rename, symlink, walk};
+use corewalk_hostfs::HostFsOptions;
+use rustix::fs::OFlags;
+
+use crate::fixtures::{
+    TempDir, link, list, make, name, over, remove, rename, symlink, walk, with_options,
+};
 
 #[test]
 fn made_files_are_on_the_host_with_owner_and_mode() {
@@ -269,8 +274,8 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
 fn descendants_of_a_renamed_directory_are_reached() {
     let dir = TempDir::new();
     // Nothing is kept for reuse, so every call goes by path.
-    let none = corewalk_hostfs::HostFsOptions { reusable: 0, orphans: 0 };
-    let vfs = crate::fixtures::with_options(dir.path(), none);
+    let none = HostFsOptions { reusable: 0, orphans: 0, ..Default::default() };
+    let vfs = with_options(dir.path(), none);
     for path in ["a/", "a/b/", "a/b/c/"] {
         make(&vfs, path).unwrap();
     }
@@ -335,5 +340,44 @@ fn listing_goes_on_where_it_stopped() {
     let vfs = over(dir.path());
     for reply in [7, 500, 10_000] {
         assert_eq!(list(&vfs, "/", reply).unwrap(), names);
+    }
+}
+
+/// Sets the access time of what is on the host far back, so that `relatime` notes the next read.
+fn make_read_long_ago(path: &std::path::Path) {
+    let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+    let times = fs::FileTimes::new().set_accessed(long_ago);
+    fs::File::open(path).unwrap().set_times(times).unwrap();
+}
+
+#[test]
+fn reading_without_access_times_leaves_those_of_the_host() {
+    let dir = TempDir::new();
+    fs::create_dir(dir.join("d")).unwrap();
+    fs::write(dir.join("d/f"), "text").unwrap();
+    // What the host itself does, which a mount of the host may forbid.
+    make_read_long_ago(&dir.join("d/f"));
+    fs::read(dir.join("d/f")).unwrap();
+    let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;
+    let relative = AtimePolicy::default();
+    let files_alone = AtimePolicy { directories: Atime::Never, ..relative };
+    for (atime, [is_file_noted, is_dir_noted]) in [
+        (AtimePolicy::NEVER, [false, false]),
+        (relative, [is_noted_here, is_noted_here]),
+        (files_alone, [is_noted_here, false]),
+    ] {
+        for path in ["d", "d/f"] {
+            make_read_long_ago(&dir.join(path));
+        }
+        let vfs = with_options(dir.path(), HostFsOptions { atime, ..HostFsOptions::default() });
+        assert_eq!(list(&vfs, "d", 10), Ok(vec!["f".to_owned()]));
+        let file = walk(&vfs, "d/f").unwrap();
+        let handle = vfs.open(&Cred::root(), &file, OFlags::RDONLY.bits(), May::READ).unwrap();
+        for handle in [handle, 0] {
+            assert_eq!(vfs.read(&file, handle, 0, &mut [0; 8]), Ok(4));
+        }
+        let is_noted = |path| fs::metadata(dir.join(path)).unwrap().atime() != 1_000_000;
+        let noted = ["d/f", "d"].map(is_noted);
+        assert_eq!(noted, [is_file_noted, is_dir_noted], "{atime:?}");
     }
 }

@@ -60,7 +60,10 @@ fn directory_that_is_not_empty_stays() {
 #[test]
 fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let dir = TempDir::new();
-    let vfs = with_options(dir.path(), HostFsOptions { reusable: 4, orphans: 2 });
+    let vfs = with_options(
+        dir.path(),
+        HostFsOptions { reusable: 4, orphans: 2, ..HostFsOptions::default() },
+    );
     let cred = Cred::root();
     let files: Vec<_> = (0..4).map(|i| make(&vfs, &format!("f{i}")).unwrap()).collect();
     let handle = vfs.open(&cred, &files[0], 2, May::READ | May::WRITE).unwrap();

@@ -1,0 +1,93 @@
+//! Directories that a client holds and other programs rename on the host.
+
+use std::fs;
+use std::os::fd::AsFd as _;
+
+use corewalk::{AtimePolicy, Cred, Errno, Make};
+use corewalk_hostfs::HostFsOptions;
+use corewalk_sync::file_handle::FileHandle;
+use rustix::fs::OFlags;
+
+use crate::fixtures::{TempDir, make, name, walk, with_options};
+
+/// No descriptor is kept, so a path or a handle has to do.
+const NONE_KEPT: HostFsOptions =
+    HostFsOptions { reusable: 0, orphans: 0, reserved: 32, atime: AtimePolicy::NEVER };
+
+/// Returns true if this process may open file handles in the directory.
+fn has_handles(dir: &TempDir) -> bool {
+    let root = fs::File::open(dir.path()).unwrap();
+    let opened =
+        FileHandle::of(root.as_fd(), b"").and_then(|it| it.open(root.as_fd(), OFlags::PATH));
+    if let Err(error) = &opened {
+        println!("skipped: no file handles here: {error}");
+    }
+    opened.is_ok()
+}
+
+#[test]
+fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
+    let dir = TempDir::new();
+    if !has_handles(&dir) {
+        return;
+    }
+    fs::create_dir_all(dir.join("a/held/sub")).unwrap();
+    fs::create_dir(dir.join("b")).unwrap();
+    fs::write(dir.join("a/held/file"), "text").unwrap();
+    fs::write(dir.join("a/held/sub/deep"), "deeper").unwrap();
+    let vfs = with_options(dir.path(), NONE_KEPT);
+    let held = walk(&vfs, "/a/held").unwrap();
+    let deep = walk(&vfs, "/a/held/sub/deep").unwrap();
+    let made = make(&vfs, "/a/made/").unwrap();
+    fs::rename(dir.join("a/held"), dir.join("b/moved")).unwrap();
+    fs::rename(dir.join("a/made"), dir.join("b/made")).unwrap();
+    assert_eq!(vfs.getattr(&held).unwrap().ino, held.ino());
+    assert_eq!(vfs.getattr(&made).unwrap().ino, made.ino());
+    let file = vfs.lookup(&Cred::root(), &held, name("file")).unwrap();
+    assert_eq!((vfs.getattr(&file).unwrap().size, vfs.getattr(&deep).unwrap().size), (4, 6));
+    let read = vfs.open(&Cred::root(), &file, OFlags::RDONLY.bits(), corewalk::May::READ).unwrap();
+    let mut buf = [0; 8];
+    assert_eq!(vfs.read(&file, read, 0, &mut buf), Ok(4));
+    vfs.release(&file, read);
+    vfs.make(&Cred::root(), &held, name("new"), Make::new(0o644, 0, 0)).unwrap();
+    assert!(dir.join("b/moved/new").exists());
+    let mut names = Vec::new();
+    vfs.readdir(&held, 0, &mut |entry| {
+        names.push(String::from_utf8_lossy(entry.name.as_bytes()).into_owned());
+        std::ops::ControlFlow::Continue(())
+    })
+    .unwrap();
+    names.sort_unstable();
+    assert_eq!(names, ["file", "new", "sub"]);
+}
+
+/// A handle leads everywhere on the host file system. The root still is the end.
+#[test]
+fn held_directory_moved_out_of_the_root_is_stale() {
+    let dir = TempDir::new();
+    if !has_handles(&dir) {
+        return;
+    }
+    fs::create_dir_all(dir.join("root/held/sub")).unwrap();
+    // Its path begins as that of the root does.
+    fs::create_dir(dir.join("rootless")).unwrap();
+    let vfs = with_options(&dir.join("root"), NONE_KEPT);
+    let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());
+    fs::rename(dir.join("root/held"), dir.join("rootless/held")).unwrap();
+    assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
+    assert_eq!(vfs.getattr(&sub).err(), Some(Errno::STALE));
+    fs::rename(dir.join("rootless/held"), dir.join("root/back")).unwrap();
+    assert_eq!(vfs.getattr(&sub).unwrap().ino, sub.ino());
+}
+
+#[test]
+fn held_directory_removed_on_the_host_is_stale_also_if_another_has_its_name() {
+    let dir = TempDir::new();
+    fs::create_dir(dir.join("held")).unwrap();
+    let vfs = with_options(dir.path(), NONE_KEPT);
+    let held = walk(&vfs, "/held").unwrap();
+    fs::create_dir(dir.join("other")).unwrap();
+    fs::remove_dir(dir.join("held")).unwrap();
+    fs::rename(dir.join("other"), dir.join("held")).unwrap();
+    assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
+}
