@@ -132,7 +132,7 @@
 //!     waits.join().expect("no panic")
 //! })?;
 //! assert_eq!(server.sem_getval(id, 0), Ok(0));
-//! # Ok::<(), rustix::io::Errno>(())
+//! # Ok::<(), corewalk_ipc::Errno>(())
 //! ```
 //!
 //! Source: Bueso, "ipc: reduce ipc lock contention", March 2013; svipc(7), semop(2), semctl(2), msgop(2), shmop(2);
@@ -187,6 +187,9 @@ pub use shm::{
     SegmentFiles, SegmentName, ShmStat, ShmTotals, Unmapping,
 };
 pub use task::Task;
+
+/// The errors of all calls, as in the man pages: `rustix`'s type, for programs that do not depend on it.
+pub use rustix::io::Errno;
 
 #[cfg(all(test, corewalk_loom))]
 mod loom_models;
