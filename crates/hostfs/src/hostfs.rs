@@ -186,7 +186,9 @@ impl HostFs {
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
-            Err(error @ (Errno::NFILE | Errno::NOMEM | Errno::ACCESS | Errno::IO | Errno::INTR)) => {
+            Err(
+                error @ (Errno::NFILE | Errno::NOMEM | Errno::ACCESS | Errno::IO | Errno::INTR),
+            ) => {
                 return Err(error);
             }
             // The name is gone, or something else has taken it or a name above.
