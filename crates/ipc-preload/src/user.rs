@@ -16,8 +16,8 @@
 //!
 //! - The stack: from where the thread was to the highest address asked for above. While the thread
 //!   runs in this range, what lies above it is the memory of functions that have not returned.
-//! - The program and its heap: the last range that was good below the break (brk(2)). It goes when
-//!   the break falls below it.
+//! - The program and its heap: the last few ranges that were good below the break (brk(2)). A range
+//!   goes when the break falls below it.
 //!
 //! Operations and messages mostly lie there. Other memory (mmap(2), the heaps of further threads)
 //! is asked for with every call, once per page.
@@ -60,16 +60,24 @@ pub(crate) enum Access {
 /// Addresses from the first to before the second.
 type Range = (usize, usize);
 
+/// Ranges of the program and its heap that are remembered for each access. A loop of messages and
+/// `IPC_STAT` uses two or three.
+const RANGES: usize = 4;
+
 /// Ranges of this thread that are good. All begin and end with pages.
 struct Known {
     stack: Cell<Range>,
-    read: Cell<Range>,
-    written: Cell<Range>,
+    read: Cell<[Range; RANGES]>,
+    written: Cell<[Range; RANGES]>,
 }
 
 thread_local! {
     static KNOWN: Known = const {
-        Known { stack: Cell::new((0, 0)), read: Cell::new((0, 0)), written: Cell::new((0, 0)) }
+        Known {
+            stack: Cell::new((0, 0)),
+            read: Cell::new([(0, 0); RANGES]),
+            written: Cell::new([(0, 0); RANGES]),
+        }
     };
 }
 
@@ -120,7 +128,7 @@ pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), 
     let is_known = KNOWN.with(|known| {
         let (low, high) = known.stack.get();
         (low <= here && here <= address && end <= high)
-            || is_below_break(known.of(access).get(), (address, end))
+            || is_below_break(&known.of(access).get(), (address, end))
     });
     if is_known { Ok(()) } else { ask(here, (address, end), access) }
 }
@@ -133,8 +141,8 @@ fn here() -> usize {
 }
 
 #[inline]
-fn is_below_break((low, high): Range, (address, end): Range) -> bool {
-    low <= address && end <= high && end <= program_break()
+fn is_below_break(known: &[Range; RANGES], (address, end): Range) -> bool {
+    known.iter().any(|&(low, high)| low <= address && end <= high) && end <= program_break()
 }
 
 /// Returns the end of the heap as the C library knows it, which makes no system call.
@@ -144,11 +152,25 @@ fn program_break() -> usize {
 }
 
 impl Known {
-    fn of(&self, access: Access) -> &Cell<Range> {
+    fn of(&self, access: Access) -> &Cell<[Range; RANGES]> {
         match access {
             Access::Read => &self.read,
             Access::Write => &self.written,
         }
+    }
+
+    /// Remembers a range of the program or its heap, as a part of one that it meets, or in place of
+    /// the one that was noted first.
+    fn note_heap(&self, access: Access, (low, high): Range) {
+        let mut known = self.of(access).get();
+        match known.iter_mut().find(|it| it.0 <= high && low <= it.1) {
+            Some(it) => *it = (it.0.min(low), it.1.max(high)),
+            None => {
+                known.rotate_right(1);
+                known[0] = (low, high);
+            }
+        }
+        self.of(access).set(known);
     }
 
     /// Takes note that a range above `here` is a part of the stack if all between is memory;
@@ -185,7 +207,7 @@ fn ask(here: usize, range: Range, access: Access) -> Result<(), Errno> {
     // SAFETY: the call takes a number.
     let program = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
     if program <= range.0 && range.1 <= program_break() {
-        KNOWN.with(|known| known.of(access).set(pages(range)));
+        KNOWN.with(|known| known.note_heap(access, pages(range)));
     }
     Ok(())
 }

@@ -120,7 +120,8 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+// Miri has none of the system calls.
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use std::fs::File;
     use std::os::fd::AsFd as _;
