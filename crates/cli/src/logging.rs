@@ -1,7 +1,7 @@
 //! Logs, on the standard error: warnings and worse of the crates of this workspace, and panics.
 //!
 //! A server is not held up by its log. Each record is one line of at most `LINE_BYTES_MAX` bytes, without a backtrace,
-//! and a line that the standard error cannot take at once is dropped: a pipe that nobody reads would otherwise stop a
+//! and a line that the standard error cannot take at once is dropped: a pipe that is never read would otherwise stop a
 //! mount.
 //!
 //! fuser logs an error whenever the kernel has no use for an answer any more. That happens in good

@@ -38,7 +38,7 @@ pub enum Atime {
     /// Never (`noatime`).
     Never,
     /// At each read that reaches the file system (`strictatime`). A FUSE server's kernel answers reads
-    /// and listings from its own cache as well, and tells nobody.
+    /// and listings from its own cache as well, and tells no server.
     Strict,
 }
 

@@ -14,7 +14,7 @@
 //! the file, and those to enter where there are those to read.
 //!
 //! A folder without a name is locked (flock(2)) by its `exec` for as long as that runs. The next `exec` of the same user removes
-//! what a killed one has left, as do `ls`, `rm` and `serve`: a folder whose lock is free, and which nobody has anything attached of. Pids say nothing of that, for
+//! what a killed one has left, as do `ls`, `rm` and `serve`: a folder whose lock is free and of which no process has a segment attached. Pids say nothing of that, for
 //! pid namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).

@@ -16,18 +16,18 @@ use rustix::mount::{MountFlags, mount_remount};
 
 use crate::fixtures::{Folder, Server, can_mount, run};
 
-/// What the handles are of: names below the root, and whether each is a directory.
+/// The files that handles are taken of: names below the root, and whether each is a directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
-/// What setting this attribute of the root of a mount evicts: all that the server has cached and that is not in use.
+/// The attribute of the root of a mount that evicts, when it is set, all that the server has cached and that is not in use.
 const PRUNE: &str = "user.corewalk.prune";
 
 /// How much is forgotten before a handle is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forgotten {
-    /// What the kernel knows.
+    /// The cache of the kernel.
     ByKernel,
-    /// What the server has cached as well.
+    /// The cache of the kernel and that of the server.
     ByBoth,
 }
 

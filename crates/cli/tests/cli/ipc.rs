@@ -314,7 +314,7 @@ fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     assert!(removed.status.success() && task.sem_getall(set).is_err());
 }
 
-/// What a killed `exec --shm` leaves went with the next one only.
+/// Files that a killed `exec --shm` leaves went with the next `exec` only.
 #[test]
 fn files_that_killed_processes_leave_go_with_ls_and_rm() {
     let user = rustix::process::geteuid().as_raw();

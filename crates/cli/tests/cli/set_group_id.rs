@@ -27,7 +27,7 @@ const GROUP: u32 = 4242;
 /// Modes with and without execution by the group, with one, both and none of the bits.
 const MODES: [u32; 6] = [0o2666, 0o6666, 0o2676, 0o6676, 0o4666, 0o666];
 
-/// Somebody who changes a file.
+/// A user who changes a file.
 #[derive(Clone, Copy, Debug)]
 struct Caller {
     uid: u32,

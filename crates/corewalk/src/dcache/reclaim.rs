@@ -194,7 +194,7 @@ impl Dcache {
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. A count of work; whoever takes a part of it does that part.
+        // ORDERING: Relaxed. A count of work; the thread that takes a part does it.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);

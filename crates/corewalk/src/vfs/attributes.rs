@@ -88,7 +88,7 @@ impl Vfs {
     }
 
     /// Returns true if a file has set-group-ID without execution by the group, as far as the clients have been
-    /// told. Who writes to such a file, or changes its size or owner, loses the bit unless the caller is in the
+    /// told. A caller who writes to such a file, or changes its size or owner, loses the bit unless the caller is in the
     /// group or has `CAP_FSETID`; the kernel leaves that decision to a FUSE server.
     ///
     /// # Errors
