@@ -29,7 +29,7 @@ use crate::{Outcome, source};
 use std::{fmt, fs, io, path::Path};
 
 /// Folders and files that are not yet written in plain words. The list only ever becomes shorter.
-const NOT_YET_PLAIN: [&str; 17] = [
+const NOT_YET_PLAIN: [&str; 23] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -45,7 +45,13 @@ const NOT_YET_PLAIN: [&str; 17] = [
     "crates/store/",
     "crates/sync/",
     "crates/testkit/",
-    "docs/",
+    "docs/ipc.md",
+    "docs/limits.md",
+    "docs/results/",
+    "docs/store.md",
+    "docs/style.md",
+    "docs/testing.md",
+    "docs/traps.md",
     "xtask/",
 ];
 
