@@ -2,7 +2,7 @@
 //!
 //! A lookup hashes (number of the directory, name), scans one line of the table and compares one
 //! dentry; it takes no lock and writes nothing. Changes are made by whoever holds the claim of the name
-//! (`claim`), after the back end has agreed: they appear to readers at one instant, the end of a
+//! (`key_lock`), after the back end has agreed: they appear to readers at one instant, the end of a
 //! write section (or the entry into the table, for a name that was not cached).
 //!
 //! A directory's children know it by its slot and its child generation. Invalidating a directory of
@@ -31,13 +31,13 @@ use corewalk_sync::primitives::atomic::Ordering;
 use corewalk_sync::{SeqRwLock, ShardedCounter};
 
 use crate::Errno;
-use crate::claim::{Claims, SHARDS_MANY};
 use crate::dentry::{
-    Body, Dentries, Flags, Glimpse, Image, Key, Line, NameCopy, Needle, SHORT_MAX, ShortNeedle,
-    directory_id,
+    Body, Dentries, Flags, Image, Key, Line, LookupKey, NameCopy, SHORT_MAX, ShortLookupKey,
+    Snapshot, directory_id,
 };
 use crate::hash::{Keys, NameHash};
 use crate::inode::{self, Inodes};
+use crate::key_lock::{KeyLocks, SHARDS_MANY};
 use crate::name::Name;
 use crate::table::{Extent, Table};
 
@@ -59,7 +59,7 @@ pub(crate) struct Dcache {
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
     table: Table,
-    pub(crate) claims: Claims,
+    pub(crate) in_lookup: KeyLocks,
     /// Written while a directory is moved; locking readers keep directories in place.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
@@ -95,7 +95,7 @@ pub(crate) struct Directory {
 /// A dentry as it was seen under a name.
 pub(crate) struct Child<'a> {
     pub(crate) slot: u32,
-    pub(crate) seen: Glimpse,
+    pub(crate) seen: Snapshot,
     pub(crate) line: Line<'a>,
 }
 
@@ -110,7 +110,7 @@ impl Dcache {
             dentries: Dentries::new(slots_max)?,
             inodes: Inodes::new(slots_max, keys.clone())?,
             table: Table::new("corewalk-dentry-table", slots_max, 6)?,
-            claims: Claims::new(SHARDS_MANY),
+            in_lookup: KeyLocks::new(SHARDS_MANY),
             topology: SeqRwLock::new(),
             hand: Hand::new(),
             counters: Counters::default(),
@@ -123,8 +123,8 @@ impl Dcache {
 
     /// Returns `name` with its hash.
     #[inline]
-    pub(crate) fn needle<'a>(&self, name: Name<'a>) -> Needle<'a> {
-        Needle::new(name, &self.keys)
+    pub(crate) fn lookup_key<'a>(&self, name: Name<'a>) -> LookupKey<'a> {
+        LookupKey::new(name, &self.keys)
     }
 
     /// Returns what the children of a directory, on whose dentry the caller has a reference, are entered
@@ -137,7 +137,7 @@ impl Dcache {
     /// Returns the directory in `slot`, or None if there is none.
     pub(crate) fn directory(&self, slot: u32) -> Option<Directory> {
         loop {
-            let seen = self.dentries.glimpse(slot);
+            let seen = self.dentries.snapshot(slot);
             let key = Key::new(slot, self.dentries.child_generation(slot));
             if self.dentries.is_unchanged(slot, seen.seq) {
                 let flags = seen.body.flags();
@@ -151,10 +151,11 @@ impl Dcache {
     /// Returns the dentry of a name. None means that none is cached or that it was missed; only
     /// [`Dcache::find_exact`] knows.
     #[inline]
-    pub(crate) fn find(&self, key: Key, needle: &Needle<'_>) -> Option<(u32, Glimpse)> {
-        let hash = self.hash(key.parent(), needle.hash);
-        self.table
-            .find(hash, |slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
+    pub(crate) fn find(&self, key: Key, lookup_key: &LookupKey<'_>) -> Option<(u32, Snapshot)> {
+        let hash = self.hash(key.parent(), lookup_key.hash);
+        self.table.find(hash, |slot| {
+            self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen))
+        })
     }
 
     /// As [`Dcache::find`], of the component that begins at `start` of a path and ends with it, in the
@@ -164,13 +165,14 @@ impl Dcache {
         &self,
         (id, key): (u64, Key),
         (path, start): (&[u8], usize),
-    ) -> Option<(u32, Glimpse)> {
-        let needle = Needle::of_component(path, start, &self.keys);
-        self.table.find(needle.hash.child(id) as u32, |slot| {
+    ) -> Option<(u32, Snapshot)> {
+        let lookup_key = LookupKey::of_component(path, start, &self.keys);
+        self.table.find(lookup_key.hash.child(id) as u32, |slot| {
             let line = self.dentries.line(slot);
-            let seen = line.glimpse_now();
+            let seen = line.snapshot_now();
             let is_plain = !seen.body.flags().intersects(Flags::SYMLINK | Flags::MOUNTED);
-            let is_it = is_plain && seen.key == key && line.is_named(seen, &needle, &self.dentries);
+            let is_it =
+                is_plain && seen.key == key && line.is_named(seen, &lookup_key, &self.dentries);
             is_it.then_some((slot, seen))
         })
     }
@@ -189,11 +191,11 @@ impl Dcache {
         if path.len() - start > SHORT_MAX {
             return None;
         }
-        let needle = ShortNeedle::of_component((path, start), needed, &self.keys);
-        let slot = self.table.first_within(extent, needle.hash.child(id) as u32)?;
+        let lookup_key = ShortLookupKey::of_component((path, start), needed, &self.keys);
+        let slot = self.table.first_within(extent, lookup_key.hash.child(id) as u32)?;
         before(slot);
         let line = self.dentries.line(slot);
-        line.plain(key, &needle).map(|seen| Child { slot, seen, line })
+        line.plain(key, &lookup_key).map(|seen| Child { slot, seen, line })
     }
 
     /// Returns the size of the index, for [`Dcache::find_at_once`].
@@ -203,13 +205,17 @@ impl Dcache {
     }
 
     /// Returns the dentry of a name, for sure if the caller holds the name's claim.
-    pub(crate) fn find_exact(&self, key: Key, needle: &Needle<'_>) -> Option<(u32, Glimpse)> {
+    pub(crate) fn find_exact(
+        &self,
+        key: Key,
+        lookup_key: &LookupKey<'_>,
+    ) -> Option<(u32, Snapshot)> {
         self.table
-            .lock(self.hash(key.parent(), needle.hash))
-            .find(|slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
+            .lock(self.hash(key.parent(), lookup_key.hash))
+            .find(|slot| self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen)))
     }
 
-    /// Takes `n` references on the inode of `needle` in the directory numbered `ino` of the first file
+    /// Takes `n` references on the inode of the lookup key in the directory numbered `ino` of the first file
     /// system, and returns its number. Nothing else of that directory is looked at but whether it
     /// still is the parent. None if that needs more than a look: the name is not cached, was missed,
     /// is negative, or changes.
@@ -217,15 +223,15 @@ impl Dcache {
     /// The instant of the answer is the look at the parent's generation: the dentry was the same
     /// before it and after the count went up.
     #[inline]
-    pub(crate) fn count_by_number(&self, ino: u64, name: &[u8], n: u64) -> Option<u64> {
-        let needle = Needle::new(Name::unchecked(name), &self.keys);
-        let hash = needle.hash.child(directory_id(0, ino)) as u32;
+    pub(crate) fn count_by_ino(&self, ino: u64, name: &[u8], n: u64) -> Option<u64> {
+        let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
+        let hash = lookup_key.hash.child(directory_id(0, ino)) as u32;
         let (dentry, seen) = self.table.find(hash, |slot| {
             self.inodes.prefetch(slot);
             let dentry = self.dentries.line(slot);
-            let seen = dentry.glimpse_now();
+            let seen = dentry.snapshot_now();
             let is_it =
-                dentry.is_named(seen, &needle, &self.dentries) && self.is_parent(seen.key, ino);
+                dentry.is_named(seen, &lookup_key, &self.dentries) && self.is_parent(seen.key, ino);
             is_it.then_some((dentry, seen))
         })?;
         let inode = seen.body.inode();
@@ -240,7 +246,7 @@ impl Dcache {
         }
         // Counts that are as good as full are left to the slow path, which lets them be.
         if !dentry.is_unchanged(seen.seq) || !lockref.get_many_below(n - 1, n << 32) {
-            return self.uncount(inode);
+            return self.undo_count(inode);
         }
         // ORDERING: Relaxed. Fixed while a reference is held.
         Some(number.load(Ordering::Relaxed))
@@ -248,7 +254,7 @@ impl Dcache {
 
     #[cold]
     #[inline(never)]
-    fn uncount(&self, inode: u32) -> Option<u64> {
+    fn undo_count(&self, inode: u32) -> Option<u64> {
         self.put_inode(inode, 1);
         None
     }
@@ -265,8 +271,8 @@ impl Dcache {
 
     /// Returns the claim key of a name in a directory. The generation has no part in it: a name is
     /// the same name before and after an invalidation.
-    pub(crate) fn claim_key(&self, directory: u32, needle: &Needle<'_>) -> u64 {
-        needle.hash.child(u64::from(directory) << 32)
+    pub(crate) fn in_lookup_key(&self, directory: u32, lookup_key: &LookupKey<'_>) -> u64 {
+        lookup_key.hash.child(u64::from(directory) << 32)
     }
 
     #[inline]
@@ -279,7 +285,7 @@ impl Dcache {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
         let name = Name::new(copy.as_bytes()).expect("a hashed dentry has a valid name");
-        self.hash(image.key.parent(), self.needle(name).hash)
+        self.hash(image.key.parent(), self.lookup_key(name).hash)
     }
 
     // References.
@@ -362,7 +368,7 @@ impl Dcache {
         loop {
             let slot = self.inodes.alias(inode);
             if slot != 0 && self.dentries.lockref(slot).get_not_dead() {
-                if self.dentries.glimpse(slot).body.inode() == inode {
+                if self.dentries.snapshot(slot).body.inode() == inode {
                     return Some(slot);
                 }
                 self.put(slot);
@@ -376,7 +382,7 @@ impl Dcache {
     /// Returns the parent's slot; the root is its own parent.
     pub(crate) fn parent(&self, slot: u32) -> (u32, u64) {
         loop {
-            let seen = self.dentries.glimpse(slot);
+            let seen = self.dentries.snapshot(slot);
             if self.dentries.is_unchanged(slot, seen.seq) {
                 return (seen.key.parent(), seen.seq);
             }
@@ -387,7 +393,7 @@ impl Dcache {
     pub(crate) fn name_of(&self, slot: u32) -> (u32, NameCopy) {
         let mut copy = NameCopy::new();
         loop {
-            let seen = self.dentries.glimpse(slot);
+            let seen = self.dentries.snapshot(slot);
             self.dentries.copy_name(slot, seen.body, &mut copy);
             if self.dentries.is_unchanged(slot, seen.seq) {
                 return (seen.key.parent(), copy);

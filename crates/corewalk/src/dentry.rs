@@ -11,7 +11,7 @@
 //! word 2  body: inode slot << 32 | name length << 24 | superblock << 8 | flags
 //! 3 .. 7  name words; for a directory word 6 is its inode number, word 7 its child generation
 //! ```
-//! What the words of a name are: `needle`. A name that does not fit has a reference to a longer, equally
+//! What the words of a name are: the lookup key. A name that does not fit has a reference to a longer, equally
 //! stable slot (`long`) in its last word.
 //!
 //! A slot has room for an inode too (`inode`), and the inode of a name lies in the slot of that name
@@ -32,7 +32,7 @@
 
 mod cold;
 mod key;
-mod needle;
+mod lookup_key;
 
 use bitflags::bitflags;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
@@ -42,8 +42,8 @@ use crate::attr::FileKind;
 use crate::name::NAME_MAX;
 use cold::{Cold, Half};
 pub(crate) use key::Key;
-use needle::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
-pub(crate) use needle::{Needle, SHORT_MAX, ShortNeedle, name_word};
+use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
+pub(crate) use lookup_key::{LookupKey, SHORT_MAX, ShortLookupKey, name_word};
 
 /// Words of a name that lie in the dentry itself; 40 bytes, or 24 for a directory. Models take
 /// fewer, to have fewer steps.
@@ -194,7 +194,7 @@ pub(crate) struct DirectoryWords {
 
 /// A copy of the first three words of a dentry and the sequence they were read under.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Glimpse {
+pub(crate) struct Snapshot {
     pub(crate) seq: u64,
     pub(crate) key: Key,
     pub(crate) body: Body,
@@ -234,14 +234,14 @@ impl Dentries {
     /// Returns the key and body, read under an even sequence; the caller validates with
     /// [`Dentries::is_unchanged`] before it believes them.
     #[inline]
-    pub(crate) fn glimpse(&self, slot: u32) -> Glimpse {
+    pub(crate) fn snapshot(&self, slot: u32) -> Snapshot {
         let words = self.hot.get(slot);
         let seq = self.stable_seq(slot);
         // ORDERING: Relaxed. Data of a sequence section; the sequence tells whether it is whole.
         let key = Key(words[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(words[2].load(Ordering::Relaxed));
-        Glimpse { seq, key, body }
+        Snapshot { seq, key, body }
     }
 
     /// Returns an even sequence. A writer that takes long is waited for on its lock (trap T30).
@@ -282,13 +282,18 @@ impl Dentries {
         self.seq(slot).difference(seq)
     }
 
-    /// Returns the sequence if the dentry's name under `key` is `needle`, and its body. A dentry
+    /// Returns the sequence if the dentry's name under `key` is the lookup key, and its body. A dentry
     /// that changes meanwhile is read again.
     #[inline]
-    pub(crate) fn compare(&self, slot: u32, key: Key, needle: &Needle<'_>) -> Option<Glimpse> {
+    pub(crate) fn compare(
+        &self,
+        slot: u32,
+        key: Key,
+        lookup_key: &LookupKey<'_>,
+    ) -> Option<Snapshot> {
         loop {
-            let seen = self.glimpse(slot);
-            let same = seen.key == key && self.line(slot).is_named(seen, needle, self);
+            let seen = self.snapshot(slot);
+            let same = seen.key == key && self.line(slot).is_named(seen, lookup_key, self);
             if self.is_unchanged(slot, seen.seq) {
                 return same.then_some(seen);
             }
@@ -603,13 +608,13 @@ impl Line<'_> {
     /// Returns key and body with the sequence as it is. Under an odd one, of a writer inside, nothing
     /// validates.
     #[inline]
-    pub(crate) fn glimpse_now(&self) -> Glimpse {
+    pub(crate) fn snapshot_now(&self) -> Snapshot {
         let seq = SeqCount::from_word(&self.0[0]).raw_begin();
         // ORDERING: Relaxed. Data of a sequence section.
         let key = Key(self.0[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(self.0[2].load(Ordering::Relaxed));
-        Glimpse { seq, key, body }
+        Snapshot { seq, key, body }
     }
 
     /// Returns the key; as good as the sequence says afterwards.
@@ -624,16 +629,21 @@ impl Line<'_> {
         !SeqCount::from_word(&self.0[0]).read_retry(seq)
     }
 
-    /// Returns true if it is hashed and its name is `needle`; as good as the sequence says afterwards.
+    /// Returns true if it is hashed and its name is the lookup key; as good as the sequence says afterwards.
     #[inline(always)]
-    pub(crate) fn is_named(&self, seen: Glimpse, needle: &Needle<'_>, dentries: &Dentries) -> bool {
+    pub(crate) fn is_named(
+        &self,
+        seen: Snapshot,
+        lookup_key: &LookupKey<'_>,
+        dentries: &Dentries,
+    ) -> bool {
         // Whether the needle is long is known before anything of the dentry has arrived.
-        if !needle.is_long() {
+        if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
-            let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(needle.pairs[i]);
+            let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(lookup_key.pairs[i]);
             let first = WordPair::new(NAMED_MASK, u64::MAX);
-            let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(needle.last));
+            let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(lookup_key.last));
             for i in 1..PAIRS - 1 {
                 difference = difference.or(differ(i));
             }
@@ -642,15 +652,15 @@ impl Line<'_> {
             }
         }
         // A directory has less room: its name may be long where that of a file is not.
-        let len = needle.name.as_bytes().len();
+        let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
-        is_long && dentries.is_named_at_length(self, seen.body, needle.name.as_bytes())
+        is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
-    /// Returns the sequence, key and body if the dentry is what `needle` seeks under `key`; as good as the
+    /// Returns the sequence, key and body if the dentry is what the lookup key seeks under `key`; as good as the
     /// sequence says afterwards.
     #[inline(always)]
-    pub(crate) fn plain(&self, key: Key, needle: &ShortNeedle) -> Option<Glimpse> {
+    pub(crate) fn plain(&self, key: Key, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
         let seq = SeqCount::from_word(&self.0[0]).raw_begin();
         // ORDERING: Relaxed. Data of a sequence section.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
@@ -659,9 +669,9 @@ impl Line<'_> {
             return None;
         }
         let body = Body(word(2));
-        let is_it =
-            needle.is_of(body) && (0..DIRECTORY_ROOM).all(|i| word(3 + i) == needle.words[i]);
-        is_it.then_some(Glimpse { seq, key, body })
+        let is_it = lookup_key.is_of(body)
+            && (0..DIRECTORY_ROOM).all(|i| word(3 + i) == lookup_key.words[i]);
+        is_it.then_some(Snapshot { seq, key, body })
     }
 
     /// Returns the name words; the last two of a directory are something else.
@@ -748,13 +758,13 @@ mod tests {
             let slot = dentries.alloc(0, Group::Many).unwrap();
             let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
             dentries.store(slot, &image.unwrap());
-            let seen = dentries.glimpse(slot);
+            let seen = dentries.snapshot(slot);
             let mut copy = NameCopy::new();
             dentries.copy_name(slot, seen.body, &mut copy);
             assert_eq!(copy.as_bytes(), name);
             let is_named = |name: &[u8]| {
-                let needle = Needle::new(Name::unchecked(name), &keys);
-                dentries.line(slot).is_named(seen, &needle, &dentries)
+                let lookup_key = LookupKey::new(Name::unchecked(name), &keys);
+                dentries.line(slot).is_named(seen, &lookup_key, &dentries)
             };
             assert!(is_named(name), "{len} {flags:?}");
             let mut other = name.to_vec();

@@ -25,7 +25,7 @@
 //!
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 
-mod displaced;
+mod stale_generations;
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
 use corewalk_sync::{Condvar, Lockref, LockrefGuard, Mutex, ShardedCounter, SlotArena};
@@ -35,7 +35,7 @@ use crate::dentry::{Dentries, group_of};
 use crate::hash::Keys;
 use crate::table::Table;
 
-use displaced::Displaced;
+use stale_generations::StaleGenerations;
 
 /// Reference record: lockref, number.
 const REF_WORDS: usize = 2;
@@ -86,7 +86,7 @@ pub(crate) struct Inodes {
     perm: SlotArena<PERM_WORDS>,
     table: Table,
     keys: Keys,
-    displaced: Displaced,
+    stale_generations: StaleGenerations,
     count: ShardedCounter,
     /// Attribute changes begun so far; a fill that overlaps one does not trust what it got.
     changes: ShardedCounter,
@@ -101,7 +101,7 @@ pub(crate) struct Entered {
     pub(crate) slot: u32,
     /// An inode of the same number and another generation, which left the table; counted once for
     /// the caller.
-    pub(crate) displaced: Option<u32>,
+    pub(crate) stale_generations: Option<u32>,
 }
 
 /// Proof that an attribute change began; see [`Inodes::end_change`].
@@ -116,7 +116,7 @@ impl Inodes {
             refs: SlotArena::new("corewalk-inode-refs", slots_max)?,
             table: Table::new("corewalk-inode-table", slots_max, 7)?,
             keys,
-            displaced: Displaced::new(),
+            stale_generations: StaleGenerations::new(),
             count: ShardedCounter::new(),
             changes: ShardedCounter::new(),
             dying: Mutex::new(()),
@@ -219,13 +219,13 @@ impl Inodes {
     /// Returns counted slots of the inodes that had this number before another generation took it.
     /// [`Inodes::get`] comes first: what it finds may be one of them by now.
     #[inline]
-    pub(crate) fn displaced(&self, superblock: u32, ino: u64) -> Vec<u32> {
-        self.displaced.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
+    pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<u32> {
+        self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
     }
 
     /// Runs `work`, and nothing else of this kind meanwhile.
     pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.displaced.alone(work)
+        self.stale_generations.alone(work)
     }
 
     /// Returns the slot of the inode with this number, without a reference: what is read through it
@@ -260,7 +260,7 @@ impl Inodes {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
         // An entry leaves the table before its slot is freed, so under the stripe's lock a slot
         // that is the inode stays it.
-        let (mut stripe, slot, displaced) = loop {
+        let (mut stripe, slot, stale_generations) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
             let is_same = found.is_some_and(|found| self.generation(found) == attr.generation);
@@ -273,23 +273,23 @@ impl Inodes {
                     }
                     self.wait_until_gone(dying, superblock, attr.ino);
                 }
-                Some(slot) if is_same => return Some(Entered { slot, displaced: None }),
-                displaced => break (stripe, fresh, displaced),
+                Some(slot) if is_same => return Some(Entered { slot, stale_generations: None }),
+                stale_generations => break (stripe, fresh, stale_generations),
             }
         };
-        if let Some(displaced) = displaced {
-            stripe.remove(displaced);
-            self.displaced.insert(superblock, attr.ino, displaced);
+        if let Some(stale_generations) = stale_generations {
+            stripe.remove(stale_generations);
+            self.stale_generations.insert(superblock, attr.ino, stale_generations);
         }
         let known = self.changes() == changes_before;
         self.begin_life((superblock, slot), attr, Perm::of(attr, has_acl), known);
         stripe.insert(slot);
-        let crowded = stripe.is_crowded();
+        let needs_split = stripe.needs_split();
         drop(stripe);
-        if crowded {
+        if needs_split {
             self.table.grow();
         }
-        Some(Entered { slot, displaced })
+        Some(Entered { slot, stale_generations })
     }
 
     /// Fills a slot that nobody can find yet, with one reference for the caller.
@@ -339,7 +339,7 @@ impl Inodes {
         let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
         if !was_there {
             // A newer generation took its place.
-            self.displaced.remove(superblock, ino, slot);
+            self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
         // ORDERING: Relaxed. Under the lock that `wait_until_gone` takes; others ask the lockref.

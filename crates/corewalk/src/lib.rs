@@ -17,7 +17,6 @@
 
 pub mod acl;
 pub mod attr;
-mod claim;
 mod cred;
 mod dcache;
 mod dentry;
@@ -25,11 +24,12 @@ mod dpath;
 mod fs;
 mod hash;
 mod inode;
+mod key_lock;
 pub mod locks;
 mod mount;
 mod name;
-mod passed;
 mod path;
+mod read_set;
 mod table;
 pub mod tmpfs;
 mod vfs;

@@ -40,10 +40,10 @@ use corewalk_sync::{Lockref, Mutex, RcuCell};
 
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::claim::Claim;
 use crate::dcache::{Mounted, is_attached};
 use crate::dentry::Flags;
 use crate::fs::FileSystem;
+use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::path::PathRef;
 use crate::vfs::Vfs;
@@ -177,7 +177,7 @@ impl Vfs {
             return Err(Errno::NOTDIR);
         }
         let attr = crate::vfs::root_of(&*fs)?;
-        let _claim = self.claim_point(at.dentry)?;
+        let _locked = self.lock_name_of_point(at.dentry)?;
         let key = (at.mount.id, at.dentry);
         if self.mounts.is_taken(key) {
             return Err(Errno::BUSY);
@@ -206,7 +206,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOENT` if it has been removed.
-    fn claim_point(&self, dentry: u32) -> Result<Option<Claim<'_>>, Errno> {
+    fn lock_name_of_point(&self, dentry: u32) -> Result<Option<KeyGuard<'_>>, Errno> {
         let attached = || {
             let now = self.dcache.directory(dentry);
             now.filter(|now| is_attached(now.flags)).ok_or(Errno::NOENT)
@@ -217,12 +217,12 @@ impl Vfs {
             }
             let (parent, copy) = self.dcache.name_of(dentry);
             let name = Name::new(copy.as_bytes()).map_err(|_| Errno::NOENT)?;
-            let key = self.dcache.claim_key(parent, &self.dcache.needle(name));
-            let claim = self.dcache.claims.claim(key);
+            let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
+            let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
             // It may have been renamed, or removed, before the claim was taken.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
-                return attached().map(|_| Some(claim));
+                return attached().map(|_| Some(in_lookup));
             }
         }
     }

@@ -1,11 +1,11 @@
 //! A place in the namespace: a mount and a dentry, held.
 
-mod spelling;
+mod formatting;
 
 use std::fmt;
 
 use crate::Errno;
-use crate::dpath::{PathKind, Trail, Way, path_into};
+use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 use crate::mount::MountRef;
 use crate::vfs::{InodeRef, Vfs};
 
@@ -36,7 +36,7 @@ impl<'v> PathRef<'v> {
     /// other translations can do so at the same time.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
-        self.translated(self.way(Some(root)))
+        self.translated(self.route(Some(root)))
     }
 
     /// As [`PathRef::path_of`], at the end of `buf`; what lies before it may have been written to.
@@ -71,21 +71,21 @@ impl<'v> PathRef<'v> {
     /// Returns true if the place is `of` or below it, at one instant; mounts may lie in between.
     #[must_use]
     pub fn is_subdir(&self, of: &PathRef<'_>) -> bool {
-        let mut trail = Trail::new();
-        trail.collect(&self.vfs.dcache, self.way(Some(of)));
-        !matches!(trail.kind, PathKind::OutsideRoot | PathKind::Unreachable)
-            && trail.top == of.dentry
+        let mut buffer = PathBuffer::new();
+        buffer.collect(&self.vfs.dcache, self.route(Some(of)));
+        !matches!(buffer.kind, PathKind::OutsideRoot | PathKind::Unreachable)
+            && buffer.top == of.dentry
     }
 
     /// Returns the way from here to `root`, or to the root of the namespace.
-    fn way(&self, root: Option<&PathRef<'_>>) -> Way<'_> {
-        Way::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
+    fn route(&self, root: Option<&PathRef<'_>>) -> Route<'_> {
+        Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    fn translated(&self, way: Way<'_>) -> (Vec<u8>, PathKind) {
-        let mut trail = Trail::new();
-        trail.collect(&self.vfs.dcache, way);
-        (trail.whole().to_vec(), trail.kind)
+    fn translated(&self, route: Route<'_>) -> (Vec<u8>, PathKind) {
+        let mut buffer = PathBuffer::new();
+        buffer.collect(&self.vfs.dcache, route);
+        (buffer.whole().to_vec(), buffer.kind)
     }
 
     fn path_into(
@@ -93,11 +93,11 @@ impl<'v> PathRef<'v> {
         root: Option<&PathRef<'_>>,
         buf: &mut [u8],
     ) -> Result<(usize, PathKind), Errno> {
-        self.way_into(self.way(root), buf)
+        self.way_into(self.route(root), buf)
     }
 
-    fn way_into(&self, way: Way<'_>, buf: &mut [u8]) -> Result<(usize, PathKind), Errno> {
-        path_into(&self.vfs.dcache, way, buf)
+    fn way_into(&self, route: Route<'_>, buf: &mut [u8]) -> Result<(usize, PathKind), Errno> {
+        path_into(&self.vfs.dcache, route, buf)
     }
 
     /// Returns a weak name of the place: the slot of the dentry and its generation.

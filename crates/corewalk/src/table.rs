@@ -162,9 +162,9 @@ impl Table {
         let mut stripe = self.lock(hash);
         let seen = look(&stripe)?;
         stripe.insert(slot);
-        let crowded = stripe.is_crowded();
+        let needs_split = stripe.needs_split();
         drop(stripe);
-        if crowded {
+        if needs_split {
             self.grow();
         }
         Some(seen)
@@ -273,7 +273,7 @@ impl Stripe<'_> {
     }
 
     /// Returns true when the stripe holds more than its share of a full table.
-    pub(crate) fn is_crowded(&self) -> bool {
+    pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
         // A few more than the mean are no sign of anything, least of all in a small table.
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32

@@ -19,7 +19,7 @@
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
-mod glide;
+mod fast_path;
 mod step;
 
 use std::borrow::Cow;
@@ -32,8 +32,8 @@ use crate::cred::Cred;
 use crate::dentry::Flags;
 use crate::mount::{Mount, MountRef};
 use crate::name::{Name, PATH_MAX};
-use crate::passed::{Growth, Passed};
 use crate::path::PathRef;
+use crate::read_set::{Growth, ReadSet};
 use crate::vfs::{Place, Vfs};
 
 /// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
@@ -121,11 +121,11 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: u32,
     /// What the dentry was when it was reached.
-    pub(crate) seen: crate::dentry::Glimpse,
+    pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<Place<'v>>,
     /// What has been passed since the walk began. Lent, since it is large and a walk is moved.
-    trail: &'a mut Passed,
+    read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }
 
@@ -202,9 +202,9 @@ impl Vfs {
             [b'/', ..] => root,
             _ => &at.cwd,
         };
-        let mut trail = Passed::new(Growth::Allowed);
+        let mut read_set = ReadSet::new(Growth::Allowed);
         for pass in 0.. {
-            trail.clear();
+            read_set.clear();
             let mode = if pass < RCU_PASSES { Mode::Rcu } else { Mode::Ref };
             if pass > 0 {
                 self.dcache.counters.retries.add(1);
@@ -212,7 +212,7 @@ impl Vfs {
             if pass == RCU_PASSES {
                 self.dcache.counters.fallbacks.add(1);
             }
-            let mut walk = Walk::new(self, cred, flags, (root, start), mode, &mut trail);
+            let mut walk = Walk::new(self, cred, flags, (root, start), mode, &mut read_set);
             match walk.follow(path).and_then(|()| finish(&mut walk)) {
                 Ok(found) => return Ok(found),
                 Err(Stop::Fail(error)) => return Err(error),
@@ -230,9 +230,9 @@ impl<'v, 'a> Walk<'v, 'a> {
         flags: WalkFlags,
         (root, start): (&'a PathRef<'v>, &'a PathRef<'v>),
         mode: Mode,
-        trail: &'a mut Passed,
+        read_set: &'a mut ReadSet,
     ) -> Walk<'v, 'a> {
-        let mut seen = vfs.dcache.dentries.glimpse(start.dentry);
+        let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
             // A directory that has been removed is still a place to start at (trap T17).
             seen.body = seen.body.with_inode(start.inode.slot);
@@ -247,21 +247,21 @@ impl<'v, 'a> Walk<'v, 'a> {
             dentry: start.dentry,
             seen,
             hold: None,
-            trail,
+            read_set,
             links: 0,
         }
     }
 
     /// Walks along `path`, through all of its symbolic links.
     fn follow(&mut self, path: &[u8]) -> Result<(), Stop> {
-        self.note();
+        self.record();
         let must_be_directory = path.ends_with(b"/") || self.flags.contains(WalkFlags::DIRECTORY);
         // What is left of the path and of the links inside it; the innermost link last.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         let mut path = path;
         let mut link: Vec<u8>;
         loop {
-            path = self.glide(path);
+            path = self.fast_path(path);
             let (component, tail) = split(path);
             if component.is_empty() {
                 let Some(outer) = rest.pop() else { break };
@@ -283,7 +283,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         // A name that does not exist is no directory either, but that is not what is wrong with it.
         let is_there = !self.seen.body.is_negative();
         if must_be_directory && is_there && !self.seen.body.is_directory() {
-            return Err(self.verdict(Errno::NOTDIR));
+            return Err(self.validated(Errno::NOTDIR));
         }
         Ok(())
     }
@@ -291,20 +291,20 @@ impl<'v, 'a> Walk<'v, 'a> {
     /// Returns the place with a reference.
     fn end_in_path(&mut self) -> Result<PathRef<'v>, Stop> {
         if self.seen.body.is_negative() {
-            return Err(self.verdict(Errno::NOENT));
+            return Err(self.validated(Errno::NOENT));
         }
         self.legitimize()?;
         let mount = MountRef::get(&self.mount).ok_or(Stop::Retry)?;
         self.stay_below_root()?;
         let Place { dentry, inode } = self.hold.take().expect("legitimize takes references");
-        let inode = inode.unless_crowded()?;
+        let inode = inode.unless_saturated()?;
         Ok(PathRef { vfs: self.vfs, mount, dentry: dentry.into_slot(), inode })
     }
 
     /// Returns the place without a reference.
     fn end_resolved(&mut self) -> Result<Resolved, Stop> {
         if self.seen.body.is_negative() {
-            return Err(self.verdict(Errno::NOENT));
+            return Err(self.validated(Errno::NOENT));
         }
         let dcache = &self.vfs.dcache;
         let ino = if self.seen.body.is_directory() {
@@ -324,7 +324,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 
     /// Returns `error`, if what it was concluded from still holds.
-    pub(crate) fn verdict(&self, error: Errno) -> Stop {
+    pub(crate) fn validated(&self, error: Errno) -> Stop {
         match self.validate() {
             Ok(()) => Stop::Fail(error),
             Err(stop) => stop,
@@ -334,7 +334,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     /// Checks that all that has been passed is as it was.
     pub(crate) fn validate(&self) -> Result<(), Stop> {
         let dentries = &self.vfs.dcache.dentries;
-        match self.trail.is_unchanged(dentries) {
+        match self.read_set.is_unchanged(dentries) {
             true => Ok(()),
             false => Err(Stop::Retry),
         }
@@ -342,9 +342,9 @@ impl<'v, 'a> Walk<'v, 'a> {
 
     /// Adds where the walk is to what will be checked.
     #[inline]
-    pub(crate) fn note(&mut self) {
+    pub(crate) fn record(&mut self) {
         if self.mode == Mode::Rcu {
-            self.trail.push(self.dentry, self.seen.seq);
+            self.read_set.push(self.dentry, self.seen.seq);
         }
     }
 
@@ -375,17 +375,17 @@ impl<'v, 'a> Walk<'v, 'a> {
             if at == mount.root {
                 match &mount.point {
                     Some((parent, point)) => (mount, at) = (parent, *point),
-                    None => return Err(self.verdict(Errno::XDEV)),
+                    None => return Err(self.validated(Errno::XDEV)),
                 }
                 continue;
             }
-            let seen = vfs.dcache.dentries.glimpse(at);
+            let seen = vfs.dcache.dentries.snapshot(at);
             if self.mode == Mode::Rcu {
-                self.trail.push(at, seen.seq);
+                self.read_set.push(at, seen.seq);
             }
             let parent = seen.key.parent();
             if parent == at || parent == 0 || !seen.body.flags().intersects(Flags::HASHED) {
-                return Err(self.verdict(Errno::XDEV));
+                return Err(self.validated(Errno::XDEV));
             }
             at = parent;
         }

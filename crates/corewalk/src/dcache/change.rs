@@ -5,18 +5,18 @@ use corewalk_sync::{Group, LockrefGuard};
 use super::{Dcache, full, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::claim::Claim;
 use crate::dentry::{
-    Body, DirectoryWords, Flags, Glimpse, Image, Key, NameCopy, Needle, group_of, kind_flags,
+    Body, DirectoryWords, Flags, Image, Key, LookupKey, NameCopy, Snapshot, group_of, kind_flags,
 };
+use crate::key_lock::KeyGuard;
 use crate::table::Stripe;
 
 /// A name that is about to be entered under a key, by whoever has claimed it.
 struct Entry<'a> {
     hash: u32,
     key: Key,
-    needle: &'a Needle<'a>,
-    claim: &'a Claim<'a>,
+    lookup_key: &'a LookupKey<'a>,
+    in_lookup: &'a KeyGuard<'a>,
 }
 
 /// The inode a name is to refer to.
@@ -52,17 +52,17 @@ impl Dcache {
     pub(crate) fn publish(
         &self,
         key: Key,
-        needle: &Needle<'_>,
+        lookup_key: &LookupKey<'_>,
         node: Option<Node>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<u32, Errno> {
-        let (parent, hash) = (key.parent(), self.hash(key.parent(), needle.hash));
+        let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
         // A dentry that changed between the look and the reference, as when it is mounted on, is
         // looked for again: a name must not get a second one.
-        let find = || self.find(key, needle).or_else(|| self.find_exact(key, needle));
+        let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
         // Whoever enters a name has its claim, so where there is none there will be none.
-        let is_known = (!key.is_stale() && self.find(key, needle).is_some())
-            || self.is_known(hash, parent, needle);
+        let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
+            || self.is_known(hash, parent, lookup_key);
         while is_known
             && !key.is_stale()
             && let Some((slot, seen)) = find()
@@ -71,12 +71,12 @@ impl Dcache {
                 Some(node) if seen.body.is_negative() => {
                     // A directory lies among directories, so it gets another slot if it can.
                     if node.kind == FileKind::Directory
-                        && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash, claim)
+                        && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
-                        self.let_go(parent, inode);
+                        self.put_evicted(parent, inode);
                         break;
                     }
-                    self.turn_positive((slot, seen.seq), needle, node)?
+                    self.turn_positive((slot, seen.seq), lookup_key, node)?
                 }
                 node if seen.body.inode() == node.map_or(0, |node| node.inode) => {
                     self.get(slot, seen.seq)
@@ -100,7 +100,7 @@ impl Dcache {
         let directory = self.directory(parent).filter(|now| is_attached(now.flags));
         let result = match directory {
             Some(now) if is_current(now) => {
-                let entry = Entry { hash, key, needle, claim };
+                let entry = Entry { hash, key, lookup_key, in_lookup };
                 let back = if is_known { self.take_back(&entry, node) } else { None };
                 match back {
                     Some(slot) => {
@@ -120,7 +120,7 @@ impl Dcache {
 
     /// Enters a name that is not there. The reference on the parent that the caller has taken goes along.
     fn publish_new(&self, entry: &Entry<'_>, node: Option<Node>) -> Result<u32, Errno> {
-        let &Entry { hash, key, needle, claim } = entry;
+        let &Entry { hash, key, lookup_key, in_lookup } = entry;
         let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
         let inode = node.map_or(0, |node| node.inode);
         let group = node.map_or(Group::Many, |node| group_of(node.kind));
@@ -129,7 +129,7 @@ impl Dcache {
             self.dentries.alloc(inode, group)
         }))?;
         let (place, words) = self.place_of(inode);
-        let name = needle.name.as_bytes();
+        let name = lookup_key.name.as_bytes();
         let flags = kind | Flags::HASHED;
         let Some(image) = self.dentries.new_image(key, place, name, flags, words) else {
             self.dentries.free(slot);
@@ -144,7 +144,11 @@ impl Dcache {
             None => self.counters.negatives.add(1),
         }
         // Whoever dooms the claim later looks for the name later, and finds it (C.1).
-        if self.table.insert_if(hash, slot, |_| (!claim.is_doomed()).then_some(())).is_none() {
+        if self
+            .table
+            .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
+            .is_none()
+        {
             let guard = self.dentries.lockref(slot).lock();
             self.write(slot, &guard, |dcache| {
                 dcache.dentries.store_key(slot, Key::stale(key.parent()))
@@ -172,12 +176,12 @@ impl Dcache {
     /// that nobody needs go. So however often a name is invalidated, it has one dentry per inode in
     /// use. The caller holds the name's claim.
     fn take_back(&self, entry: &Entry<'_>, node: Option<Node>) -> Option<u32> {
-        let &Entry { hash, key, needle, claim } = entry;
+        let &Entry { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
-            for (slot, seen) in self.collect_stale(hash, key, needle) {
+            for (slot, seen) in self.collect_stale(hash, key, lookup_key) {
                 let inode = seen.body.inode();
                 if inode != 0 && node.is_some_and(|node| node.inode == inode) {
-                    if self.set_key(slot, seen.seq, key, claim) {
+                    if self.set_key(slot, seen.seq, key, in_lookup) {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
@@ -185,9 +189,9 @@ impl Dcache {
                     continue 'look;
                 }
                 if !key.is_stale()
-                    && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash, claim)
+                    && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                 {
-                    self.let_go(parent, inode);
+                    self.put_evicted(parent, inode);
                 }
             }
             return None;
@@ -195,10 +199,15 @@ impl Dcache {
     }
 
     /// Returns the dentries that a name has under keys other than `key`, or under stale ones.
-    fn collect_stale(&self, hash: u32, key: Key, needle: &Needle<'_>) -> Vec<(u32, Glimpse)> {
+    fn collect_stale(
+        &self,
+        hash: u32,
+        key: Key,
+        lookup_key: &LookupKey<'_>,
+    ) -> Vec<(u32, Snapshot)> {
         let mut stale = Vec::new();
         let _: Option<()> = self.table.lock(hash).find(|slot| {
-            let seen = self.seen_as(slot, key.parent(), needle)?;
+            let seen = self.seen_as(slot, key.parent(), lookup_key)?;
             if seen.key != key || key.is_stale() {
                 stale.push((slot, seen));
             }
@@ -208,18 +217,18 @@ impl Dcache {
     }
 
     /// Returns true if a name has a dentry, under whatever key.
-    fn is_known(&self, hash: u32, parent: u32, needle: &Needle<'_>) -> bool {
-        let seen = self.table.lock(hash).find(|slot| self.seen_as(slot, parent, needle));
+    fn is_known(&self, hash: u32, parent: u32, lookup_key: &LookupKey<'_>) -> bool {
+        let seen = self.table.lock(hash).find(|slot| self.seen_as(slot, parent, lookup_key));
         seen.is_some()
     }
 
     /// Returns how a dentry is seen, if it has that name below `parent`, under whatever key.
-    fn seen_as(&self, slot: u32, parent: u32, needle: &Needle<'_>) -> Option<Glimpse> {
+    fn seen_as(&self, slot: u32, parent: u32, lookup_key: &LookupKey<'_>) -> Option<Snapshot> {
         // A dentry that changes meanwhile is read again: one that is missed here would stay beside the
         // one that is made in its place.
         loop {
-            let seen = self.dentries.glimpse(slot);
-            let is_named = self.dentries.line(slot).is_named(seen, needle, &self.dentries);
+            let seen = self.dentries.snapshot(slot);
+            let is_named = self.dentries.line(slot).is_named(seen, lookup_key, &self.dentries);
             if self.dentries.is_unchanged(slot, seen.seq) {
                 return (is_named && seen.key.parent() == parent).then_some(seen);
             }
@@ -228,14 +237,14 @@ impl Dcache {
 
     /// Enters a dentry under another key, or a stale one if the claim is doomed, and takes a reference on
     /// it for the caller. False if it has changed since it was seen.
-    fn set_key(&self, slot: u32, seq: u64, key: Key, claim: &Claim<'_>) -> bool {
+    fn set_key(&self, slot: u32, seq: u64, key: Key, in_lookup: &KeyGuard<'_>) -> bool {
         let mut guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return false;
         }
         guard.add(1);
         self.write(slot, &guard, |dcache| {
-            dcache.dentries.store_key(slot, key.unless_doomed(claim));
+            dcache.dentries.store_key(slot, key.unless_cancelled(in_lookup));
         });
         true
     }
@@ -245,7 +254,7 @@ impl Dcache {
     fn turn_positive(
         &self,
         (slot, seq): (u32, u64),
-        needle: &Needle<'_>,
+        lookup_key: &LookupKey<'_>,
         node: Node,
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
@@ -256,7 +265,7 @@ impl Dcache {
         }
         let before = self.dentries.image(slot);
         let flags = kind_flags(node.kind) | Flags::HASHED;
-        let name = needle.name.as_bytes();
+        let name = lookup_key.name.as_bytes();
         let (place, words) = self.place_of(node.inode);
         let image = full(self.dentries.new_image(before.key, place, name, flags, words))?;
         self.adopt(slot, node);
@@ -366,15 +375,15 @@ impl Dcache {
     /// changed then.
     pub(crate) fn d_move(
         &self,
-        (moved, from): (u32, &Needle<'_>),
+        (moved, from): (u32, &LookupKey<'_>),
         to: Key,
-        needle: &Needle<'_>,
+        lookup_key: &LookupKey<'_>,
         target: Option<u32>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<u32, Errno> {
-        let hash = self.hash(to.parent(), needle.hash);
-        let negative = self.insert_over_negative((hash, to, needle), moved, target);
-        let entry = Entry { hash, key: to, needle, claim };
+        let hash = self.hash(to.parent(), lookup_key.hash);
+        let negative = self.insert_over_negative((hash, to, lookup_key), moved, target);
+        let entry = Entry { hash, key: to, lookup_key, in_lookup };
         let moved = self.d_move_listed((moved, from), &entry, target.or(negative));
         negative.into_iter().for_each(|slot| self.put(slot));
         moved
@@ -384,14 +393,14 @@ impl Dcache {
     /// `target`. Any other, which the caller does not know of, is made stale, wherever in the bucket it stands.
     fn insert_over_negative(
         &self,
-        (hash, key, needle): (u32, Key, &Needle<'_>),
+        (hash, key, lookup_key): (u32, Key, &LookupKey<'_>),
         slot: u32,
         target: Option<u32>,
     ) -> Option<u32> {
         let another = |stripe: &Stripe<'_>, negative: Option<u32>| {
             let known = [Some(slot), target, negative];
             stripe.find(|other| {
-                let seen = self.dentries.compare(other, key, needle)?;
+                let seen = self.dentries.compare(other, key, lookup_key)?;
                 (!known.contains(&Some(other))).then_some((other, seen))
             })
         };
@@ -418,11 +427,11 @@ impl Dcache {
     /// [`Dcache::d_move`], of a dentry that is in the table under `hash`, that of its new name, already.
     fn d_move_listed(
         &self,
-        (moved, from): (u32, &Needle<'_>),
+        (moved, from): (u32, &LookupKey<'_>),
         entry: &Entry<'_>,
         target: Option<u32>,
     ) -> Result<u32, Errno> {
-        let &Entry { hash, key: to, needle, claim } = entry;
+        let &Entry { hash, key: to, lookup_key, in_lookup } = entry;
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
@@ -432,7 +441,7 @@ impl Dcache {
             return Err(Errno::STALE);
         }
         let (body, words) = (before.body, before.directory_words());
-        let (place, name) = ((body.superblock(), body.inode()), needle.name.as_bytes());
+        let (place, name) = ((body.superblock(), body.inode()), lookup_key.name.as_bytes());
         let image = self.dentries.new_image(to, place, name, body.flags(), words);
         let Some(mut image) = image else {
             drop((guard, target_guard));
@@ -449,7 +458,7 @@ impl Dcache {
         });
         // C.2: readers of either name wait while a sequence is odd, so they see the move whole.
         self.write(moved, &guard, |dcache| {
-            image.key = image.key.unless_doomed(claim);
+            image.key = image.key.unless_cancelled(in_lookup);
             if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
                 dcache.write(*slot, target_guard, |dcache| {
                     dcache.store_unhashed(*slot, victim);
@@ -483,7 +492,7 @@ impl Dcache {
     /// # Errors
     /// `ENOMEM` if a long name finds no room, `ESTALE` if one was invalidated; nothing has changed
     /// then.
-    pub(crate) fn exchange(&self, a: u32, b: u32, claim: &Claim<'_>) -> Result<(), Errno> {
+    pub(crate) fn exchange(&self, a: u32, b: u32, in_lookup: &KeyGuard<'_>) -> Result<(), Errno> {
         let hash_a = self.hash_now(a);
         let hash_b = self.hash_now(b);
         self.table.insert(hash_b, a);
@@ -507,8 +516,8 @@ impl Dcache {
         if let Some((mut image_a, mut image_b)) = images {
             self.write(a, &guard_a, |dcache| {
                 dcache.write(b, &guard_b, |dcache| {
-                    image_a.key = image_a.key.unless_doomed(claim);
-                    image_b.key = image_b.key.unless_doomed(claim);
+                    image_a.key = image_a.key.unless_cancelled(in_lookup);
+                    image_b.key = image_b.key.unless_cancelled(in_lookup);
                     dcache.dentries.store(a, &image_a);
                     dcache.dentries.store(b, &image_b);
                 });
@@ -575,7 +584,7 @@ impl Dcache {
     #[cold]
     fn retire_children(&self, slot: u32) {
         for child in 1..self.dentries.slots_touched() {
-            if self.dentries.glimpse(child).key.parent() != slot || child == slot {
+            if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
             // It may be another by the time it is locked, or not in the table yet.
@@ -590,19 +599,19 @@ impl Dcache {
     }
 
     /// Makes one name unknown. What a back end is being asked about it now will not be cached.
-    pub(crate) fn invalidate_name(&self, directory: u32, needle: &Needle<'_>) {
-        self.claims.doom(self.claim_key(directory, needle));
+    pub(crate) fn invalidate_name(&self, directory: u32, lookup_key: &LookupKey<'_>) {
+        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
         self.counters.invalidations.add(1);
         if let Some(now) = self.directory(directory) {
-            self.make_name_stale(now.key, needle);
+            self.make_name_stale(now.key, lookup_key);
         }
     }
 
     /// Makes whatever is cached under a name unknown.
-    pub(crate) fn make_name_stale(&self, key: Key, needle: &Needle<'_>) {
+    pub(crate) fn make_name_stale(&self, key: Key, lookup_key: &LookupKey<'_>) {
         // A dentry that changed between the look and the reference is looked for again.
         while !key.is_stale()
-            && let Some((slot, seen)) = self.find_exact(key, needle)
+            && let Some((slot, seen)) = self.find_exact(key, lookup_key)
         {
             if self.get(slot, seen.seq) {
                 self.make_stale(slot);

@@ -11,8 +11,8 @@ use corewalk_sync::tally::{Tally, assert_all_reached};
 
 use super::*;
 use crate::attr::{Attr, FileKind, mode};
-use crate::claim::Claim;
 use crate::dentry::{DirectoryWords, kind_flags};
+use crate::key_lock::KeyGuard;
 
 /// How often a thread loses its processor, apart from where it waits.
 pub(super) const PREEMPTIONS: usize = 3;
@@ -69,10 +69,10 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> Node {
 /// Enters a file and returns its dentry, which nobody holds, and its inode, which only that does.
 pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, Node) {
     let node = enter(dcache, ino, mode::S_IFREG | 0o600);
-    let needle = dcache.needle(Name::new(name).unwrap());
-    let claim = dcache.claims.claim(dcache.claim_key(key.parent(), &needle));
-    let slot = dcache.publish(key, &needle, Some(node), &claim).unwrap();
-    drop(claim);
+    let lookup_key = dcache.lookup_key(Name::new(name).unwrap());
+    let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
+    let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
+    drop(in_lookup);
     dcache.put(slot);
     dcache.put_inode(node.inode, 1);
     (slot, node)
@@ -80,7 +80,7 @@ pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, No
 
 /// Looks a name up without a lock and returns the number of its inode, if both are there.
 pub(super) fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
-    let (slot, seen) = dcache.find(key, &dcache.needle(Name::new(name).unwrap()))?;
+    let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
     if seen.body.is_negative() || !dcache.get_inode(slot, seen.seq, inode) {
         return None;
@@ -109,13 +109,13 @@ fn publish_against_find(prepare: fn(&Dcache, Key), publish: fn(&Dcache, Key)) ->
     })
 }
 
-pub(super) fn needle_a(dcache: &Dcache) -> Needle<'static> {
-    dcache.needle(Name::new(A).unwrap())
+pub(super) fn lookup_key_a(dcache: &Dcache) -> LookupKey<'static> {
+    dcache.lookup_key(Name::new(A).unwrap())
 }
 
 /// Returns the claim of `A` in the directory that `key` is of.
-pub(super) fn claim_a(dcache: &Dcache, key: Key) -> Claim<'_> {
-    dcache.claims.claim(dcache.claim_key(key.parent(), &needle_a(dcache)))
+pub(super) fn lock_name_a(dcache: &Dcache, key: Key) -> KeyGuard<'_> {
+    dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key_a(dcache)))
 }
 
 fn publish_a(dcache: &Dcache, key: Key) {
@@ -123,7 +123,7 @@ fn publish_a(dcache: &Dcache, key: Key) {
 }
 
 fn publish_negative_a(dcache: &Dcache, key: Key) {
-    let slot = dcache.publish(key, &needle_a(dcache), None, &claim_a(dcache, key)).unwrap();
+    let slot = dcache.publish(key, &lookup_key_a(dcache), None, &lock_name_a(dcache, key)).unwrap();
     dcache.put(slot);
 }
 
@@ -141,7 +141,8 @@ fn name_that_turns_positive_is_found_whole_or_not() {
 
 fn publish_directory_a(dcache: &Dcache, key: Key) {
     let node = enter(dcache, 7, mode::S_IFDIR | 0o700);
-    let slot = dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap();
+    let slot =
+        dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
     dcache.put(slot);
     dcache.put_inode(node.inode, 1);
 }
@@ -157,7 +158,7 @@ fn directory_in_place_of_a_negative_is_found_whole_or_not() {
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
     publish_against_find(publish_negative_a, |dcache, key| {
-        let (slot, seen) = dcache.find_exact(key, &needle_a(dcache)).unwrap();
+        let (slot, seen) = dcache.find_exact(key, &lookup_key_a(dcache)).unwrap();
         // The first free inode, which is living but has no number yet.
         dcache.dentries.store_body(slot, seen.body.with_inode(3));
         let node = enter(dcache, 7, mode::S_IFREG | 0o600);
@@ -189,9 +190,9 @@ fn rename_against_name(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
 }
 
 fn rename_to_b(dcache: &Dcache, slot: u32, key: Key) {
-    let needle = dcache.needle(Name::new(B).unwrap());
-    let moved = (slot, &needle_a(dcache));
-    assert_eq!(dcache.d_move(moved, key, &needle, None, &claim_a(dcache, key)), Ok(0));
+    let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+    let moved = (slot, &lookup_key_a(dcache));
+    assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &lock_name_a(dcache, key)), Ok(0));
 }
 
 /// Returns the image of the dentry under the name `B`.
@@ -227,7 +228,7 @@ fn rename_against_lookups(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
             let dcache = Arc::clone(&dcache);
             move || {
                 let is_there = |name| {
-                    dcache.find_exact(key, &dcache.needle(Name::new(name).unwrap())).is_some()
+                    dcache.find_exact(key, &dcache.lookup_key(Name::new(name).unwrap())).is_some()
                 };
                 let is_a = is_there(A);
                 assert!(is_a || is_there(B), "T13: neither name");
@@ -250,14 +251,14 @@ fn file_that_is_renamed_has_one_name_or_the_other() {
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {
     rename_against_lookups(|dcache, slot, key| {
-        let old_hash = dcache.hash(key.parent(), needle_a(dcache).hash);
+        let old_hash = dcache.hash(key.parent(), lookup_key_a(dcache).hash);
         dcache.table.remove(old_hash, slot);
         let guard = dcache.dentries.lockref(slot).lock();
         let image = image_b(dcache, slot, key);
         dcache.write(slot, &guard, |dcache| dcache.dentries.store(slot, &image));
         drop(guard);
-        let needle = dcache.needle(Name::new(B).unwrap());
-        dcache.table.insert(dcache.hash(key.parent(), needle.hash), slot);
+        let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+        dcache.table.insert(dcache.hash(key.parent(), lookup_key.hash), slot);
     });
 }
 
@@ -275,8 +276,8 @@ fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
         let reader = thread::spawn({
             let dcache = Arc::clone(&dcache);
             move || {
-                let needle = dcache.needle(Name::new(B).unwrap());
-                let found = dcache.find_exact(key, &needle).map(|(slot, _)| slot);
+                let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+                let found = dcache.find_exact(key, &lookup_key).map(|(slot, _)| slot);
                 assert!(found.is_some(), "T13: the target was missing");
                 tally.hit(usize::from(found == Some(moved)));
             }
@@ -290,9 +291,9 @@ fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
 #[test]
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
-        let needle = dcache.needle(Name::new(B).unwrap());
-        let (moved, claim) = ((moved, &needle_a(dcache)), claim_a(dcache, key));
-        assert_eq!(dcache.d_move(moved, key, &needle, Some(victim), &claim), Ok(0));
+        let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+        let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
+        assert_eq!(dcache.d_move(moved, key, &lookup_key, Some(victim), &in_lookup), Ok(0));
     }));
 }
 
@@ -305,9 +306,9 @@ fn control_rename_in_two_sections_is_caught() {
         let body = unhashed(dcache.dentries.image(victim).body);
         dcache.write(victim, &guard, |dcache| dcache.dentries.store_body(victim, body));
         drop(guard);
-        let needle = dcache.needle(Name::new(B).unwrap());
-        let (moved, claim) = ((moved, &needle_a(dcache)), claim_a(dcache, key));
-        assert_eq!(dcache.d_move(moved, key, &needle, None, &claim), Ok(0));
+        let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+        let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
+        assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &in_lookup), Ok(0));
     });
 }
 
@@ -323,7 +324,7 @@ fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
             let dcache = Arc::clone(&dcache);
             move || {
                 let seen = loop {
-                    let seen = dcache.dentries.glimpse(slot);
+                    let seen = dcache.dentries.snapshot(slot);
                     if dcache.dentries.is_unchanged(slot, seen.seq) {
                         break seen;
                     }

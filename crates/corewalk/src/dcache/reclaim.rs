@@ -27,8 +27,8 @@
 use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Dcache, unhashed};
-use crate::claim::Claim;
-use crate::dentry::{Glimpse, NameCopy};
+use crate::dentry::{NameCopy, Snapshot};
+use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
 /// Slots looked at, at most, each time the cache is found over its budget.
@@ -248,7 +248,7 @@ impl Dcache {
 
     /// Evicts the dentry in `slot` if nobody needs it.
     fn evict(&self, slot: u32, chance: Chance) -> Outcome {
-        let seen = self.dentries.glimpse(slot);
+        let seen = self.dentries.snapshot(slot);
         let body = seen.body;
         let is_meant = chance != Chance::OrphansOnly || body.is_negative();
         if !body.is_hashed() || !is_meant || self.dentries.lockref(slot).count() > 0 {
@@ -276,14 +276,16 @@ impl Dcache {
             // that is out of sight for a moment costs those who look it up.
             return Outcome::Pinned;
         }
-        let needle = self.needle(name);
+        let lookup_key = self.lookup_key(name);
         // With the claim, a lookup that misses waits until it is decided whether the name stays.
-        let Some(claim) = self.claims.try_claim(self.claim_key(seen.key.parent(), &needle)) else {
+        let Some(in_lookup) =
+            self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
+        else {
             return Outcome::Kept;
         };
-        let hash = self.hash(seen.key.parent(), needle.hash);
-        let outcome = self.evict_claimed(slot, seen, hash, &claim);
-        drop(claim);
+        let hash = self.hash(seen.key.parent(), lookup_key.hash);
+        let outcome = self.evict_locked(slot, seen, hash, &in_lookup);
+        drop(in_lookup);
         match outcome {
             Ok((parent, inode)) => {
                 if inode != 0 {
@@ -297,12 +299,12 @@ impl Dcache {
 
     /// Evicts a dentry whose name the caller has claimed. Returns the parent and the inode whose
     /// references have to be dropped.
-    pub(super) fn evict_claimed(
+    pub(super) fn evict_locked(
         &self,
         slot: u32,
-        seen: Glimpse,
+        seen: Snapshot,
         hash: u32,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<(u32, u32), Outcome> {
         let guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || guard.count() > 0 || !self.dentries.is_unchanged(slot, seen.seq) {
@@ -318,7 +320,7 @@ impl Dcache {
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // An invalidation may have looked while the name was out of sight.
-                dcache.dentries.store_key(slot, seen.key.unless_doomed(claim));
+                dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });
             return Err(Outcome::Pinned);
@@ -333,7 +335,7 @@ impl Dcache {
     }
 
     /// Drops the references that an evicted dentry had.
-    pub(super) fn let_go(&self, parent: u32, inode: u32) {
+    pub(super) fn put_evicted(&self, parent: u32, inode: u32) {
         if inode != 0 {
             self.put_inode(inode, 1);
         }
@@ -351,7 +353,7 @@ impl Dcache {
     /// Tells `then` the inode of a dentry, its parent's inode and its name, if it can be told what
     /// they were at one instant.
     fn describe(&self, slot: u32, then: &mut dyn FnMut(u32, u32, Name<'_>)) {
-        let seen = self.dentries.glimpse(slot);
+        let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, seen.body, &mut copy);
         let Some(parent) = self.directory(seen.key.parent()) else { return };

@@ -1,6 +1,6 @@
 //! The key of a dentry: which directory it is in, and in which of its lives.
 
-use crate::claim::Claim;
+use crate::key_lock::KeyGuard;
 
 /// What a dentry's children are entered under: its slot and its child generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +23,9 @@ impl Key {
     }
 
     /// Returns the key, or a stale one if what is entered under it is out of date already: asked inside
-    /// of the write section that makes it visible (see `Claim::is_doomed`).
-    pub(crate) fn unless_doomed(self, claim: &Claim<'_>) -> Key {
-        if claim.is_doomed() { Key::stale(self.parent()) } else { self }
+    /// of the write section that makes it visible (see `KeyGuard::is_fill_cancelled`).
+    pub(crate) fn unless_cancelled(self, in_lookup: &KeyGuard<'_>) -> Key {
+        if in_lookup.is_fill_cancelled() { Key::stale(self.parent()) } else { self }
     }
 
     #[inline]

@@ -179,7 +179,7 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
         let reader = thread::spawn({
             let dentries = Arc::clone(&dentries);
             move || {
-                let seen = dentries.line(slot).glimpse_now();
+                let seen = dentries.line(slot).snapshot_now();
                 let mut copy = NameCopy::new();
                 dentries.copy_name(slot, seen.body, &mut copy);
                 if !dentries.is_unchanged(slot, seen.seq) {

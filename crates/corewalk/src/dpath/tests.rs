@@ -52,8 +52,8 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
 }
 
 /// What a translation says, and where it ended.
-fn said(trail: &Trail<'_>) -> (Vec<u8>, PathKind, u32, usize) {
-    (trail.path().to_vec(), trail.kind, trail.top, trail.steps())
+fn said(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, u32, usize) {
+    (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
 /// Trap T8: a pass is refused whichever name on the way changed, and the next says what a fresh
@@ -65,36 +65,36 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     for depth in 0..DEPTH {
         let dir = place(&vfs, depth);
         let (name, neighbour) = (format!("d{depth}"), format!("neighbour{depth}"));
-        let mut trail = Trail::new();
-        trail.climb(dcache, leaf.dentry, 0, Pass::Optimistic);
+        let mut buffer = PathBuffer::new();
+        buffer.prepend(dcache, leaf.dentry, 0, Pass::Optimistic);
         rename(&vfs, &dir, &neighbour, "aside");
-        assert!(trail.is_unchanged(dcache), "a name beside the way");
+        assert!(buffer.is_unchanged(dcache), "a name beside the route");
         rename(&vfs, &dir, &name, "renamed");
-        assert!(!trail.is_unchanged(dcache), "a name on the way, at depth {depth}");
-        trail.collect(dcache, Way::Names(leaf.dentry));
-        let mut fresh = Trail::new();
-        fresh.collect(dcache, Way::Names(leaf.dentry));
-        assert_eq!(said(&trail), said(&fresh));
+        assert!(!buffer.is_unchanged(dcache), "a name on the route, at depth {depth}");
+        buffer.collect(dcache, Route::Names(leaf.dentry));
+        let mut fresh = PathBuffer::new();
+        fresh.collect(dcache, Route::Names(leaf.dentry));
+        assert_eq!(said(&buffer), said(&fresh));
         rename(&vfs, &dir, "renamed", &name);
     }
 }
 
 /// Translates places of all depths and kinds one after the other with one trail; `clear` is what
 /// comes between two of them.
-fn translate_in_turn(clear: fn(&mut Trail<'static>)) {
+fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
     let file = Name::new(b"f").unwrap();
     let dir = place(&vfs, DEPTH).inode();
     vfs.remove(&Cred::root(), &dir, file, crate::Removal::Unlink).unwrap();
-    let mut trail = Trail::new();
+    let mut buffer = PathBuffer::new();
     for depth in [DEPTH, 0, 3, 1, DEPTH] {
         for dentry in [place(&vfs, depth).dentry, removed.dentry, place(&vfs, 1).dentry] {
-            clear(&mut trail);
-            trail.climb(&vfs.dcache, dentry, 0, Pass::Optimistic);
-            let mut fresh = Trail::new();
-            fresh.climb(&vfs.dcache, dentry, 0, Pass::Optimistic);
-            assert_eq!(said(&trail), said(&fresh), "T8: something is left of the pass before");
+            clear(&mut buffer);
+            buffer.prepend(&vfs.dcache, dentry, 0, Pass::Optimistic);
+            let mut fresh = PathBuffer::new();
+            fresh.prepend(&vfs.dcache, dentry, 0, Pass::Optimistic);
+            assert_eq!(said(&buffer), said(&fresh), "T8: something is left of the pass before");
         }
     }
 }
@@ -102,17 +102,17 @@ fn translate_in_turn(clear: fn(&mut Trail<'static>)) {
 /// Trap T8: all that a pass leaves is reset.
 #[test]
 fn trail_that_is_cleared_keeps_nothing() {
-    translate_in_turn(Trail::clear);
+    translate_in_turn(PathBuffer::clear);
 }
 
 /// Trap T8: the names are forgotten, but not what kind of path they made.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_trail_that_keeps_its_kind_is_caught() {
-    translate_in_turn(|trail| {
-        let kind = trail.kind;
-        trail.clear();
-        trail.kind = kind;
+    translate_in_turn(|buffer| {
+        let kind = buffer.kind;
+        buffer.clear();
+        buffer.kind = kind;
     });
 }
 
@@ -128,12 +128,12 @@ fn trail_that_was_too_long_fits_after_it_is_cleared() {
         *slot = vfs.dcache.inodes.alias(dir.slot);
     }
     let mut buf = [0; 300];
-    let mut trail = Trail::<STEPS>::lent(&mut buf);
-    trail.climb(&vfs.dcache, slots[1], 0, Pass::Optimistic);
-    assert_eq!(trail.steps(), 2, "it was left where it did not fit");
-    trail.clear();
-    trail.climb(&vfs.dcache, slots[0], 0, Pass::Optimistic);
-    assert_eq!(trail.into_buffer(), Ok(300 - 251));
+    let mut buffer = PathBuffer::<STEPS>::lent(&mut buf);
+    buffer.prepend(&vfs.dcache, slots[1], 0, Pass::Optimistic);
+    assert_eq!(buffer.steps(), 2, "it was left where it did not fit");
+    buffer.clear();
+    buffer.prepend(&vfs.dcache, slots[0], 0, Pass::Optimistic);
+    assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
 /// Translates `leaf` into a buffer on another thread, in a pass under the locks, while `held` is. Returns
@@ -145,7 +145,7 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
         let before = leaf.vfs.stats().fallbacks;
         scope.spawn(move || {
             let mut buf = [0; 4 * DEEP];
-            say.send(path_into(dcache, Way::Names(leaf.dentry), &mut buf)).unwrap();
+            say.send(path_into(dcache, Route::Names(leaf.dentry), &mut buf)).unwrap();
         });
         let early = said.recv_timeout(std::time::Duration::from_millis(300));
         drop(held);
@@ -182,15 +182,15 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     let (dcache, leaf, root) = (&vfs.dcache, place(&vfs, DEPTH + 1), place(&vfs, 0));
     for pass in 0..1000 {
         let (from, to) = if pass % 2 == 0 { ("d0", "D0") } else { ("D0", "d0") };
-        let mut trail = Trail::new();
-        trail.climb(dcache, leaf.dentry, 0, Pass::Optimistic);
+        let mut buffer = PathBuffer::new();
+        buffer.prepend(dcache, leaf.dentry, 0, Pass::Optimistic);
         rename(&vfs, &root, from, to);
-        assert!(!trail.is_unchanged(dcache));
+        assert!(!buffer.is_unchanged(dcache));
     }
     let still = dcache.topology.read_shared();
-    let mut trail = Trail::new();
-    trail.climb(dcache, leaf.dentry, 0, Pass::Locked);
-    assert!(trail.is_unchanged(dcache));
+    let mut buffer = PathBuffer::new();
+    buffer.prepend(dcache, leaf.dentry, 0, Pass::Locked);
+    assert!(buffer.is_unchanged(dcache));
     drop(still);
 }
 
@@ -203,7 +203,7 @@ fn passes_of_translations_are_counted() {
     let counts = || (vfs.stats().retries, vfs.stats().fallbacks);
     let (before, ino) = (counts(), leaf.inode().ino());
     vfs.path_of_number(ino).unwrap();
-    Trail::new().collect(dcache, Way::Names(leaf.dentry));
+    PathBuffer::new().collect(dcache, Route::Names(leaf.dentry));
     assert_eq!(counts(), before, "nothing has changed");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -222,7 +222,7 @@ fn passes_of_translations_are_counted() {
             })
         };
         let by_number = is_counted(&|| drop(vfs.path_of_number(ino)));
-        let by_place = is_counted(&|| Trail::new().collect(dcache, Way::Names(leaf.dentry)));
+        let by_place = is_counted(&|| PathBuffer::new().collect(dcache, Route::Names(leaf.dentry)));
         // ORDERING: Relaxed. As above.
         done.store(true, Ordering::Relaxed);
         assert!(by_number && by_place, "by number: {by_number}, by place: {by_place}");
@@ -257,10 +257,10 @@ fn locked_pass_beside_marks_grows_and_stays_whole() {
             }
         });
         let wrong = (0..PASSES).find_map(|_| {
-            let mut trail = Trail::new();
+            let mut buffer = PathBuffer::new();
             let _still = vfs.dcache.topology.read_shared();
-            trail.climb(&vfs.dcache, leaf, 0, Pass::Locked);
-            (trail.path() != expected.as_bytes()).then(|| trail.path().len())
+            buffer.prepend(&vfs.dcache, leaf, 0, Pass::Locked);
+            (buffer.path() != expected.as_bytes()).then(|| buffer.path().len())
         });
         // ORDERING: Relaxed. As above.
         done.store(true, Ordering::Relaxed);

@@ -36,7 +36,7 @@ use super::index::{HashIndex, Place};
 use super::table::ROOT_INO;
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::dentry::Needle;
+use crate::dentry::LookupKey;
 use crate::fs::DirEntry;
 use crate::hash::Keys;
 use crate::name::Name;
@@ -63,7 +63,7 @@ impl<'a> Key<'a> {
     /// Returns the key of `name`.
     #[inline]
     pub(super) fn new(name: Name<'a>, keys: &Keys) -> Key<'a> {
-        Key { name, hash: Needle::new(name, keys).hash.child(0) as u32 }
+        Key { name, hash: LookupKey::new(name, keys).hash.child(0) as u32 }
     }
 }
 

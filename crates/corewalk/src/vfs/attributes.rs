@@ -30,10 +30,10 @@ use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
 use crate::attr::{Attr, FileKind, SetAttr, SetTime, mode};
-use crate::claim::Claim;
 use crate::cred::{Blocking, Caps, Cred, May, Subject, Verdict};
 use crate::fs::{AclKind, XattrMode};
 use crate::inode::Perm;
+use crate::key_lock::KeyGuard;
 
 /// What an inode's slot number is multiplied by to be the key of a claim: the products of two slots
 /// differ in more than the two bits that a claim leaves out, since this number (2 to the 64th over the
@@ -61,7 +61,7 @@ impl Vfs {
     /// # Errors
     /// `EACCES` if not; what the back end or the security hook says.
     pub fn access(&self, cred: &Cred, inode: &InodeRef<'_>, what: May) -> Result<(), Errno> {
-        self.settled(&[inode.slot], || self.permission(cred, inode.slot, what))
+        self.awaiting_removal(&[inode.slot], || self.permission(cred, inode.slot, what))
     }
 
     /// Returns the attributes of `inode`.
@@ -94,7 +94,7 @@ impl Vfs {
     /// # Errors
     /// What the back end says.
     pub fn has_lone_set_group_id(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
-        let mode = self.settled(&[inode.slot], || self.perm(inode.slot))?.mode;
+        let mode = self.awaiting_removal(&[inode.slot], || self.perm(inode.slot))?.mode;
         Ok(inode.kind() != FileKind::Directory && is_lone_set_group_id(mode))
     }
 
@@ -105,9 +105,9 @@ impl Vfs {
     /// chmod(2), chown(2), utimensat(2) and truncate(2) have them; `EISDIR` and `EINVAL` for the size of
     /// what is no regular file; what the back end says.
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.settled(&[inode.slot], || {
-            let claim = self.claim_attributes(inode.slot);
-            self.setattr_claimed(cred, inode, set, &claim)
+        self.awaiting_removal(&[inode.slot], || {
+            let attr_lock = self.lock_attributes(inode.slot);
+            self.setattr_locked(cred, inode, set, &attr_lock)
         })
     }
 
@@ -124,8 +124,8 @@ impl Vfs {
         size: u64,
         who: impl FnOnce() -> Cred,
     ) -> Result<Attr, Errno> {
-        self.settled(&[inode.slot], || {
-            let claim = self.claim_attributes(inode.slot);
+        self.awaiting_removal(&[inode.slot], || {
+            let attr_lock = self.lock_attributes(inode.slot);
             let mut cred = cred.clone();
             if self.perm(inode.slot)?.mode & (mode::S_ISUID | mode::S_ISGID) != 0 {
                 let who = who();
@@ -133,25 +133,25 @@ impl Vfs {
                 (cred.gid, cred.groups) = (who.gid, who.groups);
             }
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            self.setattr_claimed(&cred, inode, &set, &claim)
+            self.setattr_locked(&cred, inode, &set, &attr_lock)
         })
     }
 
     /// Returns the right to change the attributes of an inode, after waiting until nobody else has
     /// it (P.1). The caller holds no lock, and no other such claim.
-    fn claim_attributes(&self, slot: u32) -> Claim<'_> {
-        self.changers.claim(u64::from(slot).wrapping_mul(SLOT_SPREAD))
+    fn lock_attributes(&self, slot: u32) -> KeyGuard<'_> {
+        self.attr_locks.lock(u64::from(slot).wrapping_mul(SLOT_SPREAD))
     }
 
-    fn setattr_claimed(
+    fn setattr_locked(
         &self,
         cred: &Cred,
         inode: &InodeRef<'_>,
         set: &SetAttr,
-        claim: &Claim<'_>,
+        attr_lock: &KeyGuard<'_>,
     ) -> Result<Attr, Errno> {
         let perm = self.perm(inode.slot)?;
-        let set = self.prepare(cred, inode, &perm, set, claim)?;
+        let set = self.prepare(cred, inode, &perm, set, attr_lock)?;
         let change = || self.with_inode(inode.slot, |fs, node| fs.setattr(node, &set));
         let attr = match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
             true => change()?,
@@ -182,7 +182,7 @@ impl Vfs {
         inode: &InodeRef<'_>,
         perm: &Perm,
         set: &SetAttr,
-        claim: &Claim<'_>,
+        attr_lock: &KeyGuard<'_>,
     ) -> Result<SetAttr, Errno> {
         let mut set = *set;
         let is_time =
@@ -207,12 +207,12 @@ impl Vfs {
             return Err(Errno::PERM);
         }
         if (set.atime.is_some() || set.mtime.is_some()) && !is_owner {
-            self.permission_claimed(cred, inode.slot, May::WRITE, claim)?;
+            self.permission_locked(cred, inode.slot, May::WRITE, attr_lock)?;
         }
         if set.size.is_some() {
             match inode.kind() {
                 FileKind::Regular => {
-                    self.permission_claimed(cred, inode.slot, May::WRITE, claim)?;
+                    self.permission_locked(cred, inode.slot, May::WRITE, attr_lock)?;
                 }
                 FileKind::Directory => return Err(Errno::ISDIR),
                 _ => return Err(Errno::INVAL),
@@ -241,20 +241,20 @@ impl Vfs {
         &self,
         inode: &InodeRef<'_>,
         who: impl FnOnce() -> C,
-    ) -> Result<Claim<'_>, Errno> {
-        let claim = self.claim_attributes(inode.slot);
+    ) -> Result<KeyGuard<'_>, Errno> {
+        let attr_lock = self.lock_attributes(inode.slot);
         let perm = self.perm(inode.slot)?;
         if perm.mode & (mode::S_ISUID | mode::S_ISGID) == 0 {
-            return Ok(claim);
+            return Ok(attr_lock);
         }
         let who = who();
         let cred = who.borrow();
         let cleared = without_set_id(cred, &perm);
         if cleared != perm.mode && !cred.has(Caps::FSETID) {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
-            self.setattr_claimed(&Cred::root(), inode, &set, &claim)?;
+            self.setattr_locked(&Cred::root(), inode, &set, &attr_lock)?;
         }
-        Ok(claim)
+        Ok(attr_lock)
     }
 
     /// Checks a permission; the back end and the security hook may be asked. The caller has no claim
@@ -274,19 +274,19 @@ impl Vfs {
                 return self.decide(cred, slot, what, &perm, acl.as_ref());
             }
         }
-        let claim = self.claim_attributes(slot);
+        let attr_lock = self.lock_attributes(slot);
         let (perm, acl, _) = self.perm_and_acl(slot)?;
-        drop(claim);
+        drop(attr_lock);
         self.decide(cred, slot, what, &perm, acl.as_ref())
     }
 
     /// As [`Vfs::permission`], for whoever has claimed the attributes.
-    fn permission_claimed(
+    fn permission_locked(
         &self,
         cred: &Cred,
         slot: u32,
         what: May,
-        _claim: &Claim<'_>,
+        _locked: &KeyGuard<'_>,
     ) -> Result<(), Errno> {
         match self.permission_now(cred, slot, what) {
             Checked::Yes => Ok(()),
@@ -396,7 +396,7 @@ impl Vfs {
         value: &[u8],
         how: XattrMode,
     ) -> Result<(), Errno> {
-        let _claim = self.claim_attributes(inode.slot);
+        let _locked = self.lock_attributes(inode.slot);
         self.check_acl_mode(inode, kind, how)?;
         let perm = self.perm(inode.slot)?;
         if cred.uid != perm.uid && !cred.has(Caps::FOWNER) {

@@ -65,7 +65,7 @@ impl<'v> Found<'v> {
         let dentry = dentry.map(DentryHold::into_slot);
         debug_assert!(
             dentry.is_err()
-                || dentry.is_ok_and(|at| vfs.dcache.dentries.glimpse(at).body.inode() == slot),
+                || dentry.is_ok_and(|at| vfs.dcache.dentries.snapshot(at).body.inode() == slot),
             "a dentry of another inode"
         );
         if dentry.is_err() {

@@ -23,15 +23,15 @@ use super::hidden::LockedName;
 use super::names::{Cached, Missing};
 use super::{InodeRef, Vfs};
 use crate::Errno;
-use crate::claim::Claim;
 use crate::cred::{Cred, May};
 use crate::dcache::Dcache;
-use crate::dentry::{Key, Needle};
+use crate::dentry::{Key, LookupKey};
 use crate::fs::RenameMode;
+use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
 /// Shards of the crossings: so many renames enter directories without meeting.
-const CROSSING_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
+const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
     /// Renames `from` to `to`. With [`RenameMode::Replace`] an existing target goes in the same
@@ -50,7 +50,7 @@ impl Vfs {
         to: (&InodeRef<'_>, Name<'_>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
-        self.settled(&[from.0.slot, to.0.slot], || {
+        self.awaiting_removal(&[from.0.slot, to.0.slot], || {
             let old_dir = self.searched(cred, from.0)?;
             let other_dir = match from.0.slot == to.0.slot {
                 true => None,
@@ -61,16 +61,16 @@ impl Vfs {
             if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
                 return Err(Errno::XDEV);
             }
-            let (old, new) = (&self.dcache.needle(from.1), &self.dcache.needle(to.1));
-            let claim = self.dcache.claims.claim_both(
-                self.dcache.claim_key(old_dir.now.slot, old),
-                self.dcache.claim_key(new_dir.now.slot, new),
+            let (old, new) = (&self.dcache.lookup_key(from.1), &self.dcache.lookup_key(to.1));
+            let in_lookup = self.dcache.in_lookup.lock_both(
+                self.dcache.in_lookup_key(old_dir.now.slot, old),
+                self.dcache.in_lookup_key(new_dir.now.slot, new),
             );
-            let source = self.resolve(old_dir, old, &claim)?.ok_or(Errno::NOENT)?;
+            let source = self.resolve(old_dir, old, &in_lookup)?.ok_or(Errno::NOENT)?;
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
             let target = match self.cached(new_dir, new) {
                 Cached::Known(target) => target,
-                Cached::Unknown => match op.take_unknown_name(&source, &claim)? {
+                Cached::Unknown => match op.take_unknown_name(&source, &in_lookup)? {
                     None => return Ok(()),
                     Some(target) => target,
                 },
@@ -78,16 +78,16 @@ impl Vfs {
             if op.is_nothing_to_do(&source, target.as_ref())? {
                 return Ok(());
             }
-            let done = op.run(&source, target.as_ref(), mode, &claim);
+            let done = op.run(&source, target.as_ref(), mode, &in_lookup);
             if let Err(Failed::InBackEnd(_)) = done {
                 // Once the claim is gone, the dentry alone is held.
                 let victim = target.as_ref().and_then(Found::directory);
-                drop(claim);
-                self.wait_for_crossings(victim);
+                drop(in_lookup);
+                self.wait_for_renames(victim);
             }
             done.map_err(|failed| match failed {
                 Failed::Before(error) => error,
-                Failed::InBackEnd(error) => self.doubted(target.as_ref(), error),
+                Failed::InBackEnd(error) => self.invalidate_if_not_empty(target.as_ref(), error),
             })
         })
     }
@@ -96,9 +96,9 @@ impl Vfs {
     /// removed, or has found not to be empty: what such a rename has done there, the cache must say
     /// before anybody hears of its consequences. The caller waits for no claim and, if its own
     /// operation has failed, has left what it was crossing.
-    pub(super) fn wait_for_crossings(&self, victim: Option<u32>) {
+    pub(super) fn wait_for_renames(&self, victim: Option<u32>) {
         if let Some(slot) = victim {
-            self.crossings.wait(slot);
+            self.in_flight_renames.wait(slot);
         }
     }
 
@@ -107,17 +107,17 @@ impl Vfs {
     /// once it holds no lock.
     pub(super) fn move_dentry(
         &self,
-        (slot, from): (u32, &Needle<'_>),
+        (slot, from): (u32, &LookupKey<'_>),
         key: Key,
-        needle: &Needle<'_>,
+        lookup_key: &LookupKey<'_>,
         target: Option<u32>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Errno> {
         let is_new_parent = self.dcache.parent(slot).0 != key.parent();
         if is_new_parent && !self.dcache.dentries.lockref(key.parent()).get_not_dead() {
             return Err(Errno::STALE);
         }
-        match self.dcache.d_move((slot, from), key, needle, target, claim) {
+        match self.dcache.d_move((slot, from), key, lookup_key, target, in_lookup) {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
@@ -136,8 +136,8 @@ struct Rename<'v, 'a> {
     cred: &'a Cred,
     old_dir: &'a Dir<'v>,
     new_dir: &'a Dir<'v>,
-    old: &'a Needle<'a>,
-    new: &'a Needle<'a>,
+    old: &'a LookupKey<'a>,
+    new: &'a LookupKey<'a>,
     mode: RenameMode,
 }
 
@@ -156,17 +156,17 @@ impl<'v> Rename<'v, '_> {
     fn take_unknown_name(
         &self,
         source: &Found<'_>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<Option<Option<Found<'v>>>, Errno> {
         let first = match self.mode {
             RenameMode::Exchange => None,
-            _ => match self.run(source, None, RenameMode::NoReplace, claim) {
+            _ => match self.run(source, None, RenameMode::NoReplace, in_lookup) {
                 Ok(()) => return Ok(None),
                 Err(failed) => Some(failed),
             },
         };
         // Whatever it was, an error because of a target would come before.
-        let target = self.vfs.resolve_or(self.new_dir, self.new, claim, Missing::Dropped)?;
+        let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
             // A target that has gone since, or a back end that cannot do that.
@@ -186,7 +186,7 @@ impl<'v> Rename<'v, '_> {
         source: &Found<'_>,
         target: Option<&Found<'_>>,
         mode: RenameMode,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<(), Failed> {
         let vfs = self.vfs;
         let announced = self.announce(source, target).map_err(Failed::Before)?;
@@ -197,7 +197,7 @@ impl<'v> Rename<'v, '_> {
         let moved = [source.inode, target.map_or(0, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
         // Entered with the path locks: a rename that waits for them crosses nothing yet.
-        let crossing = self.changes_parent().then(|| vfs.crossings.enter(slots));
+        let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
         let [from, to] = [0, 1].map(|index| LockedName {
@@ -208,10 +208,10 @@ impl<'v> Rename<'v, '_> {
         let renamed = vfs.rename_in_backend(from, to, (source, target), mode);
         renamed.map_err(Failed::InBackEnd)?;
         if mode != RenameMode::Exchange {
-            vfs.wait_for_crossings(target.and_then(Found::directory));
+            vfs.wait_for_renames(target.and_then(Found::directory));
         }
-        self.commit(source, target, key, claim);
-        drop((crossing, lock, announced));
+        self.commit(source, target, key, in_lookup);
+        drop((in_flight, lock, announced));
         Ok(())
     }
 
@@ -284,12 +284,18 @@ impl<'v> Rename<'v, '_> {
         if edges.is_empty() {
             return Ok(None);
         }
-        self.vfs.moves.announce(&self.vfs.dcache, edges).map(Some)
+        self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
     /// Makes the cache say what the back end says now. If one of the names was invalidated
     /// meanwhile, the dentries still get their new names, but cannot be found by them.
-    fn commit(&self, source: &Found<'_>, target: Option<&Found<'_>>, key: Key, claim: &Claim<'_>) {
+    fn commit(
+        &self,
+        source: &Found<'_>,
+        target: Option<&Found<'_>>,
+        key: Key,
+        in_lookup: &KeyGuard<'_>,
+    ) {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(Found::is_directory);
         // The victim's inode is held until all locks are released: its last reference goes to the
@@ -305,13 +311,13 @@ impl<'v> Rename<'v, '_> {
             }
             match (self.mode, replaced) {
                 (RenameMode::Exchange, Some(other)) => {
-                    vfs.dcache.exchange(moved, other, claim).map(|()| None)
+                    vfs.dcache.exchange(moved, other, in_lookup).map(|()| None)
                 }
                 (RenameMode::Exchange, None) => Err(Errno::STALE),
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
                     let key = if is_current { key } else { Key::stale(key.parent()) };
-                    vfs.move_dentry((moved, self.old), key, self.new, target, claim).map(Some)
+                    vfs.move_dentry((moved, self.old), key, self.new, target, in_lookup).map(Some)
                 }
             }
         });
@@ -334,34 +340,34 @@ impl<'v> Rename<'v, '_> {
 ///
 /// Whoever waits for one after its own success waits for renames that the back end made before, or
 /// refuses; so nobody waits in a circle.
-pub(super) struct Crossings {
-    shards: Box<[CachePadded<CrossingShard>]>,
+pub(super) struct InFlightRenames {
+    shards: Box<[CachePadded<InFlightShard>]>,
 }
 
-struct CrossingShard {
+struct InFlightShard {
     busy: Mutex<Vec<u32>>,
     left: Condvar,
 }
 
 /// A rename between two directories that runs.
 #[must_use]
-pub(super) struct Crossing<'a> {
-    crossings: &'a Crossings,
+pub(super) struct InFlightRename<'a> {
+    in_flight_renames: &'a InFlightRenames,
     slots: [u32; 2],
 }
 
-impl Crossings {
-    pub(super) fn new() -> Crossings {
+impl InFlightRenames {
+    pub(super) fn new() -> InFlightRenames {
         let shard = || {
             let busy = Mutex::new(Vec::new());
-            CachePadded::new(CrossingShard { busy, left: Condvar::new() })
+            CachePadded::new(InFlightShard { busy, left: Condvar::new() })
         };
-        Crossings { shards: (0..CROSSING_SHARDS).map(|_| shard()).collect() }
+        InFlightRenames { shards: (0..IN_FLIGHT_SHARDS).map(|_| shard()).collect() }
     }
 
-    fn enter(&self, slots: [u32; 2]) -> Crossing<'_> {
+    fn enter(&self, slots: [u32; 2]) -> InFlightRename<'_> {
         slots.iter().for_each(|&slot| self.shard(slot).busy.lock().push(slot));
-        Crossing { crossings: self, slots }
+        InFlightRename { in_flight_renames: self, slots }
     }
 
     fn wait(&self, slot: u32) {
@@ -372,15 +378,15 @@ impl Crossings {
         }
     }
 
-    fn shard(&self, slot: u32) -> &CrossingShard {
-        &self.shards[slot as usize % CROSSING_SHARDS]
+    fn shard(&self, slot: u32) -> &InFlightShard {
+        &self.shards[slot as usize % IN_FLIGHT_SHARDS]
     }
 }
 
-impl Drop for Crossing<'_> {
+impl Drop for InFlightRename<'_> {
     fn drop(&mut self) {
         for slot in self.slots {
-            let shard = self.crossings.shard(slot);
+            let shard = self.in_flight_renames.shard(slot);
             let mut busy = shard.busy.lock();
             let at = busy.iter().position(|&other| other == slot).expect("entered once");
             busy.swap_remove(at);
@@ -391,15 +397,15 @@ impl Drop for Crossing<'_> {
 }
 
 /// Directories that are about to get a new parent.
-pub(super) struct Moves {
+pub(super) struct InFlightMoves {
     announced: Mutex<Vec<(u32, u32)>>,
-    settled: Condvar,
+    withdrawn: Condvar,
 }
 
 /// An announcement, taken back when it is dropped.
 #[must_use]
 pub(super) struct Announced<'a> {
-    moves: &'a Moves,
+    moves: &'a InFlightMoves,
     edges: Vec<(u32, u32)>,
 }
 
@@ -413,9 +419,9 @@ enum Loop {
     Perhaps,
 }
 
-impl Moves {
-    pub(super) fn new() -> Moves {
-        Moves { announced: Mutex::new(Vec::new()), settled: Condvar::new() }
+impl InFlightMoves {
+    pub(super) fn new() -> InFlightMoves {
+        InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
     /// Announces that each first slot moves below the second.
@@ -440,7 +446,7 @@ impl Moves {
                 announced.extend(&edges);
                 return Ok(Announced { moves: self, edges });
             }
-            self.settled.wait(&mut announced);
+            self.withdrawn.wait(&mut announced);
         }
     }
 }
@@ -454,7 +460,7 @@ impl Drop for Announced<'_> {
             }
         }
         drop(announced);
-        self.moves.settled.notify_all();
+        self.moves.withdrawn.notify_all();
     }
 }
 

@@ -6,7 +6,9 @@ use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{Arc, thread};
 use corewalk_sync::tally::{Tally, assert_all_reached};
 
-use super::super::loom_models::{A, B, PREEMPTIONS, cache, claim_a, enter, file, lookup, needle_a};
+use super::super::loom_models::{
+    A, B, PREEMPTIONS, cache, enter, file, lock_name_a, lookup, lookup_key_a,
+};
 use super::*;
 use crate::attr::mode;
 use crate::name::Name;
@@ -48,7 +50,8 @@ fn put_back_against_lookup(
 }
 
 fn publish_node(dcache: &Dcache, key: Key, node: Node) {
-    let slot = dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap();
+    let slot =
+        dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
     // The dentry of each lies beside it: the one of a file in use, and the new one of another.
     assert_eq!(slot, node.inode, "a file in use keeps its dentry, and another has its own");
 }
@@ -58,7 +61,7 @@ fn look(dcache: &Dcache, key: Key) -> Option<u64> {
 }
 
 fn count(dcache: &Dcache, _key: Key) -> Option<u64> {
-    let ino = dcache.count_by_number(1, A, 1)?;
+    let ino = dcache.count_by_ino(1, A, 1)?;
     let inode = dcache.inodes.get(0, ino, |_| ()).expect("it is counted");
     dcache.put_inode(inode, 2);
     Some(ino)
@@ -83,7 +86,7 @@ fn name_that_became_another_file_is_not_taken_back() {
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
     put_back_against_lookup(8, look, |dcache, key, node| {
-        let hash = dcache.hash(key.parent(), needle_a(dcache).hash);
+        let hash = dcache.hash(key.parent(), lookup_key_a(dcache).hash);
         let slot = dcache.table.find(hash, Some).unwrap();
         let guard = dcache.dentries.lockref(slot).lock();
         let body = dcache.dentries.image(slot).body.with_inode(node.inode);
@@ -107,8 +110,9 @@ fn publish_against_mount(
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let node = enter(&dcache, 7, mode::S_IFDIR | 0o700);
-        let slot =
-            dcache.publish(key, &needle_a(&dcache), Some(node), &claim_a(&dcache, key)).unwrap();
+        let slot = dcache
+            .publish(key, &lookup_key_a(&dcache), Some(node), &lock_name_a(&dcache, key))
+            .unwrap();
         let key = before(&dcache, key);
         let count = dcache.dentries.lockref(slot).count();
         let dcache = Arc::new(dcache);
@@ -122,14 +126,14 @@ fn publish_against_mount(
         let now = publish(&dcache, key, node);
         let is_after = mounter.join().unwrap();
         assert_eq!(now, slot, "a directory in use has a second dentry");
-        let seen = dcache.dentries.glimpse(now);
+        let seen = dcache.dentries.snapshot(now);
         assert!(seen.key == key && seen.body.flags().contains(Flags::MOUNTED), "a mark is lost");
         tally.hit(usize::from(is_after));
     })
 }
 
 fn publish_directory(dcache: &Dcache, key: Key, node: Node) -> u32 {
-    dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap()
+    dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
 /// Trap T55: a dentry that changes while it is taken back is looked at again.
@@ -143,10 +147,11 @@ fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
     publish_against_mount(invalidate, |dcache, key, _| {
-        let hash = dcache.hash(key.parent(), needle_a(dcache).hash);
-        let stale = dcache.collect_stale(hash, key, &needle_a(dcache));
-        let claim = claim_a(dcache, key);
-        let back = stale.iter().find(|(slot, seen)| dcache.set_key(*slot, seen.seq, key, &claim));
+        let hash = dcache.hash(key.parent(), lookup_key_a(dcache).hash);
+        let stale = dcache.collect_stale(hash, key, &lookup_key_a(dcache));
+        let in_lookup = lock_name_a(dcache, key);
+        let back =
+            stale.iter().find(|(slot, seen)| dcache.set_key(*slot, seen.seq, key, &in_lookup));
         back.map_or(0, |(slot, _)| *slot)
     });
 }
@@ -164,7 +169,7 @@ fn control_publish_that_looks_once_is_caught() {
     publish_against_mount(
         |_, key| key,
         |dcache, key, _| {
-            let found = dcache.find_exact(key, &needle_a(dcache));
+            let found = dcache.find_exact(key, &lookup_key_a(dcache));
             found.filter(|(slot, seen)| dcache.get(*slot, seen.seq)).map_or(0, |(slot, _)| slot)
         },
     );
@@ -185,8 +190,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
             let dcache = Arc::clone(&dcache);
             move || {
                 let found = [A, B].map(|name| {
-                    let needle = dcache.needle(Name::new(name).unwrap());
-                    dcache.find_exact(key, &needle).map(|(slot, _)| slot)
+                    let lookup_key = dcache.lookup_key(Name::new(name).unwrap());
+                    dcache.find_exact(key, &lookup_key).map(|(slot, _)| slot)
                 });
                 let [Some(first), Some(second)] = found else { panic!("T13: a name was missing") };
                 assert!(first == a || second == a, "T12: the first file has no name");
@@ -202,8 +207,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
-        let claim = claim_a(dcache, Key::new(dcache.parent(a).0, 1));
-        assert_eq!(dcache.exchange(a, b, &claim), Ok(()));
+        let in_lookup = lock_name_a(dcache, Key::new(dcache.parent(a).0, 1));
+        assert_eq!(dcache.exchange(a, b, &in_lookup), Ok(()));
     }));
 }
 
@@ -231,35 +236,35 @@ fn control_exchange_in_two_sections_is_caught() {
 /// the name up afterwards. Returns how often `enter` was told that (the answer counts, it does not).
 fn enter_against_invalidation(
     prepare: fn(&Dcache, Key, Node),
-    enter_as: fn(&Dcache, Key, Node, &Claim<'_>),
+    enter_as: fn(&Dcache, Key, Node, &KeyGuard<'_>),
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let node = enter(&dcache, 7, mode::S_IFREG | 0o600);
         prepare(&dcache, key, node);
         let dcache = Arc::new(dcache);
-        let claim = claim_a(&dcache, key);
+        let in_lookup = lock_name_a(&dcache, key);
         let invalidator = thread::spawn({
             let dcache = Arc::clone(&dcache);
             move || {
-                dcache.invalidate_name(key.parent(), &needle_a(&dcache));
+                dcache.invalidate_name(key.parent(), &lookup_key_a(&dcache));
                 assert_eq!(lookup(&dcache, key, A), None, "T25: an invalidated answer");
             }
         });
-        enter_as(&dcache, key, node, &claim);
-        tally.hit(usize::from(claim.is_doomed()));
+        enter_as(&dcache, key, node, &in_lookup);
+        tally.hit(usize::from(in_lookup.is_fill_cancelled()));
         invalidator.join().unwrap();
     })
 }
 
-fn publish_claimed(dcache: &Dcache, key: Key, node: Node, claim: &Claim<'_>) {
-    dcache.publish(key, &needle_a(dcache), Some(node), claim).unwrap();
+fn publish_claimed(dcache: &Dcache, key: Key, node: Node, in_lookup: &KeyGuard<'_>) {
+    dcache.publish(key, &lookup_key_a(dcache), Some(node), in_lookup).unwrap();
 }
 
 /// Enters the name, and invalidates it with its directory.
 fn publish_invalidated(dcache: &Dcache, key: Key, node: Node) {
     publish_node(dcache, key, node);
-    dcache.make_name_stale(key, &needle_a(dcache));
+    dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
 /// Trap T25: an answer that is older than an invalidation is not found once that is over, whether the
@@ -272,11 +277,11 @@ fn answer_from_before_an_invalidation_is_not_found() {
     let other = |dcache: &Dcache, key: Key, _: Node| {
         file(dcache, key, B, 8);
     };
-    assert_all_reached(&enter_against_invalidation(other, |dcache, key, _, claim| {
-        let needle = dcache.needle(Name::new(B).unwrap());
-        let (slot, seen) = dcache.find(key, &needle).unwrap();
+    assert_all_reached(&enter_against_invalidation(other, |dcache, key, _, in_lookup| {
+        let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+        let (slot, seen) = dcache.find(key, &lookup_key).unwrap();
         assert!(dcache.get(slot, seen.seq));
-        let done = dcache.d_move((slot, &needle), key, &needle_a(dcache), None, claim);
+        let done = dcache.d_move((slot, &lookup_key), key, &lookup_key_a(dcache), None, in_lookup);
         assert_eq!(done, Ok(0));
     }));
 }
@@ -288,12 +293,12 @@ fn control_claim_that_is_asked_too_early_is_caught() {
     enter_against_invalidation(
         |dcache, key, node| {
             publish_node(dcache, key, node);
-            dcache.make_name_stale(key, &needle_a(dcache));
+            dcache.make_name_stale(key, &lookup_key_a(dcache));
         },
-        |dcache, key, _, claim| {
-            let hash = dcache.hash(key.parent(), needle_a(dcache).hash);
+        |dcache, key, _, in_lookup| {
+            let hash = dcache.hash(key.parent(), lookup_key_a(dcache).hash);
             let slot = dcache.table.find(hash, Some).unwrap();
-            let key = key.unless_doomed(claim);
+            let key = key.unless_cancelled(in_lookup);
             let guard = dcache.dentries.lockref(slot).lock();
             dcache.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, key));
         },

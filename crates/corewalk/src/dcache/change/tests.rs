@@ -21,28 +21,29 @@ fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u3
     let make = |name| vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).unwrap().0;
     let (moved, stale) = (make(from), make(other));
     let (dcache, parent) = (&vfs.dcache, vfs.mounts.root());
-    let (key, needle) = (dcache.key_of_held(parent), dcache.needle(to));
-    let hash = dcache.hash(parent, needle.hash);
-    let claim = dcache.claims.claim(dcache.claim_key(parent, &needle));
+    let (key, lookup_key) = (dcache.key_of_held(parent), dcache.lookup_key(to));
+    let hash = dcache.hash(parent, lookup_key.hash);
+    let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(parent, &lookup_key));
     let slots: Vec<u32> = entered
         .iter()
         .map(|is_positive| {
             assert!(dcache.dentries.lockref(parent).get_not_dead());
             let node = is_positive.map(|()| Node { inode: stale.slot, kind: FileKind::Regular });
-            let entry = Entry { hash, key, needle: &needle, claim: &claim };
+            let entry = Entry { hash, key, lookup_key: &lookup_key, in_lookup: &in_lookup };
             dcache.publish_new(&entry, node).unwrap()
         })
         .collect();
     let target = target.map(|nth| slots[nth]);
-    let from = dcache.needle(from);
+    let from = dcache.lookup_key(from);
     let (slot, seen) = dcache.find_exact(key, &from).unwrap();
     assert!(dcache.get(slot, seen.seq));
-    assert_eq!(dcache.d_move((slot, &from), key, &needle, target, &claim), Ok(0));
+    assert_eq!(dcache.d_move((slot, &from), key, &lookup_key, target, &in_lookup), Ok(0));
     slots.iter().chain([&slot]).for_each(|&slot| dcache.put(slot));
     assert!(dcache.find_exact(key, &from).is_none());
     let mut inodes = vec![];
     dcache.table.lock(hash).find(|slot| {
-        inodes.extend(dcache.dentries.compare(slot, key, &needle).map(|seen| seen.body.inode()));
+        inodes
+            .extend(dcache.dentries.compare(slot, key, &lookup_key).map(|seen| seen.body.inode()));
         None::<()>
     });
     (inodes, moved.slot)

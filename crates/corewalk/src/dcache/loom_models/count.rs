@@ -14,22 +14,23 @@ const ROOT_INO: u64 = 1;
 
 /// Looks `A` up by number.
 fn count(dcache: &Dcache) -> Option<u64> {
-    dcache.count_by_number(ROOT_INO, A, 1)
+    dcache.count_by_ino(ROOT_INO, A, 1)
 }
 
-/// Takes the steps of [`Dcache::count_by_number`], with looks at the parent and, in the end, at the
+/// Takes the steps of [`Dcache::count_by_ino`], with looks at the parent and, in the end, at the
 /// dentry as the control has them.
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, Key) -> bool,
     is_unchanged: fn(&Line<'_>, u64) -> bool,
 ) -> Option<u64> {
-    let needle = needle_a(dcache);
-    let hash = needle.hash.child(directory_id(0, ROOT_INO)) as u32;
+    let lookup_key = lookup_key_a(dcache);
+    let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
     let (dentry, seen) = dcache.table.find(hash, |slot| {
         let dentry = dcache.dentries.line(slot);
-        let seen = dentry.glimpse_now();
-        let is_it = dentry.is_named(seen, &needle, &dcache.dentries) && is_parent(dcache, seen.key);
+        let seen = dentry.snapshot_now();
+        let is_it =
+            dentry.is_named(seen, &lookup_key, &dcache.dentries) && is_parent(dcache, seen.key);
         is_it.then_some((dentry, seen))
     })?;
     let inode = seen.body.inode();
@@ -37,7 +38,7 @@ fn count_with(
         return None;
     }
     let ino = dcache.inodes.ino(inode);
-    if is_unchanged(&dentry, seen.seq) { Some(ino) } else { dcache.uncount(inode) }
+    if is_unchanged(&dentry, seen.seq) { Some(ino) } else { dcache.undo_count(inode) }
 }
 
 fn is_child_of_root(dcache: &Dcache, key: Key) -> bool {
@@ -71,8 +72,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         // ORDERING: Release. As above.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
-        let claim = claim_a(dcache, now);
-        dcache.publish(now, &needle_a(dcache), Some(second), &claim).unwrap();
+        let in_lookup = lock_name_a(dcache, now);
+        dcache.publish(now, &lookup_key_a(dcache), Some(second), &in_lookup).unwrap();
         reader.join().unwrap();
     })
 }
@@ -136,15 +137,15 @@ fn control_count_without_a_last_look_is_caught() {
 /// What a lookup counts, so that it can be told from other references.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up by number, in the steps of [`Dcache::count_by_number`] but for the one that makes two
+/// Looks `A` up by number, in the steps of [`Dcache::count_by_ino`] but for the one that makes two
 /// of the count.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
-    let needle = needle_a(dcache);
-    let hash = needle.hash.child(directory_id(0, ROOT_INO)) as u32;
+    let lookup_key = lookup_key_a(dcache);
+    let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
     let (dentry, seen) = dcache.table.find(hash, |slot| {
         let dentry = dcache.dentries.line(slot);
-        let seen = dentry.glimpse_now();
-        let is_it = dentry.is_named(seen, &needle, &dcache.dentries)
+        let seen = dentry.snapshot_now();
+        let is_it = dentry.is_named(seen, &lookup_key, &dcache.dentries)
             && dcache.is_parent(seen.key, ROOT_INO);
         is_it.then_some((dentry, seen))
     })?;
@@ -199,7 +200,7 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
 /// Trap P5: who forgets more than it has takes nothing that is not given out.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
-    assert_all_reached(&forget_against_count(|dcache| dcache.count_by_number(ROOT_INO, A, LOOKUP)));
+    assert_all_reached(&forget_against_count(|dcache| dcache.count_by_ino(ROOT_INO, A, LOOKUP)));
 }
 
 /// Trap P5: all of the count is there to be taken before it is known whether it is right.

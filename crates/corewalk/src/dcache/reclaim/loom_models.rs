@@ -22,7 +22,7 @@ fn evict_against_get(get: fn(&Dcache, u32, u64) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, b"old", 7);
-        let seq = dcache.dentries.glimpse(slot).seq;
+        let seq = dcache.dentries.snapshot(slot).seq;
         let dcache = Arc::new(dcache);
         let getter = thread::spawn({
             let dcache = Arc::clone(&dcache);
@@ -67,7 +67,7 @@ fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, node) = file(&dcache, key, b"old", 7);
-        let seq = dcache.dentries.glimpse(slot).seq;
+        let seq = dcache.dentries.snapshot(slot).seq;
         let dcache = Arc::new(dcache);
         let finder = thread::spawn({
             let dcache = Arc::clone(&dcache);
@@ -92,7 +92,7 @@ fn eviction_beside_a_finder_spares_the_name_in_use() {
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {
     evict_against_get_inode(|dcache, slot| {
-        let body = dcache.dentries.glimpse(slot).body;
+        let body = dcache.dentries.snapshot(slot).body;
         let guard = dcache.dentries.lockref(slot).lock();
         dcache.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(body)));
         let is_in_use = dcache.inodes.lockref(body.inode()).count() > 1;
@@ -110,10 +110,10 @@ fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
         let (first, node) = file(&dcache, key, b"one", 7);
         // The user.
         dcache.inodes.lockref(node.inode).get();
-        let needle = dcache.needle(Name::new(b"two").unwrap());
-        let claim = dcache.claims.claim(dcache.claim_key(key.parent(), &needle));
-        let second = dcache.publish(key, &needle, Some(node), &claim).unwrap();
-        drop(claim);
+        let lookup_key = dcache.lookup_key(Name::new(b"two").unwrap());
+        let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
+        let second = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
+        drop(in_lookup);
         dcache.put(second);
         let dcache = Arc::new(dcache);
         let other = thread::spawn({
@@ -138,7 +138,7 @@ fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {
     evict_both_names(|dcache, slot| {
-        let inode = dcache.dentries.glimpse(slot).body.inode();
+        let inode = dcache.dentries.snapshot(slot).body.inode();
         let is_free = !dcache.inodes.is_only_alias_in_use(inode, slot, &dcache.dentries);
         if is_free {
             dcache.inodes.remove_alias(inode, slot, &dcache.dentries);

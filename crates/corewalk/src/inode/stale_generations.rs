@@ -10,15 +10,15 @@ use corewalk_sync::Mutex;
 use corewalk_sync::primitives::atomic::{AtomicUsize, Ordering};
 
 /// The displaced inodes that live: (superblock, number, slot).
-pub(super) struct Displaced {
+pub(super) struct StaleGenerations {
     list: Mutex<BTreeSet<(u32, u64, u32)>>,
     /// How many there are, so that who asks for one number rarely takes the lock.
     len: AtomicUsize,
 }
 
-impl Displaced {
-    pub(super) fn new() -> Displaced {
-        Displaced { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
+impl StaleGenerations {
+    pub(super) fn new() -> StaleGenerations {
+        StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
     /// Enters an inode that somebody holds. The caller holds the lock of its stripe, and enters the new
@@ -51,7 +51,7 @@ impl Displaced {
         range.map(|&(_, _, slot)| slot).filter(|&slot| get(slot)).collect()
     }
 
-    /// Keeps others from [`Displaced::alone`] while `work` runs.
+    /// Keeps others from [`StaleGenerations::alone`] while `work` runs.
     pub(super) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
         let _list = self.list.lock();
         work()

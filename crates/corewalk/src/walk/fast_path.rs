@@ -8,7 +8,7 @@
 //! # How it works
 //! What a step needs stays in registers only if there is nothing in the loop but what nearly always
 //! happens: one look, at the first entry with the right tag, for a name that lies in its dentry. So
-//! [`Spot::hurry`] does that alone, and where it does not find what it wants [`Spot::look`], which is not
+//! [`Cursor::fast_steps`] does that alone, and where it does not find what it wants [`Cursor::slow_step`], which is not
 //! inlined, looks again, from the beginning. The last component is a copy of the loop's body: it may be
 //! any file, and the line with the number of its inode is fetched before the dentry has arrived.
 //!
@@ -19,15 +19,15 @@
 use super::{Mode, Walk};
 use crate::cred::Caps;
 use crate::dcache::Dcache;
-use crate::dentry::{Body, Flags, Glimpse, Key, Line, directory_id};
+use crate::dentry::{Body, Flags, Key, Line, Snapshot, directory_id};
 use crate::name::Slashes;
-use crate::passed::{Passed, Room};
+use crate::read_set::{InlineSteps, ReadSet};
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
     /// Goes along `path` as far as it is plain and returns the rest.
     #[inline(never)]
-    pub(super) fn glide<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
+    pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
         if self.mode != Mode::Rcu || self.hold.is_some() || self.vfs.security().is_some() {
             return path;
         }
@@ -36,14 +36,14 @@ impl Walk<'_, '_> {
             true => Flags::DIRECTORY,
             false => Flags::DIRECTORY | Flags::SEARCHABLE,
         };
-        let mut at = Spot { dentry: self.dentry, seen: self.seen, path, done: 0 };
+        let mut at = Cursor { dentry: self.dentry, seen: self.seen, path, done: 0 };
         while at.done < path.len() && at.seen.body.flags().contains(needed) {
-            if self.trail.has_room() {
-                at.hurry(dcache, self.trail, needed);
+            if self.read_set.has_inline_room() {
+                at.fast_steps(dcache, self.read_set, needed);
             }
             let is_over = at.done == path.len() || !at.seen.body.flags().contains(needed);
             // Whatever it was that stopped it, a closer look tells.
-            if is_over || !at.look(dcache, self.trail) {
+            if is_over || !at.slow_step(dcache, self.read_set) {
                 break;
             }
         }
@@ -53,7 +53,7 @@ impl Walk<'_, '_> {
 }
 
 /// A quick glide.
-struct Stride<'a> {
+struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
     /// What the directories are told apart by, besides their numbers.
@@ -61,10 +61,10 @@ struct Stride<'a> {
     dentry: u32,
     line: Line<'a>,
     body: Body,
-    steps: Room<'a>,
+    steps: InlineSteps<'a>,
 }
 
-impl Stride<'_> {
+impl FastCursor<'_> {
     /// Goes to the component that begins at `start` of a path and ends with it, if one look is enough for
     /// that, it has the flags in `needed`, and there is room. What is no name (nothing, a dot, too much)
     /// is not found. `before` is called with the slot that it may be in.
@@ -87,22 +87,22 @@ impl Stride<'_> {
 }
 
 /// How far a glide has come.
-struct Spot<'p> {
+struct Cursor<'p> {
     dentry: u32,
-    seen: Glimpse,
+    seen: Snapshot,
     path: &'p [u8],
     /// Bytes of the path that are behind it; what follows is nothing, or a slash (at the start, perhaps
     /// none).
     done: usize,
 }
 
-impl Spot<'_> {
+impl Cursor<'_> {
     /// Goes on as long as all is as it nearly always is: short names, each the first entry with its tag
     /// in the first line of its bucket, and room in the trail.
     #[inline(always)]
-    fn hurry(&mut self, dcache: &Dcache, trail: &mut Passed, needed: Flags) {
+    fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;
-        let mut stride = Stride {
+        let mut fast = FastCursor {
             dcache,
             extent: dcache.extent(),
             // A child is of the file system of its parent.
@@ -110,9 +110,9 @@ impl Spot<'_> {
             dentry: self.dentry,
             line: dcache.dentries.line(self.dentry),
             body: self.seen.body,
-            steps: trail.room(),
+            steps: read_set.inline_steps(),
         };
-        let first = stride.steps.at();
+        let first = fast.steps.at();
         // Where a component may begin: behind the slash that ended the one before.
         let mut start = self.done;
         let mut slashes = Slashes::from(path, self.done);
@@ -125,20 +125,20 @@ impl Spot<'_> {
             let Some(upto) = path.get(..end) else { break };
             if end == path.len() {
                 // The number of the inode will be asked for.
-                if stride.to((upto, start), Flags::empty(), |slot| dcache.inodes.prefetch(slot)) {
+                if fast.to((upto, start), Flags::empty(), |slot| dcache.inodes.prefetch(slot)) {
                     start = end + 1;
                 }
                 break;
             }
-            if !stride.to((upto, start), needed, |_| {}) {
+            if !fast.to((upto, start), needed, |_| {}) {
                 break;
             }
             start = end + 1;
         }
-        let Stride { dentry, line, body, steps, .. } = stride;
+        let FastCursor { dentry, line, body, steps, .. } = fast;
         if steps.at() > first {
             self.dentry = dentry;
-            self.seen = Glimpse { seq: steps.last_seq(), key: line.key(), body };
+            self.seen = Snapshot { seq: steps.last_seq(), key: line.key(), body };
             self.done = start - 1;
         }
     }
@@ -146,7 +146,7 @@ impl Spot<'_> {
     /// Goes one component on if its name is cached and plain, however long it takes to see that. False
     /// if it is not.
     #[inline(never)]
-    fn look(&mut self, dcache: &Dcache, trail: &mut Passed) -> bool {
+    fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];
         let start = self.done + usize::from(rest.first() == Some(&b'/'));
         let len = self.path[start..].iter().position(|&byte| byte == b'/');
@@ -161,7 +161,7 @@ impl Spot<'_> {
             return false;
         };
         (self.dentry, self.seen, self.done) = (slot, seen, end);
-        trail.push(slot, seen.seq);
+        read_set.push(slot, seen.seq);
         true
     }
 }

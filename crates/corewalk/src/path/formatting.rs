@@ -17,7 +17,7 @@
 
 use super::PathRef;
 use crate::Errno;
-use crate::dpath::{PathKind, Way};
+use crate::dpath::{PathKind, Route};
 
 /// What d_path puts behind the path of a removed place.
 const DELETED: &[u8] = b" (deleted)";
@@ -58,7 +58,7 @@ impl PathRef<'_> {
     /// # Errors
     /// `EINVAL` if the place hangs on nothing that is mounted.
     pub fn d_absolute_path(&self) -> Result<Vec<u8>, Errno> {
-        match self.translated(self.way(None)) {
+        match self.translated(self.route(None)) {
             (_, PathKind::Unreachable) => Err(Errno::INVAL),
             (path, _) => Ok(path),
         }
@@ -78,7 +78,7 @@ impl PathRef<'_> {
     /// Returns the path from the root of the place's own file system.
     #[must_use]
     pub fn dentry_path_raw(&self) -> Vec<u8> {
-        self.translated(Way::Names(self.dentry)).0
+        self.translated(Route::Names(self.dentry)).0
     }
 
     /// As [`PathRef::dentry_path_raw`], at the end of `buf`.
@@ -86,7 +86,7 @@ impl PathRef<'_> {
     /// # Errors
     /// `ENAMETOOLONG` if it does not fit.
     pub fn dentry_path_raw_in<'b>(&self, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        let (start, _) = self.way_into(Way::Names(self.dentry), buf)?;
+        let (start, _) = self.way_into(Route::Names(self.dentry), buf)?;
         Ok(&buf[start..])
     }
 
@@ -94,7 +94,7 @@ impl PathRef<'_> {
     /// unlinked one, which no path that exists can end in.
     #[must_use]
     pub fn dentry_path(&self) -> Vec<u8> {
-        let (mut path, kind) = self.translated(Way::Names(self.dentry));
+        let (mut path, kind) = self.translated(Route::Names(self.dentry));
         if kind == PathKind::Unlinked {
             path.extend_from_slice(DENTRY_DELETED);
         }
@@ -106,7 +106,7 @@ impl PathRef<'_> {
     /// # Errors
     /// `ENAMETOOLONG` if it does not fit.
     pub fn dentry_path_in<'b>(&self, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        let (start, kind) = self.way_into(Way::Names(self.dentry), buf)?;
+        let (start, kind) = self.way_into(Route::Names(self.dentry), buf)?;
         behind(buf, start, if kind == PathKind::Unlinked { DENTRY_DELETED } else { b"" })
     }
 

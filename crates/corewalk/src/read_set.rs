@@ -11,7 +11,7 @@ use crate::dentry::Dentries;
 pub(crate) const STEPS: usize = 16;
 
 /// Dentries, each with the sequence it was seen under.
-pub(crate) struct Passed<const N: usize = STEPS> {
+pub(crate) struct ReadSet<const N: usize = STEPS> {
     slots: [u32; N],
     seqs: [u64; N],
     len: usize,
@@ -28,9 +28,9 @@ pub(crate) enum Growth {
     Refused,
 }
 
-impl<const N: usize> Passed<N> {
-    pub(crate) fn new(growth: Growth) -> Passed<N> {
-        Passed { slots: [0; N], seqs: [0; N], len: 0, more: Vec::new(), growth }
+impl<const N: usize> ReadSet<N> {
+    pub(crate) fn new(growth: Growth) -> ReadSet<N> {
+        ReadSet { slots: [0; N], seqs: [0; N], len: 0, more: Vec::new(), growth }
     }
 
     #[inline]
@@ -51,18 +51,18 @@ impl<const N: usize> Passed<N> {
 
     /// Returns true if there is room for a step without an allocation.
     #[inline]
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_inline_room(&self) -> bool {
         self.len < N
     }
 
     /// Returns the room for steps that need no allocation.
     #[inline(always)]
-    pub(crate) fn room(&mut self) -> Room<'_, N> {
-        Room { len: self.len, passed: self }
+    pub(crate) fn inline_steps(&mut self) -> InlineSteps<'_, N> {
+        InlineSteps { len: self.len, read_set: self }
     }
 
     /// Returns true if steps were dropped: nothing can be said of the whole then.
-    pub(crate) fn is_cut(&self) -> bool {
+    pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }
 
@@ -103,17 +103,17 @@ impl<const N: usize> Passed<N> {
 }
 
 /// Room for steps that need no allocation. What was put there counts when it is dropped.
-pub(crate) struct Room<'a, const N: usize = STEPS> {
-    passed: &'a mut Passed<N>,
+pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
+    read_set: &'a mut ReadSet<N>,
     /// Kept here, so that it can stay in a register.
     len: usize,
 }
 
-impl<const N: usize> Room<'_, N> {
+impl<const N: usize> InlineSteps<'_, N> {
     /// Adds a step; false if there is no room.
     #[inline(always)]
     pub(crate) fn put(&mut self, slot: u32, seq: u64) -> bool {
-        let Passed { slots, seqs, .. } = &mut *self.passed;
+        let ReadSet { slots, seqs, .. } = &mut *self.read_set;
         let (Some(to), Some(at)) = (slots.get_mut(self.len), seqs.get_mut(self.len)) else {
             return false;
         };
@@ -130,13 +130,13 @@ impl<const N: usize> Room<'_, N> {
 
     /// Returns the sequence of the last step, of which there is one.
     pub(crate) fn last_seq(&self) -> u64 {
-        self.passed.seqs[self.len - 1]
+        self.read_set.seqs[self.len - 1]
     }
 }
 
-impl<const N: usize> Drop for Room<'_, N> {
+impl<const N: usize> Drop for InlineSteps<'_, N> {
     fn drop(&mut self) {
-        self.passed.len = self.len;
+        self.read_set.len = self.len;
     }
 }
 
@@ -150,19 +150,19 @@ mod tests {
         let dentries = Dentries::new(64).unwrap();
         let steps = 2 * STEPS as u32;
         for slot in 0..=steps {
-            let mut passed = Passed::<STEPS>::new(Growth::Allowed);
-            let mut room = passed.room();
+            let mut read_set = ReadSet::<STEPS>::new(Growth::Allowed);
+            let mut room = read_set.inline_steps();
             let put = (1..=steps).take_while(|&slot| room.put(slot, dentries.stable_seq(slot)));
             let put = put.count() as u32;
             assert_eq!((put, room.at()), (STEPS as u32, STEPS));
             drop(room);
-            assert!(!passed.has_room());
-            (put + 1..=steps).for_each(|slot| passed.push(slot, dentries.stable_seq(slot)));
-            assert!(passed.is_unchanged(&dentries));
+            assert!(!read_set.has_inline_room());
+            (put + 1..=steps).for_each(|slot| read_set.push(slot, dentries.stable_seq(slot)));
+            assert!(read_set.is_unchanged(&dentries));
             drop(dentries.seq(slot).write());
-            assert_eq!(passed.is_unchanged(&dentries), slot == 0, "step {slot}");
-            passed.clear();
-            assert!(passed.is_unchanged(&dentries) && passed.len() == 0);
+            assert_eq!(read_set.is_unchanged(&dentries), slot == 0, "step {slot}");
+            read_set.clear();
+            assert!(read_set.is_unchanged(&dentries) && read_set.len() == 0);
         }
     }
 
@@ -170,22 +170,22 @@ mod tests {
     #[test]
     fn step_under_an_odd_sequence_never_validates() {
         let dentries = Dentries::new(64).unwrap();
-        let mut passed = Passed::<STEPS>::new(Growth::Allowed);
+        let mut read_set = ReadSet::<STEPS>::new(Growth::Allowed);
         dentries.seq(1).write_begin();
-        passed.push(1, dentries.seq(1).raw_begin());
-        assert!(!passed.is_unchanged(&dentries));
+        read_set.push(1, dentries.seq(1).raw_begin());
+        assert!(!read_set.is_unchanged(&dentries));
         dentries.seq(1).write_end();
-        assert!(!passed.is_unchanged(&dentries));
+        assert!(!read_set.is_unchanged(&dentries));
     }
 
     #[test]
     fn steps_that_are_dropped_are_noticed() {
-        let mut passed = Passed::<STEPS>::new(Growth::Refused);
-        (1..=STEPS as u32).for_each(|slot| passed.push(slot, 0));
-        assert!(!passed.is_cut());
-        passed.push(1, 0);
-        assert!(passed.is_cut());
-        passed.clear();
-        assert!(!passed.is_cut());
+        let mut read_set = ReadSet::<STEPS>::new(Growth::Refused);
+        (1..=STEPS as u32).for_each(|slot| read_set.push(slot, 0));
+        assert!(!read_set.is_truncated());
+        read_set.push(1, 0);
+        assert!(read_set.is_truncated());
+        read_set.clear();
+        assert!(!read_set.is_truncated());
     }
 }

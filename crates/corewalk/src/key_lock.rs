@@ -44,72 +44,72 @@ const LISTED: u64 = 2;
 const NO_KEY: u64 = ALONE | LISTED;
 
 /// The claims of one namespace.
-pub(crate) struct Claims {
+pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
 
 struct Shard {
     word: AtomicU64,
-    held: Mutex<Vec<Held>>,
+    held: Mutex<Vec<Holder>>,
     released: Condvar,
 }
 
-struct Held {
+struct Holder {
     key: u64,
-    is_doomed: bool,
+    is_fill_cancelled: bool,
     waiters: u32,
 }
 
 /// The right to ask the back end about one name, or about two.
 #[must_use]
-pub(crate) struct Claim<'a> {
-    claims: &'a Claims,
+pub(crate) struct KeyGuard<'a> {
+    locks: &'a KeyLocks,
     /// 0 is none.
     keys: [u64; 2],
 }
 
-impl Claims {
+impl KeyLocks {
     /// Returns claims in so many shards.
-    pub(crate) fn new(shards: usize) -> Claims {
+    pub(crate) fn new(shards: usize) -> KeyLocks {
         let shard = || {
             let (word, held) = (AtomicU64::new(0), Mutex::new(Vec::new()));
             OwnLine::new(Shard { word, held, released: Condvar::new() })
         };
-        Claims { shards: (0..shards).map(|_| shard()).collect() }
+        KeyLocks { shards: (0..shards).map(|_| shard()).collect() }
     }
 
     /// Returns the claim of `key`, after waiting until nobody else holds it.
-    pub(crate) fn claim(&self, key: u64) -> Claim<'_> {
+    pub(crate) fn lock(&self, key: u64) -> KeyGuard<'_> {
         let key = key_of(key);
         self.shard(key).acquire(key);
-        Claim { claims: self, keys: [key, 0] }
+        KeyGuard { locks: self, keys: [key, 0] }
     }
 
     /// Returns the claim of two keys, which may be equal.
-    pub(crate) fn claim_both(&self, a: u64, b: u64) -> Claim<'_> {
-        let mut claim = self.claim(a.min(b));
+    pub(crate) fn lock_both(&self, a: u64, b: u64) -> KeyGuard<'_> {
+        let mut guard = self.lock(a.min(b));
         let second = key_of(a.max(b));
-        if claim.keys[0] != second {
+        if guard.keys[0] != second {
             self.shard(second).acquire(second);
-            claim.keys[1] = second;
+            guard.keys[1] = second;
         }
-        claim
+        guard
     }
 
     /// Returns the claim of `key` if nobody holds it.
-    pub(crate) fn try_claim(&self, key: u64) -> Option<Claim<'_>> {
+    pub(crate) fn try_lock(&self, key: u64) -> Option<KeyGuard<'_>> {
         let key = key_of(key);
-        self.shard(key).try_acquire(key).then(|| Claim { claims: self, keys: [key, 0] })
+        self.shard(key).try_acquire(key).then(|| KeyGuard { locks: self, keys: [key, 0] })
     }
 
     /// Dooms the claim of `key`, if somebody holds it.
-    pub(crate) fn doom(&self, key: u64) {
+    pub(crate) fn cancel_fill(&self, key: u64) {
         let key = key_of(key);
         let shard = self.shard(key);
         let mut held = shard.held.lock();
         shard.list(&mut held);
         if let Some(held) = held.iter_mut().find(|h| h.key == key) {
-            held.is_doomed = true;
+            held.is_fill_cancelled = true;
         }
         shard.unlist(&held);
     }
@@ -136,7 +136,7 @@ impl Shard {
             self.released.wait(&mut held);
             self.list(&mut held);
         }
-        held.push(Held { key, is_doomed: false, waiters: 0 });
+        held.push(Holder { key, is_fill_cancelled: false, waiters: 0 });
     }
 
     fn try_acquire(&self, key: u64) -> bool {
@@ -147,7 +147,7 @@ impl Shard {
         self.list(&mut held);
         let is_free = held.iter().all(|h| h.key != key);
         if is_free {
-            held.push(Held { key, is_doomed: false, waiters: 0 });
+            held.push(Holder { key, is_fill_cancelled: false, waiters: 0 });
         }
         self.unlist(&held);
         is_free
@@ -176,7 +176,7 @@ impl Shard {
     #[cold]
     fn release_listed(&self, key: u64) {
         let mut held = self.held.lock();
-        let at = held.iter().position(|h| h.key == key).expect("a claim is held until released");
+        let at = held.iter().position(|h| h.key == key).expect("a guard is held until released");
         let gone = held.swap_remove(at);
         self.unlist(&held);
         drop(held);
@@ -186,7 +186,7 @@ impl Shard {
     }
 
     #[inline]
-    fn is_doomed(&self, key: u64) -> bool {
+    fn is_fill_cancelled(&self, key: u64) -> bool {
         // An exchange, not a load: whoever dooms the claim after this sees what its holder did before
         // (K.2), so that one of the two knows of the other.
         // ORDERING(claim): Release, as for giving it back.
@@ -197,21 +197,21 @@ impl Shard {
             Ordering::Release,
             Ordering::Relaxed,
         );
-        is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_doomed)
+        is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
     /// Moves a claim from the word into the list. The word says afterwards that they are there.
-    fn list(&self, held: &mut Vec<Held>) {
+    fn list(&self, held: &mut Vec<Holder>) {
         // ORDERING(claim): Acquire. What a claim that is given back already came to is seen by who lists.
         // It says so by its key; what a claim that is listed here did is seen with it (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
-            held.push(Held { key: before & !NO_KEY, is_doomed: false, waiters: 0 });
+            held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
         }
     }
 
     /// Puts the word back to 0 if nobody holds a claim.
-    fn unlist(&self, held: &[Held]) {
+    fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
             // ORDERING(claim): Release. See `take_alone`.
             self.word.store(0, Ordering::Release);
@@ -219,20 +219,20 @@ impl Shard {
     }
 }
 
-impl Claim<'_> {
+impl KeyGuard<'_> {
     /// Returns true if what was learnt under the claim must not be cached. What the caller did before is
     /// seen by whoever dooms the claim after that: so it asks inside of what makes a change visible,
     /// which whoever dooms waits for (a stripe's lock, a dentry's write section).
     #[inline]
-    pub(crate) fn is_doomed(&self) -> bool {
-        self.keys.iter().any(|&key| key != 0 && self.claims.shard(key).is_doomed(key))
+    pub(crate) fn is_fill_cancelled(&self) -> bool {
+        self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for KeyGuard<'_> {
     fn drop(&mut self) {
         for key in self.keys.into_iter().filter(|&key| key != 0) {
-            self.claims.shard(key).release(key);
+            self.locks.shard(key).release(key);
         }
     }
 }
@@ -248,21 +248,21 @@ mod tests {
 
     #[test]
     fn claim_of_two_equal_keys_is_one_claim() {
-        let claims = Claims::new(SHARDS_FEW);
-        drop(claims.claim_both(5, 5));
-        drop(claims.claim(5));
+        let locks = KeyLocks::new(SHARDS_FEW);
+        drop(locks.lock_both(5, 5));
+        drop(locks.lock(5));
     }
 
     #[test]
     fn doomed_claim_says_so_and_the_next_does_not() {
-        let claims = Claims::new(SHARDS_FEW);
-        let claim = claims.claim(9);
-        assert!(!claim.is_doomed());
-        claims.doom(9);
-        assert!(claim.is_doomed());
-        assert!(claims.try_claim(9).is_none());
-        drop(claim);
-        assert!(!claims.claim(9).is_doomed());
+        let locks = KeyLocks::new(SHARDS_FEW);
+        let guard = locks.lock(9);
+        assert!(!guard.is_fill_cancelled());
+        locks.cancel_fill(9);
+        assert!(guard.is_fill_cancelled());
+        assert!(locks.try_lock(9).is_none());
+        drop(guard);
+        assert!(!locks.lock(9).is_fill_cancelled());
     }
 }
 

@@ -30,14 +30,14 @@ const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits()
 /// A component of at most [`SHORT_MAX`] bytes, ready to be compared with the words of a dentry that a
 /// walk need not think about: neither a symbolic link nor a mount point.
 #[derive(Clone, Copy)]
-pub(crate) struct ShortNeedle {
+pub(crate) struct ShortLookupKey {
     pub(crate) hash: NameHash,
     len: usize,
     needed: Flags,
     pub(super) words: [u64; SHORT_WORDS],
 }
 
-impl ShortNeedle {
+impl ShortLookupKey {
     /// Returns the component that begins at `start` of a path and ends with it, of a dentry that has the
     /// flags in `needed`. The one branch on its length is that which tells the first component.
     #[inline(always)]
@@ -45,11 +45,11 @@ impl ShortNeedle {
         (path, start): (&[u8], usize),
         needed: Flags,
         keys: &Keys,
-    ) -> ShortNeedle {
+    ) -> ShortLookupKey {
         let len = path.len() - start;
         debug_assert!(len <= SHORT_MAX);
         let words = component_words(path, start);
-        ShortNeedle { hash: keys.short_name(len, words), len, needed, words }
+        ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
     /// Returns true if the name of a dentry may be this one, as far as its body tells, and it is plain.
@@ -63,7 +63,7 @@ impl ShortNeedle {
 
 /// A name ready to be compared with the words of a dentry.
 #[derive(Clone, Copy)]
-pub(crate) struct Needle<'a> {
+pub(crate) struct LookupKey<'a> {
     pub(crate) name: Name<'a>,
     /// The keyed hash of the name alone.
     pub(crate) hash: NameHash,
@@ -73,27 +73,27 @@ pub(crate) struct Needle<'a> {
     pub(super) last: WordPair,
 }
 
-impl<'a> Needle<'a> {
+impl<'a> LookupKey<'a> {
     #[inline(always)]
-    pub(crate) fn new(name: Name<'a>, keys: &Keys) -> Needle<'a> {
-        Needle::of_words(name, name_words(name.as_bytes()), keys)
+    pub(crate) fn new(name: Name<'a>, keys: &Keys) -> LookupKey<'a> {
+        LookupKey::of_words(name, name_words(name.as_bytes()), keys)
     }
 
     /// Returns the component that begins at `start` of a path and ends with it, with no branch on its
     /// length.
     #[inline(always)]
-    pub(crate) fn of_component(path: &'a [u8], start: usize, keys: &Keys) -> Needle<'a> {
-        Needle::of_words(Name::unchecked(&path[start..]), component_words(path, start), keys)
+    pub(crate) fn of_component(path: &'a [u8], start: usize, keys: &Keys) -> LookupKey<'a> {
+        LookupKey::of_words(Name::unchecked(&path[start..]), component_words(path, start), keys)
     }
 
     #[inline(always)]
-    fn of_words(name: Name<'a>, words: [u64; INLINE_WORDS], keys: &Keys) -> Needle<'a> {
+    fn of_words(name: Name<'a>, words: [u64; INLINE_WORDS], keys: &Keys) -> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
         // A directory has something else in the last words; a name that gets so far is long there.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
-        Needle {
+        LookupKey {
             name,
             hash: keys.name(name.as_bytes(), &words),
             pairs: std::array::from_fn(|i| match i {
