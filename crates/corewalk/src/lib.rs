@@ -25,7 +25,6 @@ mod fs;
 mod hash;
 mod inode;
 mod key_lock;
-pub mod locks;
 mod mount;
 mod name;
 mod path;
@@ -36,7 +35,7 @@ mod vfs;
 mod walk;
 
 pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Timespec};
-pub use cred::{Blocking, Caps, Cred, May, Security, Subject, Verdict};
+pub use cred::{Caps, Cred, May};
 pub use dpath::PathKind;
 pub use fs::{
     AclKind, Addressing, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek,

@@ -55,7 +55,6 @@ use corewalk_sync::{Mutex, ShardedCounter};
 
 use crate::Errno;
 use crate::attr::{Attr, FileKind};
-use crate::cred::Security;
 use crate::dcache::{Dcache, Host};
 use crate::fs::FileSystem;
 use crate::key_lock::{KeyLocks, SHARDS_FEW};
@@ -135,7 +134,6 @@ pub struct Vfs {
     in_flight_renames: InFlightRenames,
     /// Who changes the attributes of an inode: see `attributes`.
     attr_locks: KeyLocks,
-    security: OnceLock<Box<dyn Security>>,
 }
 
 /// A file system in use.
@@ -178,20 +176,11 @@ impl Vfs {
             in_flight_moves: InFlightMoves::new(),
             in_flight_renames: InFlightRenames::new(),
             attr_locks: KeyLocks::new(SHARDS_FEW),
-            security: OnceLock::new(),
         };
         let attr = root_of(&*fs)?;
         let root = vfs.add_superblock(fs, &attr)?;
         vfs.mounts.set_root(root);
         Ok(Arc::new(vfs))
-    }
-
-    /// Sets the security hook, once, before the namespace is used.
-    ///
-    /// # Errors
-    /// `EBUSY` if one is set.
-    pub fn set_security(&self, hook: Box<dyn Security>) -> Result<(), Errno> {
-        self.security.set(hook).map_err(|_| Errno::BUSY)
     }
 
     /// Sets who hears that the cache needs room, once.
@@ -238,10 +227,6 @@ impl Vfs {
     #[inline]
     pub(crate) fn superblock(&self, inode: u32) -> &Superblock {
         self.supers.get(self.dcache.inodes.superblock(inode))
-    }
-
-    pub(crate) fn security(&self) -> Option<&dyn Security> {
-        self.security.get().map(|hook| &**hook)
     }
 
     /// Takes in a file system whose root `attr` is, and returns its root dentry, counted for whoever

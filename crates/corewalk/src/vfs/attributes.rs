@@ -30,7 +30,7 @@ use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
 use crate::attr::{Attr, FileKind, SetAttr, SetTime, mode};
-use crate::cred::{Blocking, Caps, Cred, May, Subject, Verdict};
+use crate::cred::{Caps, Cred, May};
 use crate::fs::{AclKind, XattrMode};
 use crate::inode::Perm;
 use crate::key_lock::KeyGuard;
@@ -59,7 +59,7 @@ impl Vfs {
     /// Returns whether `cred` may do `what` with `inode`, as access(2).
     ///
     /// # Errors
-    /// `EACCES` if not; what the back end or the security hook says.
+    /// `EACCES` if not; what the back end says.
     pub fn access(&self, cred: &Cred, inode: &InodeRef<'_>, what: May) -> Result<(), Errno> {
         self.awaiting_removal(&[inode.slot], || self.permission(cred, inode.slot, what))
     }
@@ -257,11 +257,10 @@ impl Vfs {
         Ok(attr_lock)
     }
 
-    /// Checks a permission; the back end and the security hook may be asked. The caller has no claim
-    /// of attributes.
+    /// Checks a permission. The back end may be asked. The caller holds no attribute lock.
     ///
     /// # Errors
-    /// `EACCES`, and what those say who are asked.
+    /// `EACCES`, and the errors of the back end.
     pub(crate) fn permission(&self, cred: &Cred, slot: u32, what: May) -> Result<(), Errno> {
         match self.permission_now(cred, slot, what) {
             Checked::Yes => return Ok(()),
@@ -271,13 +270,13 @@ impl Vfs {
         for _ in 0..ACL_TRIES {
             let (perm, acl, read) = self.perm_and_acl(slot)?;
             if read == Read::Together {
-                return self.decide(cred, slot, what, &perm, acl.as_ref());
+                return decide(cred, &perm, acl.as_ref(), what);
             }
         }
         let attr_lock = self.lock_attributes(slot);
         let (perm, acl, _) = self.perm_and_acl(slot)?;
         drop(attr_lock);
-        self.decide(cred, slot, what, &perm, acl.as_ref())
+        decide(cred, &perm, acl.as_ref(), what)
     }
 
     /// As [`Vfs::permission`], for whoever has claimed the attributes.
@@ -293,7 +292,7 @@ impl Vfs {
             Checked::No(error) => Err(error),
             Checked::Unknown => {
                 let (perm, acl, _) = self.perm_and_acl(slot)?;
-                self.decide(cred, slot, what, &perm, acl.as_ref())
+                decide(cred, &perm, acl.as_ref(), what)
             }
         }
     }
@@ -316,56 +315,20 @@ impl Vfs {
         Ok((perm, acl, if is_same { Read::Together } else { Read::Apart }))
     }
 
-    /// Returns whether what has been read allows `what`, and the security hook too.
-    fn decide(
-        &self,
-        cred: &Cred,
-        slot: u32,
-        what: May,
-        perm: &Perm,
-        acl: Option<&Acl>,
-    ) -> Result<(), Errno> {
-        if !may(cred, perm, acl, what) {
-            return Err(Errno::ACCESS);
-        }
-        match self.security() {
-            None => Ok(()),
-            Some(hook) => {
-                match hook.inode_permission(cred, self.subject(slot), what, Blocking::Allowed) {
-                    Verdict::Allow => Ok(()),
-                    Verdict::Deny(error) => Err(error),
-                    Verdict::WouldBlock => Err(Errno::ACCESS),
-                }
-            }
-        }
-    }
-
     /// Checks a permission without blocking and without writing anything (trap T58).
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: u32, what: May) -> Checked {
         // Who overrides everything may do anything with a directory, whatever its mode.
-        if cred.has(Caps::DAC_OVERRIDE)
-            && self.security().is_none()
-            && self.dcache.inodes.is_directory(slot)
-        {
+        if cred.has(Caps::DAC_OVERRIDE) && self.dcache.inodes.is_directory(slot) {
             return Checked::Yes;
         }
         let Some(perm) = self.dcache.inodes.perm(slot) else { return Checked::Unknown };
         if perm.has_acl && !cred.has(Caps::DAC_OVERRIDE) {
             return Checked::Unknown;
         }
-        if !may(cred, &perm, None, what) {
-            return Checked::No(Errno::ACCESS);
-        }
-        match self.security() {
-            None => Checked::Yes,
-            Some(hook) => {
-                match hook.inode_permission(cred, self.subject(slot), what, Blocking::Never) {
-                    Verdict::Allow => Checked::Yes,
-                    Verdict::Deny(error) => Checked::No(error),
-                    Verdict::WouldBlock => Checked::Unknown,
-                }
-            }
+        match decide(cred, &perm, None, what) {
+            Ok(()) => Checked::Yes,
+            Err(error) => Checked::No(error),
         }
     }
 
@@ -380,10 +343,6 @@ impl Vfs {
         self.dcache.inodes.install(slot, ticket, perm);
         self.dcache.sync_searchable(slot);
         Ok(perm)
-    }
-
-    fn subject(&self, slot: u32) -> Subject {
-        Subject { ino: self.dcache.inodes.ino(slot), kind: self.dcache.inodes.kind(slot) }
     }
 
     /// Sets an ACL given in the form of its extended attribute, as setxattr(2) with `how` does; an
@@ -540,7 +499,12 @@ fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     }
 }
 
-/// Returns whether mode bits, ACL and capabilities allow `what`.
+/// Checks that mode bits, ACL and capabilities allow `what`.
+fn decide(cred: &Cred, perm: &Perm, acl: Option<&Acl>, what: May) -> Result<(), Errno> {
+    if may(cred, perm, acl, what) { Ok(()) } else { Err(Errno::ACCESS) }
+}
+
+/// Returns true if mode bits, ACL and capabilities allow `what`.
 fn may(cred: &Cred, perm: &Perm, acl: Option<&Acl>, what: May) -> bool {
     let granted = match acl {
         Some(acl) => {

@@ -28,7 +28,7 @@ impl Walk<'_, '_> {
     /// Goes along `path` as far as it is plain and returns the rest.
     #[inline(never)]
     pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
-        if self.mode != Mode::Rcu || self.hold.is_some() || self.vfs.security().is_some() {
+        if self.mode != Mode::Rcu || self.hold.is_some() {
             return path;
         }
         let dcache = &self.vfs.dcache;

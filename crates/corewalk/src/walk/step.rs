@@ -50,7 +50,7 @@ impl<'v> Walk<'v, '_> {
         if !flags.contains(Flags::DIRECTORY) {
             return Err(self.validated(Errno::NOTDIR));
         }
-        if flags.contains(Flags::SEARCHABLE) && self.vfs.security().is_none() {
+        if flags.contains(Flags::SEARCHABLE) {
             return Ok(());
         }
         let inode = self.seen.body.inode();
