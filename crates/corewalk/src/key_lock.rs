@@ -1,28 +1,32 @@
-//! Claims: who is changing or loading a name.
+//! Locks by key: the in-lookup lock of a name, and the attribute lock of an inode.
 //!
-//! At most one thread at a time asks the back end about a (directory, name): a loader, or an
-//! operation that creates, removes or renames it. The claim is what the others wait for. It is not
-//! a lock around the tree: readers never look at it, other names are not affected, and a claim is
-//! released when its holder returns, fails or panics (trap T24).
+//! At most one thread at a time asks the back end about a (directory, name). That thread is a
+//! lookup that fills the cache, or an operation that creates, removes or renames the name. The
+//! thread holds the in-lookup lock of the name, and the other threads wait for the lock. Readers of
+//! cached names never look at it, and other names are not affected. The guard releases the lock
+//! when its holder returns, fails or panics (trap T24).
 //!
-//! A claim can be doomed: an invalidation that arrives while the back end works must not wait for
-//! it, but what the back end answers must not be cached any more (trap T25).
+//! An invalidation that arrives during the call of the back end must not wait for the call. Instead
+//! it cancels the fill: the holder must not cache the answer (trap T25).
 //!
-//! # One word, and a list behind it
-//! A shard is a word and a list under a lock. A claim that is alone in its shard is a key in the word:
-//! one exchange takes it and one gives it back. Whoever meets another key there, has to wait, or
-//! dooms a claim, first moves the key into the list and leaves [`LISTED`] in the word; from then on all
-//! is done under the lock, until the list is empty and the word is 0 again.
+//! # How it works
+//! A shard is a word and a list under a mutex. The only lock of a shard is a key in the word: one
+//! exchange takes the lock, and one releases it. A thread that finds another key in the word moves
+//! that key to the list first, and leaves [`LISTED`] in the word. So does a thread that must wait,
+//! and a thread that cancels a fill. From then on everything happens under the mutex, until the
+//! list is empty and the word is 0 again.
 //!
 //! # Invariants
-//! - K.1: the word is 0 (nobody has a claim here), a key with [`ALONE`] (the only claim), or
-//!   [`LISTED`] (the list has all of them). It becomes [`LISTED`], and 0 from there, under the lock only.
-//! - K.2: a claim that is doomed is in the list. So an exchange of its key in the word succeeds only if it
-//!   is not doomed; what its holder did before such an exchange is seen by whoever dooms it later.
+//! - K.1: the word is 0 (no lock is held), a key with [`ALONE`] (the only lock), or [`LISTED`] (all
+//!   locks are in the list). The word changes to [`LISTED`], and from there to 0, only under the
+//!   mutex.
+//! - K.2: a lock whose fill is cancelled is in the list. So an exchange of its key in the word
+//!   succeeds only if the fill is not cancelled. A later `cancel_fill` sees everything that the
+//!   holder did before such an exchange.
 //!
 //! # Locks
-//! A shard's lock is a leaf. Claims are taken before any dentry lock; two claims in the order of
-//! their keys (trap P9).
+//! The mutex of a shard is a leaf. In-lookup locks are taken before any dentry lock, two of them in
+//! the order of their keys (trap P9).
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
@@ -30,46 +34,50 @@ use corewalk_sync::primitives::IS_MODEL;
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::{Condvar, Mutex, OwnLine};
 
-/// Shards for what is claimed on every path: many more than threads, so that two who work on different
-/// names seldom write the same line one after the other.
+/// Shards for locks that every path takes: many more than threads. So two threads that work on
+/// different names seldom write the same cache line.
 pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
-/// Shards for what is claimed seldom.
+/// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 
-/// The word has a key, of the only claim there is in the shard.
+/// The word holds the key of the only lock of the shard.
 const ALONE: u64 = 1;
-/// The claims of the shard are in its list.
+/// The locks of the shard are in its list.
 const LISTED: u64 = 2;
-/// The bits of a key that the word has no room for. Keys that differ in them only are one.
+/// The bits of a key that the word cannot hold. Keys that differ only in these bits share a lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
-/// The claims of one namespace.
+/// The in-lookup locks or the attribute locks of a namespace.
 pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
 
+/// Some keys, by hash.
 struct Shard {
+    /// See K.1.
     word: AtomicU64,
+    /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
+    /// Notified when a lock that a thread waits for is released. Waited on under `held`.
     released: Condvar,
 }
 
+/// A held lock in the list. All fields are protected by `Shard::held`.
 struct Holder {
     key: u64,
     is_fill_cancelled: bool,
+    /// Threads that wait for the lock.
     waiters: u32,
 }
-
-/// The right to ask the back end about one name, or about two.
 #[must_use]
 pub(crate) struct KeyGuard<'a> {
     locks: &'a KeyLocks,
-    /// 0 is none.
+    /// The keys that are locked; 0 is none.
     keys: [u64; 2],
 }
 
 impl KeyLocks {
-    /// Returns claims in so many shards.
+    /// Returns free locks in `shards` shards.
     pub(crate) fn new(shards: usize) -> KeyLocks {
         let shard = || {
             let (word, held) = (AtomicU64::new(0), Mutex::new(Vec::new()));
@@ -78,14 +86,14 @@ impl KeyLocks {
         KeyLocks { shards: (0..shards).map(|_| shard()).collect() }
     }
 
-    /// Returns the claim of `key`, after waiting until nobody else holds it.
+    /// Locks `key`, after waiting for its holder.
     pub(crate) fn lock(&self, key: u64) -> KeyGuard<'_> {
         let key = key_of(key);
         self.shard(key).acquire(key);
         KeyGuard { locks: self, keys: [key, 0] }
     }
 
-    /// Returns the claim of two keys, which may be equal.
+    /// Locks two keys, which may be equal.
     pub(crate) fn lock_both(&self, a: u64, b: u64) -> KeyGuard<'_> {
         let mut guard = self.lock(a.min(b));
         let second = key_of(a.max(b));
@@ -96,13 +104,13 @@ impl KeyLocks {
         guard
     }
 
-    /// Returns the claim of `key` if nobody holds it.
+    /// Locks `key` if it is free.
     pub(crate) fn try_lock(&self, key: u64) -> Option<KeyGuard<'_>> {
         let key = key_of(key);
         self.shard(key).try_acquire(key).then(|| KeyGuard { locks: self, keys: [key, 0] })
     }
 
-    /// Dooms the claim of `key`, if somebody holds it.
+    /// Cancels the fill of the thread that holds the lock of `key`, if there is one.
     pub(crate) fn cancel_fill(&self, key: u64) {
         let key = key_of(key);
         let shard = self.shard(key);
@@ -153,19 +161,19 @@ impl Shard {
         is_free
     }
 
-    /// Takes the claim of `key` if nobody has one here.
+    /// Takes the lock of `key` if the shard holds no lock.
     #[inline]
     fn take_alone(&self, key: u64) -> bool {
-        // ORDERING(claim): Acquire. What the last holder did is seen by the next.
-        // ORDERING: Relaxed on failure. The lock is taken then.
+        // ORDERING(key-lock): Acquire. The new holder sees everything that the last holder did.
+        // ORDERING: Relaxed on failure. The mutex is taken next.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives the claim of `key` back.
+    /// Releases the lock of `key`.
     #[inline]
     fn release(&self, key: u64) {
-        // ORDERING(claim): Release. See `take_alone`.
-        // ORDERING: Relaxed on failure. The lock is taken then.
+        // ORDERING(key-lock): Release. See `take_alone`.
+        // ORDERING: Relaxed on failure. The mutex is taken next.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
         if given.is_err() {
@@ -176,7 +184,7 @@ impl Shard {
     #[cold]
     fn release_listed(&self, key: u64) {
         let mut held = self.held.lock();
-        let at = held.iter().position(|h| h.key == key).expect("a guard is held until released");
+        let at = held.iter().position(|h| h.key == key).expect("a lock is held until released");
         let gone = held.swap_remove(at);
         self.unlist(&held);
         drop(held);
@@ -187,10 +195,10 @@ impl Shard {
 
     #[inline]
     fn is_fill_cancelled(&self, key: u64) -> bool {
-        // An exchange, not a load: whoever dooms the claim after this sees what its holder did before
-        // (K.2), so that one of the two knows of the other.
-        // ORDERING(claim): Release, as for giving it back.
-        // ORDERING: Relaxed on failure. The lock is taken then.
+        // An exchange, not a load. A later `cancel_fill` then sees everything that the holder did
+        // before this (K.2), so one of the two threads knows of the other.
+        // ORDERING(key-lock): Release, as in `release`.
+        // ORDERING: Relaxed on failure. The mutex is taken next.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
             key | ALONE,
@@ -200,29 +208,32 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Moves a claim from the word into the list. The word says afterwards that they are there.
+    /// Moves the lock in the word to the list. Afterwards the word says [`LISTED`].
     fn list(&self, held: &mut Vec<Holder>) {
-        // ORDERING(claim): Acquire. What a claim that is given back already came to is seen by who lists.
-        // It says so by its key; what a claim that is listed here did is seen with it (K.2).
+        // ORDERING(key-lock): Acquire. Pairs with `release`: sees everything done under a lock
+        // already released. It also sees what the holder of a lock that is moved to the list did
+        // before (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
         }
     }
 
-    /// Puts the word back to 0 if nobody holds a claim.
+    /// Resets the word to 0 if no lock is held.
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
-            // ORDERING(claim): Release. See `take_alone`.
+            // ORDERING(key-lock): Release. See `take_alone`.
             self.word.store(0, Ordering::Release);
         }
     }
 }
 
 impl KeyGuard<'_> {
-    /// Returns true if what was learnt under the claim must not be cached. What the caller did before is
-    /// seen by whoever dooms the claim after that: so it asks inside of what makes a change visible,
-    /// which whoever dooms waits for (a stripe's lock, a dentry's write section).
+    /// Returns true if the answer to a fill under this lock must not be cached.
+    ///
+    /// A later `cancel_fill` sees everything that the caller did before this call. So the caller
+    /// asks inside the step that makes its change visible. That step runs under a lock that the
+    /// cancelling thread waits for: a stripe's lock, or a dentry's write section.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))
@@ -237,7 +248,7 @@ impl Drop for KeyGuard<'_> {
     }
 }
 
-/// Returns what a shard keeps of a key; never 0.
+/// Returns the bits of `key` that a shard keeps; never 0.
 fn key_of(key: u64) -> u64 {
     (key & !NO_KEY).max(NO_KEY + 1)
 }
@@ -247,14 +258,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claim_of_two_equal_keys_is_one_claim() {
+    fn lock_of_two_equal_keys_is_one_lock() {
         let locks = KeyLocks::new(SHARDS_FEW);
         drop(locks.lock_both(5, 5));
         drop(locks.lock(5));
     }
 
     #[test]
-    fn doomed_claim_says_so_and_the_next_does_not() {
+    fn cancelled_fill_says_so_and_the_next_does_not() {
         let locks = KeyLocks::new(SHARDS_FEW);
         let guard = locks.lock(9);
         assert!(!guard.is_fill_cancelled());

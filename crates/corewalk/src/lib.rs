@@ -1,17 +1,17 @@
 //! A dentry cache and path walk for user space, and the seam to put them under a file system.
 //!
-//! Whoever serves files from user space keeps a table of names and inodes, and has to get lookup,
-//! forget and rename right under concurrency. This crate is that table: lookups take no lock,
-//! renames block no reader, memory is bounded, and a back end implements one trait.
+//! A file server in user space keeps a table of names and inodes. It must get lookup, forget and
+//! rename right under concurrency. This crate is that table: lookups take no lock, renames block no
+//! reader, memory is bounded, and a back end implements one trait.
 //!
-//! - [`FileSystem`] is what a back end implements; [`tmpfs`] is one in memory.
-//! - [`Vfs`] is what a server calls, by inode or by path.
-//! - ARCHITECTURE.md in the repository says how it works and which guarantees hold.
+//! - A back end implements [`FileSystem`]; [`tmpfs`] is one in memory.
+//! - A server calls [`Vfs`], by inode or by path.
+//! - ARCHITECTURE.md in the repository explains the mechanisms and lists the guarantees.
 //!
 //! # Lock order
-//! Claims of names, the claim of an inode's attributes, path locks, `topology`, dentry locks, an inode's lock; stripe locks of the tables and arena
-//! shards are leaves. No lock is held while a [`FileSystem`] is called (a claim of the name it is
-//! called for is).
+//! In-lookup locks of names, the attribute lock of an inode, path locks, `topology`, dentry locks,
+//! the lock of an inode. Stripe locks of the tables and arena shards are leaves. During a call of a
+//! [`FileSystem`] only in-lookup locks, attribute locks and path locks are held.
 
 #![forbid(unsafe_code)]
 

@@ -103,6 +103,15 @@ pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes before the end"))
 }
 
+/// Returns the word of byte `at` of a name that is longer than `at`.
+///
+/// # Panics
+/// If the name has less than eight bytes.
+#[inline]
+pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
+    eight(name, at.min(name.len() - 8))
+}
+
 /// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are not to be foreseen, so
 /// most are looked at without a branch on it: eight bytes at a time, the last eight again and again.
 #[inline]

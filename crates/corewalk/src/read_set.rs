@@ -1,7 +1,7 @@
-//! Dentries that a reader has passed, to be checked once more where it ends.
+//! A read set: dentries that a reader has used, each with the sequence that it read.
 //!
-//! If none of their sequences has moved, all that was read of them was there together at the instant
-//! between the last look and this one (trap T8).
+//! The reader validates the read set at its end. If no sequence has moved, all that the reader read
+//! existed together at the instant between its last read and the validation (trap T8).
 
 use corewalk_sync::SeqCount;
 
@@ -10,7 +10,7 @@ use crate::dentry::Dentries;
 /// Steps that need no allocation; most paths are shorter.
 pub(crate) const STEPS: usize = 16;
 
-/// Dentries, each with the sequence it was seen under.
+/// Dentries, each with the sequence that was read.
 pub(crate) struct ReadSet<const N: usize = STEPS> {
     slots: [u32; N],
     seqs: [u64; N],
@@ -19,12 +19,12 @@ pub(crate) struct ReadSet<const N: usize = STEPS> {
     growth: Growth,
 }
 
-/// Whether there may be more steps than there is room for without an allocation.
+/// Whether a read set may allocate for more than its inline steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
-    /// There may.
+    /// It may.
     Allowed,
-    /// There may not: what comes then is dropped.
+    /// It may not. Further steps are dropped.
     Refused,
 }
 
@@ -49,19 +49,19 @@ impl<const N: usize> ReadSet<N> {
         }
     }
 
-    /// Returns true if there is room for a step without an allocation.
+    /// Returns true if one more step needs no allocation.
     #[inline]
     pub(crate) fn has_inline_room(&self) -> bool {
         self.len < N
     }
 
-    /// Returns the room for steps that need no allocation.
+    /// Returns the inline steps, to append to.
     #[inline(always)]
     pub(crate) fn inline_steps(&mut self) -> InlineSteps<'_, N> {
         InlineSteps { len: self.len, read_set: self }
     }
 
-    /// Returns true if steps were dropped: nothing can be said of the whole then.
+    /// Returns true if steps were dropped: then the read set can validate nothing.
     pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }
@@ -71,7 +71,7 @@ impl<const N: usize> ReadSet<N> {
         self.more.clear();
     }
 
-    /// Returns the dentries in the order in which they were passed.
+    /// Returns the dentries in the order of the steps.
     pub(crate) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
         let few = self.slots[..self.len.min(N)].iter().copied();
         few.chain(self.more.iter().map(|&(slot, _)| slot))
@@ -82,11 +82,11 @@ impl<const N: usize> ReadSet<N> {
         self.len
     }
 
-    /// Returns true if nothing that was passed has changed since.
+    /// Returns true if no dentry of the read set has changed since its step.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
-        // One branch for all of them: they are nearly always unchanged. An odd sequence, of a writer who
-        // was inside, never validates.
+        // One branch for all steps: they are nearly always unchanged. An odd sequence, of a writer
+        // inside its section, never validates.
         SeqCount::end_of_reads();
         let len = self.len.min(N);
         let (mut differ, mut odd) = (0, 0);
@@ -102,15 +102,16 @@ impl<const N: usize> ReadSet<N> {
     }
 }
 
-/// Room for steps that need no allocation. What was put there counts when it is dropped.
+/// The inline steps of a read set, while a fast path appends to them. Dropping it stores the new
+/// length.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// Kept here, so that it can stay in a register.
+    /// The length, here so that it can stay in a register.
     len: usize,
 }
 
 impl<const N: usize> InlineSteps<'_, N> {
-    /// Adds a step; false if there is no room.
+    /// Appends a step; false if no inline step is left.
     #[inline(always)]
     pub(crate) fn put(&mut self, slot: u32, seq: u64) -> bool {
         let ReadSet { slots, seqs, .. } = &mut *self.read_set;
@@ -122,13 +123,13 @@ impl<const N: usize> InlineSteps<'_, N> {
         true
     }
 
-    /// Returns how many steps there are.
+    /// Returns the number of steps.
     #[inline(always)]
     pub(crate) fn at(&self) -> usize {
         self.len
     }
 
-    /// Returns the sequence of the last step, of which there is one.
+    /// Returns the sequence of the last step; there must be one.
     pub(crate) fn last_seq(&self) -> u64 {
         self.read_set.seqs[self.len - 1]
     }
@@ -144,7 +145,8 @@ impl<const N: usize> Drop for InlineSteps<'_, N> {
 mod tests {
     use super::*;
 
-    /// Trap T8: each step counts, also those that needed an allocation, and none of before a clear.
+    /// Trap T8: each step counts, also those that needed an allocation. Steps from before `clear`
+    /// do not.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();
@@ -166,7 +168,7 @@ mod tests {
         }
     }
 
-    /// An odd sequence was read while a writer was inside, so what goes with it may be torn.
+    /// An odd sequence was read inside a write section, so its dentry may be torn.
     #[test]
     fn step_under_an_odd_sequence_never_validates() {
         let dentries = Dentries::new(64).unwrap();

@@ -6,7 +6,8 @@ use super::{Dcache, full, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
 use crate::dentry::{
-    Body, DirectoryWords, Flags, Image, Key, LookupKey, NameCopy, Snapshot, group_of, kind_flags,
+    Body, DirectoryWords, Flags, Image, LookupKey, NameCopy, ParentKey, Snapshot, group_of,
+    kind_flags,
 };
 use crate::key_lock::KeyGuard;
 use crate::table::Stripe;
@@ -14,7 +15,7 @@ use crate::table::Stripe;
 /// A name that is about to be entered under a key, by whoever has claimed it.
 struct Entry<'a> {
     hash: u32,
-    key: Key,
+    key: ParentKey,
     lookup_key: &'a LookupKey<'a>,
     in_lookup: &'a KeyGuard<'a>,
 }
@@ -32,7 +33,7 @@ impl Dcache {
     pub(crate) fn publish_root(&self, inode: u32) -> Result<u32, Errno> {
         let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
-        let key = Key::new(slot, 0);
+        let key = ParentKey::new(slot, 0);
         let (place, words) = self.place_of(inode);
         // There is room: only long names take any, and a root has no name.
         let image = full(self.dentries.new_image(key, place, b"", flags, words))?;
@@ -51,7 +52,7 @@ impl Dcache {
     /// entered then (trap T25). `ENOMEM` if the arena is full.
     pub(crate) fn publish(
         &self,
-        key: Key,
+        key: ParentKey,
         lookup_key: &LookupKey<'_>,
         node: Option<Node>,
         in_lookup: &KeyGuard<'_>,
@@ -151,7 +152,7 @@ impl Dcache {
         {
             let guard = self.dentries.lockref(slot).lock();
             self.write(slot, &guard, |dcache| {
-                dcache.dentries.store_key(slot, Key::stale(key.parent()))
+                dcache.dentries.store_key(slot, ParentKey::stale(key.parent()))
             });
             drop(guard);
             self.table.insert(hash, slot);
@@ -202,7 +203,7 @@ impl Dcache {
     fn collect_stale(
         &self,
         hash: u32,
-        key: Key,
+        key: ParentKey,
         lookup_key: &LookupKey<'_>,
     ) -> Vec<(u32, Snapshot)> {
         let mut stale = Vec::new();
@@ -237,7 +238,7 @@ impl Dcache {
 
     /// Enters a dentry under another key, or a stale one if the claim is doomed, and takes a reference on
     /// it for the caller. False if it has changed since it was seen.
-    fn set_key(&self, slot: u32, seq: u64, key: Key, in_lookup: &KeyGuard<'_>) -> bool {
+    fn set_key(&self, slot: u32, seq: u64, key: ParentKey, in_lookup: &KeyGuard<'_>) -> bool {
         let mut guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return false;
@@ -358,7 +359,7 @@ impl Dcache {
             // Nobody uses an inode through it.
             return self.unhash(slot, guard, &before);
         }
-        let stale = Key::stale(before.key.parent());
+        let stale = ParentKey::stale(before.key.parent());
         self.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, stale));
         drop(guard);
         self.put(slot);
@@ -376,7 +377,7 @@ impl Dcache {
     pub(crate) fn d_move(
         &self,
         (moved, from): (u32, &LookupKey<'_>),
-        to: Key,
+        to: ParentKey,
         lookup_key: &LookupKey<'_>,
         target: Option<u32>,
         in_lookup: &KeyGuard<'_>,
@@ -393,7 +394,7 @@ impl Dcache {
     /// `target`. Any other, which the caller does not know of, is made stale, wherever in the bucket it stands.
     fn insert_over_negative(
         &self,
-        (hash, key, lookup_key): (u32, Key, &LookupKey<'_>),
+        (hash, key, lookup_key): (u32, ParentKey, &LookupKey<'_>),
         slot: u32,
         target: Option<u32>,
     ) -> Option<u32> {
@@ -544,7 +545,7 @@ impl Dcache {
         // A name that its directory has forgotten is not to be remembered by another dentry.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
-        let key = if is_current { other.key } else { Key::stale(parent) };
+        let key = if is_current { other.key } else { ParentKey::stale(parent) };
         self.dentries.new_image(key, place, name.as_bytes(), body.flags(), words)
     }
 
@@ -592,7 +593,7 @@ impl Dcache {
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
                 self.write(child, &guard, |dcache| {
-                    dcache.dentries.store_key(child, Key::stale(slot));
+                    dcache.dentries.store_key(child, ParentKey::stale(slot));
                 });
             }
         }
@@ -608,7 +609,7 @@ impl Dcache {
     }
 
     /// Makes whatever is cached under a name unknown.
-    pub(crate) fn make_name_stale(&self, key: Key, lookup_key: &LookupKey<'_>) {
+    pub(crate) fn make_name_stale(&self, key: ParentKey, lookup_key: &LookupKey<'_>) {
         // A dentry that changed between the look and the reference is looked for again.
         while !key.is_stale()
             && let Some((slot, seen)) = self.find_exact(key, lookup_key)
@@ -727,7 +728,7 @@ pub(super) struct Dead {
 /// never 0.
 fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
-    next + u64::from(Key::new(0, next).is_stale())
+    next + u64::from(ParentKey::new(0, next).is_stale())
 }
 
 /// Whether something is mounted on a dentry.

@@ -51,7 +51,7 @@ pub(super) fn attr(ino: u64, mode: u32) -> Attr {
 }
 
 /// Returns a cache with a root, and its children's key.
-pub(super) fn cache() -> (Dcache, Key) {
+pub(super) fn cache() -> (Dcache, ParentKey) {
     let dcache = Dcache::new(4, Some(1), Box::new(Nobody)).unwrap();
     let root = enter(&dcache, 1, mode::S_IFDIR | 0o700);
     let slot = dcache.publish_root(root.inode).unwrap();
@@ -67,7 +67,7 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> Node {
 }
 
 /// Enters a file and returns its dentry, which nobody holds, and its inode, which only that does.
-pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, Node) {
+pub(super) fn file(dcache: &Dcache, key: ParentKey, name: &[u8], ino: u64) -> (u32, Node) {
     let node = enter(dcache, ino, mode::S_IFREG | 0o600);
     let lookup_key = dcache.lookup_key(Name::new(name).unwrap());
     let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
@@ -79,7 +79,7 @@ pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, No
 }
 
 /// Looks a name up without a lock and returns the number of its inode, if both are there.
-pub(super) fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
+pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
     if seen.body.is_negative() || !dcache.get_inode(slot, seen.seq, inode) {
@@ -91,7 +91,10 @@ pub(super) fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
 }
 
 /// Enters a name with `publish` beside a reader; returns how often the reader (missed, found) it.
-fn publish_against_find(prepare: fn(&Dcache, Key), publish: fn(&Dcache, Key)) -> [usize; 2] {
+fn publish_against_find(
+    prepare: fn(&Dcache, ParentKey),
+    publish: fn(&Dcache, ParentKey),
+) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         prepare(&dcache, key);
@@ -114,15 +117,15 @@ pub(super) fn lookup_key_a(dcache: &Dcache) -> LookupKey<'static> {
 }
 
 /// Returns the claim of `A` in the directory that `key` is of.
-pub(super) fn lock_name_a(dcache: &Dcache, key: Key) -> KeyGuard<'_> {
+pub(super) fn lock_name_a(dcache: &Dcache, key: ParentKey) -> KeyGuard<'_> {
     dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key_a(dcache)))
 }
 
-fn publish_a(dcache: &Dcache, key: Key) {
+fn publish_a(dcache: &Dcache, key: ParentKey) {
     file(dcache, key, A, 7);
 }
 
-fn publish_negative_a(dcache: &Dcache, key: Key) {
+fn publish_negative_a(dcache: &Dcache, key: ParentKey) {
     let slot = dcache.publish(key, &lookup_key_a(dcache), None, &lock_name_a(dcache, key)).unwrap();
     dcache.put(slot);
 }
@@ -139,7 +142,7 @@ fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
 }
 
-fn publish_directory_a(dcache: &Dcache, key: Key) {
+fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     let node = enter(dcache, 7, mode::S_IFDIR | 0o700);
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
@@ -169,7 +172,7 @@ fn control_inode_before_its_number_is_caught() {
 
 /// Renames a file from `A` to `B` with `rename` beside a reader of the dentry; returns how often it
 /// was called (`A`, `B`).
-fn rename_against_name(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
+fn rename_against_name(rename: fn(&Dcache, u32, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, A, 7);
@@ -189,14 +192,14 @@ fn rename_against_name(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
     })
 }
 
-fn rename_to_b(dcache: &Dcache, slot: u32, key: Key) {
+fn rename_to_b(dcache: &Dcache, slot: u32, key: ParentKey) {
     let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
     let moved = (slot, &lookup_key_a(dcache));
     assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &lock_name_a(dcache, key)), Ok(0));
 }
 
 /// Returns the image of the dentry under the name `B`.
-fn image_b(dcache: &Dcache, slot: u32, key: Key) -> Image {
+fn image_b(dcache: &Dcache, slot: u32, key: ParentKey) -> Image {
     let (body, words) = (dcache.dentries.image(slot).body, DirectoryWords::default());
     dcache.dentries.new_image(key, (0, body.inode()), B, body.flags(), words).unwrap()
 }
@@ -218,7 +221,7 @@ fn control_rename_without_a_section_is_caught() {
 
 /// Renames a file from `A` to `B` with `rename` beside one who looks for `A` and, if that is
 /// missing, for `B`; returns how often it was found as (`A`, `B`).
-fn rename_against_lookups(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
+fn rename_against_lookups(rename: fn(&Dcache, u32, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, A, 7);
@@ -264,7 +267,7 @@ fn control_rename_that_takes_out_first_is_caught() {
 
 /// Renames `A` over `B` with `rename` beside one who looks for `B`; returns how often that was the
 /// (replaced, moved) file.
-fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
+fn replace_against_lookup(rename: fn(&Dcache, u32, u32, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (moved, _) = file(&dcache, key, A, 7);

@@ -1,34 +1,35 @@
-//! A name to look for, and the words that names are compared by.
+//! The lookup key: a name with its hash, and with the words that names are compared by.
 //!
-//! A name word is the eight bytes of the name at eight times its number or, where the name would end
-//! within them, the last eight of the name ([`name_word_at`]). So the words of a name are read from it
-//! without a shift or a mask, and equal words of equal lengths are equal names. All words of a name
-//! that is shorter than one are that one, filled up with zeroes.
+//! Analogous to Linux's `struct qstr`. Word i of a name holds the eight bytes from byte 8 * i on.
+//! Where the name ends within these bytes, the word holds the last eight bytes of the name instead
+//! ([`name_word_at`]). So reading the words needs no shift and no mask, and equal words with equal
+//! lengths mean equal names. If a name is shorter than a word, each of its words is the name padded
+//! with zeroes.
 //!
-//! Lengths of names are not to be foreseen, so there is next to no branch on them. The words are
-//! compared two at a time, with the part of the body that tells the length: all of that waits for the
-//! dentry's line, and the less there is of it the more lookups a processor has under way.
+//! Lengths of names are hard to predict, so there is almost no branch on them. Names are compared
+//! two words at a time, together with the length in the body. All of this waits for the dentry's
+//! line. The fewer instructions wait, the more lookups a processor has in flight.
 
 use corewalk_sync::WordPair;
 
 use super::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
-use crate::hash::{Keys, NameHash, SHORT_WORDS};
+use crate::hash::{HashKeys, NameHash, SHORT_WORDS};
 use crate::name::{Name, eight, padded};
 
-/// The flags of a dentry that can be found and whose name goes on elsewhere.
+/// The flags of a hashed dentry with a long name.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
-/// The parts of a body that a comparison of names looks at: length, [`Flags::HASHED`], [`Flags::LONG`].
+/// The bits of a body that a comparison of names uses: length, [`Flags::HASHED`], [`Flags::LONG`].
 pub(super) const NAMED_MASK: u64 =
     (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
-/// The longest name that no dentry has elsewhere, in bytes; nearly all names of directories are shorter.
+/// The longest name that is inline in every dentry, in bytes. Nearly all directory names are
+/// shorter.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
-/// The parts of a body that say, besides the length, whether a dentry is one that a walk need not think
-/// about.
+/// The bits of a body that say, besides the length, whether a dentry is plain.
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
-/// A component of at most [`SHORT_MAX`] bytes, ready to be compared with the words of a dentry that a
-/// walk need not think about: neither a symbolic link nor a mount point.
+/// The lookup key of a component of at most [`SHORT_MAX`] bytes, for plain dentries only: neither a
+/// symbolic link nor a mount point.
 #[derive(Clone, Copy)]
 pub(crate) struct ShortLookupKey {
     pub(crate) hash: NameHash,
@@ -38,13 +39,13 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Returns the component that begins at `start` of a path and ends with it, of a dentry that has the
-    /// flags in `needed`. The one branch on its length is that which tells the first component.
+    /// Returns the key of the component from `start` to the end of a path, for a dentry with the
+    /// flags in `needed`. Its only branch on a length recognises the first component.
     #[inline(always)]
     pub(crate) fn of_component(
         (path, start): (&[u8], usize),
         needed: Flags,
-        keys: &Keys,
+        keys: &HashKeys,
     ) -> ShortLookupKey {
         let len = path.len() - start;
         debug_assert!(len <= SHORT_MAX);
@@ -52,7 +53,7 @@ impl ShortLookupKey {
         ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
-    /// Returns true if the name of a dentry may be this one, as far as its body tells, and it is plain.
+    /// Returns true if the body of a dentry is plain and does not rule this name out.
     #[inline(always)]
     pub(super) fn is_of(&self, body: Body) -> bool {
         let needed = u64::from(self.needed.bits());
@@ -61,37 +62,38 @@ impl ShortLookupKey {
     }
 }
 
-/// A name ready to be compared with the words of a dentry.
+/// A name, ready to be compared with the words of a dentry.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupKey<'a> {
     pub(crate) name: Name<'a>,
     /// The keyed hash of the name alone.
     pub(crate) hash: NameHash,
-    /// What the words of a file's dentry from the body on are, as far as they count.
+    /// The words of a matching file's dentry from the body on.
     pub(super) pairs: [WordPair; PAIRS],
-    /// Which bits of the last pair count.
+    /// The bits of the last pair that count.
     pub(super) last: WordPair,
 }
 
 impl<'a> LookupKey<'a> {
     #[inline(always)]
-    pub(crate) fn new(name: Name<'a>, keys: &Keys) -> LookupKey<'a> {
+    pub(crate) fn new(name: Name<'a>, keys: &HashKeys) -> LookupKey<'a> {
         LookupKey::of_words(name, name_words(name.as_bytes()), keys)
     }
 
-    /// Returns the component that begins at `start` of a path and ends with it, with no branch on its
+    /// Returns the key of the component from `start` to the end of a path, without a branch on its
     /// length.
     #[inline(always)]
-    pub(crate) fn of_component(path: &'a [u8], start: usize, keys: &Keys) -> LookupKey<'a> {
+    pub(crate) fn of_component(path: &'a [u8], start: usize, keys: &HashKeys) -> LookupKey<'a> {
         LookupKey::of_words(Name::unchecked(&path[start..]), component_words(path, start), keys)
     }
 
     #[inline(always)]
-    fn of_words(name: Name<'a>, words: [u64; INLINE_WORDS], keys: &Keys) -> LookupKey<'a> {
+    fn of_words(name: Name<'a>, words: [u64; INLINE_WORDS], keys: &HashKeys) -> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // A directory has something else in the last words; a name that gets so far is long there.
+        // A directory has its directory words in the last pair, so such a long name is not inline
+        // there.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -110,40 +112,31 @@ impl<'a> LookupKey<'a> {
     }
 }
 
-/// Returns how many words `len` bytes of a name take.
+/// Returns the number of words that `len` bytes of a name take.
 #[inline]
 pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)
 }
 
-/// Returns where in a name of `len` bytes the word begins that stands for the eight at `at`.
+/// Returns where the word of byte `at` begins in a name of `len` bytes.
 #[inline(always)]
 pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))
 }
 
-/// Returns the word that stands for the eight bytes at `at` of a name that is no shorter than that.
-///
-/// # Panics
-/// If the name has less than eight bytes.
-#[inline]
-pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
-    eight(name, at.min(name.len() - 8))
-}
-
-/// Returns the first words of a name. Lengths of names are not to be foreseen, so there is no branch
-/// on them but the one for very short names, of which all words are the same.
+/// Returns the first words of a name. Lengths of names are hard to predict, so the only branch
+/// recognises names shorter than a word.
 #[inline(always)]
 pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
     let Some(last) = name.len().checked_sub(8) else { return [padded(name); INLINE_WORDS] };
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// As [`name_words`] of the component that begins at `start` of a path and ends with it: what is read of
-/// a short one begins before it, and is shifted out.
+/// As [`name_words`], for the component from `start` to the end of a path. The read of a short
+/// component begins before it, and the excess bytes are shifted out.
 #[inline(always)]
 fn component_words<const N: usize>(path: &[u8], start: usize) -> [u64; N] {
-    // Nothing lies before the first component.
+    // No byte precedes the first component.
     let Some(last) = path.len().checked_sub(8) else { return [padded(&path[start..]); N] };
     let excess = 8 * (start - start.min(last)) as u32;
     std::array::from_fn(|i| eight(path, (start + 8 * i).min(last)).wrapping_shr(excess))

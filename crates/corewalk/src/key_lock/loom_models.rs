@@ -1,17 +1,17 @@
-//! Models of claims: one holder at a time, and of a change and an invalidation one knows of the other.
+//! Models of locks by key: one holder at a time, and a change beside an invalidation.
 //!
-//! The thread whose first step is a load is the spawned one: see `tally` in the sync crate.
+//! The thread whose first step is a load is the spawned one; see `tally` in the sync crate.
 
 use corewalk_sync::primitives::{Arc, thread};
 use corewalk_sync::tally::{Tally, assert_all_reached};
 
 use super::*;
 
-/// Two names of one shard, and one of the other.
+/// Two keys of one shard, and one key of the other shard.
 const KEY: u64 = 4;
 const NEIGHBOUR: u64 = 8;
 
-/// Claims, and a word that stands for what is changed under them.
+/// The locks, and a word that stands for the data under them.
 struct Shared {
     locks: KeyLocks,
     word: AtomicU64,
@@ -24,7 +24,7 @@ impl Shared {
 
     /// Adds one in two steps.
     fn add(&self) -> u64 {
-        // ORDERING: Relaxed. The claim has to order it.
+        // ORDERING: Relaxed. The lock has to order it.
         let before = self.word.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.word.store(before + 1, Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl Shared {
     }
 }
 
-/// Two threads change something under the claim of one key, while a third does `beside`.
+/// Two threads change the word under the lock of one key, while a third thread runs `beside`.
 fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::new();
@@ -53,28 +53,27 @@ fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
         drop(guard);
         first.join().unwrap();
         other.join().unwrap();
-        // ORDERING: Relaxed. Both have been joined.
-        assert_eq!(shared.word.load(Ordering::Relaxed), 2, "T24: two held one guard");
-        drop(shared.locks.try_lock(KEY).expect("T24: a guard was left behind"));
+        // ORDERING: Relaxed. Both threads have been joined.
+        assert_eq!(shared.word.load(Ordering::Relaxed), 2, "T24: two threads held one lock");
+        drop(shared.locks.try_lock(KEY).expect("T24: a lock was left behind"));
     })
 }
 
-/// Trap T24: a claim has one holder, whether it is in the word or in the list, and leaves nothing behind.
+/// Trap T24: a lock has one holder, in the word or in the list, and leaves nothing behind.
 #[test]
-fn claim_has_one_holder_beside_one_that_shares_the_word() {
+fn key_lock_has_one_holder_beside_a_lock_in_the_same_shard() {
     assert_all_reached(&two_holders(|locks| drop(locks.lock(NEIGHBOUR))));
 }
 
-/// Trap T24: the same beside somebody who dooms claims.
+/// Trap T24: the same beside a thread that cancels fills.
 #[test]
-fn claim_has_one_holder_beside_one_that_dooms() {
+fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
 }
 
-/// A holder changes something and then asks with `is_fill_cancelled`, beside somebody who dooms the claim and then
-/// looks; returns how often the other (has not
-/// seen the change, has seen it).
-fn change_against_doom(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2] {
+/// A holder changes the word and then calls `is_cancelled`, beside a thread that cancels the fill
+/// and then reads the word. Returns how often that thread (missed the change, saw the change).
+fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
         let guard = shared.locks.lock(KEY);
@@ -82,7 +81,7 @@ fn change_against_doom(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2
             let shared = Arc::clone(&shared);
             move || {
                 shared.locks.cancel_fill(KEY);
-                // ORDERING: Relaxed. The claim has to order it.
+                // ORDERING: Relaxed. The lock has to order it.
                 shared.word.load(Ordering::Relaxed) == 1
             }
         });
@@ -95,19 +94,19 @@ fn change_against_doom(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2
     })
 }
 
-/// Trap T25: an invalidation sees what was changed under a claim before it was found to be undoomed.
+/// Trap T25: an invalidation sees a change that was made before the fill was found not cancelled.
 #[test]
-fn undoomed_change_is_seen_by_the_invalidation() {
-    assert_all_reached(&change_against_doom(|guard| guard.is_fill_cancelled()));
+fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
+    assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Trap T25: a plain look at the word.
+/// Trap T25: the holder loads the word instead of exchanging it.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
-fn control_look_without_an_exchange_is_caught() {
-    change_against_doom(|guard| {
+fn control_load_instead_of_an_exchange_is_caught() {
+    change_against_cancel(|guard| {
         let shard = guard.locks.shard(KEY);
-        // ORDERING: SeqCst. Wrong on purpose: as strong as a load can be.
+        // ORDERING: SeqCst. Wrong on purpose: the strongest order that a load can have.
         shard.word.load(Ordering::SeqCst) == LISTED
     });
 }

@@ -2,7 +2,7 @@
 
 use super::{InodeRef, Vfs};
 use crate::dcache::Directory;
-use crate::dentry::Key;
+use crate::dentry::ParentKey;
 
 /// A counted directory dentry. While it lives the dentry's slot is not reused.
 pub(crate) struct Dir<'v> {
@@ -44,7 +44,7 @@ pub(crate) struct Place<'v> {
 
 impl Dir<'_> {
     /// Returns what the directory's children are entered under now.
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> ParentKey {
         self.vfs.dcache.key_of_held(self.now.slot)
     }
 }

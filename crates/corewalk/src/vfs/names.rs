@@ -4,7 +4,7 @@ use crate::Errno;
 use crate::attr::{Attr, FileKind, mode};
 use crate::cred::{Caps, Cred, May};
 use crate::dcache::Node;
-use crate::dentry::{Flags, Key, LookupKey, Snapshot};
+use crate::dentry::{Flags, LookupKey, ParentKey, Snapshot};
 use crate::fs::{AclKind, Make};
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
@@ -253,7 +253,7 @@ impl Vfs {
         match answer {
             Ok(attr) => {
                 let inode = self.enter(dir.now.inode, &attr, changes, None)?;
-                let key = if is_current { key } else { Key::stale(key.parent()) };
+                let key = if is_current { key } else { ParentKey::stale(key.parent()) };
                 let dentry = self.attach(dir, key, lookup_key, &inode, in_lookup);
                 Ok(Some(Found::new(inode, dentry)))
             }
@@ -290,13 +290,13 @@ impl Vfs {
             self.fs(near).forget(attr.ino);
             return Err(Errno::NOMEM);
         };
-        if let Some(stale_generations) = entered.stale_generations {
+        if let Some(stale) = entered.stale_generation {
             // A directory of that number must not be taken for the new one (`count_by_ino`).
-            if let Some(old) = self.dcache.get_directory(stale_generations) {
+            if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
             }
-            self.dcache.put_inode(stale_generations, 1);
+            self.dcache.put_inode(stale, 1);
         }
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
@@ -306,7 +306,7 @@ impl Vfs {
     fn attach(
         &self,
         dir: &Dir<'_>,
-        key: Key,
+        key: ParentKey,
         lookup_key: &LookupKey<'_>,
         inode: &InodeRef<'_>,
         in_lookup: &KeyGuard<'_>,
@@ -319,7 +319,7 @@ impl Vfs {
     fn attach_as(
         &self,
         dir: &Dir<'_>,
-        key: Key,
+        key: ParentKey,
         lookup_key: &LookupKey<'_>,
         inode: &InodeRef<'_>,
         in_lookup: &KeyGuard<'_>,
@@ -336,7 +336,7 @@ impl Vfs {
         // The directory may be invalidated in between: the dentry is then entered under a stale key.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.make_unknown(dir, lookup_key);
-            self.dcache.publish(Key::stale(key.parent()), lookup_key, Some(node), in_lookup)
+            self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
         });
         let slot = slot.map_err(|_| Unattached::NoRoom)?;
         let inodes = &self.dcache.inodes;
@@ -357,7 +357,7 @@ impl Vfs {
     fn splice(
         &self,
         dir: &Dir<'_>,
-        key: Key,
+        key: ParentKey,
         lookup_key: &LookupKey<'_>,
         hold: &DentryHold<'_>,
         in_lookup: &KeyGuard<'_>,
@@ -633,12 +633,12 @@ impl Vfs {
     fn publish_change(
         &self,
         dir: &Dir<'_>,
-        key: Key,
+        key: ParentKey,
         lookup_key: &LookupKey<'_>,
         inode: &InodeRef<'_>,
         in_lookup: &KeyGuard<'_>,
     ) {
-        let key = if dir.key() == key { key } else { Key::stale(key.parent()) };
+        let key = if dir.key() == key { key } else { ParentKey::stale(key.parent()) };
         drop(self.attach(dir, key, lookup_key, inode, in_lookup));
     }
 

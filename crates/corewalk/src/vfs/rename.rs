@@ -25,7 +25,7 @@ use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::cred::{Cred, May};
 use crate::dcache::Dcache;
-use crate::dentry::{Key, LookupKey};
+use crate::dentry::{LookupKey, ParentKey};
 use crate::fs::RenameMode;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
@@ -108,7 +108,7 @@ impl Vfs {
     pub(super) fn move_dentry(
         &self,
         (slot, from): (u32, &LookupKey<'_>),
-        key: Key,
+        key: ParentKey,
         lookup_key: &LookupKey<'_>,
         target: Option<u32>,
         in_lookup: &KeyGuard<'_>,
@@ -293,7 +293,7 @@ impl<'v> Rename<'v, '_> {
         &self,
         source: &Found<'_>,
         target: Option<&Found<'_>>,
-        key: Key,
+        key: ParentKey,
         in_lookup: &KeyGuard<'_>,
     ) {
         let vfs = self.vfs;
@@ -316,7 +316,7 @@ impl<'v> Rename<'v, '_> {
                 (RenameMode::Exchange, None) => Err(Errno::STALE),
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
-                    let key = if is_current { key } else { Key::stale(key.parent()) };
+                    let key = if is_current { key } else { ParentKey::stale(key.parent()) };
                     vfs.move_dentry((moved, self.old), key, self.new, target, in_lookup).map(Some)
                 }
             }

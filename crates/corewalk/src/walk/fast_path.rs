@@ -19,7 +19,7 @@
 use super::{Mode, Walk};
 use crate::cred::Caps;
 use crate::dcache::Dcache;
-use crate::dentry::{Body, Flags, Key, Line, Snapshot, directory_id};
+use crate::dentry::{Body, Flags, Line, ParentKey, Snapshot, directory_id};
 use crate::name::Slashes;
 use crate::read_set::{InlineSteps, ReadSet};
 use crate::table::Extent;
@@ -74,7 +74,7 @@ impl FastCursor<'_> {
             return false;
         }
         let words = self.line.directory_words();
-        let key = Key::new(self.dentry, words.child_generation);
+        let key = ParentKey::new(self.dentry, words.child_generation);
         let place = (self.id.wrapping_add(words.ino), key);
         let found = self.dcache.find_at_once(self.extent, place, (path, start), needed, before);
         let Some(child) = found else { return false };
@@ -155,7 +155,7 @@ impl Cursor<'_> {
             return false;
         }
         let words = dcache.dentries.directory_words(self.dentry);
-        let key = Key::new(self.dentry, words.child_generation);
+        let key = ParentKey::new(self.dentry, words.child_generation);
         let id = directory_id(self.seen.body.superblock(), words.ino);
         let Some((slot, seen)) = dcache.find_plain((id, key), (&self.path[..end], start)) else {
             return false;

@@ -7,7 +7,7 @@ use super::{Mode, SYMLINKS_MAX, Stop, Walk, WalkFlags};
 use crate::Errno;
 use crate::cred::May;
 use crate::dcache::Dcache;
-use crate::dentry::{Flags, Key, Snapshot};
+use crate::dentry::{Flags, ParentKey, Snapshot};
 use crate::name::Name;
 use crate::vfs::{Checked, InodeRef, Place, Unattached};
 
@@ -73,7 +73,7 @@ impl<'v> Walk<'v, '_> {
         parent: Option<&Place<'v>>,
     ) -> Result<Option<Place<'v>>, Stop> {
         let dcache = &self.vfs.dcache;
-        let key = Key::new(self.dentry, dcache.dentries.child_generation(self.dentry));
+        let key = ParentKey::new(self.dentry, dcache.dentries.child_generation(self.dentry));
         let lookup_key = dcache.lookup_key(name);
         if let Some((slot, seen)) = dcache.find(key, &lookup_key) {
             if self.mode == Mode::Rcu {

@@ -18,8 +18,8 @@ use crate::name::Name;
 /// it. Before, the name was file 7, which somebody uses.
 fn put_back_against_lookup(
     says: u64,
-    look: fn(&Dcache, Key) -> Option<u64>,
-    publish: fn(&Dcache, Key, Node),
+    look: fn(&Dcache, ParentKey) -> Option<u64>,
+    publish: fn(&Dcache, ParentKey, Node),
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -49,18 +49,18 @@ fn put_back_against_lookup(
     })
 }
 
-fn publish_node(dcache: &Dcache, key: Key, node: Node) {
+fn publish_node(dcache: &Dcache, key: ParentKey, node: Node) {
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
     // The dentry of each lies beside it: the one of a file in use, and the new one of another.
     assert_eq!(slot, node.inode, "a file in use keeps its dentry, and another has its own");
 }
 
-fn look(dcache: &Dcache, key: Key) -> Option<u64> {
+fn look(dcache: &Dcache, key: ParentKey) -> Option<u64> {
     lookup(dcache, key, A)
 }
 
-fn count(dcache: &Dcache, _key: Key) -> Option<u64> {
+fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     let ino = dcache.count_by_ino(1, A, 1)?;
     let inode = dcache.inodes.get(0, ino, |_| ()).expect("it is counted");
     dcache.put_inode(inode, 2);
@@ -96,7 +96,7 @@ fn control_dentry_that_is_put_back_for_another_file_is_caught() {
 }
 
 /// Invalidates the directory that `key` is of, and returns its children's key then.
-fn invalidate(dcache: &Dcache, key: Key) -> Key {
+fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.invalidate_directory(key.parent());
     dcache.directory(key.parent()).unwrap().key
 }
@@ -104,8 +104,8 @@ fn invalidate(dcache: &Dcache, key: Key) -> Key {
 /// A directory in use, of which `before` says how well it is known, is entered again with `publish`
 /// while something is mounted on it; returns how often the mark came (before, after) that.
 fn publish_against_mount(
-    before: fn(&Dcache, Key) -> Key,
-    publish: fn(&Dcache, Key, Node) -> u32,
+    before: fn(&Dcache, ParentKey) -> ParentKey,
+    publish: fn(&Dcache, ParentKey, Node) -> u32,
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -132,7 +132,7 @@ fn publish_against_mount(
     })
 }
 
-fn publish_directory(dcache: &Dcache, key: Key, node: Node) -> u32 {
+fn publish_directory(dcache: &Dcache, key: ParentKey, node: Node) -> u32 {
     dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
@@ -207,7 +207,7 @@ fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
-        let in_lookup = lock_name_a(dcache, Key::new(dcache.parent(a).0, 1));
+        let in_lookup = lock_name_a(dcache, ParentKey::new(dcache.parent(a).0, 1));
         assert_eq!(dcache.exchange(a, b, &in_lookup), Ok(()));
     }));
 }
@@ -235,8 +235,8 @@ fn control_exchange_in_two_sections_is_caught() {
 /// What the back end said before an invalidation is entered with `enter` beside it; the invalidator looks
 /// the name up afterwards. Returns how often `enter` was told that (the answer counts, it does not).
 fn enter_against_invalidation(
-    prepare: fn(&Dcache, Key, Node),
-    enter_as: fn(&Dcache, Key, Node, &KeyGuard<'_>),
+    prepare: fn(&Dcache, ParentKey, Node),
+    enter_as: fn(&Dcache, ParentKey, Node, &KeyGuard<'_>),
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -257,12 +257,12 @@ fn enter_against_invalidation(
     })
 }
 
-fn publish_claimed(dcache: &Dcache, key: Key, node: Node, in_lookup: &KeyGuard<'_>) {
+fn publish_claimed(dcache: &Dcache, key: ParentKey, node: Node, in_lookup: &KeyGuard<'_>) {
     dcache.publish(key, &lookup_key_a(dcache), Some(node), in_lookup).unwrap();
 }
 
 /// Enters the name, and invalidates it with its directory.
-fn publish_invalidated(dcache: &Dcache, key: Key, node: Node) {
+fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: Node) {
     publish_node(dcache, key, node);
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
@@ -271,10 +271,10 @@ fn publish_invalidated(dcache: &Dcache, key: Key, node: Node) {
 /// name is entered, put back or given to another file.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
-    let nothing = |_: &Dcache, _: Key, _: Node| ();
+    let nothing = |_: &Dcache, _: ParentKey, _: Node| ();
     assert_all_reached(&enter_against_invalidation(nothing, publish_claimed));
     assert_all_reached(&enter_against_invalidation(publish_invalidated, publish_claimed));
-    let other = |dcache: &Dcache, key: Key, _: Node| {
+    let other = |dcache: &Dcache, key: ParentKey, _: Node| {
         file(dcache, key, B, 8);
     };
     assert_all_reached(&enter_against_invalidation(other, |dcache, key, _, in_lookup| {

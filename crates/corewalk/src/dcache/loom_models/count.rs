@@ -21,7 +21,7 @@ fn count(dcache: &Dcache) -> Option<u64> {
 /// dentry as the control has them.
 fn count_with(
     dcache: &Dcache,
-    is_parent: fn(&Dcache, Key) -> bool,
+    is_parent: fn(&Dcache, ParentKey) -> bool,
     is_unchanged: fn(&Line<'_>, u64) -> bool,
 ) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
@@ -41,7 +41,7 @@ fn count_with(
     if is_unchanged(&dentry, seen.seq) { Some(ino) } else { dcache.undo_count(inode) }
 }
 
-fn is_child_of_root(dcache: &Dcache, key: Key) -> bool {
+fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
     dcache.is_parent(key, ROOT_INO)
 }
 
