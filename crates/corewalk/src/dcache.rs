@@ -41,7 +41,7 @@ use crate::key_lock::{KeyLocks, SHARDS_MANY};
 use crate::name::Name;
 use crate::table::{Extent, Table};
 
-pub(crate) use change::{Mounted, Node, is_attached};
+pub(crate) use change::{DentryInode, Mounted, is_attached};
 pub(crate) use reclaim::Hand;
 
 /// The owner of the cache, which is told of inodes that the cache drops.

@@ -28,6 +28,7 @@
 //! - D.3: the inode number and the superblock of a directory dentry do not change while it lives.
 //! - D.4: a dentry holds a reference on its parent dentry from birth to death. While it is hashed
 //!   (a root: always) it holds one on its inode. So neither slot is reused under it.
+//!
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
 
 mod cold;

@@ -582,7 +582,7 @@ mod tests {
             found
         };
         // As a fill that missed the name.
-        let node = crate::dcache::Node { inode: files[1].slot, kind: FileKind::Regular };
+        let node = crate::dcache::DentryInode { inode: files[1].slot, kind: FileKind::Regular };
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[1].slot]);

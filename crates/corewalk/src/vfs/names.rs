@@ -3,7 +3,7 @@
 use crate::Errno;
 use crate::attr::{Attr, FileKind, mode};
 use crate::cred::{Caps, Cred, May};
-use crate::dcache::Node;
+use crate::dcache::DentryInode;
 use crate::dentry::{Flags, LookupKey, ParentKey, Snapshot};
 use crate::fs::{AclKind, Make};
 use crate::key_lock::KeyGuard;
@@ -324,7 +324,7 @@ impl Vfs {
         inode: &InodeRef<'_>,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
-        let node = Node { inode: inode.slot, kind: inode.kind() };
+        let node = DentryInode { inode: inode.slot, kind: inode.kind() };
         if node.kind == FileKind::Directory
             && let Some(alias) = self.dcache.get_directory(inode.slot)
         {

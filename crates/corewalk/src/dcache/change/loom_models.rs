@@ -1,6 +1,6 @@
-//! Models of names that were invalidated and are put back, and of names that are exchanged.
+//! Models of invalidated names that are put back, and of exchanged names.
 //!
-//! The reader is the spawned thread: see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the sync crate.
 
 use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{Arc, thread};
@@ -13,13 +13,13 @@ use super::*;
 use crate::attr::mode;
 use crate::name::Name;
 
-/// Puts a name that was invalidated with its directory back with `publish`, for the file that the
-/// back end `says`, beside one who looks it up with `look`; returns how often that (missed, found)
-/// it. Before, the name was file 7, which somebody uses.
+/// Puts back a name that was invalidated with its directory, with `publish`. Before, the name was
+/// file 7, which is in use; now it is the file that the back end `says`. A reader looks it up with
+/// `look`. Returns how often the reader (missed, found) it.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
-    publish: fn(&Dcache, ParentKey, Node),
+    publish: fn(&Dcache, ParentKey, DentryInode),
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -33,7 +33,7 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. What was published happens before the lookup then.
+                // ORDERING: Acquire. If it is set, the publication happened before the lookup.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -49,10 +49,11 @@ fn put_back_against_lookup(
     })
 }
 
-fn publish_node(dcache: &Dcache, key: ParentKey, node: Node) {
+fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
-    // The dentry of each lies beside it: the one of a file in use, and the new one of another.
+    // The dentry of each file lies in its inode's slot: the old one of file 7, or the new one of
+    // another.
     assert_eq!(slot, node.inode, "a file in use keeps its dentry, and another has its own");
 }
 
@@ -67,21 +68,21 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// Trap T25: the dentry of the same file is found when it is back, and not before.
+/// Trap T25: the dentry of the same file is found once it is back, not before.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: the dentry of another file is not taken back.
+/// Trap T25: the dentry of another file is not put back.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Trap T25: the dentry is put back first, and then gets the inode that it should have.
+/// Trap T25: the dentry is put back before it gets its new inode.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -95,17 +96,17 @@ fn control_dentry_that_is_put_back_for_another_file_is_caught() {
     });
 }
 
-/// Invalidates the directory that `key` is of, and returns its children's key then.
+/// Invalidates the directory of `key`, and returns the new key of its children.
 fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.invalidate_directory(key.parent());
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// A directory in use, of which `before` says how well it is known, is entered again with `publish`
-/// while something is mounted on it; returns how often the mark came (before, after) that.
+/// Enters a directory in use again with `publish`, while it is mounted on. `before` sets the state
+/// of the cache. Returns how often the mark came (before, after) that.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
-    publish: fn(&Dcache, ParentKey, Node) -> u32,
+    publish: fn(&Dcache, ParentKey, DentryInode) -> u32,
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -132,17 +133,17 @@ fn publish_against_mount(
     })
 }
 
-fn publish_directory(dcache: &Dcache, key: ParentKey, node: Node) -> u32 {
+fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> u32 {
     dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
-/// Trap T55: a dentry that changes while it is taken back is looked at again.
+/// Trap T55: a dentry that changes while it is put back is read again.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Trap T55: it is looked at once, and another made in its place.
+/// Trap T55: the dentry is read once, and another is made in its place.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -156,13 +157,13 @@ fn control_take_back_that_looks_once_is_caught() {
     });
 }
 
-/// Trap T55: the same where it was never invalidated.
+/// Trap T55: the same for a dentry that was never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Trap T55: it is looked for once, and another made in its place.
+/// Trap T55: one lookup, and another dentry is made in its place.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -175,8 +176,8 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// The names `A` and `B` are exchanged with `exchange` beside one who looks for the one and then for
-/// the other; returns how often that was (before, meanwhile, after).
+/// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks for one and then for
+/// the other. Returns how often that was (before, during, after) the exchange.
 fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -203,7 +204,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
     })
 }
 
-/// Traps T12, T13: who finds the new file under one name does not find it under the other.
+/// Traps T12, T13: a reader that finds the new file under one name does not find it under the
+/// other.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
@@ -212,7 +214,7 @@ fn names_beside_an_exchange_are_always_there() {
     }));
 }
 
-/// Trap T13: each dentry gets its name in a section of its own.
+/// Trap T13: each dentry gets its name in a write section of its own.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -232,11 +234,12 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// What the back end said before an invalidation is entered with `enter` beside it; the invalidator looks
-/// the name up afterwards. Returns how often `enter` was told that (the answer counts, it does not).
+/// Enters an answer of the back end with `enter`, beside an invalidation. Then the invalidating
+/// thread looks the name up. Returns how often `enter` learnt that the answer was (valid,
+/// cancelled).
 fn enter_against_invalidation(
-    prepare: fn(&Dcache, ParentKey, Node),
-    enter_as: fn(&Dcache, ParentKey, Node, &KeyGuard<'_>),
+    prepare: fn(&Dcache, ParentKey, DentryInode),
+    enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -257,24 +260,24 @@ fn enter_against_invalidation(
     })
 }
 
-fn publish_claimed(dcache: &Dcache, key: ParentKey, node: Node, in_lookup: &KeyGuard<'_>) {
+fn publish_claimed(dcache: &Dcache, key: ParentKey, node: DentryInode, in_lookup: &KeyGuard<'_>) {
     dcache.publish(key, &lookup_key_a(dcache), Some(node), in_lookup).unwrap();
 }
 
 /// Enters the name, and invalidates it with its directory.
-fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: Node) {
+fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     publish_node(dcache, key, node);
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: an answer that is older than an invalidation is not found once that is over, whether the
-/// name is entered, put back or given to another file.
+/// Trap T25: no lookup finds an answer that is older than a completed invalidation. The name may be
+/// entered, put back or given to another file.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
-    let nothing = |_: &Dcache, _: ParentKey, _: Node| ();
+    let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
     assert_all_reached(&enter_against_invalidation(nothing, publish_claimed));
     assert_all_reached(&enter_against_invalidation(publish_invalidated, publish_claimed));
-    let other = |dcache: &Dcache, key: ParentKey, _: Node| {
+    let other = |dcache: &Dcache, key: ParentKey, _: DentryInode| {
         file(dcache, key, B, 8);
     };
     assert_all_reached(&enter_against_invalidation(other, |dcache, key, _, in_lookup| {
@@ -286,7 +289,7 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Trap T25: the claim is asked before the name is entered, and not while its stripe is locked.
+/// Trap T25: the check for cancellation comes before the entry, without the lock of the stripe.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {
