@@ -1,13 +1,13 @@
 //! Path translation: from a dentry to its pathname, as a snapshot.
 //!
-//! The names up to the root are collected, each with the sequence it was read under; then every
-//! sequence is checked once more. If none has moved, all of the names were there together at the
-//! instant between the two passes: the path existed (traps T1, T8, P8). There is no sequence that
-//! every rename bumps, so only a rename of the dentry itself or of one of its ancestors makes a pass
-//! fail. After a few passes the translator keeps directories in place, as a shared reader of
-//! `topology`, and locks the leaf, so that no storm of renames can starve it (trap T9).
+//! A pass collects the names up to the root, each with its sequence in a read set, and then
+//! validates the read set. If it is valid, all names existed together at the instant between the
+//! two steps, so the path existed (traps T1, T8, P8). There is no global rename sequence: only a
+//! rename of the dentry or of an ancestor makes a pass fail. After a few passes the translation
+//! takes `topology` shared, which keeps directories in place, and locks the leaf. So no storm of
+//! renames can starve it (trap T9).
 //!
-//! The result says what kind of path it is; the spellings of d_path and getcwd are built on that
+//! The result includes the kind of path, from which the formattings of d_path and getcwd follow
 //! (trap T11).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
@@ -39,16 +39,17 @@ pub enum PathKind {
     Unlinked,
     /// From the root of the namespace, to a dentry that is not below the root that was asked for.
     OutsideRoot,
-    /// From the top of what the dentry hangs on, which is not mounted anywhere.
+    /// From the top of a tree that is not mounted, to the dentry.
     Unreachable,
 }
 
-/// What a translation goes along.
+/// The route of a translation.
 #[derive(Clone, Copy)]
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(u32),
-    /// From a dentry in a mount to the root, a mount and a dentry in it, or to the root of the namespace.
+    /// From a dentry in a mount to the root, which is a mount and a dentry, or to the namespace's
+    /// root.
     Mounts((&'m Mount, u32), Option<(u64, u32)>),
 }
 
@@ -68,7 +69,7 @@ impl Route<'_> {
 }
 
 impl<const N: usize> PathBuffer<'_, N> {
-    /// Collects a trail that existed at one instant. The caller holds the dentry at its beginning.
+    /// Collects a path that existed at one instant. The caller holds the dentry at its beginning.
     pub(crate) fn collect(&mut self, dcache: &Dcache, route: Route<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
@@ -92,8 +93,8 @@ impl<const N: usize> PathBuffer<'_, N> {
     }
 }
 
-/// Leaves a path that existed at one instant at the end of `buf`, and returns where it begins. The caller
-/// holds the dentry at the beginning of `way`. Nothing is allocated.
+/// Writes a path that existed at one instant to the end of `buf`, and returns where it begins. The
+/// caller holds the dentry at the beginning of `route`. Nothing is allocated.
 ///
 /// # Errors
 /// `ENAMETOOLONG` if it does not fit.
@@ -164,8 +165,8 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: u32) -> Vec<Vec<u8>> {
     aliases.into_iter().filter_map(path).collect()
 }
 
-/// Collects the names from a dentry to the root; false if it is not one of the inode, or not below the
-/// root.
+/// Collects the names from a dentry to the root. False if the dentry is not an alias of the inode,
+/// or not below the root.
 fn collect_alias(
     dcache: &Dcache,
     (alias, inode): (u32, u32),
@@ -198,7 +199,8 @@ pub(crate) fn chain_of_inode(dcache: &Dcache, inode: u32) -> Result<Chain, Errno
     names_of(dcache, inode, |name| chain_of_name(dcache, (name, inode))).ok_or(Errno::NOENT)
 }
 
-/// Returns a dentry of an inode that is not removed and below the root, counted; None if it has none.
+/// Returns an alias of an inode that is linked below the root, with a reference; None if there is
+/// none.
 pub(crate) fn hold_name(dcache: &Dcache, inode: u32) -> Option<u32> {
     names_of(dcache, inode, |name| {
         if !dcache.dentries.lockref(name).get_not_dead() {
@@ -230,7 +232,7 @@ fn names_of<T>(dcache: &Dcache, inode: u32, look: impl Fn(u32) -> Option<T>) -> 
     }
 }
 
-/// Returns the path that ends at a dentry; None if it is not one of the inode, or not below the root.
+/// Returns the path to a dentry. None if it is not an alias of the inode, or not below the root.
 pub(crate) fn chain_of_name(dcache: &Dcache, (name, inode): (u32, u32)) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;

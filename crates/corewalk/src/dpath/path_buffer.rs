@@ -1,8 +1,8 @@
-//! A path while it is collected, from the leaf to the root.
+//! A path buffer, which a pass fills from the leaf to the root.
 //!
-//! Names come in front of what is there, so the path lies at the end of its room and is whole at any
-//! time. It starts in a room of its own on the stack, which is enough for nearly all; what grows longer
-//! goes on in a vector or, for callers who allow no allocation, in the buffer they lent.
+//! Analogous to Linux's `struct prepend_buffer`. Each name is prepended, so the path lies at the
+//! end of the buffer. The buffer starts on the stack, which suffices for nearly all paths. A longer
+//! path moves to a vector, or to the buffer of a caller that allows no allocation.
 //!
 //! Source: `dpath`.
 
@@ -15,10 +15,10 @@ use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy};
 use crate::mount::Mount;
 use crate::read_set::{Growth, ReadSet, STEPS};
 
-/// Bytes that a trail has room for by itself, and [`WINDOW`] more.
+/// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// Bytes before the path that a name which lies in its dentry may be put into: all that its length could
-/// be, as far as a compiler sees, and one word.
+/// Bytes before the path that prepending an inline name may write: the longest inline name as far
+/// as the compiler can tell, and one word.
 const WINDOW: usize = LENGTHS + 8;
 /// A power of two above the lengths of names that lie in their dentries.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
@@ -29,35 +29,35 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     read_set: ReadSet<N>,
     first: [u8; BYTES],
     storage: Storage<'b>,
-    /// Whether the path has left the bytes of the trail's own.
+    /// Whether the path has left `first`.
     has_left_stack: bool,
     /// Where in the bytes the path begins; it ends with them.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
-    /// The dentry at which the trail ended.
+    /// The dentry at which the pass ended.
     pub(crate) top: u32,
 }
 
 /// Where the bytes of a path are.
 enum Storage<'b> {
-    /// In the trail, with a vector to go on in.
+    /// In `first`, and then in a vector.
     Own,
-    /// In the trail, with a buffer to go on in.
+    /// In `first`, and then in the lent buffer.
     OwnAndLent(&'b mut [u8]),
     Lent(&'b mut [u8]),
     Grown(Vec<u8>),
 }
 
 impl PathBuffer<'static> {
-    /// Returns a trail that allocates what a long path needs.
+    /// Returns a path buffer that allocates memory for a long path.
     pub(crate) fn new() -> PathBuffer<'static> {
         PathBuffer::with(Storage::Own, Growth::Allowed)
     }
 }
 
 impl<'b, const N: usize> PathBuffer<'b, N> {
-    /// Returns a trail that allocates nothing, for a path that is to fit in `buf`.
+    /// Returns a path buffer that allocates nothing, for a path that fits in `buf`.
     pub(crate) fn lent(buf: &'b mut [u8]) -> PathBuffer<'b, N> {
         PathBuffer::with(Storage::OwnAndLent(buf), Growth::Refused)
     }
@@ -92,9 +92,9 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Collects the names from `slot` in `mount` up to `root` (a mount and a dentry in it) or, if that
-    /// is not on the way or None, to the root of the outermost mount. All mounts on the way are one
-    /// trail, so the check at its end is one of the whole path.
+    /// Prepends the names from `slot` in `mount` up to `root`, a mount and a dentry in it. If
+    /// `root` is None or not on the way, continues to the root of the outermost mount. All mounts
+    /// share the read set, so its validation covers the whole path.
     pub(crate) fn prepend_mounts(
         &mut self,
         dcache: &Dcache,
@@ -148,8 +148,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 continue;
             }
             common &= flags;
-            // What was read may belong to different instants; a loop that this makes is left when
-            // a sequence that has moved is noticed, or when there is no room any more.
+            // The names may be of different instants and form a loop. A loop ends when a sequence
+            // has moved, or when the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent() == 0 || must_stop || self.is_too_long {
@@ -169,8 +169,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.is_truncated() || (must_look && !self.is_unchanged(dcache))
     }
 
-    /// Puts a `/` and a name that lies in its dentry in front of the path. False if there is no room for
-    /// all that is written then.
+    /// Prepends a `/` and an inline name. False if the buffer has no room for all the words.
     #[inline(always)]
     fn prepend_name(&mut self, line: &Line<'_>, body: Body) -> bool {
         if self.start < WINDOW && !self.grow(WINDOW) {
@@ -264,7 +263,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // It is there because of what did not fit elsewhere, so it is not empty.
+            // The lent buffer is used once `first` is full, so the path is not empty.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;
@@ -288,7 +287,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.read_set.slots()
     }
 
-    /// Returns true if there were more steps than a trail of this size can check.
+    /// Returns true if the read set had no room for some steps.
     pub(crate) fn is_truncated(&self) -> bool {
         self.read_set.is_truncated()
     }
@@ -300,9 +299,9 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 }
 
-/// Puts a `/` and a name at the end of `bytes`: by words, as many as there can be, the last one first. If
-/// the name is shorter than one, all of them are the first, and what is too much lies before it, where
-/// the next name comes.
+/// Prepends a `/` and a name at the end of `bytes`, as words, the last word first. All words of a
+/// name that is shorter than a word are equal. Their excess bytes lie before the name, where the
+/// next name is prepended.
 #[inline(always)]
 fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     let (len, words) = (body.len() % LENGTHS, line.name_words());

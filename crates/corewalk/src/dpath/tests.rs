@@ -15,7 +15,7 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with `/d0/d1/../f`, each name with a neighbour, and what the directories are.
+/// Returns a namespace with `/d0/d1/../f`, where each name has a neighbour.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -51,8 +51,8 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// What a translation says, and where it ended.
-fn said(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, u32, usize) {
+/// The result of a pass, and where it ended.
+fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, u32, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
@@ -74,13 +74,13 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
         buffer.collect(dcache, Route::Names(leaf.dentry));
         let mut fresh = PathBuffer::new();
         fresh.collect(dcache, Route::Names(leaf.dentry));
-        assert_eq!(said(&buffer), said(&fresh));
+        assert_eq!(result_of(&buffer), result_of(&fresh));
         rename(&vfs, &dir, "renamed", &name);
     }
 }
 
-/// Translates places of all depths and kinds one after the other with one trail; `clear` is what
-/// comes between two of them.
+/// Translates places of all depths and kinds in turn with one path buffer, and runs `clear` in
+/// between.
 fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
@@ -94,21 +94,25 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
             buffer.prepend(&vfs.dcache, dentry, 0, Pass::Optimistic);
             let mut fresh = PathBuffer::new();
             fresh.prepend(&vfs.dcache, dentry, 0, Pass::Optimistic);
-            assert_eq!(said(&buffer), said(&fresh), "T8: something is left of the pass before");
+            assert_eq!(
+                result_of(&buffer),
+                result_of(&fresh),
+                "T8: something is left of the pass before"
+            );
         }
     }
 }
 
 /// Trap T8: all that a pass leaves is reset.
 #[test]
-fn trail_that_is_cleared_keeps_nothing() {
+fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
 }
 
 /// Trap T8: the names are forgotten, but not what kind of path they made.
 #[test]
 #[should_panic(expected = "T8: something is left")]
-fn control_trail_that_keeps_its_kind_is_caught() {
+fn control_path_buffer_that_keeps_its_kind_is_caught() {
     translate_in_turn(|buffer| {
         let kind = buffer.kind;
         buffer.clear();
@@ -118,7 +122,7 @@ fn control_trail_that_keeps_its_kind_is_caught() {
 
 /// Trap T8: a path that did not fit is forgotten with the rest.
 #[test]
-fn trail_that_was_too_long_fits_after_it_is_cleared() {
+fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
     let mut slots = [vfs.root(), vfs.root()].map(|root| vfs.dcache.inodes.alias(root.slot));
@@ -136,8 +140,8 @@ fn trail_that_was_too_long_fits_after_it_is_cleared() {
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// Translates `leaf` into a buffer on another thread, in a pass under the locks, while `held` is. Returns
-/// whether it waited for that.
+/// Translates `leaf` in a locked pass on another thread, while this thread holds `held`. Returns
+/// whether the translation waited.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {
@@ -156,8 +160,8 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: what keeps the last pass from being disturbed: nobody moves a directory, and nobody changes the
-/// leaf, meanwhile. Other translations do not wait for it.
+/// Trap T9: during the locked pass no directory can move and the leaf cannot change. Other
+/// translations do not wait.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -175,7 +179,7 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
 }
 
 /// Trap T9: without the locked pass, a rename of an ancestor in each pass keeps a translation from
-/// ever ending; with it, nobody can rename one while it runs.
+/// ending. With it, no ancestor can be renamed meanwhile.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();
@@ -194,7 +198,7 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// Passes that come to nothing are counted, and so are translations that take the lock; others are not.
+/// Failed passes and locked passes are counted, other passes are not.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -231,7 +235,8 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// A locked pass that reads a step again goes on where the path was, also if it has grown meanwhile.
+/// A locked pass that reads a dentry again continues at the same length, also after the buffer
+/// grew.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

@@ -1,20 +1,20 @@
-//! The plain part of a walk: cached names of files and of directories that may be searched.
+//! The fast path of a walk: cached names of files and of searchable directories.
 //!
-//! Nearly all components of nearly all paths are of this kind, and need no decision. What is not (a
-//! name that is not cached, a link, a mount point, `..`, permissions that have to be asked for) is
-//! left to [`Walk::step`], which starts where this ends. Nothing is validated here but noted: the
-//! trail is checked where the walk ends, or where it does something else.
+//! Nearly all components of nearly all paths need no other decision. The fast path leaves the
+//! others to [`Walk::step`], which continues where it ends: names that are not cached, links, mount
+//! points, `..`, and unknown permissions. The fast path only fills the read set; the walk validates
+//! it later.
 //!
 //! # How it works
-//! What a step needs stays in registers only if there is nothing in the loop but what nearly always
-//! happens: one look, at the first entry with the right tag, for a name that lies in its dentry. So
-//! [`Cursor::fast_steps`] does that alone, and where it does not find what it wants [`Cursor::slow_step`], which is not
-//! inlined, looks again, from the beginning. The last component is a copy of the loop's body: it may be
-//! any file, and the line with the number of its inode is fetched before the dentry has arrived.
+//! The state of a step stays in registers only if the loop contains nothing but the usual case: an
+//! inline name, which is the first entry with its tag. So [`Cursor::fast_steps`] handles that case
+//! alone. Otherwise [`Cursor::slow_step`], which is not inlined, repeats the step from its
+//! beginning. The last component is a copy of the loop's body. It may be any file, and the line
+//! with its inode number is prefetched before the dentry arrives.
 //!
-//! A step is about 120 instructions on x86-64, and one more look at its sequence at the end of the walk
-//! about 10. They depend on each other from the number of the directory over one product, the tags of a
-//! bucket and the slot of an entry to the number of the next directory.
+//! A step takes about 120 instructions on x86-64, and its validation about 10. Each depends on the
+//! one before: from the number of the directory over a product, the tags of a bucket and the slot
+//! of an entry to the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -42,7 +42,7 @@ impl Walk<'_, '_> {
                 at.fast_steps(dcache, self.read_set, needed);
             }
             let is_over = at.done == path.len() || !at.seen.body.flags().contains(needed);
-            // Whatever it was that stopped it, a closer look tells.
+            // The slow path finds out why the fast path stopped.
             if is_over || !at.slow_step(dcache, self.read_set) {
                 break;
             }
@@ -52,11 +52,11 @@ impl Walk<'_, '_> {
     }
 }
 
-/// A quick glide.
+/// The state of [`Cursor::fast_steps`], in registers.
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// What the directories are told apart by, besides their numbers.
+    /// The part of a directory's number that depends on the file system.
     id: u64,
     dentry: u32,
     line: Line<'a>,
@@ -65,9 +65,9 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Goes to the component that begins at `start` of a path and ends with it, if one look is enough for
-    /// that, it has the flags in `needed`, and there is room. What is no name (nothing, a dot, too much)
-    /// is not found. `before` is called with the slot that it may be in.
+    /// Moves to the component from `start` to the end of a path. False unless it is the first entry
+    /// with its tag, has the flags in `needed`, and fits in the read set. An invalid name (empty, a
+    /// dot, too long) is not found. `before` is called with the slot of the entry.
     #[inline(always)]
     fn to(&mut self, (path, start): (&[u8], usize), needed: Flags, before: impl Fn(u32)) -> bool {
         if start >= path.len() {
@@ -86,19 +86,18 @@ impl FastCursor<'_> {
     }
 }
 
-/// How far a glide has come.
+/// The position of a fast path.
 struct Cursor<'p> {
     dentry: u32,
     seen: Snapshot,
     path: &'p [u8],
-    /// Bytes of the path that are behind it; what follows is nothing, or a slash (at the start, perhaps
-    /// none).
+    /// Bytes of the path that are done. The next byte is a slash, or at the start perhaps a name.
     done: usize,
 }
 
 impl Cursor<'_> {
-    /// Goes on as long as all is as it nearly always is: short names, each the first entry with its tag
-    /// in the first line of its bucket, and room in the trail.
+    /// Continues while the components are usual: each is a short name, the first entry with its tag
+    /// in the first line of its bucket, and fits inline in the read set.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;
@@ -143,8 +142,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Goes one component on if its name is cached and plain, however long it takes to see that. False
-    /// if it is not.
+    /// Moves one component if its name is cached and plain, in any line of its bucket. False
+    /// otherwise.
     #[inline(never)]
     fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];
@@ -173,8 +172,9 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// Names of all lengths that are compared in different ways, of directories and of files, among others
-    /// that differ in one byte, are found on a path that is longer than what a trail has room for.
+    /// Names of every length that is compared in its own way are found, those of directories and of
+    /// files. Neighbours differ in one byte. The path has more components than the read set holds
+    /// inline.
     #[test]
     fn path_of_names_of_all_lengths_leads_to_its_end() {
         let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

@@ -117,7 +117,7 @@ impl<'v> Walk<'v, '_> {
                 vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
             vfs.resolve(&dir, &lookup_key, &in_lookup).map(|found| (in_lookup, found))
         })?;
-        // While the claim is held the name stays missing, so this is the instant of the answer.
+        // The in-lookup lock keeps the name missing, so this is the instant of the answer.
         let found = found.ok_or_else(|| self.validated(Errno::NOENT))?;
         let inode = found.inode_ref();
         let dentry = match found.into_dentry() {
@@ -172,10 +172,10 @@ impl<'v> Walk<'v, '_> {
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child that led here is in the trail and says whether it was the parent.
+            // The child is in the read set, which validates that this was its parent.
             Mode::Rcu => self.move_to(parent, |_| true)?,
-            // It may have been moved since it was seen, and what was its parent then be another
-            // dentry by now: it is held until it has been asked again (trap T19).
+            // The child may have moved since the snapshot, and the slot of the parent may have been
+            // reused. So hold the parent while it is checked again (trap T19).
             Mode::Ref => {
                 let _child = self.hold.take();
                 self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;
@@ -187,8 +187,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to a dentry that something keeps in its slot: `is_kept`, which is asked when the dentry has
-    /// been seen and is held, says whether it did until then.
+    /// Moves to a dentry that another object keeps in its slot. `is_kept` checks, with the dentry
+    /// held, that this was so until now.
     fn move_to(&mut self, slot: u32, is_kept: impl FnOnce(&Dcache) -> bool) -> Result<(), Stop> {
         let dcache = &self.vfs.dcache;
         let seen: Snapshot = loop {
@@ -219,7 +219,7 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to the root of what is mounted here, and on that, and so on.
+    /// Moves to the root of the mount on this dentry, and repeats that there.
     fn cross_mounts(&mut self) -> Result<(), Stop> {
         let vfs = self.vfs;
         let guard = corewalk_sync::rcu::read_lock();
