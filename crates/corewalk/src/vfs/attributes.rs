@@ -5,22 +5,21 @@
 //! and acl(5).
 //!
 //! # Changes
-//! A change reads the permissions, decides what it is to be, and has the back end make it. Two that
-//! did so side by side would lose one of them: a chmod between the look of a write at the set-user-ID
-//! bit and its removal, or the bit kept on what has been written to since. So whoever changes an
-//! inode, or writes to it without the right to keep these bits, first claims its attributes (a claim
-//! as for names: no lock of ours is held while the back end works, and nothing is left behind by a
-//! panic). Linux holds the inode's lock there, also for a whole write.
+//! A change reads the permissions, decides, and has the back end make it. Two changes side by side
+//! could lose one: a chmod between a write's check of the set-user-ID bit and the removal of the
+//! bit, for example. So a change of an inode first takes its attribute lock, and so does a write
+//! without the right to keep these bits. The attribute lock is a lock by key (`key_lock`), which a
+//! panic releases. Linux holds the inode's lock there, also for a whole write.
 //!
 //! # Invariants
-//! - P.1: the attributes of an inode have one changer at a time, from its look to its change. Readers
-//!   take no part in it.
-//! - P.2: a decision over mode and ACL is that of one state. The two are read apart, so a change that
-//!   came in between is looked for, and after a few the check takes the claim itself.
+//! - P.1: one thread at a time changes the attributes of an inode, from its check to its change.
+//!   Readers do not take the lock.
+//! - P.2: a decision over mode and ACL is that of one state. The check reads the two separately and
+//!   looks for a change in between. After a few such changes it takes the attribute lock itself.
 //!
 //! # Locks
-//! A claim of attributes is taken after those of names and before every lock. Nobody holds two, and
-//! no name is claimed under one.
+//! An attribute lock is taken after in-lookup locks and before every other lock. No thread holds
+//! two, or takes an in-lookup lock under one.
 //!
 //! Source: chmod(2), write(2), acl(5); Linux `notify_change`, `file_remove_privs`, `inode_lock`.
 
@@ -35,9 +34,9 @@ use crate::fs::{AclKind, XattrMode};
 use crate::inode::Perm;
 use crate::key_lock::KeyGuard;
 
-/// What an inode's slot number is multiplied by to be the key of a claim: the products of two slots
-/// differ in more than the two bits that a claim leaves out, since this number (2 to the 64th over the
-/// golden ratio) spreads them well.
+/// The factor that turns a slot number into a key of the attribute lock. It is 2 to the 64th over
+/// the golden ratio, so the products of two slots differ in more than the two bits that a key
+/// leaves out.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
@@ -137,8 +136,8 @@ impl Vfs {
         })
     }
 
-    /// Returns the right to change the attributes of an inode, after waiting until nobody else has
-    /// it (P.1). The caller holds no lock, and no other such claim.
+    /// Takes the attribute lock of an inode (P.1). The caller holds no lock, and no other attribute
+    /// lock.
     fn lock_attributes(&self, slot: u32) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot).wrapping_mul(SLOT_SPREAD))
     }
@@ -236,7 +235,7 @@ impl Vfs {
 
     /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to, but those
     /// that the writer may keep. `who` says who that is, and is asked only if there are any. Taken away,
-    /// the bits stay away as long as the claim that is returned is held: until the content has changed.
+    /// the bits stay away as long as the returned lock is held: until the content has changed.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
@@ -279,7 +278,7 @@ impl Vfs {
         decide(cred, &perm, acl.as_ref(), what)
     }
 
-    /// As [`Vfs::permission`], for whoever has claimed the attributes.
+    /// As [`Vfs::permission`], for a caller that holds the attribute lock.
     fn permission_locked(
         &self,
         cred: &Cred,

@@ -1,4 +1,4 @@
-//! Lookups that somebody outside holds, and gives back by number.
+//! Lookups that a client holds and returns by number.
 
 use super::{InodeRef, LOOKUP, LOOKUPS_MAX, Vfs};
 
@@ -15,7 +15,7 @@ impl Vfs {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);
         if !older.is_empty() {
-            // It may have been displaced since it was found.
+            // It may have become a stale generation since it was found.
             let is_other = |inode: &InodeRef<'_>| older.iter().all(|old| old.slot != inode.slot);
             return self.forget_in_turn(&older, current.as_ref().filter(|&it| is_other(it)), n);
         }

@@ -10,9 +10,9 @@ pub(crate) struct Dir<'v> {
     pub(crate) now: Directory,
 }
 
-/// A name that the back end or the cache knows, with its inode, as long as the name is claimed: a
-/// counted dentry, which keeps the inode until somebody with the claim takes it away, or a counted inode
-/// without a dentry.
+/// A name that the back end or the cache knows, with its inode, under the in-lookup lock of the
+/// name. It has a counted dentry, which keeps the inode until a holder of the lock removes it. Or
+/// it has a counted inode without a dentry.
 pub(crate) struct Found<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: u32,

@@ -26,12 +26,12 @@ pub enum Removal {
     Rmdir,
 }
 
-/// What is done with the answer that there is no such name.
+/// Whether a fill caches the answer that there is no such name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
     /// It is cached as a negative dentry.
     Cached,
-    /// It is not: the caller is about to give somebody that name.
+    /// It is not cached: the caller is about to enter the name.
     Dropped,
 }
 
@@ -173,8 +173,8 @@ impl Vfs {
         Ok(found)
     }
 
-    /// Returns what the lookup key refers to, from the cache or the back end; the answer is cached. The
-    /// caller holds the claim of the name.
+    /// Returns the file called `lookup_key`, from the cache or the back end, and caches the answer.
+    /// The caller holds the in-lookup lock of the name.
     pub(crate) fn resolve(
         &self,
         dir: &Dir<'_>,
@@ -199,7 +199,7 @@ impl Vfs {
         }
     }
 
-    /// Returns what the cache knows of a name that the caller has claimed.
+    /// Returns the cached answer for a name. The caller holds its in-lookup lock.
     pub(super) fn cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Cached<'_> {
         while let Some((slot, seen)) = self.dcache.find(dir.key(), lookup_key) {
             if seen.body.is_negative() {
@@ -366,15 +366,15 @@ impl Vfs {
         // Only a root has no name, and it is nobody's child.
         let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
         let old_lookup_key = self.dcache.lookup_key(old_name);
-        let old_claim = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
-        let _old_claim = if old_claim == self.dcache.in_lookup_key(dir.now.slot, lookup_key) {
+        let old_key = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
+        let _old_locked = if old_key == self.dcache.in_lookup_key(dir.now.slot, lookup_key) {
             None
         } else {
-            Some(self.dcache.in_lookup.try_lock(old_claim).ok_or(Unattached::Overtaken)?)
+            Some(self.dcache.in_lookup.try_lock(old_key).ok_or(Unattached::Overtaken)?)
         };
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // It was moved before the claim was taken, which is that of another name now (T21).
+            // It was moved before the lock was taken, which is that of another name now (T21).
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -385,12 +385,12 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Returns what an operation with `inodes` came to. If it failed because one of them is gone, and
-    /// that is because it is just being removed, the cache has yet to be told: nobody must hear of it
-    /// before that says so too. Whatever asks a back end in between runs in here as a whole: its look
-    /// at permissions may hear of a removal as well as the call itself.
+    /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the pending
+    /// removal. The back end may have removed the file while the cache has yet to be told, and no
+    /// caller may hear of the removal before the cache says so too. `operation` includes each
+    /// question to the back end, so the permission check as well as the call.
     ///
-    /// `operation` lets go of its claims before it returns, and the caller holds none.
+    /// `operation` releases its in-lookup locks before it returns, and the caller holds none.
     #[inline]
     pub(crate) fn awaiting_removal<T>(
         &self,
@@ -404,8 +404,9 @@ impl Vfs {
         })
     }
 
-    /// Waits until nobody works on the name that an inode is cached under; for a directory, that is
-    /// what keeps its dentry from following it to another name (trap T28). The caller holds no claim.
+    /// Waits for the in-lookup lock of the name that an inode is cached under. A holder of that
+    /// lock keeps the dentry of a directory from moving to another name (trap T28). The caller
+    /// holds no in-lookup lock.
     pub(crate) fn wait_for_name_of(&self, inode: u32) {
         let Some(slot) = self.dcache.get_alias(inode) else { return };
         let hold = DentryHold { vfs: self, slot };
@@ -593,8 +594,8 @@ impl Vfs {
         Ok(())
     }
 
-    /// Returns the negative dentry of a name, if it has one, or `EEXIST` if the name is known to be
-    /// taken. The caller holds its claim.
+    /// Returns the negative dentry of a name, if there is one, or `EEXIST` if the name is taken.
+    /// The caller holds its in-lookup lock.
     fn free_name(
         &self,
         dir: &Dir<'_>,
@@ -610,8 +611,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the error that says why a name cannot be given: `EEXIST` if it is taken, which Linux
-    /// finds out first, else `error`. The caller holds the claim of the name.
+    /// Returns the error for a name that cannot be entered: `EEXIST` if it is taken, which Linux
+    /// checks first, otherwise `error`. The caller holds the in-lookup lock of the name.
     #[cold]
     fn refuse<T>(
         &self,
@@ -660,10 +661,10 @@ impl Vfs {
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Returns `error`, which a back end gave where a directory was to go. If it says that there is
-    /// something in it, that may have been made just now, and the cache have yet to be told: whoever
-    /// hears of it and looks must ask the back end (and so wait for the claim of the name). To know
-    /// which names are being made would take a list that every maker writes to; so all are made unknown.
+    /// Returns `error`, which the back end gave for the removal of a directory. If the directory is
+    /// not empty, its entry may be too new for the cache. So invalidate all its names: a caller
+    /// that looks must ask the back end, and so wait for the in-lookup lock. A list of the names
+    /// being made would be written by every maker.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&Found<'_>>,
@@ -684,7 +685,7 @@ impl Vfs {
         })
     }
 
-    /// Makes what is cached under a name unknown. The caller holds its claim.
+    /// Invalidates the cached name. The caller holds its in-lookup lock.
     pub(super) fn make_unknown(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
         self.dcache.make_name_stale(dir.key(), lookup_key);
     }

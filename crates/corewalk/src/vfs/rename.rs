@@ -1,15 +1,13 @@
 //! Rename: two names change at one instant, and the tree stays a tree.
 //!
-//! The back end renames first, then the cache; until then readers are answered as before, since what has
-//! either name is in the cache by then: for a new name that the cache does not know, the back end is told
-//! to replace nothing. Nobody waits but who wants to change one of the two names, or asks for one that the
-//! cache does not know.
+//! The back end renames first, then the cache. Until then readers get the old answers, since both
+//! names are cached by then. For a new name that is not cached, the back end is told to replace
+//! nothing. Only changes of one of the two names wait, and lookups of a name that is not cached.
 //!
-//! A directory that changes its parent could end up below itself if two such moves ran side by
-//! side. So each announces its new parent before the back end is called, and checks its way to the
-//! root over parents as they are and as announced; a move that would close a loop with one that is
-//! only announced waits for it. The lock of that list is not held while the back end works, and no
-//! reader takes it (traps T26, T27, P9).
+//! Two moves of directories side by side could put each below the other. So a move announces its
+//! new parent before it calls the back end, and checks the way to the root over current and
+//! announced parents. If it would close a loop with an announced move, it waits for that move. The
+//! lock of the list is not held during the call, and no reader takes it (traps T26, T27, P9).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
 
@@ -30,7 +28,7 @@ use crate::fs::RenameMode;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
-/// Shards of the crossings: so many renames enter directories without meeting.
+/// Shards of the in-flight renames, so that renames in different directories seldom share one.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -80,7 +78,7 @@ impl Vfs {
             }
             let done = op.run(&source, target.as_ref(), mode, &in_lookup);
             if let Err(Failed::InBackEnd(_)) = done {
-                // Once the claim is gone, the dentry alone is held.
+                // Without the in-lookup locks, only the dentry is held.
                 let victim = target.as_ref().and_then(Found::directory);
                 drop(in_lookup);
                 self.wait_for_renames(victim);
@@ -92,19 +90,19 @@ impl Vfs {
         })
     }
 
-    /// Waits until no rename is on its way out of, or into, a directory that the back end has just
-    /// removed, or has found not to be empty: what such a rename has done there, the cache must say
-    /// before anybody hears of its consequences. The caller waits for no claim and, if its own
-    /// operation has failed, has left what it was crossing.
+    /// Waits for the in-flight renames into or out of a directory that the back end has just
+    /// removed, or found not to be empty. The cache must show such a rename before any caller hears
+    /// of its consequences. The caller holds no in-lookup lock. If its own operation failed, it has
+    /// left its in-flight renames.
     pub(super) fn wait_for_renames(&self, victim: Option<u32>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
         }
     }
 
-    /// Moves a dentry that the caller holds, with its claims, from the name `from` to one under `key`. With a
-    /// directory the caller holds `topology`. Returns the parent that the caller has to let go of
-    /// once it holds no lock.
+    /// Moves a dentry from the name `from` to one under `key`. The caller holds the dentry and both
+    /// in-lookup locks, and `topology` for a directory. Returns the old parent, which the caller
+    /// drops without a lock.
     pub(super) fn move_dentry(
         &self,
         (slot, from): (u32, &LookupKey<'_>),
@@ -130,7 +128,7 @@ impl Vfs {
     }
 }
 
-/// One rename: what it is about, with both names claimed.
+/// One rename, with the in-lookup locks of both names.
 struct Rename<'v, 'a> {
     vfs: &'v Vfs,
     cred: &'a Cred,
@@ -335,11 +333,11 @@ impl<'v> Rename<'v, '_> {
     }
 }
 
-/// Directories that a rename is just taking a name out of, or into: from before the back end is asked
-/// until the cache says what came of it.
+/// Directories that a rename is moving an entry out of or into. An entry stays from before the call
+/// of the back end until the cache shows the result.
 ///
-/// Whoever waits for one after its own success waits for renames that the back end made before, or
-/// refuses; so nobody waits in a circle.
+/// A thread that waits after its own success waits for renames that the back end made before, or
+/// refuses. So threads do not wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }

@@ -60,7 +60,8 @@ impl Vfs {
         Ok(())
     }
 
-    /// Returns true if the back end says of a name what is cached of it. The caller holds its claim.
+    /// Returns true if the back end agrees with the cached name. The caller holds its in-lookup
+    /// lock.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &Found<'_>) -> bool {
         let changes = self.dcache.inodes.changes();
         let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
