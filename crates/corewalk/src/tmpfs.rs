@@ -58,7 +58,7 @@ use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{AtimePolicy, Attr, FileKind, SetAttr, StatFs, Timespec, mode};
 use crate::fs::{AclKind, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode};
-use crate::hash::Keys;
+use crate::hash::HashKeys;
 use crate::name::{NAME_MAX, Name};
 
 use data::FileContent;
@@ -99,7 +99,7 @@ pub struct Tmpfs {
     table: InodeTable,
     space: Budget,
     inodes: Budget,
-    keys: Keys,
+    keys: HashKeys,
     xattrs: Xattrs,
     atime: AtimePolicy,
 }
@@ -152,7 +152,7 @@ impl Tmpfs {
             space: Budget::new(options.size_bytes.map(whole_pages), 0),
             // The root directory is there from the start and not counted.
             inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1)), 0),
-            keys: Keys::new(None),
+            keys: HashKeys::new(None),
             xattrs: Xattrs::new(options.share_xattrs),
             atime: options.atime,
         };

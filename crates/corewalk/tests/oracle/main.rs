@@ -25,10 +25,10 @@ mod bound;
 mod doors;
 #[path = "../namespace/fixtures.rs"]
 mod fixtures;
+mod formatting;
 mod judge;
 #[path = "../namespace/pauses.rs"]
 mod pauses;
-mod spelling;
 mod stuck;
 mod tree;
 mod windows;

@@ -1,34 +1,34 @@
-//! The plain part of a walk: cached names of files and of directories that may be searched.
+//! The fast path of a walk: cached names of files and of searchable directories.
 //!
-//! Nearly all components of nearly all paths are of this kind, and need no decision. What is not (a
-//! name that is not cached, a link, a mount point, `..`, permissions that have to be asked for) is
-//! left to [`Walk::step`], which starts where this ends. Nothing is validated here but noted: the
-//! trail is checked where the walk ends, or where it does something else.
+//! Nearly all components of nearly all paths need no other decision. The fast path leaves the
+//! others to [`Walk::step`], which continues where it ends: names that are not cached, links, mount
+//! points, `..`, and unknown permissions. The fast path only fills the read set; the walk validates
+//! it later.
 //!
 //! # How it works
-//! What a step needs stays in registers only if there is nothing in the loop but what nearly always
-//! happens: one look, at the first entry with the right tag, for a name that lies in its dentry. So
-//! [`Spot::hurry`] does that alone, and where it does not find what it wants [`Spot::look`], which is not
-//! inlined, looks again, from the beginning. The last component is a copy of the loop's body: it may be
-//! any file, and the line with the number of its inode is fetched before the dentry has arrived.
+//! The state of a step stays in registers only if the loop contains nothing but the usual case: an
+//! inline name, which is the first entry with its tag. So [`Cursor::fast_steps`] handles that case
+//! alone. Otherwise [`Cursor::slow_step`], which is not inlined, repeats the step from its
+//! beginning. The last component is a copy of the loop's body. It may be any file, and the line
+//! with its inode number is prefetched before the dentry arrives.
 //!
-//! A step is about 120 instructions on x86-64, and one more look at its sequence at the end of the walk
-//! about 10. They depend on each other from the number of the directory over one product, the tags of a
-//! bucket and the slot of an entry to the number of the next directory.
+//! A step takes about 120 instructions on x86-64, and its validation about 10. Each depends on the
+//! one before: from the number of the directory over a product, the tags of a bucket and the slot
+//! of an entry to the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
 use crate::dcache::Dcache;
-use crate::dentry::{Body, Flags, Glimpse, Key, Line, directory_id};
+use crate::dentry::{Body, Flags, Line, ParentKey, Snapshot, directory_id};
 use crate::name::Slashes;
-use crate::passed::{Passed, Room};
+use crate::read_set::{InlineSteps, ReadSet};
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
     /// Goes along `path` as far as it is plain and returns the rest.
     #[inline(never)]
-    pub(super) fn glide<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
-        if self.mode != Mode::Rcu || self.hold.is_some() || self.vfs.security().is_some() {
+    pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
+        if self.mode != Mode::Rcu || self.hold.is_some() {
             return path;
         }
         let dcache = &self.vfs.dcache;
@@ -36,14 +36,14 @@ impl Walk<'_, '_> {
             true => Flags::DIRECTORY,
             false => Flags::DIRECTORY | Flags::SEARCHABLE,
         };
-        let mut at = Spot { dentry: self.dentry, seen: self.seen, path, done: 0 };
+        let mut at = Cursor { dentry: self.dentry, seen: self.seen, path, done: 0 };
         while at.done < path.len() && at.seen.body.flags().contains(needed) {
-            if self.trail.has_room() {
-                at.hurry(dcache, self.trail, needed);
+            if self.read_set.has_inline_room() {
+                at.fast_steps(dcache, self.read_set, needed);
             }
             let is_over = at.done == path.len() || !at.seen.body.flags().contains(needed);
-            // Whatever it was that stopped it, a closer look tells.
-            if is_over || !at.look(dcache, self.trail) {
+            // The slow path finds out why the fast path stopped.
+            if is_over || !at.slow_step(dcache, self.read_set) {
                 break;
             }
         }
@@ -52,29 +52,29 @@ impl Walk<'_, '_> {
     }
 }
 
-/// A quick glide.
-struct Stride<'a> {
+/// The state of [`Cursor::fast_steps`], in registers.
+struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// What the directories are told apart by, besides their numbers.
+    /// The part of a directory's number that depends on the file system.
     id: u64,
     dentry: u32,
     line: Line<'a>,
     body: Body,
-    steps: Room<'a>,
+    steps: InlineSteps<'a>,
 }
 
-impl Stride<'_> {
-    /// Goes to the component that begins at `start` of a path and ends with it, if one look is enough for
-    /// that, it has the flags in `needed`, and there is room. What is no name (nothing, a dot, too much)
-    /// is not found. `before` is called with the slot that it may be in.
+impl FastCursor<'_> {
+    /// Moves to the component from `start` to the end of a path. False unless it is the first entry
+    /// with its tag, has the flags in `needed`, and fits in the read set. An invalid name (empty, a
+    /// dot, too long) is not found. `before` is called with the slot of the entry.
     #[inline(always)]
     fn to(&mut self, (path, start): (&[u8], usize), needed: Flags, before: impl Fn(u32)) -> bool {
         if start >= path.len() {
             return false;
         }
         let words = self.line.directory_words();
-        let key = Key::new(self.dentry, words.child_generation);
+        let key = ParentKey::new(self.dentry, words.child_generation);
         let place = (self.id.wrapping_add(words.ino), key);
         let found = self.dcache.find_at_once(self.extent, place, (path, start), needed, before);
         let Some(child) = found else { return false };
@@ -86,23 +86,22 @@ impl Stride<'_> {
     }
 }
 
-/// How far a glide has come.
-struct Spot<'p> {
+/// The position of a fast path.
+struct Cursor<'p> {
     dentry: u32,
-    seen: Glimpse,
+    seen: Snapshot,
     path: &'p [u8],
-    /// Bytes of the path that are behind it; what follows is nothing, or a slash (at the start, perhaps
-    /// none).
+    /// Bytes of the path that are done. The next byte is a slash, or at the start perhaps a name.
     done: usize,
 }
 
-impl Spot<'_> {
-    /// Goes on as long as all is as it nearly always is: short names, each the first entry with its tag
-    /// in the first line of its bucket, and room in the trail.
+impl Cursor<'_> {
+    /// Continues while the components are usual: each is a short name, the first entry with its tag
+    /// in the first line of its bucket, and fits inline in the read set.
     #[inline(always)]
-    fn hurry(&mut self, dcache: &Dcache, trail: &mut Passed, needed: Flags) {
+    fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;
-        let mut stride = Stride {
+        let mut fast = FastCursor {
             dcache,
             extent: dcache.extent(),
             // A child is of the file system of its parent.
@@ -110,9 +109,9 @@ impl Spot<'_> {
             dentry: self.dentry,
             line: dcache.dentries.line(self.dentry),
             body: self.seen.body,
-            steps: trail.room(),
+            steps: read_set.inline_steps(),
         };
-        let first = stride.steps.at();
+        let first = fast.steps.at();
         // Where a component may begin: behind the slash that ended the one before.
         let mut start = self.done;
         let mut slashes = Slashes::from(path, self.done);
@@ -125,28 +124,28 @@ impl Spot<'_> {
             let Some(upto) = path.get(..end) else { break };
             if end == path.len() {
                 // The number of the inode will be asked for.
-                if stride.to((upto, start), Flags::empty(), |slot| dcache.inodes.prefetch(slot)) {
+                if fast.to((upto, start), Flags::empty(), |slot| dcache.inodes.prefetch(slot)) {
                     start = end + 1;
                 }
                 break;
             }
-            if !stride.to((upto, start), needed, |_| {}) {
+            if !fast.to((upto, start), needed, |_| {}) {
                 break;
             }
             start = end + 1;
         }
-        let Stride { dentry, line, body, steps, .. } = stride;
+        let FastCursor { dentry, line, body, steps, .. } = fast;
         if steps.at() > first {
             self.dentry = dentry;
-            self.seen = Glimpse { seq: steps.last_seq(), key: line.key(), body };
+            self.seen = Snapshot { seq: steps.last_seq(), key: line.key(), body };
             self.done = start - 1;
         }
     }
 
-    /// Goes one component on if its name is cached and plain, however long it takes to see that. False
-    /// if it is not.
+    /// Moves one component if its name is cached and plain, in any line of its bucket. False
+    /// otherwise.
     #[inline(never)]
-    fn look(&mut self, dcache: &Dcache, trail: &mut Passed) -> bool {
+    fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];
         let start = self.done + usize::from(rest.first() == Some(&b'/'));
         let len = self.path[start..].iter().position(|&byte| byte == b'/');
@@ -155,13 +154,13 @@ impl Spot<'_> {
             return false;
         }
         let words = dcache.dentries.directory_words(self.dentry);
-        let key = Key::new(self.dentry, words.child_generation);
+        let key = ParentKey::new(self.dentry, words.child_generation);
         let id = directory_id(self.seen.body.superblock(), words.ino);
         let Some((slot, seen)) = dcache.find_plain((id, key), (&self.path[..end], start)) else {
             return false;
         };
         (self.dentry, self.seen, self.done) = (slot, seen, end);
-        trail.push(slot, seen.seq);
+        read_set.push(slot, seen.seq);
         true
     }
 }
@@ -173,8 +172,9 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// Names of all lengths that are compared in different ways, of directories and of files, among others
-    /// that differ in one byte, are found on a path that is longer than what a trail has room for.
+    /// Names of every length that is compared in its own way are found, those of directories and of
+    /// files. Neighbours differ in one byte. The path has more components than the read set holds
+    /// inline.
     #[test]
     fn path_of_names_of_all_lengths_leads_to_its_end() {
         let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

@@ -1,9 +1,9 @@
-//! The customary spellings of a translated path.
+//! The customary formattings of a translated path.
 //!
-//! [`PathRef::path_of`](super::PathRef::path_of) says what a path is by type; the texts that Linux shows
-//! in its place are made of that here. Each comes in two forms: owned, and into a buffer of the caller,
-//! which takes no allocation however long the path is. In a buffer the text lies at the end, as in the
-//! kernel, and without a NUL behind it; what lies before it may have been written to.
+//! [`PathRef::path_of`](super::PathRef::path_of) returns the kind of a path as a type. These
+//! functions return the texts that Linux shows instead. Each has two forms: owned, and in a buffer
+//! of the caller, without an allocation. In a buffer the text lies at the end, as in the kernel,
+//! and without a NUL behind it. The bytes before it may be overwritten.
 //!
 //! | here | Linux | a removed place | outside of the root |
 //! |---|---|---|---|
@@ -17,24 +17,23 @@
 
 use super::PathRef;
 use crate::Errno;
-use crate::dpath::{PathKind, Way};
+use crate::dpath::{PathKind, Route};
 
-/// What d_path puts behind the path of a removed place.
+/// The suffix of d_path for a removed place.
 const DELETED: &[u8] = b" (deleted)";
-/// What dentry_path does.
+/// The suffix of dentry_path for a removed place.
 const DENTRY_DELETED: &[u8] = b"//deleted";
-/// What getcwd puts before the path of a place that is not below the root.
+/// The prefix of getcwd for a place that is not below the root.
 const UNREACHABLE: &[u8] = b"(unreachable)";
 
 impl PathRef<'_> {
-    /// Returns the text that d_path gives: the path from `root`, with ` (deleted)` behind it for an
-    /// unlinked one.
+    /// Returns the text of d_path: the path from `root`, with the suffix ` (deleted)` if it is
+    /// unlinked.
     ///
-    /// A path that is not below `root` is shown from the top of what it hangs on and looks like any
-    /// other: Linux 6.18 reads `/tmp/out/a` behind `/proc/self/fd/3` in a process whose root is
-    /// `/tmp/jail`, and `/a/b` for a working directory in a tmpfs that was unmounted lazily.
-    /// (`prepend_path` tells the two apart by what it returns; only getcwd(2) shows it.) Use
-    /// [`PathRef::path_of`] to know.
+    /// A path that is not below `root` starts at the top of its tree, and looks like any other
+    /// path. For example, Linux 6.18 shows `/tmp/out/a` for `/proc/self/fd/3` in a process with the
+    /// root `/tmp/jail`. It shows `/a/b` for a working directory in a tmpfs that was unmounted
+    /// lazily. Only getcwd(2) tells these apart; use [`PathRef::path_of`] to know.
     #[must_use]
     pub fn d_path(&self, root: &PathRef<'_>) -> Vec<u8> {
         let (mut path, kind) = self.path_of(root);
@@ -53,12 +52,12 @@ impl PathRef<'_> {
         behind(buf, start, if kind == PathKind::Unlinked { DELETED } else { b"" })
     }
 
-    /// Returns the path from the root of the namespace, whatever root the caller has.
+    /// Returns the path from the root of the namespace, independent of any other root.
     ///
     /// # Errors
-    /// `EINVAL` if the place hangs on nothing that is mounted.
+    /// `EINVAL` if the place is in a tree that is not mounted.
     pub fn d_absolute_path(&self) -> Result<Vec<u8>, Errno> {
-        match self.translated(self.way(None)) {
+        match self.translated(self.route(None)) {
             (_, PathKind::Unreachable) => Err(Errno::INVAL),
             (path, _) => Ok(path),
         }
@@ -78,7 +77,7 @@ impl PathRef<'_> {
     /// Returns the path from the root of the place's own file system.
     #[must_use]
     pub fn dentry_path_raw(&self) -> Vec<u8> {
-        self.translated(Way::Names(self.dentry)).0
+        self.translated(Route::Names(self.dentry)).0
     }
 
     /// As [`PathRef::dentry_path_raw`], at the end of `buf`.
@@ -86,15 +85,15 @@ impl PathRef<'_> {
     /// # Errors
     /// `ENAMETOOLONG` if it does not fit.
     pub fn dentry_path_raw_in<'b>(&self, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        let (start, _) = self.way_into(Way::Names(self.dentry), buf)?;
+        let (start, _) = self.route_into(Route::Names(self.dentry), buf)?;
         Ok(&buf[start..])
     }
 
-    /// Returns the path from the root of the place's own file system, with `//deleted` behind it for an
-    /// unlinked one, which no path that exists can end in.
+    /// Returns the path from the root of the place's file system, with the suffix `//deleted` if it
+    /// is unlinked. No path of an existing file ends so.
     #[must_use]
     pub fn dentry_path(&self) -> Vec<u8> {
-        let (mut path, kind) = self.translated(Way::Names(self.dentry));
+        let (mut path, kind) = self.translated(Route::Names(self.dentry));
         if kind == PathKind::Unlinked {
             path.extend_from_slice(DENTRY_DELETED);
         }
@@ -106,7 +105,7 @@ impl PathRef<'_> {
     /// # Errors
     /// `ENAMETOOLONG` if it does not fit.
     pub fn dentry_path_in<'b>(&self, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        let (start, kind) = self.way_into(Way::Names(self.dentry), buf)?;
+        let (start, kind) = self.route_into(Route::Names(self.dentry), buf)?;
         behind(buf, start, if kind == PathKind::Unlinked { DENTRY_DELETED } else { b"" })
     }
 

@@ -1,8 +1,8 @@
-//! A path while it is collected, from the leaf to the root.
+//! A path buffer, which a pass fills from the leaf to the root.
 //!
-//! Names come in front of what is there, so the path lies at the end of its room and is whole at any
-//! time. It starts in a room of its own on the stack, which is enough for nearly all; what grows longer
-//! goes on in a vector or, for callers who allow no allocation, in the buffer they lent.
+//! Analogous to Linux's `struct prepend_buffer`. Each name is prepended, so the path lies at the
+//! end of the buffer. The buffer starts on the stack, which suffices for nearly all paths. A longer
+//! path moves to a vector, or to the buffer of a caller that allows no allocation.
 //!
 //! Source: `dpath`.
 
@@ -13,61 +13,61 @@ use crate::Errno;
 use crate::dcache::Dcache;
 use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy};
 use crate::mount::Mount;
-use crate::passed::{Growth, Passed, STEPS};
+use crate::read_set::{Growth, ReadSet, STEPS};
 
-/// Bytes that a trail has room for by itself, and [`WINDOW`] more.
+/// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// Bytes before the path that a name which lies in its dentry may be put into: all that its length could
-/// be, as far as a compiler sees, and one word.
+/// Bytes before the path that prepending an inline name may write: the longest inline name as far
+/// as the compiler can tell, and one word.
 const WINDOW: usize = LENGTHS + 8;
 /// A power of two above the lengths of names that lie in their dentries.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
 
 /// A path as it was read from the leaf to the root.
-pub(crate) struct Trail<'b, const N: usize = STEPS> {
+pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     /// The dentries on the way.
-    steps: Passed<N>,
+    read_set: ReadSet<N>,
     first: [u8; BYTES],
-    room: Room<'b>,
-    /// Whether the path has left the bytes of the trail's own.
-    is_elsewhere: bool,
+    storage: Storage<'b>,
+    /// Whether the path has left `first`.
+    has_left_stack: bool,
     /// Where in the bytes the path begins; it ends with them.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
-    /// The dentry at which the trail ended.
+    /// The dentry at which the pass ended.
     pub(crate) top: u32,
 }
 
 /// Where the bytes of a path are.
-enum Room<'b> {
-    /// In the trail, with a vector to go on in.
+enum Storage<'b> {
+    /// In `first`, and then in a vector.
     Own,
-    /// In the trail, with a buffer to go on in.
+    /// In `first`, and then in the lent buffer.
     OwnAndLent(&'b mut [u8]),
     Lent(&'b mut [u8]),
     Grown(Vec<u8>),
 }
 
-impl Trail<'static> {
-    /// Returns a trail that allocates what a long path needs.
-    pub(crate) fn new() -> Trail<'static> {
-        Trail::with(Room::Own, Growth::Allowed)
+impl PathBuffer<'static> {
+    /// Returns a path buffer that allocates memory for a long path.
+    pub(crate) fn new() -> PathBuffer<'static> {
+        PathBuffer::with(Storage::Own, Growth::Allowed)
     }
 }
 
-impl<'b, const N: usize> Trail<'b, N> {
-    /// Returns a trail that allocates nothing, for a path that is to fit in `buf`.
-    pub(crate) fn lent(buf: &'b mut [u8]) -> Trail<'b, N> {
-        Trail::with(Room::OwnAndLent(buf), Growth::Refused)
+impl<'b, const N: usize> PathBuffer<'b, N> {
+    /// Returns a path buffer that allocates nothing, for a path that fits in `buf`.
+    pub(crate) fn lent(buf: &'b mut [u8]) -> PathBuffer<'b, N> {
+        PathBuffer::with(Storage::OwnAndLent(buf), Growth::Refused)
     }
 
-    fn with(room: Room<'b>, growth: Growth) -> Trail<'b, N> {
-        Trail {
-            steps: Passed::new(growth),
+    fn with(storage: Storage<'b>, growth: Growth) -> PathBuffer<'b, N> {
+        PathBuffer {
+            read_set: ReadSet::new(growth),
             first: [0; BYTES],
-            room,
-            is_elsewhere: false,
+            storage,
+            has_left_stack: false,
             start: BYTES,
             is_too_long: false,
             kind: PathKind::Linked,
@@ -77,7 +77,7 @@ impl<'b, const N: usize> Trail<'b, N> {
 
     /// Forgets everything: a pass starts as if it were the first (trap T8).
     pub(crate) fn clear(&mut self) {
-        self.steps.clear();
+        self.read_set.clear();
         self.start = self.bytes().len();
         self.is_too_long = false;
         self.kind = PathKind::Linked;
@@ -85,17 +85,17 @@ impl<'b, const N: usize> Trail<'b, N> {
     }
 
     /// Collects the names from `slot` up to `root` (or the root of the file system).
-    pub(crate) fn climb(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+    pub(crate) fn prepend(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
         match pass {
-            Pass::Optimistic => self.climb_in(dcache, slot, root, Pass::Optimistic),
-            Pass::Locked => self.climb_in(dcache, slot, root, Pass::Locked),
+            Pass::Optimistic => self.prepend_names(dcache, slot, root, Pass::Optimistic),
+            Pass::Locked => self.prepend_names(dcache, slot, root, Pass::Locked),
         }
     }
 
-    /// Collects the names from `slot` in `mount` up to `root` (a mount and a dentry in it) or, if that
-    /// is not on the way or None, to the root of the outermost mount. All mounts on the way are one
-    /// trail, so the check at its end is one of the whole path.
-    pub(crate) fn climb_mounts(
+    /// Prepends the names from `slot` in `mount` up to `root`, a mount and a dentry in it. If
+    /// `root` is None or not on the way, continues to the root of the outermost mount. All mounts
+    /// share the read set, so its validation covers the whole path.
+    pub(crate) fn prepend_mounts(
         &mut self,
         dcache: &Dcache,
         (mount, slot): (&Mount, u32),
@@ -105,7 +105,7 @@ impl<'b, const N: usize> Trail<'b, N> {
         let (mut mount, mut slot) = (mount, slot);
         let is_outside = loop {
             let stop = root.filter(|root| root.0 == mount.id).map_or(mount.root, |root| root.1);
-            self.climb(dcache, slot, stop, pass);
+            self.prepend(dcache, slot, stop, pass);
             if root == Some((mount.id, self.top)) {
                 break None;
             }
@@ -121,25 +121,25 @@ impl<'b, const N: usize> Trail<'b, N> {
     }
 
     #[inline(always)]
-    fn climb_in(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+    fn prepend_names(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
         let mut at = slot;
         let mut common = Flags::HASHED;
         loop {
             let line = dcache.dentries.line(at);
-            let mut seen = line.glimpse_now();
+            let mut seen = line.snapshot_now();
             if seen.seq & 1 != 0 {
-                seen = dcache.dentries.glimpse(at);
+                seen = dcache.dentries.snapshot(at);
             }
             let flags = seen.body.flags();
             if pass == Pass::Optimistic {
-                self.steps.push(at, seen.seq);
+                self.read_set.push(at, seen.seq);
             }
             if at == root || flags.contains(Flags::ROOT) {
                 break;
             }
             let before = if pass == Pass::Locked { self.path().len() } else { 0 };
-            if flags.contains(Flags::LONG) || !self.put_name(&line, seen.body) {
-                self.put_copy(dcache, at, seen.body);
+            if flags.contains(Flags::LONG) || !self.prepend_name(&line, seen.body) {
+                self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
                 // Names and parents stay, but a mark on a dentry may change.
@@ -148,9 +148,9 @@ impl<'b, const N: usize> Trail<'b, N> {
                 continue;
             }
             common &= flags;
-            // What was read may belong to different instants; a loop that this makes is left when
-            // a sequence that has moved is noticed, or when there is no room any more.
-            let len = self.steps.len();
+            // The names may be of different instants and form a loop. A loop ends when a sequence
+            // has moved, or when the buffer is full.
+            let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent() == 0 || must_stop || self.is_too_long {
                 break;
@@ -166,34 +166,33 @@ impl<'b, const N: usize> Trail<'b, N> {
     #[cold]
     fn must_stop(&self, dcache: &Dcache, len: usize) -> bool {
         let must_look = len >= 256 && len.is_power_of_two();
-        self.is_cut() || (must_look && !self.is_unchanged(dcache))
+        self.is_truncated() || (must_look && !self.is_unchanged(dcache))
     }
 
-    /// Puts a `/` and a name that lies in its dentry in front of the path. False if there is no room for
-    /// all that is written then.
+    /// Prepends a `/` and an inline name. False if the buffer has no room for all the words.
     #[inline(always)]
-    fn put_name(&mut self, line: &Line<'_>, body: Body) -> bool {
-        if self.start < WINDOW && !self.make_room(WINDOW) {
+    fn prepend_name(&mut self, line: &Line<'_>, body: Body) -> bool {
+        if self.start < WINDOW && !self.grow(WINDOW) {
             return false;
         }
         let start = self.start;
         self.start = start - body.len() % LENGTHS - 1;
-        if self.is_elsewhere {
-            put_words_elsewhere(&mut self.bytes()[..start], line, body);
+        if self.has_left_stack {
+            prepend_words_off_stack(&mut self.bytes()[..start], line, body);
         } else {
-            put_words(&mut self.first[..start], line, body);
+            prepend_words(&mut self.first[..start], line, body);
         }
         true
     }
 
     /// Puts a `/` and a name in front of the path, and nothing before them.
     #[cold]
-    fn put_copy(&mut self, dcache: &Dcache, slot: u32, body: Body) {
+    fn prepend_copy(&mut self, dcache: &Dcache, slot: u32, body: Body) {
         let mut copy = NameCopy::new();
         dcache.dentries.copy_name(slot, body, &mut copy);
         let name = copy.as_bytes();
         let len = name.len() + 1;
-        if self.start < len && !self.make_room(len) {
+        if self.start < len && !self.grow(len) {
             self.is_too_long = true;
             return;
         }
@@ -207,44 +206,44 @@ impl<'b, const N: usize> Trail<'b, N> {
 
     /// Makes room for `wanted` bytes more; false if there is none to be had.
     #[cold]
-    fn make_room(&mut self, wanted: usize) -> bool {
+    fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();
         let grown = |path: &[u8]| {
             let room = (2 * path.len()).max(path.len() + wanted);
             let mut bytes = vec![0; room - path.len()];
             bytes.extend_from_slice(path);
-            Room::Grown(bytes)
+            Storage::Grown(bytes)
         };
-        self.room = match std::mem::replace(&mut self.room, Room::Own) {
-            Room::Own => grown(&self.first[self.start..]),
-            Room::Grown(bytes) => grown(&bytes[self.start..]),
-            Room::OwnAndLent(buf) if len <= buf.len() => {
+        self.storage = match std::mem::replace(&mut self.storage, Storage::Own) {
+            Storage::Own => grown(&self.first[self.start..]),
+            Storage::Grown(bytes) => grown(&bytes[self.start..]),
+            Storage::OwnAndLent(buf) if len <= buf.len() => {
                 let at = buf.len() - len;
                 buf[at..].copy_from_slice(&self.first[self.start..]);
-                Room::Lent(buf)
+                Storage::Lent(buf)
             }
             fixed => fixed,
         };
-        self.is_elsewhere = matches!(self.room, Room::Lent(_) | Room::Grown(_));
+        self.has_left_stack = matches!(self.storage, Storage::Lent(_) | Storage::Grown(_));
         self.start = self.bytes().len() - len;
         self.start >= wanted
     }
 
     #[inline]
     fn bytes(&mut self) -> &mut [u8] {
-        match &mut self.room {
-            Room::Own | Room::OwnAndLent(_) => &mut self.first,
-            Room::Lent(buf) => buf,
-            Room::Grown(bytes) => bytes,
+        match &mut self.storage {
+            Storage::Own | Storage::OwnAndLent(_) => &mut self.first,
+            Storage::Lent(buf) => buf,
+            Storage::Grown(bytes) => bytes,
         }
     }
 
     /// Returns the collected names, each with a `/` before it.
     pub(crate) fn path(&self) -> &[u8] {
-        match &self.room {
-            Room::Own | Room::OwnAndLent(_) => &self.first[self.start..],
-            Room::Lent(buf) => &buf[self.start..],
-            Room::Grown(bytes) => &bytes[self.start..],
+        match &self.storage {
+            Storage::Own | Storage::OwnAndLent(_) => &self.first[self.start..],
+            Storage::Lent(buf) => &buf[self.start..],
+            Storage::Grown(bytes) => &bytes[self.start..],
         }
     }
 
@@ -262,11 +261,11 @@ impl<'b, const N: usize> Trail<'b, N> {
     /// `ENAMETOOLONG` if it does not fit.
     pub(crate) fn into_buffer(self) -> Result<usize, Errno> {
         let len = self.whole().len();
-        match self.room {
+        match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // It is there because of what did not fit elsewhere, so it is not empty.
-            Room::Lent(_) => Ok(self.start),
-            Room::OwnAndLent(buf) => {
+            // The lent buffer is used once `first` is full, so the path is not empty.
+            Storage::Lent(_) => Ok(self.start),
+            Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;
                 match &self.first[self.start..] {
                     [] => buf[start] = b'/',
@@ -274,37 +273,37 @@ impl<'b, const N: usize> Trail<'b, N> {
                 }
                 Ok(start)
             }
-            Room::Own | Room::Grown(_) => unreachable!("nothing was lent"),
+            Storage::Own | Storage::Grown(_) => unreachable!("nothing was lent"),
         }
     }
 
     /// Returns true if nothing that was collected has changed since.
     pub(crate) fn is_unchanged(&self, dcache: &Dcache) -> bool {
-        self.steps.is_unchanged(&dcache.dentries)
+        self.read_set.is_unchanged(&dcache.dentries)
     }
 
     /// Returns the dentries that were collected, the leaf first.
     pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
-        self.steps.slots()
+        self.read_set.slots()
     }
 
-    /// Returns true if there were more steps than a trail of this size can check.
-    pub(crate) fn is_cut(&self) -> bool {
-        self.steps.is_cut()
+    /// Returns true if the read set had no room for some steps.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.read_set.is_truncated()
     }
 
     /// Returns how many steps can be checked.
     #[cfg(test)]
     pub(super) fn steps(&self) -> usize {
-        self.steps.len()
+        self.read_set.len()
     }
 }
 
-/// Puts a `/` and a name at the end of `bytes`: by words, as many as there can be, the last one first. If
-/// the name is shorter than one, all of them are the first, and what is too much lies before it, where
-/// the next name comes.
+/// Prepends a `/` and a name at the end of `bytes`, as words, the last word first. All words of a
+/// name that is shorter than a word are equal. Their excess bytes lie before the name, where the
+/// next name is prepended.
 #[inline(always)]
-fn put_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
+fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     let (len, words) = (body.len() % LENGTHS, line.name_words());
     let window = bytes.last_chunk_mut::<WINDOW>().expect("room has been made");
     let from = WINDOW - len.max(8);
@@ -320,8 +319,8 @@ fn put_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     window[WINDOW - 1 - len] = b'/';
 }
 
-/// As [`put_words`], for the few paths that have outgrown the room of their own.
+/// As [`prepend_words`], for the few paths that have outgrown the room of their own.
 #[inline(never)]
-fn put_words_elsewhere(bytes: &mut [u8], line: &Line<'_>, body: Body) {
-    put_words(bytes, line, body);
+fn prepend_words_off_stack(bytes: &mut [u8], line: &Line<'_>, body: Body) {
+    prepend_words(bytes, line, body);
 }
