@@ -1,9 +1,9 @@
-//! Unit tests of `Lockref` on the machine: the ends of the count, death, and sleeping.
+//! Unit tests of `Lockref` on the machine: both ends of the count, death, and sleeping.
 
 use super::*;
 use crate::primitives::{Arc, thread};
 
-/// Waits until some thread is asleep, or about to be, on the lock.
+/// Waits until a thread sleeps on the lock or is about to sleep.
 fn await_waiter(lockref: &Lockref) {
     // ORDERING: Relaxed. The test only needs to see the bit at some time.
     while lockref.word.load(Ordering::Relaxed) & WAITERS == 0 {
@@ -101,7 +101,7 @@ fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     assert_eq!(lockref.put_return(), Lockref::COUNT_MAX - 1);
 }
 
-/// Trap T51.
+/// Trap T51: at the maximum `get_not_dead` fails and leaves the word unchanged.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_at_count_max_panics() {
@@ -111,7 +111,7 @@ fn get_at_count_max_panics() {
 /// Trap T51: a difference that is itself too large for the shift.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
-fn get_many_of_everything_panics() {
+fn get_many_above_count_max_panics() {
     Lockref::new(0).get_many(u64::MAX);
 }
 
@@ -157,7 +157,7 @@ fn get_on_a_held_lock_sleeps_until_it_is_free() {
 }
 
 #[test]
-fn lock_with_many_sleepers_wakes_them_all_in_the_end() {
+fn unlock_with_many_sleepers_wakes_them_all() {
     let lockref = Arc::new(Lockref::new(1));
     let guard = lockref.lock();
     let mut threads = Vec::new();
@@ -176,5 +176,5 @@ fn lock_with_many_sleepers_wakes_them_all_in_the_end() {
     assert!(lockref.try_lock().is_some());
     // ORDERING: Relaxed. Every thread has been joined.
     let word = lockref.word.load(Ordering::Relaxed);
-    assert_eq!(word & (LOCKED | WAITERS), 0, "nobody sleeps, so nobody is to be woken");
+    assert_eq!(word & (LOCKED | WAITERS), 0, "no thread sleeps, so the waiters bit is clear");
 }
