@@ -107,6 +107,37 @@ impl Lockref {
     ///
     /// A zero word is a living lockref with count 0. The word belongs to the lockref from then on.
     /// Any other change to it breaks the guarantees of this type, though not memory safety.
+    ///
+    /// # Examples
+    ///
+    /// An object in type-stable memory, found without a lock and counted only if it still lives:
+    ///
+    /// ```
+    /// use corewalk_sync::{Lockref, SlotArena};
+    /// use std::sync::atomic::Ordering;
+    ///
+    /// const LOCKREF: usize = 0;
+    /// const GENERATION: usize = 1;
+    ///
+    /// let arena: SlotArena<8> = SlotArena::new("session", 1024)?;
+    /// let index = arena.alloc().expect("the arena is empty");
+    /// let words = arena.get(index);
+    /// words[GENERATION].store(1, Ordering::Relaxed);
+    ///
+    /// // A table may hold (index, generation 1), which another thread finds.
+    /// let lockref = Lockref::from_word(&arena.get(index)[LOCKREF]);
+    /// assert!(lockref.get_not_dead());
+    /// assert_eq!(arena.get(index)[GENERATION].load(Ordering::Relaxed), 1);
+    ///
+    /// // The last put ends the object. Late readers find it dead, at the same address.
+    /// let mut last = lockref.put_or_lock().expect("this was the only reference");
+    /// last.sub(1);
+    /// last.mark_dead();
+    /// drop(last);
+    /// arena.free(index);
+    /// assert!(!lockref.get_not_dead());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
@@ -160,16 +191,6 @@ impl Lockref {
     pub fn get_many(&self, n: u64) {
         let taken = self.change(|word| add(word, n));
         assert!(taken.is_ok(), "lockref count overflow");
-    }
-
-    /// Returns true and takes a reference if the object lives and has one already.
-    ///
-    /// At [`Lockref::COUNT_MAX`] it returns false.
-    #[doc(alias = "lockref_get_not_zero")]
-    #[inline]
-    #[must_use]
-    pub fn get_not_zero(&self) -> bool {
-        self.change(|word| if word & DEAD != 0 || word < ONE { None } else { add(word, 1) }).is_ok()
     }
 
     /// Takes a reference and returns true if the object is alive, even at count 0.

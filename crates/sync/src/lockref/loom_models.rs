@@ -69,7 +69,7 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
         let getter = thread::spawn({
             let slot = Arc::clone(&slot);
             move || {
-                let has_got = slot.lockref.get_not_zero();
+                let has_got = slot.lockref.get_not_dead();
                 if has_got {
                     // ORDERING: Relaxed. The reference orders it.
                     let payload = slot.payload.load(Ordering::Relaxed);
@@ -93,7 +93,7 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
 
 /// Trap T7: the free list does not run through the count.
 #[test]
-fn get_not_zero_on_a_retired_object_fails() {
+fn get_not_dead_on_a_retired_object_fails() {
     assert_all_reached(&get_against_retire(|_slot| {}));
 }
 

@@ -17,7 +17,6 @@ fn zero_word_is_unlocked_alive_and_uncounted() {
     let lockref = Lockref::from_word(&word);
     assert_eq!(lockref.count(), 0);
     assert!(!lockref.is_dead() && !lockref.is_locked());
-    assert!(!lockref.get_not_zero());
     assert!(lockref.get_not_dead());
     // ORDERING: Relaxed. One thread.
     assert_eq!(word.load(Ordering::Relaxed), ONE);
@@ -28,7 +27,7 @@ fn get_and_put_by_one_and_many_add_up() {
     let lockref = Lockref::new(1);
     lockref.get();
     lockref.get_many(5);
-    assert!(lockref.get_not_zero());
+    assert!(lockref.get_not_dead());
     assert_eq!(lockref.count(), 8);
     assert_eq!(lockref.put_return(), 7);
     assert_eq!(lockref.put_many(7), 0);
@@ -42,7 +41,7 @@ fn get_not_dead_after_mark_dead_fails_until_revive() {
     lockref.lock().mark_dead();
     assert!(lockref.is_dead());
     assert!(!lockref.get_not_dead());
-    assert!(!lockref.get_not_zero(), "the count is 1, but the object is dead");
+    assert!(!lockref.get_many_below(1, 5), "the count is 1, but the object is dead");
     lockref.get();
     assert_eq!(lockref.put_many(2), 0, "owners may go on counting a dead object");
     lockref.lock().revive();
@@ -95,7 +94,6 @@ fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);
     assert!(lockref.get_not_dead());
     assert!(!lockref.get_not_dead());
-    assert!(!lockref.get_not_zero());
     assert_eq!(lockref.count(), Lockref::COUNT_MAX);
     assert!(!lockref.is_dead() && !lockref.is_locked());
     assert_eq!(lockref.put_return(), Lockref::COUNT_MAX - 1);
