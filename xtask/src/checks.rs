@@ -30,10 +30,10 @@ const ARM_EMULATOR: &str = "qemu-aarch64-static";
 /// Where Debian has the C library for it.
 const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 /// The crates whose unit tests an emulator runs in seconds.
-const ARM_PACKAGES: [&str; 2] = ["corewalk-sync", "corewalk-mbcache"];
+const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbcache"];
 
 /// The crates with unsafe code, which is what miri is for.
-const UNSAFE_PACKAGES: [&str; 2] = ["corewalk-sync", "corewalk-testkit"];
+const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
 
 /// Runs the models under loom.
 pub(crate) fn loom(root: &Path) -> Outcome {

@@ -26,9 +26,9 @@
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Condvar, Mutex, OwnLine};
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{Condvar, Mutex, OwnLine};
 
 /// Shards for what is claimed on every path: many more than threads, so that two who work on different
 /// names seldom write the same line one after the other.

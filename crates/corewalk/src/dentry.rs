@@ -35,8 +35,9 @@ mod key;
 mod needle;
 
 use bitflags::bitflags;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::{Group, Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::{ShardedCounter, WordPair};
+use corewalk_sync::{Group, Lockref, SeqCount, SlotArena};
 
 use crate::attr::FileKind;
 use crate::name::NAME_MAX;
@@ -258,7 +259,7 @@ impl Dentries {
             if seq & 1 == 0 {
                 return seq;
             }
-            corewalk_sync::primitives::hint::spin_loop();
+            corewalk_base::primitives::hint::spin_loop();
         }
         loop {
             // A write section runs under the lock, so whoever gets it finds an even sequence.

@@ -47,8 +47,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{CachePadded, Condvar, Mutex};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{CachePadded, Condvar, Mutex};
 
 use crate::Errno;
 

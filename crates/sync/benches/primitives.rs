@@ -7,9 +7,8 @@
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
 //! only checks the results.
 
-use corewalk_sync::{
-    Lockref, Mutex, RcuCell, RwLock, SeqCount, SeqLock, SeqRwLock, ShardedCounter, SlotArena, rcu,
-};
+use corewalk_base::{Mutex, RwLock, ShardedCounter};
+use corewalk_sync::{Lockref, RcuCell, SeqCount, SeqLock, SeqRwLock, SlotArena, rcu};
 use std::{hint::black_box, time::Instant};
 
 /// A row: its name, the row it is compared with, and one use.

@@ -19,9 +19,9 @@
 //! - A.2: a slot that was never allocated holds zeroes. Neither `alloc` nor `free` changes a word
 //!   of a slot, so no free list runs through a slot (trap T7).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only if neither
-//!   shard nor depot has one of the group, and the depot has fewer than [`SPARE`] of the other. The
-//!   touched memory follows the peak use, plus two batches of each group per shard and [`SPARE`].
+//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only if shard and
+//!   depot have none of the group, and the depot has under [`SPARE`] of the other. The touched
+//!   memory follows the peak use, plus two batches of each group per shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
 //! - A.6: a small arena takes small pages; `arena/memory` says when it uses huge ones.
 //!
@@ -39,9 +39,8 @@
 
 mod memory;
 
-use crate::{
-    locks::{Mutex, MutexGuard},
-    own_line::OwnLine,
+use corewalk_base::{
+    Mutex, MutexGuard, OwnLine,
     primitives::{
         SHARDS,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -53,7 +52,7 @@ use memory::SlotMemory;
 use std::{fmt, io, sync::OnceLock};
 
 /// Slots that a shard trades with the depot, or takes from fresh memory, at once.
-const BATCH: usize = if crate::primitives::IS_MODEL { 2 } else { 64 };
+const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
 /// Distance between two successive slots of [`Group::Few`]. Words that belong to a slot elsewhere,
 /// such as counts, may lie four to a cache line. The distance puts the words of two successive

@@ -14,8 +14,6 @@
 //! | [`RcuCell`], [`rcu`] | whole values, seldom replaced | one section for many reads |
 //! | [`SlotArena`] | objects that lock-free readers reach after their end | none |
 //!
-//! The other items are internal to the workspace.
-//!
 //! # Lock order
 //!
 //! 1. The writers' lock of a `SeqLock` or `SeqRwLock`, or a `Lockref`. The caller defines the order
@@ -36,26 +34,11 @@
 //! Source: the documents that each module names.
 
 mod arena;
-mod budget;
-mod counter;
-pub mod file_handle;
-pub mod futex;
 mod lockref;
-mod locks;
-mod own_line;
-mod pair;
-pub mod park;
-#[doc(hidden)]
-pub mod primitives;
 pub mod rcu;
-mod region;
 mod seqcount;
 mod seqlock;
 mod seqrwlock;
-pub mod sysv;
-#[cfg(corewalk_loom)]
-#[doc(hidden)]
-pub mod tally;
 
 /// Runs the examples of the README as tests.
 #[cfg(doctest)]
@@ -63,15 +46,8 @@ pub mod tally;
 struct Readme;
 
 pub use arena::{Group, SlotArena};
-pub use budget::Budget;
-pub use counter::ShardedCounter;
-pub use crossbeam_utils::CachePadded;
 pub use lockref::{Lockref, LockrefGuard};
-pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use own_line::OwnLine;
-pub use pair::{Lane, Lanes, WordPair};
 pub use rcu::RcuCell;
-pub use region::{LINE_WORDS, Line, Region};
 pub use seqcount::{SeqCount, SeqWriteGuard};
 pub use seqlock::{Pass, SeqLock, SeqLockExclGuard, SeqLockWriteGuard};
 pub use seqrwlock::{SeqRwLock, SeqRwLockReadGuard, SeqRwLockWriteGuard};

@@ -35,7 +35,7 @@
 //! rules out.
 #![expect(unsafe_code, reason = "a view over a word is a reference cast")]
 
-use crate::{
+use corewalk_base::{
     park::{self, Sleeper},
     primitives::{
         IS_MODEL,

@@ -32,14 +32,14 @@
 //! language memory models?", MSPC 2012.
 #![expect(unsafe_code, reason = "a view over a word is a reference cast")]
 
-use crate::primitives::{
+use corewalk_base::primitives::{
     atomic::{AtomicU64, Ordering, fence},
     hint, thread,
 };
 use std::{fmt, marker::PhantomData};
 
 /// Rounds that `read_begin` spins before it yields the processor.
-const SPIN_ROUNDS: u32 = if crate::primitives::IS_MODEL { 1 } else { 128 };
+const SPIN_ROUNDS: u32 = if corewalk_base::primitives::IS_MODEL { 1 } else { 128 };
 
 /// A counter that is odd while a writer is inside a section.
 ///
@@ -264,7 +264,7 @@ mod loom_models;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]

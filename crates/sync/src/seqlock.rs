@@ -33,13 +33,11 @@
 //! Source: Linux `include/linux/seqlock.h` (`seqlock_t`, `read_seqlock_excl`); Nesterov's
 //! `need_seqretry_xxx` proposal on its pitfall.
 
-use crate::{
-    locks::{Mutex, MutexGuard},
-    seqcount::{SeqCount, SeqWriteGuard},
-};
+use crate::seqcount::{SeqCount, SeqWriteGuard};
+use corewalk_base::{Mutex, MutexGuard};
 
 /// Optimistic passes of a reader before it takes the lock.
-pub(crate) const OPTIMISTIC_PASSES: u32 = if crate::primitives::IS_MODEL { 1 } else { 3 };
+pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL { 1 } else { 3 };
 
 /// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -186,7 +184,7 @@ mod loom_models;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
 
     #[test]
     fn read_or_lock_undisturbed_makes_one_optimistic_pass() {

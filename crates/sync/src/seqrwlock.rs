@@ -35,10 +35,10 @@
 //! `parking_lot` `src/rwlock.rs` for the policy.
 
 use crate::{
-    locks::{RwLock, RwLockReadGuard, RwLockWriteGuard},
     seqcount::{SeqCount, SeqWriteGuard},
     seqlock::{OPTIMISTIC_PASSES, Pass},
 };
+use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A sequence count whose writers can be excluded by readers that share.
 ///
@@ -162,7 +162,7 @@ mod loom_models;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
 
     #[test]
     fn read_or_lock_undisturbed_makes_one_optimistic_pass() {

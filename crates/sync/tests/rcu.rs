@@ -3,15 +3,15 @@
 //! There is one domain per process, so these tests take turns.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
 
-use corewalk_sync::{
-    Condvar, Mutex, RcuCell, ShardedCounter,
+use corewalk_base::{
+    Condvar, Mutex, ShardedCounter,
     primitives::{
         Arc,
         atomic::{AtomicBool, Ordering},
         thread,
     },
-    rcu,
 };
+use corewalk_sync::{RcuCell, rcu};
 
 static TURN: Mutex<()> = Mutex::new(());
 

@@ -5,15 +5,12 @@
 //! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk-sync --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
-use corewalk_sync::{
-    Lockref, RcuCell, SeqRwLock, SlotArena,
-    primitives::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-        thread,
-    },
-    rcu,
+use corewalk_base::primitives::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+    thread,
 };
+use corewalk_sync::{Lockref, RcuCell, SeqRwLock, SlotArena, rcu};
 
 const SCHEDULES: usize = 3_000;
 

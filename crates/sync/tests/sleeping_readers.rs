@@ -4,10 +4,8 @@
 //! `SECTION`, and each test measures the reader's own processor time.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
 
-use corewalk_sync::{
-    Lockref, SeqCount, SeqLock, SeqRwLock,
-    primitives::{Arc, thread},
-};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_sync::{Lockref, SeqCount, SeqLock, SeqRwLock};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 

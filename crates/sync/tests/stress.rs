@@ -4,14 +4,12 @@
 //! one: `COREWALK_SEED=7 cargo test -p corewalk-sync --test stress`.
 #![cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 
-use corewalk_sync::{
-    Lockref, Pass, SeqCount, SeqLock, SeqRwLock, SlotArena,
-    primitives::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        hint, thread,
-    },
+use corewalk_base::primitives::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+    hint, thread,
 };
+use corewalk_sync::{Lockref, Pass, SeqCount, SeqLock, SeqRwLock, SlotArena};
 use std::sync::Barrier;
 
 const THREADS: u64 = 4;

@@ -9,7 +9,7 @@
 //! compared two at a time, with the part of the body that tells the length: all of that waits for the
 //! dentry's line, and the less there is of it the more lookups a processor has under way.
 
-use corewalk_sync::WordPair;
+use corewalk_base::WordPair;
 
 use super::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
 use crate::hash::{Keys, NameHash, SHORT_WORDS};

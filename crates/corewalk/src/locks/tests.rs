@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use proptest::prelude::*;
 

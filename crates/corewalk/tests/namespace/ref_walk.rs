@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use corewalk::{
     Blocking, Cred, Errno, May, Removal, RenameMode, Security, Subject, Verdict, Vfs, WalkFlags,
 };
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
 use crate::fixtures::{at, new, remove, rename, tree, walk};
 

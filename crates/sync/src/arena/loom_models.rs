@@ -4,7 +4,7 @@
 //! and fresh slots. `take_fresh` has a model of its own.
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, thread},
     tally::{Tally, assert_all_reached},
 };

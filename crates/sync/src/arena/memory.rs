@@ -43,7 +43,7 @@ pub(super) use mapped::SlotMemory;
 mod mapped {
     #![expect(unsafe_code, reason = "a mapping is reached through raw pointers")]
 
-    use crate::primitives::atomic::AtomicU64;
+    use corewalk_base::primitives::atomic::AtomicU64;
     use rustix::{
         io::Errno,
         mm::{self, Advice, MapFlags, ProtFlags},
@@ -209,7 +209,7 @@ mod mapped {
 
 #[cfg(any(miri, corewalk_loom, corewalk_shuttle))]
 mod boxed {
-    use crate::primitives::atomic::AtomicU64;
+    use corewalk_base::primitives::atomic::AtomicU64;
     use std::io;
 
     /// A boxed slice of `max_slots` slots.

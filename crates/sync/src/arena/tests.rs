@@ -1,7 +1,7 @@
 //! Unit tests of `SlotArena` on the machine: unique slots, unchanged words, bounded memory.
 
 use super::*;
-use crate::primitives::{Arc, thread};
+use corewalk_base::primitives::{Arc, thread};
 use std::collections::HashSet;
 
 #[test]

@@ -4,7 +4,7 @@
 //! step split in two or an ordering left out.
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, thread},
     tally::{Tally, assert_all_reached},
 };

@@ -1,7 +1,7 @@
 //! Unit tests of `Lockref` on the machine: both ends of the count, death, and sleeping.
 
 use super::*;
-use crate::primitives::{Arc, thread};
+use corewalk_base::primitives::{Arc, thread};
 
 /// Waits until a thread sleeps on the lock or is about to sleep.
 fn await_waiter(lockref: &Lockref) {

@@ -28,7 +28,7 @@
 #![expect(unsafe_code, reason = "the value lives behind a pointer that is swapped")]
 
 use super::{ReadGuard, domain::defer, read_lock};
-use crate::primitives::atomic::{AtomicPtr, Ordering};
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use std::fmt;
 
 /// A value that readers borrow for a section and writers replace.
@@ -161,7 +161,7 @@ mod loom_models;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
 
     #[test]
     fn read_after_replace_keeps_the_old_value_for_the_section() {
@@ -211,13 +211,13 @@ mod tests {
 
     #[test]
     fn every_version_is_dropped_once() {
-        struct Version(Arc<crate::ShardedCounter>);
+        struct Version(Arc<corewalk_base::ShardedCounter>);
         impl Drop for Version {
             fn drop(&mut self) {
                 self.0.add(1);
             }
         }
-        let drops = Arc::new(crate::ShardedCounter::new());
+        let drops = Arc::new(corewalk_base::ShardedCounter::new());
         let cell = RcuCell::new(Version(Arc::clone(&drops)));
         for _ in 0..5 {
             cell.replace(Version(Arc::clone(&drops)));

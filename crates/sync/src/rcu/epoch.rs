@@ -18,7 +18,7 @@
 //! Source: crossbeam-epoch 0.9 (`src/internal.rs`); on a virtual machine with two cores a pin costs
 //! about 10 ns.
 
-use crate::{counter::ShardedCounter, primitives::thread};
+use corewalk_base::{ShardedCounter, primitives::thread};
 use std::cell::Cell;
 
 /// Waiting closures above which `defer` helps to free them.

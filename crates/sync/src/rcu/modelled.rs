@@ -18,7 +18,7 @@
 //!
 //! Source: the specification of RCU in McKenney, "Is Parallel Programming Hard", chapter 9.
 
-use crate::locks::Mutex;
+use corewalk_base::Mutex;
 
 type Reclaim = Box<dyn FnOnce() + Send>;
 

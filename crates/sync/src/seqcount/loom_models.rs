@@ -4,7 +4,7 @@
 //! schedules otherwise (see `tally`).
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, thread},
     tally::{Tally, assert_all_reached},
 };

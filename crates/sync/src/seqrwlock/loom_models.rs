@@ -3,7 +3,7 @@
 //! The writer runs on the main thread (see `tally`).
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},

@@ -4,7 +4,7 @@
 //! sections, not `crossbeam-epoch`.
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, atomic::AtomicU64, thread},
     tally::{Tally, assert_all_reached},
 };

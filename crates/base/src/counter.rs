@@ -35,7 +35,7 @@ use crate::{
 /// # Examples
 ///
 /// ```
-/// let entries = corewalk_sync::ShardedCounter::new();
+/// let entries = corewalk_base::ShardedCounter::new();
 /// entries.add(3);
 /// entries.add(-1);
 /// assert_eq!(entries.sum(), 2);

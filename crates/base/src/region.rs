@@ -52,7 +52,7 @@ mod mapped {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_sync::Region;
+    /// use corewalk_base::Region;
     /// use std::sync::atomic::Ordering;
     ///
     /// let region = Region::private(16)?;
@@ -104,7 +104,7 @@ mod mapped {
         /// # Examples
         ///
         /// ```
-        /// use corewalk_sync::Region;
+        /// use corewalk_base::Region;
         /// use std::sync::atomic::Ordering;
         ///
         /// let file = rustix::fs::memfd_create("lines", rustix::fs::MemfdFlags::CLOEXEC)?;

@@ -33,7 +33,7 @@ use crate::primitives::atomic::{AtomicU64, Ordering};
 
 /// The kind of a thread that sleeps on the word of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sleeper {
+pub enum Sleeper {
     /// The thread takes the lock next, and its unlock wakes the others.
     Locker,
     /// The thread only waits until the lock is free. It wakes no other thread.
@@ -51,7 +51,7 @@ pub fn wake_all(word: &AtomicU64) {
 }
 
 /// Sleeps like [`wait`], as a `Locker` or a `Passer` for [`unlock`].
-pub(crate) fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
+pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper)
 ///
 /// The bit `waiters` is cleared too unless a locker still sleeps. The bit tells the next holder to
 /// call `unlock`.
-pub(crate) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
+pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
 

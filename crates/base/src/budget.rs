@@ -33,7 +33,7 @@ use std::fmt;
 /// # Examples
 ///
 /// ```
-/// let space = corewalk_sync::Budget::new(Some(10), 0);
+/// let space = corewalk_base::Budget::new(Some(10), 0);
 /// assert!(space.take(8).is_ok() && space.take(3).is_err());
 /// assert_eq!(space.take_up_to(3, 1), 2);
 /// space.give_back(8);
@@ -119,7 +119,7 @@ impl Budget {
     /// # Examples
     ///
     /// ```
-    /// let space = corewalk_sync::Budget::new(Some(10), 6);
+    /// let space = corewalk_base::Budget::new(Some(10), 6);
     /// assert!(space.exchange(6, 11).is_err() && space.exchange(6, 10).is_ok());
     /// assert!(space.exchange(10, 1).is_ok());
     /// assert_eq!(space.used(), 1);
@@ -153,7 +153,7 @@ impl Budget {
     /// # Examples
     ///
     /// ```
-    /// let space = corewalk_sync::Budget::new(Some(10), 6);
+    /// let space = corewalk_base::Budget::new(Some(10), 6);
     /// assert!(space.take(5).is_err() && space.take_up_to(8, 1) == 4 && space.take(0).is_ok());
     /// assert_eq!(space.refusals(), 2);
     /// ```

@@ -100,6 +100,7 @@ pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 /// life.
 ///
 /// A thread whose thread-local storage is destroyed gets shard 0.
+#[inline]
 #[must_use]
 pub fn shard_index() -> usize {
     if IS_MODEL {

@@ -40,7 +40,7 @@ use words as chosen;
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::WordPair;
+/// use corewalk_base::WordPair;
 /// use std::sync::atomic::AtomicU64;
 ///
 /// let words = [AtomicU64::new(7), AtomicU64::new(0x0005_0000_0000_0005)];

@@ -40,7 +40,7 @@ pub struct Sop {
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::sysv::{SemSet, Sop};
+/// use corewalk_base::sysv::{SemSet, Sop};
 ///
 /// let set = SemSet::private(2)?;
 /// set.op(&[Sop { num: 1, op: 3, flags: 0 }])?;
@@ -58,7 +58,7 @@ pub struct SemSet {
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::sysv::MsgQueue;
+/// use corewalk_base::sysv::MsgQueue;
 ///
 /// let queue = MsgQueue::private()?;
 /// let mut message = [7, 11, 0];

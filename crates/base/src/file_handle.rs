@@ -26,7 +26,7 @@ const BYTES_MAX: usize = 128;
 ///
 /// # Examples
 /// ```
-/// use corewalk_sync::file_handle::FileHandle;
+/// use corewalk_base::file_handle::FileHandle;
 /// use std::os::fd::AsFd;
 ///
 /// let folder = std::fs::File::open("/tmp")?;

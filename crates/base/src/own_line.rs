@@ -16,7 +16,7 @@ use std::ops::Deref;
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::OwnLine;
+/// use corewalk_base::OwnLine;
 ///
 /// let words = [OwnLine::new(1_u64), OwnLine::new(2)];
 /// assert_eq!(size_of_val(&words), 2 * 64);
