@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 use failure::Failure;
 

@@ -27,8 +27,9 @@
 mod change;
 mod reclaim;
 
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::{SeqRwLock, ShardedCounter};
+use corewalk_base::ShardedCounter;
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_sync::SeqRwLock;
 
 use crate::Errno;
 use crate::dentry::{

@@ -36,8 +36,9 @@ mod lookup_key;
 mod parent_key;
 
 use bitflags::bitflags;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::{Group, Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::{ShardedCounter, WordPair};
+use corewalk_sync::{Group, Lockref, SeqCount, SlotArena};
 
 use crate::attr::FileKind;
 use crate::name::{NAME_MAX, name_word};
@@ -260,7 +261,7 @@ impl Dentries {
             if seq & 1 == 0 {
                 return seq;
             }
-            corewalk_sync::primitives::hint::spin_loop();
+            corewalk_base::primitives::hint::spin_loop();
         }
         loop {
             // A write section runs under the lock, so with the lock the sequence is even.

@@ -27,8 +27,9 @@
 
 mod stale_generations;
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::{Condvar, Lockref, LockrefGuard, Mutex, ShardedCounter, SlotArena};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::{Condvar, Mutex, ShardedCounter};
+use corewalk_sync::{Lockref, LockrefGuard, SlotArena};
 
 use crate::attr::{Attr, FileKind, mode};
 use crate::dentry::{Dentries, group_of};

@@ -30,9 +30,9 @@
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Condvar, Mutex, OwnLine};
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{Condvar, Mutex, OwnLine};
 
 /// Shards for locks that every path takes: many more than threads. So two threads that work on
 /// different names seldom write the same cache line.

@@ -34,8 +34,9 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
+use corewalk_base::Mutex;
 use corewalk_sync::rcu::ReadGuard;
-use corewalk_sync::{Lockref, Mutex, RcuCell};
+use corewalk_sync::{Lockref, RcuCell};
 
 use crate::Errno;
 use crate::attr::FileKind;

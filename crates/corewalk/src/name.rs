@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use corewalk_sync::WordPair;
+use corewalk_base::WordPair;
 
 use crate::Errno;
 

@@ -28,8 +28,9 @@
 //!
 //! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for the bucket of one line.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Lane, Lanes, Mutex, MutexGuard, OwnLine, SlotArena, WordPair};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{Lane, Lanes, Mutex, MutexGuard, OwnLine, WordPair};
+use corewalk_sync::SlotArena;
 
 /// Stripe locks, and the buckets of the smallest table. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]

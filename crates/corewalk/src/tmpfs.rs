@@ -52,7 +52,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use corewalk_sync::{Budget, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use corewalk_base::{Budget, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::Errno;
 use crate::acl::Acl;

@@ -51,7 +51,7 @@ pub use names::Removal;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use corewalk_sync::{Mutex, ShardedCounter};
+use corewalk_base::{Mutex, ShardedCounter};
 
 use crate::Errno;
 use crate::attr::{Attr, FileKind};

@@ -18,10 +18,10 @@
 //!
 //! Source: signal-safety(7).
 
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::atomic::{AtomicU32, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::Mutex;
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_base::primitives::thread;
 
 /// Calls that wait without a lock.
 const SLOTS: usize = if IS_MODEL { 2 } else { 64 };
@@ -110,7 +110,7 @@ fn is_left(slot: &AtomicU32, node: u32) -> bool {
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use corewalk_sync::primitives::unmodelled;
+    use corewalk_base::primitives::unmodelled;
 
     fn nodes(waiting: &Waiting) -> Vec<u32> {
         let mut nodes = Vec::new();

@@ -10,13 +10,13 @@
 //! `COREWALK_IPC_MUTATIONS=1000000` makes as many changes; the default is 50,000. One in 32 of these is
 //! how often a copy is opened.
 
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{
     Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, MSG_COPY, MSG_NOERROR, Namespace,
     NamespaceOptions, OpenError, SEM_UNDO, SemBuf, Task,
 };
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};

@@ -2,11 +2,11 @@
 //!
 //! The seed decides the operations, not the schedule; see `docs/testing.md`.
 
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_ipc::{
     Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
 };
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::{Rng, Seed};
 use rustix::io::Errno;

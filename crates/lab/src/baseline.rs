@@ -116,7 +116,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::corpus::{Corpus, Move};
     use crate::ours::Ours;
-    use corewalk_sync::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
 
     /// Returns every variant that holds its own names.
     pub(crate) fn all(corpus: &Arc<Corpus>) -> Vec<Box<dyn Namespace>> {

@@ -24,10 +24,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use corewalk_sync::CachePadded;
-use corewalk_sync::futex::{self, Deadline, Scope};
-use corewalk_sync::primitives::atomic::{AtomicU64, AtomicUsize, Ordering};
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_base::CachePadded;
+use corewalk_base::futex::{self, Deadline, Scope};
+use corewalk_base::primitives::atomic::{AtomicU64, AtomicUsize, Ordering};
+use corewalk_base::primitives::{Arc, thread};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -372,7 +372,7 @@ fn span<'a>(laps: impl Iterator<Item = &'a Lap> + Clone) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+    use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
     #[test]
     fn slice_counts_what_all_workers_did_and_what_was_wrong() {

@@ -19,7 +19,7 @@ use corewalk::{
     Attr, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
     Timespec,
 };
-use corewalk_sync::RwLock;
+use corewalk_base::RwLock;
 
 use crate::corpus::{Corpus, ROOT};
 

@@ -13,8 +13,8 @@
 //! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2014,
 //! for the random numbers.
 
-use corewalk_sync::CachePadded;
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::CachePadded;
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::corpus::{Corpus, Move, ROOT};
 

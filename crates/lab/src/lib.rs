@@ -58,7 +58,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 use serde::Serialize;
 
 use corpus::Corpus;

@@ -10,7 +10,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 

@@ -36,7 +36,7 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 use anyhow::{Context as _, ensure};
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 use rustix::thread::disable_transparent_huge_pages;
 
 use crate::baseline::{

@@ -32,9 +32,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use corewalk_sync::primitives::Arc;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
+use corewalk_base::primitives::Arc;
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

@@ -25,7 +25,7 @@ use std::fs;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_base::primitives::{Arc, thread};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::before::timed::{Spent, take_spent};

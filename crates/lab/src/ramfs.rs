@@ -16,11 +16,11 @@ use std::ops::Range;
 use corewalk::{
     Attr, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
 };
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     SHARDS, shard_index,
     unmodelled::{AtomicU64, Ordering},
 };
-use corewalk_sync::{CachePadded, Mutex};
+use corewalk_base::{CachePadded, Mutex};
 
 use crate::corpus::ROOT;
 use crate::index::plain_attr;

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 use crate::machine::{Disturbance, Machine};
 use crate::table::{Settings, Size, Table};

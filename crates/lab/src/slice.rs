@@ -21,8 +21,8 @@
 
 use std::time::{Duration, Instant};
 
-use corewalk_sync::primitives::Arc;
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::Arc;
+use corewalk_base::primitives::thread;
 
 use crate::baseline::Namespace;
 use crate::corpus::Move;

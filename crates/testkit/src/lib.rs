@@ -20,7 +20,7 @@
 //! # Rules
 //!
 //! - This crate is a dev-dependency only. It depends on no other crate of the workspace, so every
-//!   one of them, `corewalk-sync` included, can use it.
+//!   one of them, `corewalk-base` included, can use it.
 //! - It looks at the code under test from outside. Its own atomics are always the real ones, never
 //!   those of a model checker (see `real.rs`).
 //! - `unsafe` is allowed here because the allocators and the sealed region need it; nothing of this

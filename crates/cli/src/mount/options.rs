@@ -115,7 +115,7 @@ impl Plan {
 
     /// Returns how many threads serve `source` best.
     fn threads(&self, source: Source) -> usize {
-        let processors = corewalk_sync::primitives::thread::available_parallelism();
+        let processors = corewalk_base::primitives::thread::available_parallelism();
         let processors = processors.map_or(1, usize::from);
         match source {
             Source::Store(_) if self.store.is_dirsync && !self.store.is_read_only => {

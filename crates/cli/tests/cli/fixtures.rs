@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicU64, Ordering},
 };

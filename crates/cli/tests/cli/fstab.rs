@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, is_installed, is_mounted, run};
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use corewalk_sync::file_handle::FileHandle;
+use corewalk_base::file_handle::FileHandle;
 use rustix::fs::{OFlags, XattrFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 use crate::fixtures::{
     Folder, LIMIT, PROGRAM, Server, can_mount, corewalk, is_installed, is_mounted, mount_table, run,

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use corewalk::{FileKind, FileSystem as _, Make, Name, Node};
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use corewalk_store::{Store, StoreOptions};
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::process::Signal;
 

@@ -6,8 +6,8 @@
 
 mod count;
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
 use crate::attr::{Attr, FileKind, mode};

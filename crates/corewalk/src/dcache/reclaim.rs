@@ -24,7 +24,7 @@
 //!
 //! Source: Linux `fs/dcache.c` shrinker; the second-chance algorithm (Corbato 1968).
 
-use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Dcache, unhashed};
 use crate::dentry::{NameCopy, Snapshot};

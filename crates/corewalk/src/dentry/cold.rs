@@ -3,7 +3,7 @@
 //!
 //! Source: `dentry`.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 pub(super) const GENERATION_SHIFT: u32 = 33;
 const REFERENCED: u64 = 1 << 31;

@@ -10,7 +10,7 @@
 //! two words at a time, together with the length in the body. All of this waits for the dentry's
 //! line. The fewer instructions wait, the more lookups a processor has in flight.
 
-use corewalk_sync::WordPair;
+use corewalk_base::WordPair;
 
 use super::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
 use crate::hash::{HashKeys, NameHash, SHORT_WORDS};

@@ -3,8 +3,8 @@
 //! The thread that checks the outcome is the spawned one where there is one; see `tally` in the
 //! sync crate.
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::cold::GENERATION_SHIFT;
 use super::*;

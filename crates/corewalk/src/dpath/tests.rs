@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
 
 use super::*;
 use crate::attr::mode::{S_IFDIR, S_IFREG};

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::atomic::{AtomicUsize, Ordering};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicUsize, Ordering};
 
 /// The live inodes with a stale generation: (superblock, number, slot).
 pub(super) struct StaleGenerations {

@@ -2,8 +2,8 @@
 //!
 //! The thread whose first step is a load is the spawned one; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
 

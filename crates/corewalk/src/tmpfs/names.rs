@@ -33,7 +33,7 @@
 //! Source: rename(2), link(2), unlink(2), rmdir(2); Linux
 //! `Documentation/filesystems/directory-locking.rst`.
 
-use corewalk_sync::RwLockWriteGuard;
+use corewalk_base::RwLockWriteGuard;
 
 use super::Tmpfs;
 use super::dir::{Directory, Found, Key, Link};

@@ -35,9 +35,9 @@
 
 use std::sync::OnceLock;
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{CachePadded, Mutex, OwnLine, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{SHARDS, shard_index};
+use corewalk_base::{CachePadded, Mutex, OwnLine, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::inode::Inode;
 use crate::Errno;
@@ -199,7 +199,7 @@ pub(super) fn rank(ino: u64) -> u32 {
 mod tests {
     use std::collections::HashSet;
 
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::primitives::thread;
 
     use super::*;
 

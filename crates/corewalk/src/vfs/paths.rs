@@ -38,7 +38,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-use corewalk_sync::{Condvar, Mutex};
+use corewalk_base::{Condvar, Mutex};
 
 use crate::Errno;
 use crate::attr::FileKind;

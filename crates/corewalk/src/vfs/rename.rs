@@ -13,7 +13,7 @@
 
 use std::collections::HashSet;
 
-use corewalk_sync::{CachePadded, Condvar, Mutex};
+use corewalk_base::{CachePadded, Condvar, Mutex};
 
 use super::call::KnownPath;
 use super::held::{DentryHold, Dir, Found};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{Cred, Errno, InodeRef, May, Removal, Vfs};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::contract::{A_WHILE, gated, make, name, rename};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{Cred, InodeRef, Make, May, Name, Removal, RenameMode, Vfs, VfsOptions};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::Seed;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
 use corewalk::attr::mode::S_IFREG;
 use corewalk::{Cred, Errno, InodeRef, Make, May, SetAttr, Vfs, XattrMode};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::backends::{Call, Meddled};

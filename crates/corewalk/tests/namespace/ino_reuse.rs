@@ -5,7 +5,7 @@ use std::sync::Arc;
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Attr, Cred, Errno, FileKind, FileSystem, Make, Node, Vfs};
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
 use crate::backends::{Call, Meddle, Meddled};
 use crate::fixtures::{name, over};

@@ -15,8 +15,8 @@ use corewalk::attr::mode::S_IFREG;
 use corewalk::{
     Cred, Errno, InodeRef, Make, May, Removal, RenameMode, SetAttr, Vfs, XattrMode, acl,
 };
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::backends::{Call, Meddled};

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs, WalkFlags, XattrMode};
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
 use crate::backends::{Call, Meddled};
 use crate::fixtures::{at, over, remove, rename, tree, walk};

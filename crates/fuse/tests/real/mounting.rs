@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk_base::primitives::thread;
 use corewalk_fuse::{Conflict, Mount, MountError, Options, Unmounted};
-use corewalk_sync::primitives::thread;
 use rustix::mount::UnmountFlags;
 
 use crate::site::{Folder, Site, can_mount, is_root, mount_options};

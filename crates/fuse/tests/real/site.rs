@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use corewalk::FileSystem;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk_fuse::{Access, Counters, Mount, MountOptions, Options, Server};
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicU64, Ordering},
 };
+use corewalk_fuse::{Access, Counters, Mount, MountOptions, Options, Server};
 use rustix::mount::UnmountFlags;
 
 /// How long a test may take before the mount is taken away under it: whoever waits for a server

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::fd::AsFd as _;
 
 use corewalk::{AtimePolicy, Cred, Errno, Make};
+use corewalk_base::file_handle::FileHandle;
 use corewalk_hostfs::HostFsOptions;
-use corewalk_sync::file_handle::FileHandle;
 use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use corewalk::attr::mode::S_IFREG;
 use corewalk::{Cred, Errno, Make, May, SetAttr};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::{Gid, OFlags, Uid};
 
 use crate::fixtures::{TempDir, name, over};

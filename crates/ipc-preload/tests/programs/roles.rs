@@ -3,7 +3,7 @@
 //! A role runs in the one process that the test starts, and forks what else it needs. It must hold on
 //! the host kernel as well.
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 

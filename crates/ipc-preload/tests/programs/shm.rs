@@ -2,7 +2,7 @@
 //!
 //! Those who wait for each other do so at a pipe, so that a child which is to make no call makes none.
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use std::io::Error;
 use std::ptr;
 

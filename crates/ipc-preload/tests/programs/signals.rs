@@ -1,7 +1,7 @@
 //! Roles with signal handlers; they hold on the host kernel as well.
 
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{hint, thread};
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_base::primitives::{hint, thread};
 use corewalk_testkit::sysv;
 use std::ffi::c_void;
 use std::ptr;

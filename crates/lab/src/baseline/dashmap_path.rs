@@ -12,7 +12,7 @@
 //! with one lock; the sharded map is the crate `dashmap`.
 
 use ahash::RandomState;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use dashmap::DashMap;
 
 use super::Namespace;

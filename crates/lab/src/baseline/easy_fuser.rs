@@ -17,8 +17,8 @@ use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use corewalk_sync::CachePadded;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::CachePadded;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use super::{Namespace, components, join};
 use crate::corpus::{Corpus, ROOT};

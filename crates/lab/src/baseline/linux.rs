@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, statat};
 use rustix::process::{Resource, getrlimit};
 

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use ahash::RandomState;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use papaya::HashMap;
 
 use super::rwlock_ahash::{Key, Probe};

@@ -24,7 +24,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ahash::RandomState;
 use corewalk::attr::mode;
 use corewalk::{Attr, Timespec};
-use corewalk_sync::CachePadded;
+use corewalk_base::CachePadded;
 use hashbrown::{Equivalent, HashMap};
 
 use super::{Files, Kind, List, Status, User};

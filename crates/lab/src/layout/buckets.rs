@@ -7,8 +7,9 @@
 
 use std::io;
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Mutex, SlotArena};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::SlotArena;
 
 /// Words of a bucket.
 const WORDS: usize = 8;

@@ -17,9 +17,10 @@
 use std::io;
 
 use ahash::RandomState;
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering, fence};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering, fence};
+use corewalk_sync::RcuCell;
 use corewalk_sync::rcu::{self, ReadGuard};
-use corewalk_sync::{Mutex, RcuCell};
 
 use super::Climb;
 use super::buckets::Buckets;

@@ -17,8 +17,9 @@
 use std::io;
 
 use ahash::RandomState;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Mutex, SeqCount, SlotArena};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_sync::{SeqCount, SlotArena};
 
 use super::buckets::Buckets;
 use super::{Climb, Level};

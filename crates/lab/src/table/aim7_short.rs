@@ -34,7 +34,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::ensure;
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_base::primitives::{Arc, thread};
 
 use super::grid::Rounds;
 use super::{Claim, Grid, Settings, Table, shape, sized};

@@ -55,7 +55,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::statfs;
 
 use super::grid::Rounds;

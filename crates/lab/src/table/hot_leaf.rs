@@ -44,8 +44,9 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use corewalk_sync::primitives::hint;
-use corewalk_sync::{CachePadded, Lockref};
+use corewalk_base::CachePadded;
+use corewalk_base::primitives::hint;
+use corewalk_sync::Lockref;
 use serde_json::Value;
 
 use super::grid::{Rounds, Threads, Visit};

@@ -35,8 +35,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use corewalk_base::sysv::MsgQueue;
 use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
-use corewalk_sync::sysv::MsgQueue;
 
 use super::grid::Rounds;
 use super::{Claim, Grid, Settings, Table, sized};

@@ -19,7 +19,7 @@
 use std::fmt::{self, Display};
 
 use anyhow::ensure;
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 
 use super::grid::Rounds;
 use super::{Grid, Settings, Table, sized};

@@ -28,9 +28,9 @@ use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_ipc::SemBuf;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::grid::Rounds;

@@ -64,7 +64,7 @@ use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::ensure;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use serde_json::Value;
 
 use super::grid::Rounds;

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, XattrMode};
+use corewalk_base::primitives::{Arc, thread};
 use corewalk_store::{Store, StoreOptions, fsck_devices};
-use corewalk_sync::primitives::{Arc, thread};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use proptest::prelude::*;
 

@@ -2,9 +2,9 @@
 //!
 //! The reader is the spawned thread; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::super::loom_models::{
     A, B, PREEMPTIONS, cache, enter, file, lock_name_a, lookup, lookup_key_a,

@@ -2,7 +2,7 @@
 //!
 //! The reader is the spawned thread; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::atomic::AtomicU64;
+use corewalk_base::primitives::atomic::AtomicU64;
 
 use super::*;
 use crate::dcache::change::Mounted;

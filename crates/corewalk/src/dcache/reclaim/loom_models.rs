@@ -3,8 +3,8 @@
 //!
 //! The reader is the spawned thread; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::super::loom_models::{cache, file};
 use super::*;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use corewalk_sync::primitives::atomic::{AtomicU32, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::{ReportSeed, Seed};
 use proptest::prelude::*;
@@ -444,7 +444,7 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     let fs = tmpfs(None);
     let inos: Vec<Vec<u64>> =
         (0..3).map(|t| (0..3).map(|i| make(&fs, &format!("{t}-{i}"))).collect()).collect();
-    let turn = corewalk_sync::Mutex::new(0_usize);
+    let turn = corewalk_base::Mutex::new(0_usize);
     race::run(3, report.seed(), |mut racer| {
         let mine = {
             let mut turn = turn.lock();

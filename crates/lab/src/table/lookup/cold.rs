@@ -15,7 +15,7 @@
 use std::time::Instant;
 
 use anyhow::Context as _;
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 
 use super::uniform::calm;
 use crate::corpus::Corpus;

@@ -15,7 +15,7 @@
 //! Source: stat(2), getcwd(2).
 
 use anyhow::Context as _;
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 use serde_json::Value;
 
 use super::uniform::{Forest, calm};

@@ -9,7 +9,7 @@
 use std::fmt::{self, Display};
 
 use anyhow::ensure;
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 
 use super::BASELINE;
 use crate::baseline::{Linux, Namespace};

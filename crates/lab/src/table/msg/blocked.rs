@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::ensure;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 
 use super::process::answerer;
 use super::{BASELINE, Linux, OURS, Ours, Queues};

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::{XattrFlags, setxattr, statvfs};
 
 use super::{BASELINE, Cell, Store};

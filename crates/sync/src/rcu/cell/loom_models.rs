@@ -1,15 +1,15 @@
 //! Models of `RcuCell`: publication, the grace period, and updates that are not lost.
 //!
-//! The domain is the stand-in of `rcu/modelled.rs`: what is checked here is the cell's own
-//! protocol and its use of sections, not `crossbeam-epoch`.
+//! The domain is that of `rcu/modelled.rs`. The models check the cell's own protocol and its use of
+//! sections, not `crossbeam-epoch`.
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, atomic::AtomicU64, thread},
     tally::{Tally, assert_all_reached},
 };
 
-/// A value that says when it is dropped.
+/// A version that records its drop.
 struct Version {
     number: AtomicU64,
     has_ended: Arc<AtomicU64>,
@@ -27,13 +27,13 @@ impl Version {
 
 impl Drop for Version {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. Read by a section that this drop must not overlap, or after a join.
+        // ORDERING: Relaxed. Read in a section that must not overlap the drop, or after a join.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
 
-/// Runs a writer that replaces version 1 by 2 beside a reader; returns how often the reader saw
-/// (the old, the new) version.
+/// Runs a writer that replaces version 1 by 2 beside a reader. Counts the runs in which the reader
+/// saw (the old, the new) version.
 fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (first, first_ended) = Version::new(1);
@@ -65,7 +65,7 @@ fn replace_beside_a_reader_shows_whole_versions_that_live() {
     assert_all_reached(&outcomes(RcuCell::replace));
 }
 
-/// Loom reports the reader's load as unordered with the making of the version's own word.
+/// Loom reports the reader's load as unordered with the initialisation of the version's own word.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn control_relaxed_publication_is_caught() {
@@ -83,8 +83,8 @@ fn control_free_without_grace_period_is_caught() {
         let new = Box::into_raw(Box::new(version));
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(new, Ordering::AcqRel);
-        // SAFETY: the value is only marked as dropped here, and retired afterwards as it should
-        // be, so that the wrong order shows as a failed assertion.
+        // SAFETY: the value is only marked as dropped here, and correctly retired below. The wrong
+        // order shows as a failed assertion.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);
@@ -92,8 +92,8 @@ fn control_free_without_grace_period_is_caught() {
     });
 }
 
-/// Runs two threads that add one with `add_one`; returns how often the closure ran (twice, more
-/// often).
+/// Runs two threads that add one with `add_one`. Counts how often the closure ran (once, more
+/// often) in an update.
 fn updates(add_one: fn(&RcuCell<u64>, &Tally<2>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let cell = Arc::new(RcuCell::new(0));

@@ -3,13 +3,13 @@
 //! [`crate::park`] keeps its queue in this process. A word in a mapping of several processes needs
 //! the kernel's queue: futex(2), on the low 32 bits of the word.
 //!
-//! A wait always has a deadline, however far: the kernel restarts a wait without one behind the
-//! caller's back when a signal's handler has `SA_RESTART`, and semop(2) must not be restarted. Under
-//! a model checker a wait yields once and reports that it was woken.
+//! A wait always has a deadline. The kernel restarts a wait without one after a signal handler with
+//! `SA_RESTART`, and semop(2) must not be restarted. Under a model checker a wait yields once and
+//! reports that it was woken.
 //!
 //! # Rules
 //!
-//! - A wait may end for no reason: the caller looks at the word again.
+//! - A wait may end without a reason. The caller reads the word again.
 //! - The waker changes the word before it wakes.
 //!
 //! Source: futex(2), signal(7) "Interruption of system calls".
@@ -18,23 +18,23 @@
     expect(unsafe_code, reason = "a view of half a word is a reference cast")
 )]
 
-/// Whose words are slept on.
+/// The processes that share the word of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// Words that one process maps.
+    /// Only this process maps the word.
     Private,
-    /// Words in a mapping that several processes share.
+    /// Several processes map the word.
     Shared,
 }
 
-/// Why a wait ended.
+/// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Somebody woke it, the word was different, or there is no reason.
+    /// A thread woke it, the word was different, or there is no reason.
     Woken,
     /// The deadline has passed.
     TimedOut,
-    /// A signal was handled.
+    /// A signal handler ran.
     Interrupted,
 }
 
@@ -46,7 +46,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// As good as never: 146 years after the machine was started.
+    /// A deadline that never comes: 146 years after boot.
     pub const NEVER: Self = Self { monotonic_ns: 1 << 62 };
 }
 
@@ -65,7 +65,7 @@ mod imp {
 
     const NS_PER_S: u64 = 1_000_000_000;
 
-    /// Returns the present instant.
+    /// Returns the current instant.
     #[must_use]
     pub fn now() -> Deadline {
         let now = clock_gettime(ClockId::Monotonic);
@@ -88,9 +88,9 @@ mod imp {
         }
     }
 
-    /// Wakes at most `count` threads that sleep on `word`; returns how many that were.
+    /// Wakes at most `count` threads that sleep on `word`. Returns the number of woken threads.
     pub fn wake(word: &AtomicU64, count: u32, scope: Scope) -> usize {
-        // The word is aligned and mapped, and `count` is no error: the call cannot fail.
+        // The word is aligned and mapped, and any `count` is valid, so the call cannot fail.
         futex::wake(low_half(word), flags(scope), count.min(i32::MAX as u32)).unwrap_or(0)
     }
 
@@ -101,12 +101,12 @@ mod imp {
         }
     }
 
-    /// Returns the half of `word` that the kernel compares; nothing else accesses it as a half.
+    /// Returns the half of `word` that the kernel compares. No other code accesses it as a half.
     fn low_half(word: &AtomicU64) -> &AtomicU32 {
         let half = usize::from(cfg!(target_endian = "big"));
         let start = std::ptr::from_ref(word).cast::<AtomicU32>().wrapping_add(half);
         // SAFETY: the half lies in the word, is aligned to four bytes, has no invalid bits and
-        // lives as long. It is only used as an address: the kernel does the one access.
+        // lives as long. It is used only as an address: the kernel does the one access.
         unsafe { &*start }
     }
 }
@@ -119,22 +119,22 @@ mod imp {
         thread,
     };
 
-    /// Returns the present instant, which is always the same.
+    /// Returns the current instant, which is always the same.
     #[must_use]
     pub fn now() -> Deadline {
         Deadline { monotonic_ns: 0 }
     }
 
-    /// Lets others run if the low half of `word` is `value`.
+    /// Yields once if the low half of `word` is `value`.
     pub fn wait(word: &AtomicU64, value: u32, _deadline: Deadline, _scope: Scope) -> Ended {
-        // ORDERING: Relaxed. The caller looks again, with the ordering that it needs.
+        // ORDERING: Relaxed. The caller reads the word again, with the ordering that it needs.
         if word.load(Ordering::Relaxed) & u64::from(u32::MAX) == u64::from(value) {
             thread::yield_now();
         }
         Ended::Woken
     }
 
-    /// Does nothing: who waits looks again. Returns `count`.
+    /// Does nothing, because waiters poll. Returns `count`.
     pub fn wake(_word: &AtomicU64, count: u32, _scope: Scope) -> usize {
         count as usize
     }

@@ -1,21 +1,22 @@
 //! Parking locks: `Mutex`, `RwLock`, `Condvar`, with one call shape everywhere.
 //!
-//! On the machine these are `parking_lot`'s: they spin briefly and then sleep, so a holder that
-//! lost its processor costs its waiters no processor time; they have no poisoning, so a panic of
-//! user code inside a section does not turn every later call into an error. Under loom and
-//! shuttle they are thin shells around the locks of the model checker with the same calls, so
-//! that a protocol is written once.
+//! On the machine these are the locks of `parking_lot`. They spin briefly and then sleep, so
+//! waiters of a preempted holder use no processor time. They have no poisoning, so a panic in a
+//! section does not turn every later call into an error. Under loom and shuttle they are thin
+//! shells around the locks of the model checker, with the same calls. A protocol is therefore
+//! written once.
 //!
 //! # Fairness
 //!
-//! - `Mutex` is unfair for speed, and hands over to the longest sleeper about every half
-//!   millisecond, so nobody starves.
-//! - `RwLock` is task-fair: a reader that arrives while a writer waits queues behind it. A thread
-//!   must therefore never take the read side twice.
+//! - `Mutex` is unfair for speed, but about every half millisecond it is handed to the longest
+//!   sleeper. No thread starves.
+//! - `RwLock` is task-fair: a reader that arrives while a writer waits queues behind the writer. A
+//!   thread must therefore never take the read side twice.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! No timed waits, no upgrade, no sending of guards: nothing here needs them.
+//! The shells have only the calls that modelled code uses. There are no timed waits, no upgrade,
+//! and guards are not sent between threads.
 //!
 //! Source: `parking_lot` 0.12 (`src/rwlock.rs` documents the policy); WTF::Lock.
 
@@ -33,12 +34,12 @@ mod modelled {
     use shuttle::sync as checker;
     use std::ops::{Deref, DerefMut};
 
-    /// What a model checker's lock returns once poison is ignored.
+    /// Returns the guard of a model checker's lock, poisoned or not.
     fn unpoison<G>(result: Result<G, std::sync::PoisonError<G>>) -> G {
         result.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// What a model checker's `try_` call returns once poison is ignored.
+    /// Returns the guard of a model checker's `try_` call, poisoned or not.
     fn unpoison_try<G>(result: Result<G, std::sync::TryLockError<G>>) -> Option<G> {
         match result {
             Ok(guard) => Some(guard),
@@ -59,7 +60,7 @@ mod modelled {
             Self { inner: checker::Mutex::new(value) }
         }
 
-        /// Returns a guard once the mutex is ours.
+        /// Returns a guard once the mutex is taken.
         pub fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard { inner: Some(unpoison(self.inner.lock())) }
         }
@@ -68,22 +69,12 @@ mod modelled {
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             unpoison_try(self.inner.try_lock()).map(|guard| MutexGuard { inner: Some(guard) })
         }
-
-        /// Returns the value; nobody else can hold the mutex.
-        pub fn get_mut(&mut self) -> &mut T {
-            unpoison(self.inner.get_mut())
-        }
-
-        /// Returns the value, ending the mutex.
-        pub fn into_inner(self) -> T {
-            unpoison(self.inner.into_inner())
-        }
     }
 
     /// A held `Mutex`.
     #[derive(Debug)]
     pub struct MutexGuard<'a, T> {
-        /// Empty only inside `Condvar::wait`.
+        /// `None` only inside `Condvar::wait`.
         inner: Option<checker::MutexGuard<'a, T>>,
     }
 
@@ -113,26 +104,10 @@ mod modelled {
             Self { inner: checker::Condvar::new() }
         }
 
-        /// Releases the mutex, sleeps until notified, takes the mutex again.
+        /// Releases the mutex, sleeps until notified, and takes the mutex again.
         pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
             let held = guard.inner.take().expect("the guard is whole outside of wait");
             guard.inner = Some(unpoison(self.inner.wait(held)));
-        }
-
-        /// Waits as long as `condition` returns true.
-        pub fn wait_while<T>(
-            &self,
-            guard: &mut MutexGuard<'_, T>,
-            mut condition: impl FnMut(&mut T) -> bool,
-        ) {
-            while condition(&mut *guard) {
-                self.wait(guard);
-            }
-        }
-
-        /// Wakes one waiter.
-        pub fn notify_one(&self) {
-            self.inner.notify_one();
         }
 
         /// Wakes every waiter.
@@ -164,29 +139,14 @@ mod modelled {
             unpoison(self.inner.read())
         }
 
-        /// Returns an exclusive guard once nobody is inside.
+        /// Returns an exclusive guard once no other thread is inside.
         pub fn write(&self) -> RwLockWriteGuard<'_, T> {
             unpoison(self.inner.write())
         }
 
-        /// Returns a shared guard unless a writer is inside.
-        pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-            unpoison_try(self.inner.try_read())
-        }
-
-        /// Returns an exclusive guard unless somebody is inside.
+        /// Returns an exclusive guard unless another thread is inside.
         pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
             unpoison_try(self.inner.try_write())
-        }
-
-        /// Returns the value; nobody else can hold the lock.
-        pub fn get_mut(&mut self) -> &mut T {
-            unpoison(self.inner.get_mut())
-        }
-
-        /// Returns the value, ending the lock.
-        pub fn into_inner(self) -> T {
-            unpoison(self.inner.into_inner())
         }
     }
 }

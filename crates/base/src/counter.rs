@@ -1,23 +1,24 @@
-//! A counter that threads bump without sharing a cache line.
+//! A counter that threads change without sharing a cache line.
 //!
-//! Statistics and byte budgets are bumped on every operation and read seldom. One atomic word for
-//! all threads would move its cache line from core to core at every bump (20 to 30 ns on the
-//! virtual machine with two cores, and worse with more cores); here each shard has its own line,
-//! and the reader pays instead by visiting all of them.
+//! Statistics and byte budgets change on every operation and are seldom read. One atomic word for
+//! all threads would move its cache line between cores at every change. That costs 20 to 30 ns on a
+//! virtual machine with two cores, and more with more cores. Here each shard has its own line, and
+//! the reader visits all of them.
 //!
 //! # Guarantees
 //!
-//! - `sum` is exact when no thread is inside `add`, and when it happens after every `add` (a
-//!   join, or a lock that both sides took).
-//! - While others add, `sum` is a value that lies between the sum of what had been added before
-//!   it started and what has been added when it ends, for counters that only grow. With mixed
-//!   signs it may pass through values that never held; a caller that must not see a negative
-//!   total clamps it.
+//! - `sum` is exact if no thread is inside `add` and every `add` happens before it (a join, or a
+//!   lock that both sides take).
+//! - Beside concurrent calls of `add` with positive amounts, `sum` lies between the sums before and
+//!   after the call. With mixed signs it may return a value that the counter never had. A caller
+//!   that must not see a negative sum clamps it.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! It is no reference count: nothing can be decided on "the sum is zero" while others add. For
-//! that reason model checkers do not see it, and a counter may be a `static` in every build.
+//! It is no reference count: no decision may rest on a sum of zero while other threads add. Model
+//! checkers therefore do not see it, and a counter may be a `static` in every build.
+//!
+//! Analogous to Linux's `struct percpu_counter`.
 //!
 //! Source: McKenney, "Is Parallel Programming Hard", chapter 5 (statistical counters).
 
@@ -34,7 +35,7 @@ use crate::{
 /// # Examples
 ///
 /// ```
-/// let entries = corewalk_sync::ShardedCounter::new();
+/// let entries = corewalk_base::ShardedCounter::new();
 /// entries.add(3);
 /// entries.add(-1);
 /// assert_eq!(entries.sum(), 2);
@@ -51,7 +52,7 @@ impl ShardedCounter {
         Self { shards: [const { OwnLine::new(AtomicI64::new(0)) }; SHARDS] }
     }
 
-    /// Adds `amount`, which may be negative; wraps at the ends of `i64`.
+    /// Adds `amount`, which may be negative. Wraps at the ends of `i64`.
     #[inline]
     pub fn add(&self, amount: i64) {
         // ORDERING: Relaxed. Statistic; nothing is published through it.

@@ -1,11 +1,10 @@
-//! Counts what the runs of a loom model came to.
+//! Counts the outcomes over all runs of a loom model.
 //!
-//! A model that is green because it explored nothing proves nothing: loom 0.7.2 skips schedules
-//! in which a spawned thread starts with a load of a word that it later overwrites. So every
-//! model of this crate counts its outcomes over all runs and asserts that each expected one was
-//! reached.
+//! A green model that explored nothing proves nothing. And loom 0.7.2 skips schedules in which a
+//! spawned thread starts with a load of a word that it later overwrites. So every model of this
+//! workspace counts its outcomes and asserts that each expected one was reached.
 //!
-//! The counts live outside of the model: they are kept from run to run and add no step to it.
+//! The counts live outside of the model. They persist from run to run and add no step to it.
 //!
 //! Source: loom issues 166 and 392.
 
@@ -21,7 +20,7 @@ pub struct Tally<const N: usize> {
 }
 
 impl<const N: usize> Tally<N> {
-    /// Runs `model` under loom for every schedule and returns how often each outcome came.
+    /// Runs `model` under loom for every schedule. Returns how often each outcome occurred.
     pub fn of(model: impl Fn(Self) + Send + Sync + 'static) -> [usize; N] {
         let counts = Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
         let tally = Self { counts: Arc::clone(&counts) };
@@ -30,12 +29,12 @@ impl<const N: usize> Tally<N> {
         std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
     }
 
-    /// As [`Tally::of`], for models of many steps: only schedules in which a thread loses its
-    /// processor at most `preemptions` times, apart from where it waits.
+    /// Like [`Tally::of`], for models of many steps. It runs only schedules in which a thread is
+    /// preempted at most `preemptions` times, apart from waits.
     ///
     /// # Panics
     ///
-    /// Panics where the model does.
+    /// Panics if the model panics.
     pub fn of_bounded(
         preemptions: usize,
         model: impl Fn(Self) + Send + Sync + 'static,
@@ -48,7 +47,8 @@ impl<const N: usize> Tally<N> {
         let model = Arc::new(model);
         builder.check(move || {
             let (model, tally) = (Arc::clone(&model), tally.clone());
-            // The first thread has a stack of 4096 words, which is not enough for a cache.
+            // The first thread of a model has a stack of 4096 words, which is too small for a
+            // cache.
             let thread = loom::thread::Builder::new().stack_size(STACK_WORDS);
             let body = thread.spawn(move || model(tally)).expect("a model gives a thread");
             if let Err(panic) = body.join() {
@@ -59,7 +59,7 @@ impl<const N: usize> Tally<N> {
         std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
     }
 
-    /// Counts one more run with this outcome.
+    /// Counts one more run with outcome `outcome`.
     pub fn hit(&self, outcome: usize) {
         // ORDERING: Relaxed. A count.
         self.counts[outcome].fetch_add(1, Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl<const N: usize> Clone for Tally<N> {
     }
 }
 
-/// Asserts that every outcome was reached, and prints how often.
+/// Asserts that every outcome was reached, and prints the counts.
 pub fn assert_all_reached(outcomes: &[usize]) {
     println!("outcomes {outcomes:?}");
     assert!(outcomes.iter().all(|count| *count > 0), "not reached: {outcomes:?}");

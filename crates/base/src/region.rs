@@ -1,24 +1,24 @@
-//! A region of lines that is reached by bounds-checked offsets only.
+//! A region of cache lines that is reached by bounds-checked numbers only.
 //!
-//! What several processes share through a mapping cannot hold pointers, and cannot be trusted: the
-//! other side may write anything at any time. So a region gives out nothing but atomic words, in
-//! lines of eight, and takes nothing but numbers of lines. A number that is out of range means
-//! line 0, the *scratch* line, which nobody relies on: a hostile number then reads and writes
-//! nonsense there, and there is no error path that a fast path would have to carry.
+//! Processes that share a mapping cannot store pointers in it and cannot trust it, because another
+//! process may write anything at any time. So a region hands out only atomic words, in lines of
+//! eight, and takes only line numbers. A number that is out of range means line 0, the *scratch*
+//! line, which no protocol relies on. A hostile number then reads and writes garbage there, and
+//! fast paths need no error path.
 //!
-//! The memory keeps its type: it is never shrunk, and unmapped only by the drop. Whoever found a
-//! line once may look at it at any later time, and must check that it still is what it was.
+//! The memory keeps its type: it never shrinks, and only the drop unmaps it. A caller that found a
+//! line once may read it at any later time, and must check that it is still the same object.
 //!
 //! # Invariants
 //!
 //! - R.1: `base` is the start of a readable and writable mapping of `lines` lines, at least one.
-//! - R.2: the words are only ever reached as `AtomicU64`.
+//! - R.2: the words are only ever accessed as `AtomicU64`.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! It keeps no account of who uses which line. `MAP_NORESERVE` means that running out of memory
-//! shows at first touch; callers keep limits. A file that is cut short by another process while it is
-//! mapped ends whoever touches what is gone with `SIGBUS`: a memfd with `F_SEAL_SHRINK` cannot be.
+//! A region does not record which lines are in use. With `MAP_NORESERVE`, lack of memory shows at
+//! first touch, so callers keep limits. If another process truncates the mapped file, an access to
+//! the lost part raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated.
 //!
 //! Source: mmap(2); userspace-rcu's rule that type-stable memory needs no grace period.
 
@@ -29,7 +29,7 @@ pub use mapped::Region;
 
 use crate::primitives::atomic::AtomicU64;
 
-/// Words of a line.
+/// Number of words of a line.
 pub const LINE_WORDS: usize = 8;
 
 /// A cache line of words.
@@ -47,17 +47,18 @@ mod mapped {
     };
     use std::{fmt, io, os::fd::AsFd, ptr::NonNull};
 
-    /// Lines, private to this process or those of a file.
+    /// Lines that are private to this process, or shared through a file.
     ///
     /// # Examples
     ///
     /// ```
-    /// use corewalk_sync::{Region, primitives::atomic::Ordering};
+    /// use corewalk_base::Region;
+    /// use std::sync::atomic::Ordering;
     ///
     /// let region = Region::private(16)?;
     /// region.line(3)[0].store(7, Ordering::Relaxed);
     /// assert_eq!(region.line(3)[0].load(Ordering::Relaxed), 7);
-    /// // What is out of range is the scratch line.
+    /// // A number out of range means the scratch line.
     /// assert!(std::ptr::eq(region.line(16), region.line(0)));
     /// # Ok::<(), std::io::Error>(())
     /// ```
@@ -71,13 +72,13 @@ mod mapped {
         ///
         /// # Errors
         ///
-        /// `EINVAL` for no lines, `ENOMEM` if there are no addresses left.
+        /// `EINVAL` for no lines, `ENOMEM` if there is no address space left.
         pub fn private(lines: u32) -> io::Result<Self> {
             let len = (lines as usize).checked_mul(size_of::<Line>()).ok_or(Errno::INVAL)?;
             if len == 0 {
                 return Err(Errno::INVAL.into());
             }
-            // SAFETY: no address is asked for, so no mapping in use is replaced.
+            // SAFETY: the call names no address, so it replaces no mapping in use.
             let base = unsafe {
                 mm::mmap_anonymous(
                     std::ptr::null_mut(),
@@ -90,19 +91,21 @@ mod mapped {
             Ok(Self { base: base.cast(), lines })
         }
 
-        /// Maps the first `lines` lines of a file, shared with all who map it.
+        /// Maps the first `lines` lines of a file, shared with every process that maps it.
         ///
-        /// What others write there is theirs to choose; see the module.
+        /// Other processes may write any value there; see the module.
         ///
         /// # Errors
         ///
-        /// `EINVAL` for no lines, or if the file is shorter; `EACCES` if it is not open for reading and
-        /// writing; `ENODEV` if it is no file that can be mapped; `ENOMEM` if there are no addresses left.
+        /// `EINVAL` for no lines, or if the file is shorter. `EACCES` if the file is not open for
+        /// reading and writing. `ENODEV` if it cannot be mapped. `ENOMEM` if there is no address
+        /// space left.
         ///
         /// # Examples
         ///
         /// ```
-        /// use corewalk_sync::{Region, primitives::atomic::Ordering};
+        /// use corewalk_base::Region;
+        /// use std::sync::atomic::Ordering;
         ///
         /// let file = rustix::fs::memfd_create("lines", rustix::fs::MemfdFlags::CLOEXEC)?;
         /// rustix::fs::ftruncate(&file, 4 * 64)?;
@@ -118,8 +121,8 @@ mod mapped {
             if len == 0 || size < len as u64 {
                 return Err(Errno::INVAL.into());
             }
-            // SAFETY: no address is asked for, so no mapping in use is replaced. The words are
-            // atomics (R.2), so what other processes store is a value and not a race.
+            // SAFETY: the call names no address, so it replaces no mapping in use. The words are
+            // atomics (R.2), so a store by another process is no data race.
             let base = unsafe {
                 mm::mmap(
                     std::ptr::null_mut(),
@@ -134,7 +137,7 @@ mod mapped {
             Ok(Self { base: base.cast(), lines })
         }
 
-        /// Returns line `index`, or the scratch line if there is no such line.
+        /// Returns line `index`, or the scratch line if `index` is out of range.
         #[inline]
         #[must_use]
         pub fn line(&self, index: u32) -> &Line {
@@ -142,7 +145,7 @@ mod mapped {
             // SAFETY: the index is below `lines`, so the result stays inside the mapping (R.1).
             let line = unsafe { self.base.add(index as usize) };
             // SAFETY: the mapping is readable, writable, page-aligned and lives as long as `self`
-            // (R.1); any bits are valid words, and they are only reached as atomics (R.2).
+            // (R.1). Any bits are valid words, and the words are only accessed as atomics (R.2).
             unsafe { line.as_ref() }
         }
 
@@ -159,8 +162,8 @@ mod mapped {
         }
     }
 
-    // SAFETY: the mapping belongs to the process, not to a thread, and R.2 makes it a shared
-    // array of atomics.
+    // SAFETY: the mapping belongs to the process, not to a thread, and R.2 makes it a shared array
+    // of atomics.
     unsafe impl Send for Region {}
 
     // SAFETY: as above.
@@ -169,8 +172,8 @@ mod mapped {
     impl Drop for Region {
         fn drop(&mut self) {
             let len = self.lines as usize * size_of::<Line>();
-            // SAFETY: the range is the mapping of the constructor (R.1), and `&mut self` proves that no
-            // reference into it is left.
+            // SAFETY: the range is the mapping of the constructor (R.1), and `&mut self` proves
+            // that no reference into it is left.
             let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
         }
@@ -203,7 +206,7 @@ mod boxed {
             Ok(Self { lines: (0..lines).map(line).collect() })
         }
 
-        /// Returns an error: there are no mappings here.
+        /// Returns an error, because Miri and the model checkers have no mappings.
         ///
         /// # Errors
         ///
@@ -212,7 +215,7 @@ mod boxed {
             Err(rustix::io::Errno::NOSYS.into())
         }
 
-        /// Returns line `index`, or the scratch line if there is no such line.
+        /// Returns line `index`, or the scratch line if `index` is out of range.
         #[must_use]
         pub fn line(&self, index: u32) -> &Line {
             self.lines.get(index as usize).unwrap_or(&self.lines[0])

@@ -1,22 +1,26 @@
-//! Sleeping on the address of an atomic word: the only blocking call of the crate.
+//! Sleeping on the address of an atomic word, within one process.
 //!
-//! A user-space thread that holds a lock can lose its processor at any instruction, for a whole
-//! time slice. Whoever spins meanwhile burns the processor that the holder needs (trap T30), so
+//! A user-space thread that holds a lock can be preempted at any instruction, for a whole time
+//! slice. A thread that spins meanwhile takes the processor that the holder needs (trap T30). So
 //! every wait of this workspace spins a bounded number of rounds and then sleeps here.
 //!
-//! The queue of sleepers is keyed by the word's address and lives outside the word, as with
-//! futex(2). [`wait`] looks at the word once more after it has queued itself and under the lock of
-//! the queue, so a waker that changes the word first and calls [`wake_all`] afterwards cannot be
-//! missed. Under a model checker the sleep is a loop that yields.
+//! The queue of sleepers is keyed by the word's address and lives outside the word, as in futex(2).
+//! [`wait`] checks the word once more under the lock of the queue, after it has queued its thread.
+//! A waker changes the word first and calls [`wake_all`] afterwards, so no wake-up is lost. Under a
+//! model checker the sleep is a loop that yields.
 //!
 //! # Rules
 //!
-//! - A wait may end for no reason: the caller looks at the word again, in a loop.
+//! - A wait may end without a reason. The caller reads the word again, in a loop.
 //! - The waker changes the word before it wakes.
-//! - One purpose per word: the words of a `Lockref` are woken by `Lockref` only.
+//! - One purpose per word: only `Lockref` wakes the words of a `Lockref`.
 //!
-//! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`. A closure as the condition, as in
-//! `parking_lot_core::park`, was rejected: it would run user code under the lock of the queue.
+//! # Rejected
+//!
+//! A closure as the condition, as in `parking_lot_core::park`, would run user code under the lock
+//! of the queue.
+//!
+//! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`.
 #![cfg_attr(
     not(any(corewalk_loom, corewalk_shuttle)),
     expect(
@@ -27,16 +31,16 @@
 
 use crate::primitives::atomic::{AtomicU64, Ordering};
 
-/// Who sleeps on the word of a lock.
+/// The kind of a thread that sleeps on the word of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sleeper {
-    /// It will take the lock, and wake the others when it releases it.
+pub enum Sleeper {
+    /// The thread takes the lock next, and its unlock wakes the others.
     Locker,
-    /// It only waits until the lock is free; it wakes nobody.
+    /// The thread only waits until the lock is free. It wakes no other thread.
     Passer,
 }
 
-/// Sleeps while `word & mask == value`, until woken; may also return early.
+/// Sleeps while `word & mask == value`, until woken. It may also return early.
 pub fn wait(word: &AtomicU64, mask: u64, value: u64) {
     wait_as(word, mask, value, Sleeper::Passer);
 }
@@ -46,28 +50,23 @@ pub fn wake_all(word: &AtomicU64) {
     imp::wake_all(word);
 }
 
-/// Wakes one thread that sleeps on `word`. The caller has changed the word.
-pub fn wake_one(word: &AtomicU64) {
-    imp::wake_one(word);
-}
-
 /// Sleeps like [`wait`], as a `Locker` or a `Passer` for [`unlock`].
-pub(crate) fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
+pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
 
 /// Clears the bit `locked` of `word`, and wakes every passer and one locker.
 ///
-/// The bit `waiters` is cleared with it unless a locker still sleeps: that bit says that the next
-/// holder must come here when it unlocks.
-pub(crate) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
+/// The bit `waiters` is cleared too unless a locker still sleeps. The bit tells the next holder to
+/// call `unlock`.
+pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
 
-/// Returns true while a sleeper has to go on sleeping.
+/// Returns true while a sleeper must go on sleeping.
 fn must_wait(word: &AtomicU64, mask: u64, value: u64) -> bool {
-    // ORDERING: Relaxed. Whoever returns from a wait reads the word again, with the ordering
-    // that its own protocol needs.
+    // ORDERING: Relaxed. After the wait the caller reads the word again, with the ordering that its
+    // own protocol needs.
     word.load(Ordering::Relaxed) & mask == value
 }
 
@@ -88,8 +87,8 @@ mod imp {
             Sleeper::Locker => LOCKER,
             Sleeper::Passer => PASSER,
         };
-        // SAFETY: the closures neither panic nor call into parking_lot: the first reads one
-        // word, the others do nothing. The key is the address of a word that this crate was lent.
+        // SAFETY: the closures neither panic nor call into parking_lot: the first reads one word,
+        // the others do nothing. The key is the address of a borrowed word.
         unsafe {
             parking_lot_core::park(
                 key(word),
@@ -109,13 +108,6 @@ mod imp {
         }
     }
 
-    pub(super) fn wake_one(word: &AtomicU64) {
-        // SAFETY: as in `wait`; the callback returns a constant.
-        unsafe {
-            parking_lot_core::unpark_one(key(word), |_| DEFAULT_UNPARK_TOKEN);
-        }
-    }
-
     pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
         let mut has_locker = false;
         let pick = |token| {
@@ -124,14 +116,14 @@ mod imp {
             }
             FilterOp::Unpark
         };
-        // SAFETY: the closures neither panic nor call into parking_lot: the first compares
-        // tokens, the second does one atomic operation on the word. The key is as in `wait`.
+        // SAFETY: the closures neither panic nor call into parking_lot: the first compares tokens,
+        // the second does one atomic operation. The key is as in `wait`.
         unsafe {
             parking_lot_core::unpark_filter(key(word), pick, |result| {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
-                // ORDERING(lockref-unlock): Release. What the holder wrote happens before the
-                // next holder. The queue is locked here, so a thread that is about to sleep
-                // either is in the queue already or sees the bits cleared.
+                // ORDERING(lockref-unlock): Release. The holder's writes happen before the next
+                // holder. The queue is locked here, so a thread about to sleep is either queued
+                // already or sees the bits cleared.
                 word.fetch_and(!clear, Ordering::Release);
                 DEFAULT_UNPARK_TOKEN
             });
@@ -152,11 +144,9 @@ mod imp {
 
     pub(super) fn wake_all(_word: &AtomicU64) {}
 
-    pub(super) fn wake_one(_word: &AtomicU64) {}
-
     pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
-        // ORDERING(lockref-unlock): Release. As on the real machine; sleepers poll, so none is
-        // left behind.
+        // ORDERING(lockref-unlock): Release. As on the real machine. Sleepers poll, so none is left
+        // behind.
         word.fetch_and(!(locked | waiters), Ordering::Release);
     }
 }
@@ -187,7 +177,7 @@ mod tests {
                 })
             })
             .collect();
-        // ORDERING(park-test): Release. As a waker would publish its work.
+        // ORDERING(park-test): Release. A waker publishes its work this way.
         word.store(1, Ordering::Release);
         wake_all(&word);
         for sleeper in sleepers {
@@ -196,18 +186,18 @@ mod tests {
     }
 
     #[test]
-    fn wake_one_after_each_change_passes_a_token_on() {
+    fn wake_all_after_each_change_passes_a_token_on() {
         const ROUNDS: u64 = if cfg!(miri) { 10 } else { 2_000 };
         let word = Arc::new(AtomicU64::new(0));
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
-                // ORDERING(park-turn): Acquire. Pairs with the other side's step.
+                // ORDERING(park-turn): Acquire. Pairs with the other thread's step.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }
                 // ORDERING(park-turn): Release. The turn is handed over.
                 word.fetch_add(1, Ordering::Release);
-                wake_one(word);
+                wake_all(word);
             }
         };
         let other = thread::spawn({

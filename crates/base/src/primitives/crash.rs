@@ -1,14 +1,15 @@
-//! A word that stops its thread before a store of choice, for tests of what a killed process leaves.
+//! A word that stops its thread before a chosen store, to test the remains of a killed process.
 //!
-//! Under `--cfg corewalk_crash` this is the `AtomicU64` of all protocols. [`run`] gives the calling thread
-//! a number of stores. Before the next one the thread unwinds, and until `run` returns nothing that it stores
-//! arrives: destructors change nothing, as if the process had been killed. Other threads go on as
-//! ever. An exchange that fails is no store.
+//! Under `--cfg corewalk_crash` this is the `AtomicU64` of all protocols. [`run`] gives the calling
+//! thread a number of stores. Before the next store the thread unwinds. Until `run` returns, none
+//! of its stores takes effect. Destructors therefore change nothing, as if the process had been
+//! killed. Other threads go on unchanged. A failed exchange is no store.
 //!
-//! A process is killed between two instructions, and what it stored before is there for others: to stop before
-//! each store in turn is to be killed at every instruction, as far as others can tell.
+//! A process is killed between two instructions, and other processes see its earlier stores.
+//! Stopping before each store in turn therefore covers every instruction at which a kill can be
+//! told apart.
 //!
-//! Source: the same idea as the crash points of `ext4`'s and `SQLite`'s tests.
+//! Source: the same idea as the crash points of the tests of `ext4` and `SQLite`.
 
 use std::cell::Cell;
 use std::fmt;
@@ -16,20 +17,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64 as Word, Ordering};
 
 thread_local! {
-    /// Stores that are left, if they are counted.
+    /// The number of stores left, if stores are counted.
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     static IS_STOPPED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What is thrown where a thread stops.
+/// The panic payload of a stopped thread.
 struct Stopped;
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended<T> {
-    /// There were stores left.
+    /// The body returned, with stores left.
     Finished(T),
-    /// It was stopped.
+    /// The body was stopped before a store.
     Stopped,
 }
 
@@ -37,7 +38,7 @@ pub enum Ended<T> {
 ///
 /// # Panics
 ///
-/// Panics as `body` does.
+/// Panics if `body` panics.
 pub fn run<T>(stores: u64, body: impl FnOnce() -> T) -> Ended<T> {
     LEFT.set(Some(stores));
     let outcome = catch_unwind(AssertUnwindSafe(body));
@@ -50,7 +51,7 @@ pub fn run<T>(stores: u64, body: impl FnOnce() -> T) -> Ended<T> {
     }
 }
 
-/// Returns true if the store that is about to be made arrives.
+/// Returns true if the next store takes effect.
 #[inline]
 fn arrives() -> bool {
     if IS_STOPPED.get() {
@@ -60,7 +61,7 @@ fn arrives() -> bool {
         None => true,
         Some(0) => {
             IS_STOPPED.set(true);
-            // Not `panic_any`: nothing is to be printed.
+            // Not `panic_any`, which would print a message.
             resume_unwind(Box::new(Stopped))
         }
         Some(left) => {
@@ -129,7 +130,7 @@ impl AtomicU64 {
         self.compare_exchange(current, new, success, failure)
     }
 
-    /// As the standard library's; each round is a store of its own.
+    /// Like the standard library's method. Each round is a store of its own.
     #[inline]
     pub fn fetch_update(
         &self,
@@ -155,8 +156,11 @@ macro_rules! fetch {
             $(
                 #[inline]
                 pub fn $name(&self, value: u64, order: Ordering) -> u64 {
+                    if arrives() {
+                        return self.0.$name(value, order);
+                    }
                     // ORDERING: Relaxed. The thread has stopped.
-                    if arrives() { self.0.$name(value, order) } else { self.0.load(Ordering::Relaxed) }
+                    self.0.load(Ordering::Relaxed)
                 }
             )*
         }

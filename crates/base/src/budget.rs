@@ -1,21 +1,23 @@
-//! What may still be taken of bytes, blocks or inodes.
+//! A count of used bytes, blocks or inodes, with or without a limit.
 //!
-//! A file system promises not to grow beyond a size, and answers at any time how much is left. With a
-//! limit the count is one word that every taker writes, because only an exact count can refuse exactly;
-//! without one it is spread over cache lines, so that a file system without a limit pays next to nothing
-//! for its statistics.
+//! A file system does not grow beyond its size and reports at any time how much is left. With a
+//! limit the count is one word that every caller of `take` writes, because only an exact count can
+//! refuse exactly. Without a limit the count is spread over cache lines, so statistics cost almost
+//! nothing.
 //!
 //! # Guarantees
 //!
-//! - U.1: with a limit, no more is granted than it allows, by any number of threads. A budget that begins
-//!   with more than that taken grants nothing until enough is given back.
-//! - U.2: what one thread gives back another can take at once: an amount is refused only if it did not
-//!   fit at some moment of the call.
+//! - U.1: with a limit, no more is granted than it allows, by any number of threads. A budget that
+//!   starts above its limit grants nothing until enough is given back.
+//! - U.2: an amount given back by one thread is available to others at once. An amount is refused
+//!   only if it did not fit at some moment of the call.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! There is no waiting for others to give back: `ENOSPC` at once, as the kernel's tmpfs has it. It orders
-//! nothing but itself: what was taken is handed on by other means. No locks.
+//! A budget never waits for others to give back: the caller gets `ENOSPC` at once, as in the
+//! kernel's tmpfs. It orders no other memory. It has no locks.
+//!
+//! Analogous to the block and inode counts of Linux's `struct shmem_sb_info`.
 //!
 //! Source: Linux `mm/shmem.c` (`shmem_inode_acct_blocks`).
 
@@ -24,14 +26,14 @@ use crate::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use std::fmt;
 
-/// A count of what is taken, with or without a limit.
+/// A count of used units, with or without a limit.
 ///
-/// Whoever takes gives back the same amount once, when what it was taken for is gone.
+/// The caller gives back each amount once, when the object that it was taken for is removed.
 ///
 /// # Examples
 ///
 /// ```
-/// let space = corewalk_sync::Budget::new(Some(10), 0);
+/// let space = corewalk_base::Budget::new(Some(10), 0);
 /// assert!(space.take(8).is_ok() && space.take(3).is_err());
 /// assert_eq!(space.take_up_to(3, 1), 2);
 /// space.give_back(8);
@@ -40,14 +42,14 @@ use std::fmt;
 pub struct Budget(Kind);
 
 enum Kind {
-    /// At most `limit`.
+    /// At most `limit` units. All words are atomic and independent of other memory.
     Limited { limit: u64, used: AtomicU64, refusals: AtomicU64 },
-    /// As much as there is.
+    /// Any number of units.
     Unlimited { used: Box<ShardedCounter> },
 }
 
 impl Budget {
-    /// Returns a budget of `limit`, if there is one, of which `used` is taken.
+    /// Returns a budget with `used` units taken, and with `limit` if there is one.
     #[must_use]
     pub fn new(limit: Option<u64>, used: u64) -> Budget {
         Budget(match limit {
@@ -66,12 +68,12 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// `ENOSPC`: the limit does not allow it. To take 0 is always allowed.
+    /// `ENOSPC`: the limit does not allow it. Taking 0 always succeeds.
     pub fn take(&self, amount: u64) -> Result<(), Errno> {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes as many of `count` units of `unit` each as there is room for, and returns how many units.
+    /// Takes as many of `count` units of size `unit` as fit. Returns the number of units taken.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -88,7 +90,7 @@ impl Budget {
                     Some(used + granted * unit)
                 });
                 if granted < count {
-                    // ORDERING: Relaxed. A statistic; who was refused reads what it wrote itself.
+                    // ORDERING: Relaxed. A statistic. A refused caller sees its own increment.
                     refusals.fetch_add(1, Ordering::Relaxed);
                 }
                 granted
@@ -96,7 +98,7 @@ impl Budget {
         }
     }
 
-    /// Gives back `amount` that was taken.
+    /// Gives back `amount`, which was taken before.
     pub fn give_back(&self, amount: u64) {
         match &self.0 {
             Kind::Unlimited { used } => used.add(-(amount as i64)),
@@ -108,16 +110,16 @@ impl Budget {
         }
     }
 
-    /// Takes `after` for what `before` was taken for.
+    /// Replaces a taken amount `before` by `after`.
     ///
     /// # Errors
     ///
-    /// `ENOSPC`: the limit does not allow the difference; then nothing has changed.
+    /// `ENOSPC`: the limit does not allow the difference. Then the budget is unchanged.
     ///
     /// # Examples
     ///
     /// ```
-    /// let space = corewalk_sync::Budget::new(Some(10), 6);
+    /// let space = corewalk_base::Budget::new(Some(10), 6);
     /// assert!(space.exchange(6, 11).is_err() && space.exchange(6, 10).is_ok());
     /// assert!(space.exchange(10, 1).is_ok());
     /// assert_eq!(space.used(), 1);
@@ -132,24 +134,26 @@ impl Budget {
         self.take(after - before)
     }
 
-    /// Returns what is taken; exact while nobody takes or gives back.
+    /// Returns the used amount. It is exact while no thread takes or gives back.
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {
-            // The shards are read one by one, so a sum taken amid changes may even be negative.
+            // The shards are read one by one, so a sum read amid changes may be negative.
             Kind::Unlimited { used } => used.sum().max(0) as u64,
             // ORDERING: Relaxed. A statistic.
             Kind::Limited { used, .. } => used.load(Ordering::Relaxed),
         }
     }
 
-    /// Returns how often less was granted than was asked for: so who gets `ENOSPC` from something that takes
-    /// can tell whether it is for want of this. Others may have been refused meanwhile.
+    /// Returns how often a call was granted less than it asked for.
+    ///
+    /// A caller that gets `ENOSPC` from a larger operation compares two readings. An equal count
+    /// means that this budget was not the reason. Other threads may have been refused meanwhile.
     ///
     /// # Examples
     ///
     /// ```
-    /// let space = corewalk_sync::Budget::new(Some(10), 6);
+    /// let space = corewalk_base::Budget::new(Some(10), 6);
     /// assert!(space.take(5).is_err() && space.take_up_to(8, 1) == 4 && space.take(0).is_ok());
     /// assert_eq!(space.refusals(), 2);
     /// ```
@@ -162,7 +166,7 @@ impl Budget {
         }
     }
 
-    /// Returns the limit.
+    /// Returns the limit, if there is one.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         match &self.0 {
@@ -221,15 +225,15 @@ mod tests {
     }
 }
 
-/// Models of a limit that two threads meet at.
+/// Models of two threads at the limit.
 #[cfg(all(test, corewalk_loom))]
 mod loom_models {
     use super::*;
     use crate::primitives::{Arc, thread};
     use crate::tally::{Tally, assert_all_reached};
 
-    /// Two threads take 2 with `take` where there is room for 3; returns how often the spawned one was
-    /// (refused, granted it).
+    /// Two threads take 2 with `take` where 3 fit. Counts the runs in which the spawned thread was
+    /// (refused, granted).
     fn two_at_the_limit(take: fn(&Budget) -> bool) -> [usize; 2] {
         Tally::of(move |tally| {
             let budget = Arc::new(Budget::new(Some(3), 0));
@@ -252,13 +256,13 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// The look and the count are two steps.
+    /// The check and the increment in two steps.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {
         two_at_the_limit(|budget| {
             let Kind::Limited { limit, used, .. } = &budget.0 else { return false };
-            // ORDERING: Relaxed. As in `take_up_to`; it is the second step that is wrong.
+            // ORDERING: Relaxed. As in `take_up_to`; the fault is the separate store.
             let now = used.load(Ordering::Relaxed);
             if limit - now < 2 {
                 return false;

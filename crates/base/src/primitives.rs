@@ -1,23 +1,24 @@
 //! The one switch between the real machine and the model checkers.
 //!
-//! Every protocol of this workspace is written against the names below, so that the same source
-//! runs on the machine (`std`), under loom (`--cfg corewalk_loom`: every interleaving and every
-//! value a weak memory allows, for two or three threads) and under shuttle
-//! (`--cfg corewalk_shuttle`: random schedules of larger programs). With `--cfg corewalk_crash` it runs on the
-//! machine, and a thread can be stopped before any store of a word (`crash`). This is the only file that
-//! names `std::sync::atomic` and `std::thread`; a second one would be code that no model sees.
+//! Every protocol of this workspace is written against the names below, so the same source runs in
+//! four ways. On the machine the names are those of `std`. Under loom (`--cfg corewalk_loom`) a
+//! model runs every interleaving of two or three threads, with every value that weak memory allows.
+//! Under shuttle (`--cfg corewalk_shuttle`) it runs random schedules of larger programs. With
+//! `--cfg corewalk_crash` the code runs on the machine, and a thread can be stopped before any
+//! store of a word (`crash`). No other file names `std::sync::atomic` and `std::thread`: no model
+//! would see its code.
 //!
-//! It also gives every thread its *shard*: a small number that spreads counters and free lists
-//! over cache lines. Threads draw numbers in turn and keep theirs for life, so two threads that
-//! live at the same time share a shard only if more than [`SHARDS`] threads were started. A shard
-//! is a hint for placement, never a promise of exclusion: whatever is sharded stays correct when
-//! all threads land in one shard, and under the model checkers they all do.
+//! This module also gives every thread its *shard*, a small number that spreads counters and free
+//! lists over cache lines. Threads draw numbers in turn and keep them for life. Two living threads
+//! share a shard only if more than [`SHARDS`] threads were started. A shard is a hint for placement
+//! and excludes nothing. Sharded structures stay correct when all threads use one shard, as they do
+//! under the model checkers.
 //!
 //! # Rules
 //!
-//! - `unmodelled` is for bookkeeping that no protocol depends on (statistics, tallies of a model's
-//!   outcomes); a model checker does not see those words.
-//! - Locks and blocking are not here: see `locks` and `park`.
+//! - `unmodelled` is for bookkeeping that no protocol depends on: statistics, and tallies of a
+//!   model's outcomes. No model checker sees those words.
+//! - Locks and blocking calls are in `locks` and `park`.
 //!
 //! Source: the same switch in haphazard (`src/sync.rs`) and in mountpoint-s3-fs (`src/sync.rs`).
 
@@ -26,8 +27,7 @@ mod chosen {
     pub use loom::sync::{
         Arc,
         atomic::{
-            AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
-            Ordering, fence,
+            AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
         },
     };
     pub(super) use loom::{hint, thread};
@@ -38,8 +38,7 @@ mod chosen {
     pub use shuttle::sync::{
         Arc,
         atomic::{
-            AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
-            Ordering, fence,
+            AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
         },
     };
     pub(super) use shuttle::{hint, thread};
@@ -53,9 +52,7 @@ mod chosen {
     pub use std::sync::atomic::AtomicU64;
     pub use std::sync::{
         Arc,
-        atomic::{
-            AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering, fence,
-        },
+        atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence},
     };
     pub(super) use std::{hint, thread};
 }
@@ -66,8 +63,7 @@ pub mod crash;
 /// Atomic words and fences.
 pub mod atomic {
     pub use super::chosen::{
-        AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
-        fence,
+        AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
 }
 
@@ -96,13 +92,15 @@ pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 
 /// Number of shards; a power of two.
 ///
-/// One cache line pair each, so a sharded structure of 32 costs 4 KiB. More would help only above
-/// 32 threads that run at once. A model has two, of which every thread uses the first.
+/// A structure with one cache line per shard takes 2 KiB. More shards would help only if more than
+/// 32 threads ran at once. A model has two, and every thread uses the first.
 pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 
-/// Returns the calling thread's shard, below [`SHARDS`], the same for the thread's whole life.
+/// Returns the calling thread's shard, below [`SHARDS`]. It is the same for the thread's whole
+/// life.
 ///
-/// A thread whose thread-local storage is gone gets shard 0.
+/// A thread whose thread-local storage is destroyed gets shard 0.
+#[inline]
 #[must_use]
 pub fn shard_index() -> usize {
     if IS_MODEL {
@@ -111,7 +109,7 @@ pub fn shard_index() -> usize {
     thread_local! {
         static SHARD: usize = {
             static NEXT: unmodelled::AtomicUsize = unmodelled::AtomicUsize::new(0);
-            // ORDERING: Relaxed. The numbers spread threads; nothing is published with them.
+            // ORDERING: Relaxed. The numbers spread threads and publish nothing.
             NEXT.fetch_add(1, unmodelled::Ordering::Relaxed) % SHARDS
         };
     }

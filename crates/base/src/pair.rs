@@ -1,23 +1,23 @@
-//! Two atomic words at once: fewer steps where a reader compares a whole cache line.
+//! Two atomic words in one register, to compare a whole cache line in fewer steps.
 //!
-//! A reader without a lock compares a name or eight tags with what lies in shared words, and then
-//! validates. Word by word that is a load, an exclusive or and an or for each, and all of them wait
-//! for the same cache line; a processor that has two or three lookups under way has no room for more
-//! waiting steps, and that, not the memory, is what bounds it. With registers of two words a comparison
-//! has about half as many.
+//! A lock-free reader compares a name, or eight tags, with shared words and then validates. Word by
+//! word this takes a load, an exclusive or and an or each, and all of them wait for the same cache
+//! line. With two or three lookups in flight the processor runs out of room for waiting
+//! instructions. That bounds the lookup, not the memory. Registers of two words halve the number of
+//! instructions.
 //!
 //! # Guarantees
 //!
-//! - W.1: each word of a pair is loaded as by [`AtomicU64::load`], with the ordering that is named;
-//!   the two of a pair need not be of one instant. A half of a word is one of such a load.
+//! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the named ordering. The two
+//!   words need not belong to one instant. Half a word comes from one such load.
 //!
-//! # How it works
+//! # Mechanism
 //!
-//! On x86-64 a pair is an SSE2 register, which every such processor has. The load is one instruction
-//! of assembly, since the language has no atomic load of two words: processors read aligned words of
-//! eight bytes whole, also as halves of a longer access (promised for aligned pairs
-//! where there is AVX), and loads are not reordered with later loads or
-//! stores. Elsewhere, and under Miri and the model checkers, a pair is two words.
+//! On x86-64 a pair is an SSE2 register, which every such processor has. The load is one
+//! instruction of assembly, because the language has no atomic load of two words. Processors read
+//! aligned words of eight bytes whole, also as halves of a longer access. This is promised for
+//! aligned pairs on processors with AVX. Loads are not reordered with later loads or stores.
+//! Elsewhere, and under Miri and the model checkers, a pair is two words.
 //!
 //! Source: Intel, Software Developer's Manual, volume 3, 9.1.1 and 9.2.
 #![cfg_attr(
@@ -40,7 +40,8 @@ use words as chosen;
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::{WordPair, primitives::atomic::AtomicU64};
+/// use corewalk_base::WordPair;
+/// use std::sync::atomic::AtomicU64;
 ///
 /// let words = [AtomicU64::new(7), AtomicU64::new(0x0005_0000_0000_0005)];
 /// let pair = WordPair::load(&words);
@@ -80,14 +81,14 @@ impl WordPair {
         WordPair(chosen::xor(self.0, other.0))
     }
 
-    /// Returns the bits that two pairs have in common.
+    /// Returns the bitwise and of two pairs.
     #[inline(always)]
     #[must_use]
     pub fn and(self, other: WordPair) -> WordPair {
         WordPair(chosen::and(self.0, other.0))
     }
 
-    /// Returns the bits that are in either of two pairs.
+    /// Returns the bitwise or of two pairs.
     #[inline(always)]
     #[must_use]
     pub fn or(self, other: WordPair) -> WordPair {
@@ -101,15 +102,16 @@ impl WordPair {
         chosen::is_zero(self.0)
     }
 
-    /// Returns bit i for each of the sixteen bytes that is `byte`; byte 0 is the lowest of the first
-    /// word.
+    /// Returns bit i for each of the sixteen bytes that equals `byte`. Byte 0 is the lowest of the
+    /// first word.
     #[inline(always)]
     #[must_use]
     pub fn bytes_equal(self, byte: u8) -> u32 {
         chosen::bytes_equal(self.0, byte)
     }
 
-    /// Returns which of the eight lanes of 16 bits are `lane`; lane 0 is the lowest of the first word.
+    /// Returns the lanes that equal `lane`, of the eight lanes of 16 bits. Lane 0 is the lowest of
+    /// the first word.
     #[inline(always)]
     #[must_use]
     pub fn lanes_equal(self, lane: u16) -> Lanes {
@@ -117,17 +119,19 @@ impl WordPair {
     }
 }
 
-/// Some of eight lanes, from the lowest to the highest.
+/// A set of lanes, iterated from the lowest to the highest.
 ///
 /// # Invariants
-/// Bit 2 * i, for i below 8, is set for lane i, and no other bit is.
+///
+/// Bit 2 * i is set for each lane i of the set, with i below 8. No other bit is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes(u32);
 
 /// One of eight lanes.
 ///
 /// # Invariants
-/// Twice a number below 8.
+///
+/// The value is twice the lane's number, which is below 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane(u32);
 
@@ -136,7 +140,7 @@ impl Iterator for Lanes {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Lane> {
-        // INVARIANT: the lowest bit of some, of which each is at twice a number below 8.
+        // INVARIANT: the lowest set bit is at twice a number below 8, as every set bit is.
         let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
         self.0 &= self.0 - 1;
         Some(lowest)
@@ -151,8 +155,8 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns the half word that has the number of the lane, of four words of two halves each, of which
-    /// the lower is the first. Loaded with `Acquire`.
+    /// Returns the half word with the lane's number. `words` holds four pairs of half words, the
+    /// lower half first. The load is `Acquire`.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {
@@ -170,7 +174,7 @@ mod sse2 {
     /// Calls an intrinsic of SSE2.
     macro_rules! sse2 {
         ($intrinsic:ident ( $($argument:expr),* )) => {
-            // SAFETY: every x86-64 processor has SSE2, and these only compute.
+            // SAFETY: every x86-64 processor has SSE2, and these intrinsics only compute.
             unsafe { $intrinsic($($argument),*) }
         };
     }
@@ -183,8 +187,8 @@ mod sse2 {
     #[inline(always)]
     pub(super) fn load(words: &[AtomicU64; 2]) -> Pair {
         let pair;
-        // SAFETY: the 16 bytes behind the reference may be read. Each of the aligned words is read
-        // whole, so the instruction does what two relaxed loads may do, and nothing else.
+        // SAFETY: the 16 bytes behind the reference are readable. The processor reads each aligned
+        // word whole. So the instruction does no more than two relaxed loads.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
                 options(readonly, nostack, preserves_flags));
@@ -195,8 +199,8 @@ mod sse2 {
     #[inline(always)]
     pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
         let pair;
-        // SAFETY: as in `load`. The processor orders loads before later accesses, and the compiler
-        // moves none across the block, since it does not say that it leaves memory alone.
+        // SAFETY: as in `load`. The processor orders loads before later accesses. The compiler
+        // moves no access across the block, because the block is not marked `readonly`.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
                 options(nostack, preserves_flags));
@@ -244,9 +248,9 @@ mod sse2 {
     #[inline(always)]
     pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
         let half;
-        // SAFETY: `twice` is at most 14 (invariant of `Lane`), so the four bytes lie behind the reference
-        // and may be read. They are a half of one aligned word, which the processor reads whole, so this
-        // does what a load of that word may do. The rest is as in `load_acquire`.
+        // SAFETY: `twice` is at most 14 (invariant of `Lane`), so the four bytes lie behind the
+        // reference and are readable. They are half of one aligned word, which the processor reads
+        // whole, so this is no more than a load of that word. The rest is as in `load_acquire`.
         unsafe {
             asm!("mov {:e}, dword ptr [{} + 2 * {}]", out(reg) half, in(reg) words.as_ptr(),
                 in(reg) u64::from(twice), options(nostack, preserves_flags));
@@ -273,13 +277,13 @@ mod words {
 
     #[inline(always)]
     pub(super) fn load(words: &[AtomicU64; 2]) -> Pair {
-        // ORDERING: Relaxed. What the caller asked for.
+        // ORDERING: Relaxed. The caller asked for it.
         [words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed)]
     }
 
     #[inline(always)]
     pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
-        // ORDERING: Acquire. What the caller asked for.
+        // ORDERING: Acquire. The caller asked for it.
         [words[0].load(Ordering::Acquire), words[1].load(Ordering::Acquire)]
     }
 
@@ -317,7 +321,7 @@ mod words {
 
     #[inline(always)]
     pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
-        // ORDERING: Acquire. What the caller asked for.
+        // ORDERING: Acquire. The caller asked for it.
         let word = words[twice as usize / 4].load(Ordering::Acquire);
         (word >> (32 * (twice / 2 % 2))) as u32
     }
@@ -327,7 +331,7 @@ mod words {
 mod tests {
     use super::*;
 
-    /// What a pair says is what its two words say.
+    /// Both implementations agree on random words.
     #[test]
     fn pair_is_its_words() {
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
@@ -335,7 +339,7 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Few different lanes, so that some are equal.
+            // Few distinct lanes, so that some are equal.
             random & 0x0003_0001_0003_0001
         };
         for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {

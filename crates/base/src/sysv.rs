@@ -1,17 +1,17 @@
 //! The host kernel's own System V IPC, as safe calls.
 //!
-//! Whoever measures semaphores or messages of user space needs those of the kernel beside them, in
-//! the same program. No well-kept crate has them, and every other crate of this workspace forbids
-//! unsafe code, so the five calls are here: plain numbers and slices in, an errno out.
+//! A benchmark of user-space semaphores or messages needs those of the kernel beside them, in the
+//! same program. No well-kept crate has them, and the other crates forbid unsafe code. So these
+//! calls are here: numbers and slices in, an errno out.
 //!
-//! An object is removed when its [`SemSet`] or [`MsgQueue`] is dropped, unless it was only attached to.
-//! What a killed process leaves behind stays in the kernel until somebody removes it; in a namespace
-//! of its own ([`unshare_ipc`]) it goes with the last thread.
+//! Dropping a [`SemSet`] or [`MsgQueue`] removes the object, unless it was only attached to. The
+//! object of a killed process stays in the kernel until it is removed explicitly. In an IPC
+//! namespace of its own ([`unshare_ipc`]) it is removed with the last thread.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! Everything that no measurement needs: keys, permissions other than the owner's, most commands of
-//! the `ctl` calls. That is `corewalk-ipc`'s matter.
+//! Keys, permissions of other users and most `ctl` commands are left out: no measurement needs
+//! them. `corewalk-ipc` has them.
 //!
 //! Source: semget(2), semop(2), semctl(2), msgop(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares these system calls as unsafe")]
@@ -19,7 +19,7 @@
 use rustix::io::Errno;
 use std::io;
 
-/// Bytes of a message that come before its text: its type.
+/// Bytes of a message that precede its text: the type.
 const TYPE_BYTES: usize = size_of::<libc::c_long>();
 
 /// One operation of semop(2). Laid out like `struct sembuf`.
@@ -27,9 +27,9 @@ const TYPE_BYTES: usize = size_of::<libc::c_long>();
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sop {
-    /// Which semaphore of the set.
+    /// Index of the semaphore in its set.
     pub num: u16,
-    /// What to add; 0 waits until the semaphore is zero.
+    /// Amount to add. 0 waits until the semaphore is zero.
     pub op: i16,
     /// `IPC_NOWAIT` and `SEM_UNDO`.
     pub flags: i16,
@@ -40,7 +40,7 @@ pub struct Sop {
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::sysv::{SemSet, Sop};
+/// use corewalk_base::sysv::{SemSet, Sop};
 ///
 /// let set = SemSet::private(2)?;
 /// set.op(&[Sop { num: 1, op: 3, flags: 0 }])?;
@@ -58,7 +58,7 @@ pub struct SemSet {
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::sysv::MsgQueue;
+/// use corewalk_base::sysv::MsgQueue;
 ///
 /// let queue = MsgQueue::private()?;
 /// let mut message = [7, 11, 0];
@@ -74,18 +74,18 @@ pub struct MsgQueue {
     is_owner: bool,
 }
 
-/// Gives the calling thread, and those that it starts from now on, an IPC namespace of their own.
+/// Moves the calling thread, and every thread that it starts later, to a new IPC namespace.
 ///
 /// # Errors
 ///
-/// Those of unshare(2): `EPERM` without the privilege.
+/// As unshare(2): `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<(), Errno> {
     // SAFETY: the call takes a number. It changes which IPC objects the thread's own calls reach,
-    // and nothing that memory safety rests on.
+    // and no memory.
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) }).map(drop)
 }
 
-/// Makes the cheapest system call there is, getppid(2), which no library answers itself.
+/// Makes the cheapest system call, getppid(2), which no library answers itself.
 #[inline]
 pub fn bare_call() -> i32 {
     // SAFETY: the call takes nothing and cannot fail.
@@ -93,39 +93,39 @@ pub fn bare_call() -> i32 {
 }
 
 impl SemSet {
-    /// Makes a set of `count` semaphores without a key, all zero.
+    /// Creates a set of `count` semaphores without a key, all zero.
     ///
     /// # Errors
     ///
-    /// Those of semget(2).
+    /// As semget(2).
     pub fn private(count: u16) -> Result<Self, Errno> {
         // SAFETY: the call takes numbers.
         let id = check(unsafe { libc::semget(libc::IPC_PRIVATE, i32::from(count), 0o600) })?;
         Ok(Self { id, is_owner: true })
     }
 
-    /// Returns the set that another process has made, which stays when this is dropped.
+    /// Returns the set that another process created. Dropping the result does not remove the set.
     #[must_use]
     pub fn attach(id: i32) -> Self {
         Self { id, is_owner: false }
     }
 
-    /// Returns its number, for [`SemSet::attach`].
+    /// Returns the identifier, for [`SemSet::attach`].
     #[must_use]
     pub fn id(&self) -> i32 {
         self.id
     }
 
-    /// Carries out all operations as one, and waits until that is possible: semop(2).
+    /// Performs all operations atomically, and waits until that is possible: semop(2).
     ///
     /// # Errors
     ///
-    /// Those of semop(2).
+    /// As semop(2).
     #[inline]
     pub fn op(&self, sops: &[Sop]) -> Result<(), Errno> {
         let first = sops.as_ptr().cast::<libc::sembuf>().cast_mut();
-        // SAFETY: the operations live during the call, their number is right, `Sop` is laid out as
-        // `struct sembuf`, and the kernel only reads them.
+        // SAFETY: the operations live during the call and their number is right. `Sop` is laid out
+        // as `struct sembuf`, and the kernel only reads it.
         check(unsafe { libc::semop(self.id, first, sops.len()) }).map(drop)
     }
 
@@ -133,11 +133,12 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// Those of semctl(2).
+    /// As semctl(2).
     pub fn values(&self, count: u16) -> Result<Vec<u16>, Errno> {
-        // As many as a set can have.
+        // The largest number of semaphores of a set.
         let mut values = vec![0_u16; 1 << 16];
-        // SAFETY: the buffer has room for the largest set, and is what the command writes.
+        // SAFETY: the command writes one value per semaphore, and the buffer has room for the
+        // largest set.
         check(unsafe { libc::semctl(self.id, 0, libc::GETALL, values.as_mut_ptr()) })?;
         values.truncate(usize::from(count));
         Ok(values)
@@ -147,18 +148,18 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// Those of semctl(2).
+    /// As semctl(2).
     pub fn set_value(&self, num: u16, value: u16) -> Result<(), Errno> {
         let value = libc::c_long::from(value);
         // SAFETY: the command takes a number.
         check(unsafe { libc::semctl(self.id, i32::from(num), libc::SETVAL, value) }).map(drop)
     }
 
-    /// Returns one semaphore: `GETVAL`.
+    /// Returns the value of one semaphore: `GETVAL`.
     ///
     /// # Errors
     ///
-    /// Those of semctl(2).
+    /// As semctl(2).
     pub fn value(&self, num: u16) -> Result<u16, Errno> {
         // SAFETY: the command takes no argument.
         let value = check(unsafe { libc::semctl(self.id, i32::from(num), libc::GETVAL) })?;
@@ -176,74 +177,78 @@ impl Drop for SemSet {
 }
 
 impl MsgQueue {
-    /// Makes an empty queue without a key.
+    /// Creates an empty queue without a key.
     ///
     /// # Errors
     ///
-    /// Those of msgget(2).
+    /// As msgget(2).
     pub fn private() -> Result<Self, Errno> {
         // SAFETY: the call takes numbers.
         let id = check(unsafe { libc::msgget(libc::IPC_PRIVATE, 0o600) })?;
         Ok(Self { id, is_owner: true })
     }
 
-    /// Returns the queue that another process has made, which stays when this is dropped.
+    /// Returns the queue that another process created. Dropping the result does not remove the
+    /// queue.
     #[must_use]
     pub fn attach(id: i32) -> Self {
         Self { id, is_owner: false }
     }
 
-    /// Returns its number, for [`MsgQueue::attach`].
+    /// Returns the identifier, for [`MsgQueue::attach`].
     #[must_use]
     pub fn id(&self) -> i32 {
         self.id
     }
 
-    /// Sends a message, and waits until there is room. Its first word is the type, and `bytes` of what
-    /// follows are its text.
+    /// Sends a message, and waits until there is room.
+    ///
+    /// The first word of `message` is the type. The next `bytes` bytes are the text.
     ///
     /// # Errors
     ///
-    /// Those of msgsnd(2).
+    /// As msgsnd(2).
     ///
     /// # Panics
     ///
-    /// Panics if there are fewer bytes.
+    /// Panics if `message` is shorter than type and text.
     #[inline]
     pub fn send(&self, message: &[u64], bytes: usize) -> Result<(), Errno> {
         assert!(TYPE_BYTES + bytes <= size_of_val(message), "the text is longer than the buffer");
-        // SAFETY: the buffer has the type and so many bytes, and the kernel only reads it.
+        // SAFETY: the buffer holds the type and `bytes` bytes, and the kernel only reads it.
         check(unsafe { libc::msgsnd(self.id, message.as_ptr().cast(), bytes, 0) }).map(drop)
     }
 
-    /// Receives the first message of type `kind`, of any if that is 0, and waits for one. Returns the
-    /// bytes of its text, which are at most `bytes`.
+    /// Receives the first message of type `kind`, or of any type if `kind` is 0. Waits for one.
+    ///
+    /// Returns the length of its text, which is at most `bytes`.
     ///
     /// # Errors
     ///
-    /// Those of msgrcv(2).
+    /// As msgrcv(2).
     ///
     /// # Panics
     ///
-    /// Panics if there is no room for so many bytes.
+    /// Panics if `message` has no room for the type and `bytes` bytes.
     #[inline]
     pub fn receive(&self, message: &mut [u64], bytes: usize, kind: i32) -> Result<usize, Errno> {
         assert!(TYPE_BYTES + bytes <= size_of_val(message), "there is no room for the text");
         let (buffer, kind) = (message.as_mut_ptr().cast(), libc::c_long::from(kind));
-        // SAFETY: the buffer has room for the type and so many bytes, and any bits are words.
+        // SAFETY: the buffer has room for the type and `bytes` bytes, and any bits are valid words.
         let got = unsafe { libc::msgrcv(self.id, buffer, bytes, kind, 0) };
         usize::try_from(got).map_err(|_| last_error())
     }
 
-    /// Returns true if there is no message. A message without text is taken out and not told apart.
+    /// Returns true if the queue has no message. A message without text is consumed and counts as
+    /// one.
     ///
     /// # Errors
     ///
-    /// Those of msgrcv(2), but for those that answer the question.
+    /// As msgrcv(2), except for `ENOMSG` and `E2BIG`, which answer the question.
     pub fn is_empty(&self) -> Result<bool, Errno> {
         let mut kind = [0_u64; 1];
         let buffer = kind.as_mut_ptr().cast();
-        // SAFETY: the buffer has room for the type, and no text is asked for.
+        // SAFETY: the buffer has room for the type, and the call asks for no text.
         let got = unsafe { libc::msgrcv(self.id, buffer, 0, 0, libc::IPC_NOWAIT) };
         match usize::try_from(got).map_err(|_| last_error()) {
             Err(Errno::NOMSG) => Ok(true),
@@ -257,7 +262,7 @@ impl Drop for MsgQueue {
     fn drop(&mut self) {
         if self.is_owner {
             let nothing = std::ptr::null_mut();
-            // SAFETY: the command does not look at its argument.
+            // SAFETY: the command ignores its argument.
             let _removed = check(unsafe { libc::msgctl(self.id, libc::IPC_RMID, nothing) });
         }
     }
@@ -321,7 +326,7 @@ mod tests {
             let inside = scope.spawn(|| unshare_ipc().is_ok().then(|| SemSet::attach(id).value(0)));
             inside.join().unwrap()
         });
-        // Without the privilege there is nothing to see.
+        // Without the privilege the thread stays in the old namespace and sees nothing.
         assert!(outside.is_none_or(|value| value == Err(Errno::INVAL)), "{outside:?}");
         assert_eq!(set.value(0), Ok(0));
     }

@@ -1,13 +1,14 @@
 //! File handles of the host, as safe calls.
 //!
-//! A handle names a file of a mounted file system for as long as the file exists: over renames, and also
-//! when no process has it open. File servers tell files apart by it and open them again. No well-kept crate
-//! has these two calls, and every other crate of this workspace forbids unsafe code, so they are here.
+//! A handle names a file of a mounted file system for the file's whole life. It survives renames,
+//! and works while no process has the file open. File servers identify files by it and reopen them.
+//! No well-kept crate has these two calls, and the other crates forbid unsafe code. So they are
+//! here.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! The parent of a file in its handle (`AT_HANDLE_CONNECTABLE`), and handles that cannot be opened
-//! (`AT_HANDLE_FID`).
+//! The handle has no parent (`AT_HANDLE_CONNECTABLE`), and handles that cannot be opened
+//! (`AT_HANDLE_FID`) are not supported.
 //!
 //! Source: open_by_handle_at(2).
 #![expect(unsafe_code, reason = "libc has no declaration of these system calls")]
@@ -25,7 +26,7 @@ const BYTES_MAX: usize = 128;
 ///
 /// # Examples
 /// ```
-/// use corewalk_sync::file_handle::FileHandle;
+/// use corewalk_base::file_handle::FileHandle;
 /// use std::os::fd::AsFd;
 ///
 /// let folder = std::fs::File::open("/tmp")?;
@@ -45,19 +46,21 @@ pub struct FileHandle {
 }
 
 impl FileHandle {
-    /// Returns the handle of `name` in a directory, not followed if it is a symbolic link; for an empty name that
-    /// of what `dir` itself refers to.
+    /// Returns the handle of `name` in the directory `dir`. A symbolic link is not followed.
+    ///
+    /// An empty name means the file that `dir` itself refers to.
     ///
     /// # Errors
+    ///
     /// `EOPNOTSUPP` if the file system has no handles; `ENOENT` and others as openat(2).
     pub fn of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<FileHandle, Errno> {
         let flags = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
         let mut handle = FileHandle { len: BYTES_MAX as u32, kind: 0, bytes: [0; BYTES_MAX] };
         let mut mount_id: libc::c_int = 0;
-        // SAFETY: (1) `dir` is open and `name` ends with a NUL; (2) `handle` is laid out like `struct
-        // file_handle`, with as many bytes behind the two fields as it says; (3) both it and `mount_id` live
-        // until the call returns.
+        // SAFETY: (1) `dir` is open and `name` ends with a NUL. (2) `handle` is laid out like
+        // `struct file_handle`, and `len` is the number of bytes behind its two fields. (3)
+        // `handle` and `mount_id` live until the call returns.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
@@ -74,7 +77,8 @@ impl FileHandle {
     /// Returns a handle of the same type with other bytes.
     ///
     /// # Panics
-    /// Panics if they are more than 128.
+    ///
+    /// Panics if there are more than 128 bytes.
     #[must_use]
     pub fn with_bytes(&self, bytes: &[u8]) -> FileHandle {
         let mut handle = FileHandle { len: bytes.len() as u32, ..*self };
@@ -82,7 +86,7 @@ impl FileHandle {
         handle
     }
 
-    /// Returns the type, which tells how the bytes are laid out.
+    /// Returns the type, which defines the layout of the bytes.
     pub fn kind(&self) -> i32 {
         self.kind
     }
@@ -92,14 +96,16 @@ impl FileHandle {
         &self.bytes[..self.len as usize]
     }
 
-    /// Opens the file in the file system that `mount` is in, with `flags` of open(2).
+    /// Opens the file, on the file system that contains `mount`, with `flags` of open(2).
     ///
     /// # Errors
-    /// `ESTALE` if there is no such file any more; `EPERM` without `CAP_DAC_READ_SEARCH`; others as open(2).
+    ///
+    /// `ESTALE` if the file no longer exists; `EPERM` without `CAP_DAC_READ_SEARCH`; others as
+    /// open(2).
     pub fn open(&self, mount: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = (flags | OFlags::CLOEXEC).bits() as libc::c_int;
-        // SAFETY: (1) `mount` is open; (2) `self` is laid out like `struct file_handle`, with as many bytes behind
-        // the two fields as `len` says, and lives until the call returns.
+        // SAFETY: (1) `mount` is open. (2) `self` is laid out like `struct file_handle` and has
+        // `len` valid bytes behind its two fields. (3) It lives until the call returns.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_open_by_handle_at,
@@ -111,7 +117,7 @@ impl FileHandle {
         if fd < 0 {
             return Err(last_error());
         }
-        // SAFETY: The kernel has just opened it for this caller alone.
+        // SAFETY: the kernel has just opened the descriptor for this caller alone.
         Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
     }
 }
@@ -120,7 +126,7 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-// Miri has none of the system calls.
+// Miri supports none of the system calls.
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use std::fs::File;

@@ -1,21 +1,22 @@
 //! A value on a cache line of its own.
 //!
-//! What one thread writes often must not lie beside what another one reads or writes. Some processors
-//! fetch the neighbour of a line along with it, which is why [`CachePadded`](crate::CachePadded) keeps
-//! two lines apart; that is right for the few words that everybody meets on. Where there is an array of
-//! values, each nearly always met by the same thread (shards of a counter or an allocator) or seldom by
-//! anybody (stripes of a lock), half the room does.
+//! A word that one thread writes often must not share a cache line with a word that another thread
+//! uses. Some processors fetch the neighbour of a line along with it.
+//! [`CachePadded`](crate::CachePadded) therefore separates values by two lines, which is right for
+//! the few words that all threads share. For an array of values half that space is enough, if each
+//! value is mostly used by one thread or seldom used at all. Examples are the shards of a counter
+//! or an allocator, and the stripes of a lock.
 //!
 //! Source: Intel, "64 and IA-32 Architectures Optimization Reference Manual" (spatial prefetcher).
 
 use std::ops::Deref;
 
-/// A value aligned to, and alone on, 64-byte lines.
+/// A value that is aligned to 64-byte lines and shares them with no other value.
 ///
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::OwnLine;
+/// use corewalk_base::OwnLine;
 ///
 /// let words = [OwnLine::new(1_u64), OwnLine::new(2)];
 /// assert_eq!(size_of_val(&words), 2 * 64);
