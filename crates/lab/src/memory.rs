@@ -32,6 +32,7 @@
 
 use std::fmt;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
@@ -108,19 +109,16 @@ pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<Bytes> {
     Ok(Bytes { resident, arenas: second.arena_bytes() })
 }
 
-/// Returns what [`measure`] returns in a process started for it; `command` is put before the
-/// arguments `memory VARIANT ENTRIES`.
+/// Returns the result of [`measure`] in a new process: `program memory VARIANT ENTRIES`.
 ///
 /// # Errors
 /// If the process does not start, fails, or prints something else.
 pub(crate) fn measure_apart(
-    command: &[String],
+    program: &Path,
     variant: &str,
     entries: usize,
 ) -> anyhow::Result<Bytes> {
-    let program = std::env::current_exe().context("the program does not know its file")?;
     let output = Command::new(program)
-        .args(command)
         .args(["memory", variant, &entries.to_string()])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())

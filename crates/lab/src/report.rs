@@ -1,6 +1,6 @@
 //! The report: one HTML page with a plot per table, for people who look at pictures before rows.
 //!
-//! `corewalk lab report --out DIR` writes `DIR/index.html`: for each table the claim in one sentence,
+//! `corewalk-lab report --out DIR` writes `DIR/index.html`: for each table the claim in one sentence,
 //! where it comes from, the machine and the commit, the plot with the lowest and the highest round,
 //! what the source published, and all rows. The page needs nothing but itself: no script, no style
 //! sheet, no font, no picture is fetched, so that it can be kept and mailed.
@@ -11,7 +11,7 @@
 //! others, with the furthest of both in letters of the same size (`standing`).
 //!
 //! # How it works
-//! `read` takes what `lab run --json` and `lab record` wrote; without files all tables are run first.
+//! `read` takes what `corewalk-lab run --json` and `record` wrote; without files all tables are run first.
 //! `plot` draws, `page` puts the parts together. Everything is built before anything is written, and
 //! the page gets its name only when it is whole.
 //!

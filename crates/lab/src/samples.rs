@@ -16,14 +16,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// What was varied: `threads`, `op` and the like.
-pub type Params = BTreeMap<&'static str, Value>;
+pub(crate) type Params = BTreeMap<&'static str, Value>;
 
 /// The parameter of rows that hold a number of threads against this one ([`Samples::add_scaling`]).
-pub const OVER_THREADS: &str = "over_threads";
+pub(crate) const OVER_THREADS: &str = "over_threads";
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Metric {
+pub(crate) enum Metric {
     /// Operations per second of wall time, all threads together.
     OpsPerSecond,
     /// Nanoseconds of one thread's processor time per operation.
@@ -37,17 +37,8 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// All of them.
-    pub const ALL: [Metric; 5] = [
-        Metric::OpsPerSecond,
-        Metric::NsPerOp,
-        Metric::BytesPerEntry,
-        Metric::Seconds,
-        Metric::RetriesPerMillion,
-    ];
-
     /// Returns the name in the rows.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Metric::OpsPerSecond => "ops_per_s",
             Metric::NsPerOp => "ns_per_op",
@@ -80,7 +71,7 @@ impl Metric {
 
 /// One row of a table.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// Who was measured.
     pub variant: String,
     /// With what parameters.
@@ -107,7 +98,7 @@ pub struct Row {
 
 /// The samples of one table, in the order in which rows first appeared.
 #[derive(Default)]
-pub struct Samples {
+pub(crate) struct Samples {
     rows: Vec<(Key, Vec<(usize, f64)>)>,
 }
 
@@ -123,7 +114,7 @@ struct Key {
 
 impl Samples {
     /// Adds what `variant` reached in `round`.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         round: usize,
         variant: &str,
@@ -136,7 +127,7 @@ impl Samples {
 
     /// Adds what `variant` reached in `round`, to be held against what `baseline` reached with other
     /// parameters.
-    pub fn add_against(
+    pub(crate) fn add_against(
         &mut self,
         round: usize,
         variant: &str,
@@ -160,7 +151,7 @@ impl Samples {
     /// Adds a row for each rate of several threads that `is_wanted`, holding it against what the same
     /// variant reached with one thread: how threads scale, round by round. What threads each reached is
     /// a row already; these have the parameter [`OVER_THREADS`].
-    pub fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
+    pub(crate) fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
             let is_several = key.params.get("threads").is_some_and(|threads| *threads != 1);
@@ -182,7 +173,7 @@ impl Samples {
     }
 
     /// Returns the rows.
-    pub fn rows(&self) -> Vec<Row> {
+    pub(crate) fn rows(&self) -> Vec<Row> {
         self.rows.iter().map(|(key, values)| self.row(key, values)).collect()
     }
 
@@ -218,7 +209,7 @@ impl Samples {
 }
 
 /// Returns the median; of an even number of values the mean of the two in the middle.
-pub fn median(values: &[f64]) -> Option<f64> {
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
@@ -299,7 +290,14 @@ mod tests {
     fn schema_has_every_metric() {
         let schema: Value = serde_json::from_str(include_str!("../schema.json")).unwrap();
         let known = schema.pointer("/$defs/row/properties/metric/enum").unwrap();
-        for metric in Metric::ALL {
+        let all = [
+            Metric::OpsPerSecond,
+            Metric::NsPerOp,
+            Metric::BytesPerEntry,
+            Metric::Seconds,
+            Metric::RetriesPerMillion,
+        ];
+        for metric in all {
             assert!(known.as_array().unwrap().contains(&metric.name().into()), "{metric:?}");
         }
     }

@@ -6,9 +6,8 @@
 //! a claim is said to hold or not (`table::shape`).
 //!
 //! # How long it takes
-//! Each table says what it is going to measure ([`Table::grids`]) and what it needs besides
-//! ([`Table::setup`]). All of them with the settings that a run has by default take less than a third
-//! of an hour on two cores; a test adds it up.
+//! Each table says beforehand what it measures ([`Table::grids`]). With the default settings the
+//! slices of all tables take less than a third of an hour on two cores; a test adds them up.
 
 mod aim7_short;
 mod create_one_dir;
@@ -33,22 +32,20 @@ mod small_loads;
 mod wakeup;
 mod xattr;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-pub use grid::Grid;
+pub(crate) use grid::Grid;
 pub(crate) use msg::process as msg_process;
-pub use shape::Claim;
+pub(crate) use shape::Claim;
 pub(crate) use wakeup::answer;
 pub(crate) use xattr::{Draws, Pool, VALUE_BYTES};
 
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
 
-/// What a table needs besides its slices if it says nothing else: names, files and threads are made.
-const SETUP: Duration = Duration::from_secs(2);
-
 /// One table.
-pub trait Table: Sync {
+pub(crate) trait Table: Sync {
     /// Returns the name it is run by.
     fn name(&self) -> &'static str;
 
@@ -82,11 +79,6 @@ pub trait Table: Sync {
     /// Returns what it is going to measure. A run that measures more fails.
     fn grids(&self, settings: &Settings) -> Vec<Grid>;
 
-    /// Returns about how long it takes besides its slices, on two cores that are idle.
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
-    }
-
     /// Returns what this build lacks to run it, in one line; such a table is left out of a run of all
     /// tables.
     fn lacks(&self) -> Option<&'static str> {
@@ -102,7 +94,7 @@ pub trait Table: Sync {
 
 /// How a table is run.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Small sizes and short slices, for tests.
     pub size: Size,
     /// Thread or process counts.
@@ -111,8 +103,9 @@ pub struct Settings {
     pub time_per_row: Duration,
     /// Rounds.
     pub rounds: usize,
-    /// What starts this program's lab again, before a hidden subcommand; None if nothing does.
-    pub again: Option<Vec<String>>,
+    /// The program of the lab, which is started for hidden subcommands. None in unit tests: their
+    /// program has no subcommands.
+    pub(crate) program: Option<PathBuf>,
 }
 
 impl Settings {
@@ -131,7 +124,7 @@ impl Settings {
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub(crate) enum Size {
     /// Seconds in all: whether it works.
     Quick,
     /// Minutes: numbers worth keeping.
@@ -139,7 +132,7 @@ pub enum Size {
 }
 
 /// Returns all tables, in the order in which they are listed.
-pub fn all() -> &'static [&'static dyn Table] {
+pub(crate) fn all() -> &'static [&'static dyn Table] {
     &[
         &lookup::Lookup,
         &path::Path,
@@ -165,7 +158,7 @@ pub fn all() -> &'static [&'static dyn Table] {
 }
 
 /// Returns the table called `name`.
-pub fn find(name: &str) -> Option<&'static dyn Table> {
+pub(crate) fn find(name: &str) -> Option<&'static dyn Table> {
     all().iter().copied().find(|table| table.name() == name)
 }
 
@@ -190,7 +183,7 @@ pub(crate) mod quick {
             threads: vec![1, 2],
             time_per_row: Duration::from_millis(25),
             rounds: 5,
-            again: None,
+            program: None,
         }
     }
 
@@ -247,7 +240,7 @@ mod tests {
 
     /// What a run has if nothing is said, on two cores.
     fn default_settings() -> Settings {
-        crate::settings(&crate::Pace { quick: false, threads: vec![], seconds: None }, &["lab"])
+        crate::settings(&crate::Pace { quick: false, threads: vec![], seconds: None })
             .expect("they make sense")
     }
 
@@ -259,15 +252,9 @@ mod tests {
         // What this build lacks is left out of a run of all tables.
         for table in all().iter().filter(|table| table.lacks().is_none()) {
             let slices: Duration = table.grids(&settings).iter().map(Grid::time).sum();
-            let setup = table.setup(&settings);
-            eprintln!(
-                "{:<17} {:>4.0} s + {:>3.0} s",
-                table.name(),
-                slices.as_secs_f64(),
-                setup.as_secs_f64()
-            );
+            eprintln!("{:<17} {:>4.0} s", table.name(), slices.as_secs_f64());
             assert!(slices > Duration::ZERO, "{} measures nothing", table.name());
-            sum += slices + setup;
+            sum += slices;
         }
         eprintln!("all of them take {:.1} minutes", sum.as_secs_f64() / 60.0);
         assert!(sum < Duration::from_secs(20 * 60), "{sum:?}");

@@ -22,8 +22,8 @@ const LAYERS: [(&str, u32); 11] = [
     ("corewalk-hostfs", 3),
     ("corewalk-store", 3),
     ("corewalk-ipc-preload", 3),
+    ("corewalk-cli", 4),
     ("corewalk-lab", 4),
-    ("corewalk-cli", 5),
     ("xtask", 0),
 ];
 

@@ -69,8 +69,7 @@ impl Program {
 
 /// Returns corewalk's own mount of a tmpfs.
 ///
-/// The program is the one that `COREWALK_BIN` names, the one that runs if it is called `corewalk`,
-/// or the one beside it.
+/// The program is the one that `COREWALK_BIN` names, or `corewalk` beside the lab's own program.
 ///
 /// # Errors
 /// If there is none.
@@ -87,12 +86,16 @@ pub(crate) fn ours_passthrough(
     source: &Path,
     point: &Path,
 ) -> anyhow::Result<Program> {
-    let me = std::env::current_exe().context("the program does not know its file")?;
+    let me = std::env::current_exe().context("the lab does not know its own file")?;
     let file = match std::env::var_os("COREWALK_BIN") {
         Some(file) => PathBuf::from(file),
         None => me.with_file_name("corewalk"),
     };
-    ensure!(file.is_file(), "there is no {}: set COREWALK_BIN", file.display());
+    ensure!(
+        file.is_file(),
+        "there is no {}: build it (cargo build --release -p corewalk-cli) or set COREWALK_BIN",
+        file.display()
+    );
     let threads = match threads {
         Threads::One => 1,
         Threads::Several => cores().max(2),

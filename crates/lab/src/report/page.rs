@@ -47,9 +47,9 @@ pub(super) fn render(reports: &[Report], failed: &[Failed]) -> String {
         "<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\n<head>\n\
          <meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <title>corewalk lab</title>\n",
+         <title>corewalk-lab</title>\n",
     );
-    let _ = writeln!(out, "<style>{STYLE}</style>\n</head>\n<body>\n<h1>corewalk lab</h1>");
+    let _ = writeln!(out, "<style>{STYLE}</style>\n</head>\n<body>\n<h1>corewalk-lab</h1>");
     for machine in machines(reports) {
         let _ = writeln!(out, "<p class=\"machine\">{}</p>", escape(&machine));
     }

@@ -151,7 +151,7 @@ impl Table for FuseMetadata {
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let again = settings.again.as_ref().context("there is no program to start again")?;
+        let program = settings.program.as_ref().context("this run cannot start the lab again")?;
         let rounds = Rounds::begin(self.name(), settings)?;
         let source = Scratch::new(Path::new(TMPFS), "source")?;
         let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
@@ -172,7 +172,7 @@ impl Table for FuseMetadata {
             if !serves.contains(&processes) {
                 return Ok(());
             }
-            let session = Session { again, mount, processes, round: visit.round };
+            let session = Session { program, mount, processes, round: visit.round };
             session.run(files(settings), &rounds, &mut samples)
         })?;
         for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.is_mount()) {
@@ -202,7 +202,7 @@ impl Display for Processes {
 
 /// One mount, one number of processes, one round.
 struct Session<'a> {
-    again: &'a [String],
+    program: &'a Path,
     mount: &'a Mounted,
     processes: usize,
     round: usize,
@@ -218,7 +218,7 @@ impl Session<'_> {
         for n in 0..self.processes {
             let directory = self.mount.directory().join(format!("client-{n}"));
             let cpu = is_alone.then_some(number);
-            clients.push(Client::start(self.again, &directory, files, cpu)?);
+            clients.push(Client::start(self.program, &directory, files, cpu)?);
         }
         for phase in Phase::ALL {
             rounds.check()?;
@@ -330,7 +330,7 @@ mod tests {
             threads: vec![1],
             time_per_row: Duration::from_secs_f64(seconds),
             rounds: 5,
-            again: None,
+            program: None,
         };
         assert_eq!(files(&settings(1.0)), 1_200);
         assert_eq!(files(&settings(0.001)), FILES[0]);

@@ -53,8 +53,6 @@ const PUBLISHED: [(u32, f64, f64); 3] =
     [(100, 8.74, 8.11), (400, 21.86, 19.93), (800, 84.35, 77.69)];
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.7;
-/// Threads take their time to start and to end.
-const SETUP: Duration = Duration::from_secs(3);
 
 /// The table.
 pub(super) struct IpcUsers;
@@ -117,10 +115,6 @@ impl Table for IpcUsers {
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
         let cells = sized(settings.size, USERS).len();
         vec![Grid::new(settings, cells, VARIANTS, SHARE_OF_TIME)]
-    }
-
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {

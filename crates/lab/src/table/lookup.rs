@@ -34,7 +34,6 @@ pub(super) mod hot;
 pub(super) mod uniform;
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -131,12 +130,6 @@ impl Table for Lookup {
         vec![uniform::grid(settings, &OPS), hot::grid(settings), cold::grid(settings)]
     }
 
-    fn setup(&self, settings: &Settings) -> Duration {
-        // Trees of 100,000 and a million entries, and a process per variant whose memory is measured.
-        let processes = memory_rounds(settings.size) * VARIANTS.len();
-        Duration::from_secs(20) + Duration::from_millis(1_500) * processes as u32
-    }
-
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let rounds = Rounds::begin(self.name(), settings)?;
         let pace = (&rounds, settings);
@@ -174,8 +167,8 @@ fn million(rows: &[Row], threads: u64) -> Vec<(&'static str, Value)> {
 
 /// Measures bytes per entry, each variant in a process of its own.
 fn measure_memory(settings: &Settings, entries: usize, samples: &mut Samples) {
-    let Some(again) = &settings.again else {
-        eprintln!("lookup: skipped bytes per entry: there is no program to start again");
+    let Some(program) = &settings.program else {
+        eprintln!("lookup: skipped bytes per entry: this run cannot start the lab again");
         return;
     };
     let resident = Params::from([("entries", entries.into())]);
@@ -183,7 +176,7 @@ fn measure_memory(settings: &Settings, entries: usize, samples: &mut Samples) {
     arenas.insert("of", "arenas".into());
     for round in 0..memory_rounds(settings.size) {
         for variant in VARIANTS {
-            let bytes = match memory::measure_apart(again, variant, entries) {
+            let bytes = match memory::measure_apart(program, variant, entries) {
                 Ok(bytes) => bytes,
                 Err(error) => {
                     eprintln!("lookup: skipped the memory of {variant}: {error:#}");

@@ -26,8 +26,6 @@
 //! Those of `lookup`, with which it shares its code. What a renamer next to a translation costs, as
 //! fast as it can, is the table `path-under-rename`.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
 use super::grid::Rounds;
@@ -86,11 +84,6 @@ impl Table for Path {
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
         vec![uniform::grid(settings, &[Op::Path]), hot::grid(settings)]
-    }
-
-    fn setup(&self, _settings: &Settings) -> Duration {
-        // The tree is loaded into every variant.
-        Duration::from_secs(6)
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {

@@ -167,11 +167,6 @@ impl Table for PathUnderRename {
         vec![Grid::new(settings, 1, VARIANTS, share)]
     }
 
-    fn setup(&self, settings: &Settings) -> Duration {
-        // Pieces that are tried again.
-        self.grids(settings)[0].time()
-    }
-
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let rounds = Rounds::begin(self.name(), settings)?;
         let place = Place::make(self.name())?;

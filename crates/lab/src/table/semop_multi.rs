@@ -69,7 +69,6 @@ const SEMS: [u16; 2] = [128, 1];
 const CROWDS: (&[usize], &[usize]) = (&[16], &[16, 256]);
 /// The share of the time per row, for most rows and for those of many threads.
 const SHARES_OF_TIME: [f64; 2] = [0.1, 0.3];
-const SETUP: Duration = Duration::from_secs(1);
 
 /// The table.
 pub(super) struct SemopMulti;
@@ -132,10 +131,6 @@ impl Table for SemopMulti {
         ]
     }
 
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
-    }
-
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         apart(|| run(self, settings))
     }
@@ -172,12 +167,12 @@ fn run(table: &SemopMulti, settings: &Settings) -> anyhow::Result<Samples> {
 /// Measures workers that are processes.
 fn processes(rounds: &Rounds<'_>, grid: Grid, samples: &mut Samples) -> anyhow::Result<()> {
     let settings = rounds.settings();
-    let (Some(again), loads) = (&settings.again, loads(settings)) else { return Ok(()) };
+    let (Some(program), loads) = (&settings.program, loads(settings)) else { return Ok(()) };
     let most = settings.threads_max();
     let folder = process::folder("semop-multi")?;
-    let mut linux = Workers::linux(again, &SEMS, most)?;
-    let mut ours = Workers::ours(again, &folder, &SEMS, most)?;
-    let mut preload = Workers::preload(again, &folder, &SEMS, most)?;
+    let mut linux = Workers::linux(program, &SEMS, most)?;
+    let mut ours = Workers::ours(program, &folder, &SEMS, most)?;
+    let mut preload = Workers::preload(program, &folder, &SEMS, most)?;
     rounds.each(&grid, (&loads, PROCESSES), |visit| {
         let (load, set) = (visit.cell, set_of(visit.cell));
         let (name, slice) = match visit.at {

@@ -22,7 +22,7 @@ const NAMED: usize = 6;
 
 /// Something that is claimed of corewalk, and what the rows say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub(crate) struct Claim {
     words: String,
     verdict: Verdict,
     figure: String,

@@ -25,6 +25,7 @@
 //! Every call succeeds, and both semaphores are zero at the end.
 
 use std::fmt::{self, Display};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -49,7 +50,6 @@ const SLEEPS: &str = "corewalk-sleeps";
 const VARIANTS: usize = 3;
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.8;
-const SETUP: Duration = Duration::from_secs(1);
 /// What a round trip may take of the host kernel's time.
 const MOST: f64 = 1.05;
 /// The same where many wait.
@@ -108,10 +108,6 @@ impl Table for Wakeup {
         vec![Grid::new(settings, cells(settings).len(), VARIANTS, SHARE_OF_TIME)]
     }
 
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
-    }
-
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         apart(|| run(self, settings))
     }
@@ -127,7 +123,7 @@ fn run(table: &Wakeup, settings: &Settings) -> anyhow::Result<Samples> {
         let Some(two) = visit.cell.cpus.checked_sub(1).and_then(|other| cpus.get(other)) else {
             return Ok(());
         };
-        let place = Place { cpus: [cpus[0], *two], again: settings.again.as_deref() };
+        let place = Place { cpus: [cpus[0], *two], program: settings.program.as_deref() };
         let slice = match (visit.at, visit.cell.is_in_processes) {
             (0, _) => place.measure(Linux::default(), visit.cell, grid.slice, Host)?,
             (1, false) => place.measure(Ours::new(2)?, visit.cell, grid.slice, Host)?,
@@ -151,7 +147,7 @@ fn run(table: &Wakeup, settings: &Settings) -> anyhow::Result<Samples> {
 /// Where a slice runs.
 struct Place<'a> {
     cpus: [usize; 2],
-    again: Option<&'a [String]>,
+    program: Option<&'a Path>,
 }
 
 impl Place<'_> {
@@ -165,8 +161,8 @@ impl Place<'_> {
     ) -> anyhow::Result<Slice> {
         sems.make(2)?;
         let slice = if cell.is_in_processes {
-            let again = self.again.context("nothing starts this program again")?;
-            let answerer = process::answerer(again, of, sems.ids()[0], self.cpus[1])?;
+            let program = self.program.context("this run cannot start the lab again")?;
+            let answerer = process::answerer(program, of, sems.ids()[0], self.cpus[1])?;
             let slice = self.ask(&sems, time);
             drop(answerer);
             slice
@@ -261,7 +257,7 @@ fn cells(settings: &Settings) -> Vec<Cell> {
     let mut cells: Vec<Cell> = [1, 2].map(Cell::in_threads).into();
     let crowds = sized(settings.size, CROWDS).iter();
     cells.extend(crowds.flat_map(|waiters| [1, 2].map(|cpus| Cell::of_crowd(cpus, *waiters))));
-    if settings.again.is_some() {
+    if settings.program.is_some() {
         cells.extend([1, 2].map(Cell::in_processes));
     }
     cells

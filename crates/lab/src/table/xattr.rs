@@ -89,8 +89,6 @@ pub(crate) const VALUE_BYTES: usize = 3_900;
 const SETS: usize = 50_000;
 /// The share of the time per row that each row of this table gets: the grid is large.
 const SHARE_OF_TIME: f64 = 0.2;
-/// How long files on mounts take to make and to check, and values to draw, in all.
-const SETUP: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(50));
 /// The parameter of rows that are averages over so many runs.
 const RUNS: &str = "averaged_runs";
 
@@ -165,10 +163,6 @@ impl Table for Xattr {
         let memory = cells(settings).len();
         let memory = Grid::new(settings, memory, VARIANTS.len(), SHARE_OF_TIME);
         vec![memory, tmpfs::grid(settings), disk::grid(settings), mounts::grid(settings)]
-    }
-
-    fn setup(&self, settings: &Settings) -> Duration {
-        sized(settings.size, SETUP)
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {

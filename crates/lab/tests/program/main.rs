@@ -17,9 +17,11 @@ use serde_json::Value;
 /// The schema that is published with the crate.
 const SCHEMA: &str = include_str!("../../schema.json");
 
+/// The program.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_corewalk-lab");
+
 fn lab(args: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_corewalk-lab");
-    Command::new(program).args(args).output().expect("the program starts")
+    Command::new(PROGRAM).args(args).output().expect("the program starts")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -121,13 +123,18 @@ fn record_writes_json_and_text_of_each_table() {
 
 #[test]
 fn mistakes_are_one_line_and_the_status_says_whose() {
-    let cases: [(&[&str], i32); 7] = [
+    let cases: [(&[&str], i32); 12] = [
         (&["run", "no-such-table"], 2),
         (&["record", "no-such-table", "--out", "/no/such/folder"], 2),
         (&["run", "names", "--seconds", "0"], 2),
         (&["run", "names", "--threads", "0"], 2),
         (&["run"], 2),
         (&["run", "names", "--threads", "two"], 2),
+        (&["run", "names", "--threads", "1,1025"], 2),
+        (&["run", "names", "--seconds=-1"], 2),
+        (&["run", "names", "--seconds", "3601"], 2),
+        (&["run", "names", "--seconds", "nan"], 2),
+        (&[], 2),
         (&["no-such-command"], 2),
     ];
     for (args, status) in cases {
@@ -136,6 +143,33 @@ fn mistakes_are_one_line_and_the_status_says_whose() {
         assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{args:?}");
         assert!(status == 2 || text(&output.stderr).lines().count() == 1, "{args:?}");
     }
+}
+
+#[test]
+fn help_is_there_on_every_level() {
+    for args in [&["--help"][..], &["run", "--help"], &["report", "--help"], &["help", "list"]] {
+        let output = lab(args);
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}");
+        assert!(text(&output.stdout).contains("Usage: corewalk-lab"), "{args:?}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_one_line() {
+    for args in [&["list"][..], &["ask", "rwlock-ahash", "lookup", "10", "100"]] {
+        let full = std::fs::File::create("/dev/full").expect("a device that is full");
+        let output = Command::new(PROGRAM).args(args).stdout(full).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let error = text(&output.stderr);
+        let line = "corewalk-lab: standard output: No space left on device (os error 28)\n";
+        assert_eq!(error, line, "{args:?}");
+    }
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = Command::new(PROGRAM).arg("list").stdout(writer).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let line = "corewalk-lab: standard output: Broken pipe (os error 32)\n";
+    assert_eq!(text(&output.stderr), line);
 }
 
 #[test]
