@@ -12,13 +12,14 @@ use std::time::Instant;
 
 use corewalk_sync::primitives::thread;
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Nanoseconds of the tick that `/proc/stat` counts in.
 const TICK_NS: u64 = 10_000_000;
 
 /// Where a table was measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Machine {
     /// The processor's name.
     pub cpu: String,

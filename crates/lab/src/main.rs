@@ -32,10 +32,8 @@ mod client;
 mod corpus;
 mod crew;
 mod files;
-mod index;
 mod job;
 mod lane;
-mod layout;
 mod machine;
 mod memory;
 mod ours;
@@ -59,11 +57,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Parser, Subcommand};
-use corewalk_sync::primitives::Arc;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use corpus::Corpus;
-use lane::{Lane, Op, Stop};
 use machine::Machine;
 use report::Failed;
 use samples::Row;
@@ -77,8 +72,6 @@ const ROUNDS_QUICK: usize = 5;
 const SECONDS: f64 = 1.0;
 /// The same in a quick run.
 const SECONDS_QUICK: f64 = 0.05;
-/// Questions that a profiler's run draws, and asks round and round.
-const QUESTIONS: usize = 131_072;
 /// The most threads that can be asked for.
 const THREADS_MAX: usize = 1024;
 
@@ -127,18 +120,6 @@ enum Command {
     /// Works as a process of the table `msg`.
     #[command(hide = true)]
     MsgWorker(table::msg_process::Job),
-    /// Asks a variant of `lookup` or `names` a number of questions on one thread, for profilers.
-    #[command(hide = true)]
-    Ask {
-        /// The variant.
-        variant: String,
-        /// What is asked: lookup, path or walk.
-        op: String,
-        /// Questions.
-        count: usize,
-        /// Entries of the tree.
-        entries: usize,
-    },
 }
 
 #[derive(Args, Clone, Debug)]
@@ -209,7 +190,8 @@ fn seconds(word: &str) -> Result<f64, String> {
 }
 
 /// The result of one table, as the JSON has it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Report {
     /// The name of the table.
     pub(crate) table: &'static str,
@@ -238,7 +220,8 @@ fn main() -> ExitCode {
 fn run(args: Arguments) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
-            let line = |table: &&dyn Table| format!("{:<17} {}\n", table.name(), table.about());
+            let line =
+                |table: &&dyn Table| format!("{:<17} {}\n", table.name(), table.text().about);
             say(&table::all().iter().map(line).collect::<String>())
         }
         Command::Run(args) => run_tables(&args),
@@ -254,7 +237,6 @@ fn run(args: Arguments) -> anyhow::Result<()> {
         Command::Setter(job) => setter::work(&job),
         Command::SemopWorker(job) => sems::process::work(&job),
         Command::MsgWorker(job) => table::msg_process::work(&job),
-        Command::Ask { variant, op, count, entries } => ask(&variant, &op, count, entries),
     }
 }
 
@@ -274,22 +256,28 @@ pub(crate) fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Resul
     let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
     Ok(Report {
         table: table.name(),
-        source: table.source(),
+        source: table.text().source,
         machine: Machine::here(),
         rows: samples.rows(),
     })
 }
 
-/// Returns the JSON of some tables: an object for one, a list for several.
+/// Returns the JSON of some tables: an object for one, a list for several. Each row has a line.
 ///
 /// # Errors
 /// None that a report can cause.
 pub(crate) fn to_json(reports: &[Report]) -> anyhow::Result<String> {
-    let json = match reports {
-        [only] => serde_json::to_string_pretty(only),
-        _ => serde_json::to_string_pretty(reports),
-    };
-    Ok(json? + "\n")
+    let mut tables = vec![];
+    for Report { table, source, machine, rows } in reports {
+        let rows: Vec<String> =
+            rows.iter().map(serde_json::to_string).collect::<Result<_, serde_json::Error>>()?;
+        let [table, source] = [table, source].map(|text| serde_json::Value::from(*text));
+        let (machine, rows) = (serde_json::to_string(machine)?, rows.join(",\n"));
+        tables.push(format!(
+            "{{\"table\":{table},\"source\":{source},\n\"machine\":{machine},\n\"rows\":[\n{rows}\n]}}\n"
+        ));
+    }
+    Ok(if tables.len() == 1 { tables.remove(0) } else { format!("[{}]\n", tables.join(",")) })
 }
 
 fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
@@ -310,8 +298,7 @@ fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
 fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
     let settings = settings(&args.pace)?;
     let mut reports = report::read(&args.json)?;
-    // Before the tables, which take minutes.
-    let folder = report::Folder::new(&args.out)?;
+    report::prepare(&args.out)?;
     let mut failed = vec![];
     let tables = if args.json.is_empty() { named(&[])? } else { vec![] };
     for table in tables {
@@ -325,7 +312,7 @@ fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
         }
     }
     ensure!(!reports.is_empty(), "no table did run");
-    say(&format!("{}\n", folder.write(&reports, &failed)?.display()))?;
+    say(&format!("{}\n", report::write(&args.out, &reports, &failed)?.display()))?;
     let names: Vec<&str> = failed.iter().map(|failed| failed.table).collect();
     ensure!(names.is_empty(), "the page is without {}", names.join(", "));
     Ok(())
@@ -348,17 +335,6 @@ fn is_complete(table: &&'static dyn Table) -> bool {
         eprintln!("{}: left out: {lack}", table.name());
     }
     table.lacks().is_none()
-}
-
-/// Asks `count` questions and nothing else: the difference between two counts, under callgrind, is
-/// the cost of an operation in instructions.
-fn ask(variant: &str, op: &str, count: usize, entries: usize) -> anyhow::Result<()> {
-    let op = Op::ALL.into_iter().find(|known| known.name() == op).context("no such operation")?;
-    let corpus = Arc::new(Corpus::collect(entries));
-    let table = memory::load(variant, &corpus)?.context("no such variant")?;
-    let lane = Lane::draw(&corpus, &corpus.movable(), op, QUESTIONS, 7);
-    let tally = table.work(op, &lane, 0, &Stop::after(count));
-    say(&format!("{} questions, {} wrong answers\n", tally.ops, tally.wrong))
 }
 
 /// Writes to the standard output, which may be full, or have nobody who reads it any more.

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// What was varied: `threads`, `op` and the like.
@@ -70,12 +70,14 @@ impl Metric {
 }
 
 /// One row of a table.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Row {
     /// Who was measured.
     pub variant: String,
     /// With what parameters.
-    pub params: Params,
+    #[serde(borrow)]
+    pub params: BTreeMap<&'static str, Value>,
     /// The name of what was measured.
     pub metric: &'static str,
     /// Its unit.
@@ -123,6 +125,19 @@ impl Samples {
         baseline: &str,
     ) {
         self.add_against(round, variant, params, measured, (baseline, params));
+    }
+
+    /// Adds the throughput of `variant` in `round`, and its processor time per operation.
+    pub(crate) fn add_speed(
+        &mut self,
+        round: usize,
+        variant: &str,
+        params: &Params,
+        (ops_per_s, ns_per_op): (f64, f64),
+        baseline: &str,
+    ) {
+        self.add(round, variant, params, (Metric::OpsPerSecond, ops_per_s), baseline);
+        self.add(round, variant, params, (Metric::NsPerOp, ns_per_op), baseline);
     }
 
     /// Adds what `variant` reached in `round`, to be held against what `baseline` reached with other
@@ -198,14 +213,19 @@ impl Samples {
             metric: key.metric.name(),
             unit: key.metric.unit(),
             better: key.metric.better(),
-            median: median(&only).unwrap_or(0.0),
-            min: only.iter().copied().fold(f64::INFINITY, f64::min),
-            max: only.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            median: short(median(&only).unwrap_or(0.0)),
+            min: short(only.iter().copied().fold(f64::INFINITY, f64::min)),
+            max: short(only.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
             rounds: only.len(),
             baseline: key.baseline.clone(),
-            ratio: median(&ratios),
+            ratio: median(&ratios).map(short),
         }
     }
+}
+
+/// Returns the number with six digits, which is more than a measurement has.
+fn short(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
 }
 
 /// Returns the median; of an even number of values the mean of the two in the middle.

@@ -10,18 +10,16 @@
 //! slices of all tables take less than a third of an hour on two cores; a test adds them up.
 
 mod aim7_short;
+mod bench;
 mod create_one_dir;
 mod fuse_metadata;
 mod grid;
 mod hot_leaf;
 mod ipc_users;
-mod lock_share;
 mod lookup;
 mod mbcache;
 mod msg;
 mod multiuser;
-mod names;
-mod one_cpu;
 mod path;
 mod path_under_rename;
 mod redo_size;
@@ -44,20 +42,54 @@ pub(crate) use xattr::{Draws, Pool, VALUE_BYTES};
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
 
+/// The words about one table.
+pub(crate) struct Text {
+    /// The name on the command line.
+    pub(crate) name: &'static str,
+    /// The document that asks the question.
+    pub(crate) source: &'static str,
+    /// The measurement, in one line.
+    pub(crate) about: &'static str,
+    /// The claim about corewalk, in one sentence.
+    pub(crate) claim: &'static str,
+    /// The rows that show the claim.
+    pub(crate) plot: Plot,
+}
+
+/// The rows of a plot: those of one metric whose parameters are `x` and `at`, and no more.
+pub(crate) struct Plot {
+    /// The parameter along the plot.
+    pub(crate) x: &'static str,
+    pub(crate) metric: &'static str,
+    /// The other parameters, with their values as text; `*` is any value.
+    pub(crate) at: &'static [(&'static str, &'static str)],
+    /// The value of `x` whose ratio stands on the front page.
+    pub(crate) headline: &'static str,
+}
+
+/// The curves that the source of a table publishes.
+pub(crate) struct Published {
+    /// The parameter along the plot.
+    pub(crate) x: &'static str,
+    /// The unit.
+    pub(crate) unit: &'static str,
+    /// The name of each curve, with its points of x and y.
+    pub(crate) curves: Vec<(&'static str, Vec<(f64, f64)>)>,
+}
+
 /// One table.
 pub(crate) trait Table: Sync {
-    /// Returns the name it is run by.
-    fn name(&self) -> &'static str;
+    /// Returns the words about it.
+    fn text(&self) -> &'static Text;
 
-    /// Returns whose question it asks, for those who read only the result.
-    fn source(&self) -> &'static str;
+    /// Returns the name on the command line.
+    fn name(&self) -> &'static str {
+        self.text().name
+    }
 
-    /// Returns what it measures, in one line.
-    fn about(&self) -> &'static str;
-
-    /// Returns what is claimed of corewalk, in one sentence.
-    fn claim(&self) -> &'static str {
-        self.about()
+    /// Returns the curves that the source publishes, if there are any.
+    fn published(&self) -> Option<Published> {
+        None
     }
 
     /// Returns what stands below the rows for people to read: figures that the source published, and
@@ -136,17 +168,16 @@ pub(crate) fn all() -> &'static [&'static dyn Table] {
     &[
         &lookup::Lookup,
         &path::Path,
-        &names::Names,
         &fuse_metadata::FuseMetadata,
         &rename::Rename,
         &hot_leaf::HotLeaf,
         &small_loads::SmallLoads,
         &multiuser::Multiuser,
-        &one_cpu::OneCpu,
+        &multiuser::OneCpu,
         &create_one_dir::CreateOneDir,
         &path_under_rename::PathUnderRename,
         &redo_size::RedoSize,
-        &lock_share::LockShare,
+        &redo_size::LockShare,
         &aim7_short::Aim7Short,
         &xattr::Xattr,
         &mbcache::MbcacheTable,
@@ -200,6 +231,11 @@ pub(crate) mod quick {
         })
     }
 
+    /// Returns the parameters of cells.
+    pub(super) fn params(cells: &[bench::Cell]) -> Vec<Vec<(&'static str, Value)>> {
+        cells.iter().map(|cell| cell.0.clone().into_iter().collect()).collect()
+    }
+
     /// Runs a table, and checks that each of `variants` has a whole row with a ratio, in every metric
     /// of speed and with each of `cells`, and that nothing was measured that the table had not said.
     pub(crate) fn check(
@@ -233,7 +269,8 @@ mod tests {
     #[test]
     fn tables_have_different_names_and_are_found_by_them() {
         for table in all() {
-            assert_eq!(find(table.name()).map(Table::source), Some(table.source()));
+            let found = find(table.name()).map(|table| table.text().source);
+            assert_eq!(found, Some(table.text().source));
         }
         assert!(find("no-such-table").is_none());
     }

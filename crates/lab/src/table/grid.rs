@@ -124,6 +124,11 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
+    /// Returns the name of the table.
+    pub(super) fn table(&self) -> &'static str {
+        self.table
+    }
+
     /// Returns the settings of the run.
     pub(super) fn settings(&self) -> &'a Settings {
         self.settings

@@ -39,7 +39,7 @@ use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, T
 use corewalk_sync::sysv::MsgQueue;
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, sized};
+use super::{Claim, Grid, Plot, Settings, Table, Text, sized};
 use crate::crew::{self, Laps, Slice, Turn};
 use crate::samples::{Params, Row, Samples};
 use crate::sems::{self, apart};
@@ -114,20 +114,19 @@ struct Words {
 }
 
 impl Table for Msg {
-    fn name(&self) -> &'static str {
-        "msg"
-    }
-
-    fn source(&self) -> &'static str {
-        "message queues, beside the semaphores of document 002 (Bueso, March 2013)"
-    }
-
-    fn about(&self) -> &'static str {
-        "messages of 1 B to 8 KiB that are sent and received again"
-    }
-
-    fn claim(&self) -> &'static str {
-        "A small message is sent and received in a quarter of the host kernel's time, a page in half."
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "msg",
+            source: "message queues, beside the semaphores of document 002 (Bueso, March 2013)",
+            about: "messages of 1 B to 8 KiB that are sent and received again",
+            claim: "A small message is sent and received in a quarter of the host kernel's time, a page in half.",
+            plot: Plot {
+                x: "bytes",
+                metric: "ops_per_s",
+                at: &[("queue", "own"), ("threads", "1"), ("workers", "threads")],
+                headline: "64",
+            },
+        }
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {

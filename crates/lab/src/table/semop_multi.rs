@@ -49,7 +49,7 @@ mod published;
 use std::time::Duration;
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, shape, sized};
+use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
 use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
 use crate::crew::Slice;
 use crate::samples::{Params, Row, Samples};
@@ -77,20 +77,29 @@ pub(super) struct SemopMulti;
 type Measure<'a> = Box<dyn Fn(&Load, Duration) -> anyhow::Result<Slice> + 'a>;
 
 impl Table for SemopMulti {
-    fn name(&self) -> &'static str {
-        "semop-multi"
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "semop-multi",
+            source: "semop-multi (Rik van Riel) as document 002 uses it (Bueso, March 2013), scaled",
+            about: "workers that add to semaphores and take that back: own, random, the same, with undo, two at once",
+            claim: "A semop that nobody else is concerned with takes a tenth of what the host kernel takes for it.",
+            plot: Plot {
+                x: "threads",
+                metric: "ops_per_s",
+                at: &[
+                    ("pattern", "own"),
+                    ("sems", "128"),
+                    ("undo", "off"),
+                    ("ops", "1"),
+                    ("workers", "threads"),
+                ],
+                headline: "1",
+            },
+        }
     }
 
-    fn source(&self) -> &'static str {
-        "semop-multi (Rik van Riel) as document 002 uses it (Bueso, March 2013), scaled"
-    }
-
-    fn about(&self) -> &'static str {
-        "workers that add to semaphores and take that back: own, random, the same, with undo, two at once"
-    }
-
-    fn claim(&self) -> &'static str {
-        "A semop that nobody else is concerned with takes a tenth of what the host kernel takes for it."
+    fn published(&self) -> Option<Published> {
+        Some(published::curves())
     }
 
     fn footer(&self, rows: &[Row]) -> String {

@@ -35,7 +35,7 @@ use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, shape, sized};
+use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
 use crate::crew::{self, Slice};
 use crate::peer::Scratch;
 use crate::samples::{Params, Row, Samples};
@@ -69,20 +69,19 @@ struct Cell {
 }
 
 impl Table for Wakeup {
-    fn name(&self) -> &'static str {
-        "wakeup"
-    }
-
-    fn source(&self) -> &'static str {
-        "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem"
-    }
-
-    fn about(&self) -> &'static str {
-        "round trips of two that wait for each other at semaphores, on one processor and on two"
-    }
-
-    fn claim(&self) -> &'static str {
-        "A wait that is really waited takes no longer than with the host kernel's semaphores."
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "wakeup",
+            source: "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem",
+            about: "round trips of two that wait for each other at semaphores, on one processor and on two",
+            claim: "A wait that is really waited takes no longer than with the host kernel's semaphores.",
+            plot: Plot {
+                x: "cpus",
+                metric: "ns_per_op",
+                at: &[("workers", "threads")],
+                headline: "1",
+            },
+        }
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {
