@@ -17,9 +17,7 @@ mod ext4;
 mod programs;
 
 pub(crate) use ext4::ext4;
-pub(crate) use programs::{
-    Program, Threads, bindfs, ours, ours_passthrough, ours_store, passthrough_hp, passthrough_ll,
-};
+pub(crate) use programs::{Program, Threads, bindfs, ours, ours_passthrough, ours_store};
 
 use std::error::Error;
 use std::fmt;

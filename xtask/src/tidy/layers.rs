@@ -23,8 +23,8 @@ const LAYERS: [(&str, u32); 12] = [
     ("corewalk-hostfs", 4),
     ("corewalk-store", 4),
     ("corewalk-ipc-preload", 4),
+    ("corewalk-cli", 5),
     ("corewalk-lab", 5),
-    ("corewalk-cli", 6),
     ("xtask", 0),
 ];
 
