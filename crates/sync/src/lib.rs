@@ -11,7 +11,7 @@
 //! | [`SeqLock`] | the same, with its own lock and a locking fallback | two loads |
 //! | [`SeqRwLock`] | the same, where the fallback readers must run side by side | two loads |
 //! | [`Lockref`] | a reference count that decides over life and death | one compare-exchange |
-//! | [`RcuCell`], [`rcu`] | whole values, replaced seldom | a section, once for many reads |
+//! | [`RcuCell`], [`RcuOption`], [`rcu`] | whole values, replaced seldom | a section, once for many reads |
 //! | [`SlotArena`] | objects that lock-free readers may reach after they are freed | nothing |
 //! | [`Region`], [`futex`] | state that processes may share, reached by offsets | nothing |
 //! | [`WordPair`] | comparing shared words two at a time | half the steps |
@@ -20,14 +20,15 @@
 //! | [`Mutex`], [`RwLock`], [`Condvar`] | everything else | a lock |
 //! | [`sysv`] | the host kernel's semaphores and messages, to measure beside | a system call |
 //! | [`file_handle`] | names of the host's files that survive a rename | a system call |
+//! | [`heap`] | freed memory that goes back to the system | nothing |
 //!
 //! # Unsafe code
 //!
-//! It is allowed in ten files, each with its reason at the top: views over a word (`lockref`,
+//! It is allowed in eleven files, each with its reason at the top: views over a word (`lockref`,
 //! `seqcount`), the mappings (`arena/memory`, `region`), the pointer that is swapped (`rcu/cell`), the load of
 //! two words (`pair`), the half of a word that is slept on (`futex`), the calls into the queue
-//! of sleepers (`park`), the kernel's own semaphores and messages (`sysv`), and its file handles
-//! (`file_handle`). No function of the public interface is unsafe.
+//! of sleepers (`park`), the kernel's own semaphores and messages (`sysv`), its file handles
+//! (`file_handle`), and the call that trims the heap (`heap`). No function of the public interface is unsafe.
 //!
 //! # Lock order
 //!
@@ -79,6 +80,7 @@ mod budget;
 mod counter;
 pub mod file_handle;
 pub mod futex;
+pub mod heap;
 mod lockref;
 mod locks;
 mod own_line;
@@ -104,7 +106,7 @@ pub use lockref::{Lockref, LockrefGuard};
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use own_line::OwnLine;
 pub use pair::{Lane, Lanes, WordPair};
-pub use rcu::RcuCell;
+pub use rcu::{RcuCell, RcuOption};
 pub use region::{LINE_WORDS, Line, Region};
 pub use seqcount::{SeqCount, SeqWriteGuard};
 pub use seqlock::{Pass, SeqLock, SeqLockExclGuard, SeqLockWriteGuard};

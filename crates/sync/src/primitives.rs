@@ -100,6 +100,12 @@ pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 /// 32 threads that run at once. A model has two, of which every thread uses the first.
 pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 
+/// Returns true while a panic unwinds this thread, also in a model.
+#[must_use]
+pub fn is_panicking() -> bool {
+    std::thread::panicking()
+}
+
 /// Returns the calling thread's shard, below [`SHARDS`], the same for the thread's whole life.
 ///
 /// A thread whose thread-local storage is gone gets shard 0.
