@@ -57,6 +57,13 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
         command.args(["test", "-p", "corewalk-ipc", "--test", "hostile"]);
         process::run(&mut command, STEP_LIMIT).outcome("cargo test")
     });
+    // A million calls of a back end by path beside renames above them, about 40 s (trap X1).
+    tally.step("storm", || {
+        let mut command = Command::new("cargo");
+        command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
+        command.args(["test", "-p", "corewalk", "--test", "by_path", "--", "storm"]);
+        process::run(&mut command, STEP_LIMIT).outcome("cargo test")
+    });
     tally.step("crash", || checks::crash(root));
     tally.step("loom", || checks::loom(root));
     tally.step("shuttle", || checks::shuttle(root));

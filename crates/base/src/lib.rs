@@ -11,6 +11,7 @@
 //! | [`ShardedCounter`], [`Budget`] | statistics, and counts with a limit |
 //! | [`OwnLine`], [`CachePadded`] | placement on cache lines |
 //! | [`WordPair`] | comparing shared words two at a time |
+//! | [`heap`] | freed memory that goes back to the system |
 //! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
 //! | `tally` | counts the outcomes of a loom model |
 //!
@@ -22,12 +23,13 @@
 //! # Unsafe code
 //!
 //! Each file with unsafe code gives its reason at the top: `region`, `pair`, `futex`, `park`,
-//! `sysv` and `file_handle`. No function of the interface is unsafe.
+//! `sysv`, `file_handle` and `heap`. No function of the interface is unsafe.
 
 mod budget;
 mod counter;
 pub mod file_handle;
 pub mod futex;
+pub mod heap;
 mod locks;
 mod own_line;
 mod pair;

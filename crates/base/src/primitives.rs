@@ -96,6 +96,12 @@ pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 /// 32 threads ran at once. A model has two, and every thread uses the first.
 pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 
+/// Returns true while a panic unwinds this thread, also in a model.
+#[must_use]
+pub fn is_panicking() -> bool {
+    std::thread::panicking()
+}
+
 /// Returns the calling thread's shard, below [`SHARDS`]. It is the same for the thread's whole
 /// life.
 ///

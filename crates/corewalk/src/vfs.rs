@@ -505,7 +505,7 @@ impl Host for Arc<Supers> {
         if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.forget(slot)) {
             superblock.remove_hidden(&hidden);
         }
-        superblock.fs.forget(ino);
+        hidden::contained(|| superblock.fs.forget(ino));
     }
 
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>) {

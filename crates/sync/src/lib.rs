@@ -11,7 +11,7 @@
 //! | [`SeqLock`] | the same, with its own lock and a locking fallback | two loads |
 //! | [`SeqRwLock`] | the same, with fallback readers that share the lock | two loads |
 //! | [`Lockref`] | a reference count that ends an object's life | one compare-exchange |
-//! | [`RcuCell`], [`rcu`] | whole values, seldom replaced | one section for many reads |
+//! | [`RcuCell`], [`RcuOption`], [`rcu`] | whole values, seldom replaced | one section for many reads |
 //! | [`SlotArena`] | objects that lock-free readers reach after their end | none |
 //!
 //! # Lock order
@@ -47,7 +47,7 @@ struct Readme;
 
 pub use arena::{Group, SlotArena};
 pub use lockref::{Lockref, LockrefGuard};
-pub use rcu::RcuCell;
+pub use rcu::{RcuCell, RcuOption};
 pub use seqcount::{SeqCount, SeqWriteGuard};
 pub use seqlock::{Pass, SeqLock, SeqLockExclGuard, SeqLockWriteGuard};
 pub use seqrwlock::{SeqRwLock, SeqRwLockReadGuard, SeqRwLockWriteGuard};

@@ -45,7 +45,7 @@ use epoch as domain;
 #[cfg(any(miri, corewalk_loom, corewalk_shuttle))]
 use modelled as domain;
 
-pub use cell::RcuCell;
+pub use cell::{RcuCell, RcuOption};
 use std::{fmt, marker::PhantomData};
 
 /// Returns the guard of a read section, which ends when the guard is dropped. Sections nest.

@@ -70,7 +70,9 @@ impl Vfs {
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        let attr = self.ask(inode, |fs, node| fs.getattr(node))?;
+        // The link count is told while the path is locked: the hidden name does not go in between.
+        let attr = self
+            .ask(inode, |fs, node| Ok(self.without_hidden_link(inode.slot, fs.getattr(node)?)))?;
         // The permission record must not be older than what a client has been told. A back end may say that there
         // is an ACL where it has not looked.
         let perm = Perm::of(&attr, attr.has_acl);
@@ -82,8 +84,7 @@ impl Vfs {
                 self.dcache.sync_searchable(inode.slot);
             }
         }
-        let attr = Attr { generation: inode.generation(), ..attr };
-        Ok(self.without_hidden_link(inode.slot, attr))
+        Ok(Attr { generation: inode.generation(), ..attr })
     }
 
     /// Returns true if a file has set-group-ID without execution by the group, as far as the clients have been
@@ -151,12 +152,15 @@ impl Vfs {
     ) -> Result<Attr, Errno> {
         let perm = self.perm(inode.slot)?;
         let set = self.prepare(cred, inode, &perm, set, attr_lock)?;
-        let change = || self.with_inode(inode.slot, |fs, node| fs.setattr(node, &set));
-        let attr = match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
-            true => change()?,
-            false => self.change(inode.slot, change)?,
+        let change = || {
+            self.with_inode(inode.slot, |fs, node| {
+                Ok(self.without_hidden_link(inode.slot, fs.setattr(node, &set)?))
+            })
         };
-        Ok(self.without_hidden_link(inode.slot, attr))
+        match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
+            true => change(),
+            false => self.change(inode.slot, change),
+        }
     }
 
     /// Runs a change of what permission checks depend on: unknown while it runs, and afterwards

@@ -15,6 +15,10 @@
 //!
 //! Source: libfuse `hide_node`; NFS "silly rename" (Linux `fs/nfs/unlink.c`).
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use corewalk_base::primitives::is_panicking;
+
 use super::call::KnownPath;
 use super::held::Found;
 use super::paths::Hidden;
@@ -122,7 +126,9 @@ impl Superblock {
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
         let node = Node::with_source(hidden.ino, hidden.kind, &path);
         if let Ok(name) = Name::new(&hidden.name) {
-            let _ = self.fs.remove(dir, name, node);
+            contained(|| {
+                let _ = self.fs.remove(dir, name, node);
+            });
         }
     }
 
@@ -175,6 +181,16 @@ impl Superblock {
     fn new_hidden(&self, node: Node<'_>) -> Result<Hidden, Errno> {
         let paths = self.paths.as_ref().ok_or(Errno::OPNOTSUPP)?;
         Ok(Hidden { name: paths.new_hidden_name(), ino: node.ino(), kind: node.kind() })
+    }
+}
+
+/// Runs a call of the back end that a destructor makes. If a panic unwinds already, one of this call
+/// ends here: it would end the process (trap X3).
+pub(super) fn contained(call: impl FnOnce()) {
+    if is_panicking() {
+        drop(catch_unwind(AssertUnwindSafe(call)));
+    } else {
+        call();
     }
 }
 

@@ -516,11 +516,12 @@ impl Vfs {
             let linked = {
                 let call = self.call(dir.now.inode);
                 let (file, parent) = (call.node(inode.slot), call.node(dir.now.inode));
-                call.fs().link(file.node(), parent.node(), name)
+                let linked = call.fs().link(file.node(), parent.node(), name);
+                linked.map(|attr| self.without_hidden_link(inode.slot, attr))
             };
             let attr = linked.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
             self.publish_change(&dir, key, &lookup_key, inode, &in_lookup);
-            Ok(self.without_hidden_link(inode.slot, attr))
+            Ok(attr)
         })
     }
 

@@ -129,6 +129,67 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for RcuCell<T> {
     }
 }
 
+/// An [`RcuCell`] that may be empty.
+///
+/// # Invariants
+///
+/// `ptr` is null or came from `Box::into_raw`; C.2 holds for it.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_base::RcuOption;
+/// use corewalk_sync::rcu;
+///
+/// let cell = RcuOption::default();
+/// let section = rcu::read_lock();
+/// assert_eq!(cell.read(&section), None);
+/// cell.replace(Some(Box::new(1)));
+/// let value = cell.read(&section);
+/// cell.replace(None);
+/// assert_eq!((value, cell.read(&section)), (Some(&1), None));
+/// ```
+pub struct RcuOption<T: Send + Sync + 'static> {
+    ptr: AtomicPtr<T>,
+}
+
+impl<T: Send + Sync + 'static> RcuOption<T> {
+    /// Returns the value of this moment, good until the section ends; None if the cell is empty.
+    #[inline]
+    #[must_use]
+    pub fn read<'g>(&self, _section: &'g ReadGuard) -> Option<&'g T> {
+        // ORDERING(rcu-publish): Acquire. The value is whole: see `replace`.
+        let ptr = self.ptr.load(Ordering::Acquire);
+        // SAFETY: null, or a value that was in the cell while the section was open. Such a value is
+        // retired, if at all, with a grace period that waits for the section. Nobody writes to it.
+        unsafe { ptr.as_ref() }
+    }
+
+    /// Replaces the value, or empties the cell; the old value is dropped after a grace period.
+    pub fn replace(&self, value: Option<Box<T>>) {
+        let new = value.map_or(std::ptr::null_mut(), Box::into_raw);
+        // ORDERING(rcu-publish): AcqRel. Release: the value is written before a reader gets its
+        // address. Acquire: the old value is whole before it is dropped.
+        let old = self.ptr.swap(new, Ordering::AcqRel);
+        if !old.is_null() {
+            retire(old);
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> Default for RcuOption<T> {
+    /// Returns an empty cell.
+    fn default() -> Self {
+        Self { ptr: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
+    fn drop(&mut self) {
+        self.replace(None);
+    }
+}
+
 /// A pointer that is about to be freed.
 ///
 /// # Invariants
@@ -207,6 +268,18 @@ mod tests {
         });
         assert!(panicked.join().is_err());
         assert_eq!(*cell.read(&read_lock()), 7);
+    }
+
+    #[test]
+    fn cell_that_is_emptied_keeps_the_value_for_the_section() {
+        let cell = RcuOption::default();
+        cell.replace(Some(Box::new(vec![1, 2, 3])));
+        let section = read_lock();
+        let value = cell.read(&section);
+        cell.replace(None);
+        assert_eq!(cell.read(&section), None);
+        assert_eq!(value, Some(&vec![1, 2, 3]));
+        drop(section);
     }
 
     #[test]

@@ -68,7 +68,8 @@ fn acl(uid: u32) -> Acl {
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
-        let inode = fs.table.read(ino).unwrap();
+        let table = fs.table.enter();
+        let inode = table.read(ino).unwrap();
         let Some(block) = &inode.attributes.xattrs else { continue };
         assert!(!block.set().is_empty(), "X.3");
         let number = Blocks::number_of(block);
@@ -211,7 +212,8 @@ fn control_user_that_is_not_given_up_is_caught() {
     let ino = make(&fs, "file");
     set(&fs, ino, b"user.a", b"value").unwrap();
     audit(&fs, [ino]);
-    let mut wanted = fs.table.read(ino).unwrap().attributes.xattrs.as_ref().unwrap().set().clone();
+    let mut wanted =
+        fs.table.enter().read(ino).unwrap().attributes.xattrs.as_ref().unwrap().set().clone();
     let key = wanted.key(&fs.xattrs.secret);
     let blocks = fs.xattrs.blocks().unwrap();
     assert!(matches!(blocks.find(key, &wanted), Found::Block(_)), "and the user is forgotten");

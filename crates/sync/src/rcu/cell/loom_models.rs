@@ -128,3 +128,52 @@ fn control_read_then_replace_is_caught() {
         tally.hit(0);
     });
 }
+
+/// Runs a writer that empties a cell beside a reader; returns how often the reader saw (the value,
+/// an empty cell).
+fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
+    Tally::of(move |tally| {
+        let (version, has_ended) = Version::new(1);
+        let cell = Arc::new(RcuOption::default());
+        cell.replace(Some(Box::new(version)));
+        let reader = thread::spawn({
+            let cell = Arc::clone(&cell);
+            move || {
+                let section = read_lock();
+                let Some(version) = cell.read(&section) else {
+                    tally.hit(1);
+                    return;
+                };
+                thread::yield_now();
+                // ORDERING: Relaxed. Ordered by the grace period.
+                let has_ended = version.has_ended.load(Ordering::Relaxed);
+                assert_eq!(has_ended, 0, "A.1: dropped while a section is open");
+                tally.hit(0);
+            }
+        });
+        empty(&cell);
+        reader.join().unwrap();
+        // ORDERING: Relaxed. Ordered by the join.
+        assert_eq!(has_ended.load(Ordering::Relaxed), 1, "A.3: the value was not freed");
+    })
+}
+
+#[test]
+fn cell_that_is_emptied_beside_a_reader_keeps_the_value_for_it() {
+    assert_all_reached(&emptied(|cell| cell.replace(None)));
+}
+
+#[test]
+#[should_panic(expected = "A.1: dropped while a section is open")]
+fn control_cell_that_is_emptied_without_grace_period_is_caught() {
+    emptied(|cell| {
+        // ORDERING(rcu-publish): AcqRel. As it should be.
+        let old = cell.ptr.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: the value is only marked as dropped here, and retired afterwards as it should
+        // be, so that the wrong order shows as a failed assertion.
+        let marked = unsafe { &*old };
+        // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
+        marked.has_ended.store(1, Ordering::Relaxed);
+        retire(old);
+    });
+}
