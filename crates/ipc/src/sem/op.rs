@@ -355,7 +355,7 @@ impl Task {
                     }
                     self.end_if_gone(set, node)?;
                 }
-                Ended::Woken if IS_MODEL => {}
+                Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
                 // A watcher wakes a call whose set is gone.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
