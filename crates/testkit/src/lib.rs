@@ -15,6 +15,7 @@
 //! | `lines` | two operations must not write what the other touches (x86-64) |
 //! | [`sysv`] | the host kernel's semaphores are the oracle |
 //! | `trace` | the system calls of a path are to be counted |
+//! | [`require`] | a test needs root, `/dev/fuse`, a package or a feature of the kernel |
 //! | [`reexec`] | a test needs one CPU, a low limit, or a process that dies |
 //!
 //! # Rules
@@ -38,6 +39,7 @@ pub mod lines;
 pub mod race;
 mod real;
 pub mod reexec;
+pub mod require;
 pub mod rng;
 pub mod seal;
 pub mod sysv;

@@ -4,8 +4,9 @@ use std::process::Command;
 use std::time::Instant;
 
 use corewalk_sync::primitives::thread;
+use corewalk_testkit::require::has_program;
 
-use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, is_installed, is_mounted, run};
+use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, is_mounted, run};
 
 /// Returns a folder with the link in it.
 fn scene() -> Folder {
@@ -62,7 +63,7 @@ fn helper_ends_with_the_statuses_of_mount() {
 /// What `corewalk mount --help` says, with mount(8) itself, in a namespace that has another /sbin.
 #[test]
 fn line_of_fstab_is_mounted() {
-    if !can_mount() || !["unshare", "mount"].into_iter().all(is_installed) {
+    if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
         return;
     }
     let folder = scene();
@@ -87,7 +88,7 @@ umount m
 /// In a namespace of its own, and by a shell: nobody else is to have a copy of the mount, or of a file in it.
 #[test]
 fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
-    if !can_mount() || !["unshare", "mount"].into_iter().all(is_installed) {
+    if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
         return;
     }
     let folder = scene();
