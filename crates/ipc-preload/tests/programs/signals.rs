@@ -2,6 +2,7 @@
 
 use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_sync::primitives::{hint, thread};
+#[cfg(target_arch = "x86_64")]
 use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::sysv;
 use std::ffi::c_void;
