@@ -112,6 +112,7 @@ fn is_installed(program: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(not(miri))]
     use crate::reexec::{self, Reexec};
 
     const ALL: [Need; 5] = [Need::Root, Need::Fuse, Need::Package, Need::Kernel, Need::Machine];
@@ -126,6 +127,8 @@ mod tests {
         assert_eq!(demanded("fused"), [false; 5]);
     }
 
+    // Miri starts no processes.
+    #[cfg(not(miri))]
     #[test]
     fn skip_panics_only_where_the_need_is_demanded() {
         const NAME: &str = "require::tests::skip_panics_only_where_the_need_is_demanded";
