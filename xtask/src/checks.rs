@@ -52,6 +52,11 @@ pub(crate) fn crash(root: &Path) -> Outcome {
 
 /// Runs the unit tests of the unsafe crates under miri, if the toolchain has it.
 pub(crate) fn miri(root: &Path) -> Outcome {
+    miri_with(root, "")
+}
+
+/// As [`miri`], with more flags of miri.
+pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
     if !is_quiet_success(Command::new("cargo").args(["+nightly", "--version"])) {
         return Outcome::Skipped("miri: no nightly toolchain".to_owned());
     }
@@ -69,7 +74,7 @@ pub(crate) fn miri(root: &Path) -> Outcome {
     let mut command = cargo(root, "miri");
     command
         .args(["+nightly", "miri", "test", "--lib"])
-        .env("MIRIFLAGS", "-Zmiri-disable-isolation");
+        .env("MIRIFLAGS", format!("-Zmiri-disable-isolation {flags}"));
     for package in UNSAFE_PACKAGES {
         command.args(["-p", package]);
     }
@@ -85,7 +90,7 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     let flags = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg corewalk_tsan";
     let tsan = |words: &[&str]| {
         let mut command = cargo(root, "tsan");
-        command.args(words).args(["--release", "--target", HOST, "-p", "corewalk-sync"]);
+        command.args(words).args(["--profile", "models", "--target", HOST, "-p", "corewalk-sync"]);
         command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", flags);
         let suppressions = root.join("crates/sync/tests/tsan.supp");
         let options = format!("halt_on_error=1 suppressions={}", suppressions.display());
@@ -145,7 +150,7 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     }
     for (package, target) in found {
         let mut command = cargo(root, cfg.trim_start_matches("corewalk_"));
-        command.args(["test", "--release", "-p", &package]);
+        command.args(["test", "--profile", "models", "-p", &package]);
         command.env("RUSTFLAGS", format!("--cfg {cfg}"));
         let what = match &target {
             // Ordinary unit tests use the model's atomics outside of a model, which panics.

@@ -133,6 +133,8 @@ mod tests {
     use std::os::fd::AsFd as _;
     use std::os::unix::fs::MetadataExt as _;
 
+    use corewalk_testkit::require::{Need, skip};
+
     use super::*;
 
     #[test]
@@ -147,7 +149,7 @@ mod tests {
             assert_eq!(FileHandle::of(dir.as_fd(), b"a").err(), Some(Errno::NOENT));
             let ino = std::fs::metadata(folder.join("b")).expect("it is there").ino();
             match handle.open(dir.as_fd(), OFlags::RDONLY) {
-                Err(Errno::PERM) => println!("skipped: no CAP_DAC_READ_SEARCH"),
+                Err(Errno::PERM) => skip(Need::Root, "no CAP_DAC_READ_SEARCH"),
                 opened => {
                     let file = File::from(opened.expect("it is there"));
                     assert_eq!(file.metadata().expect("a file").ino(), ino);

@@ -233,13 +233,21 @@ mod tests {
     }
 
     #[test]
-    fn read_shared_by_two_threads_overlaps() {
+    fn read_shared_by_two_threads_overlaps_and_excludes_writers() {
         let lock = Arc::new(SeqRwLock::new());
-        let _mine = lock.read_shared();
+        let mine = lock.read_shared();
         let theirs = thread::spawn({
             let lock = Arc::clone(&lock);
-            move || drop(lock.read_shared())
+            move || {
+                // A lock that does not share fails here, and does not hang.
+                assert!(lock.lock.try_read().is_some());
+                let _theirs = lock.read_shared();
+                lock.lock.try_write().is_none()
+            }
         });
-        theirs.join().unwrap();
+        assert!(theirs.join().unwrap(), "two readers exclude writers");
+        assert!(lock.lock.try_write().is_none(), "one reader does");
+        drop(mine);
+        assert!(lock.lock.try_write().is_some(), "no reader is left");
     }
 }

@@ -1,12 +1,13 @@
 //! Every mistake that can be made on the command line: one line says which, and nothing is mounted.
 
+use corewalk_testkit::require::has_program;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, is_installed, run};
+use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run, to_full};
 
 #[test]
 fn help_is_there_on_every_level() {
@@ -158,7 +159,7 @@ fn stat_of_what_is_no_mount_fails() {
 /// In a namespace of its own the program finds another /dev.
 #[test]
 fn machine_without_the_device_is_told_so() {
-    if !can_mount() || !is_installed("unshare") {
+    if !can_mount() || !has_program("unshare") {
         return;
     }
     let folder = Folder::new();

@@ -5,6 +5,7 @@ mod backends;
 mod differential;
 mod errors;
 mod fixtures;
+mod fuzz;
 mod histories;
 mod ino_reuse;
 mod model;

@@ -12,6 +12,7 @@ mod tables;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use corewalk_testkit::require::{Need, skip};
 use serde_json::Value;
 
 /// The schema that is published with the crate.
@@ -76,7 +77,7 @@ fn quick_fuse_metadata_follows_the_schema_and_leaves_nothing_mounted() {
     let beside = PathBuf::from(env!("CARGO_BIN_EXE_corewalk-lab")).with_file_name("corewalk");
     let has_program = std::env::var_os("COREWALK_BIN").is_some() || beside.is_file();
     if !has_program || std::fs::File::open("/dev/fuse").is_err() {
-        eprintln!("skipped: a mount needs /dev/fuse and the corewalk program (COREWALK_BIN)");
+        skip(Need::Fuse, "a mount needs /dev/fuse and the corewalk program (COREWALK_BIN)");
         return;
     }
     let table = quick(&["fuse-metadata"]);

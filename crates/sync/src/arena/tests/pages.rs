@@ -7,6 +7,7 @@
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 
 use super::*;
+use corewalk_testkit::require::{Need, skip};
 use std::{fs, fs::File, os::unix::fs::FileExt};
 
 /// The size of a page on x86-64.
@@ -79,12 +80,12 @@ fn assert_gets_huge_pages(grow: fn(&SlotArena<8>)) {
     let missed = huge_pages_missed();
     let (first, second) = pages_of_a_big_arena(grow);
     if !has_huge_pages() || (second < BLOCK / PAGE && huge_pages_missed() > missed) {
-        eprintln!("skipped: the kernel has no huge pages to give");
+        skip(Need::Machine, "the kernel has no huge pages to give");
         return;
     }
     assert_eq!(second, BLOCK / PAGE, "the second block is on small pages");
     if !can_collapse() {
-        eprintln!("skipped: the kernel does not know MADV_COLLAPSE ({first} small pages)");
+        skip(Need::Machine, format_args!("no MADV_COLLAPSE, {first} small pages"));
         return;
     }
     assert_eq!(first, BLOCK / PAGE, "the first block stays on small pages");
