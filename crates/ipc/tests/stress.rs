@@ -137,7 +137,7 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// What the remover awaits before it removes a set: so each outcome is reached by construction.
+/// The event that the remover awaits before it removes a set, so that each outcome is reached.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The user has carried out an operation.

@@ -1,4 +1,4 @@
-//! Unlinked files of a back end that has paths and nothing else ([`Addressing::PathOnly`]).
+//! Unlinked files of a back end that has paths and nothing else ([`PathOnly`](crate::Addressing::PathOnly)).
 //!
 //! A file that is open when its last name goes stays usable. A back end by path alone could reach
 //! it no more, so the removal becomes a rename to a hidden name in the root directory, and the file

@@ -26,14 +26,15 @@
 //! # Why nothing waits in a circle
 //! A rename that has its locks needs no others. So each wait for one that has its locks ends. A call
 //! that holds a path waits for such renames alone, so each wait for such a call ends too. The other
-//! waits are for an earlier ticket. Claims of names and of attributes are taken before a path
+//! waits are for an earlier ticket. In-lookup and attribute locks are taken before a path
 //! lock, and nothing that holds a path lock takes one: the lock is released as soon as the back end
 //! has answered, and a rename takes it when all its checks are done. Two renames of directories
-//! that could each wait for the other's path would make a loop; `Moves` lets only one of them
-//! through.
+//! that could each wait for the other's path would make a loop; `InFlightMoves` lets only one of
+//! them through.
 //!
 //! # Locks
-//! The table's lock is taken after claims and before `topology`; no back end is called under it.
+//! The table's lock is taken after in-lookup locks and before `topology`. No back end is called
+//! under it.
 //!
 //! Source: libfuse `lib/fuse.c` (`get_path_wrlock`, `try_get_path2`), which locks each node of the path.
 
