@@ -11,7 +11,7 @@
 //! | [`SeqLock`] | the same, with its own lock and a locking fallback | two loads |
 //! | [`SeqRwLock`] | the same, with fallback readers that share the lock | two loads |
 //! | [`Lockref`] | a reference count that ends an object's life | one compare-exchange |
-//! | [`RcuCell`], [`RcuOption`], [`rcu`] | whole values, seldom replaced | one section for many reads |
+//! | [`RcuCell`], [`RcuOption`], [`rcu`] | whole values, seldom replaced | one for many reads |
 //! | [`SlotArena`] | objects that lock-free readers reach after their end | none |
 //!
 //! # Lock order

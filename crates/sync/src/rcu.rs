@@ -68,6 +68,17 @@ pub fn read_lock() -> ReadGuard {
     ReadGuard { _section: domain::enter(), not_send: PhantomData }
 }
 
+/// Waits until every section that is open now has ended. Values that this thread retired before
+/// the call are dropped by then.
+///
+/// # Panics
+///
+/// Panics inside a section, which would wait for itself.
+#[doc(alias = "synchronize_rcu")]
+pub fn synchronize() {
+    domain::synchronize();
+}
+
 /// An open read section. It ends when the guard is dropped, on the thread that opened it.
 ///
 /// The guard cannot be sent:

@@ -132,6 +132,39 @@ fn sections_nest_and_only_the_last_end_counts() {
     churn_down_to(0);
 }
 
+#[test]
+fn synchronize_returns_when_the_values_retired_before_are_dropped() {
+    let _turn = TURN.lock();
+    let cell = Arc::new(RcuCell::new(Version::new(0)));
+    let reader = SittingReader::sit();
+    let waiting = thread::spawn({
+        let cell = Arc::clone(&cell);
+        move || {
+            cell.replace(Version::new(1));
+            rcu::synchronize();
+            ALIVE.sum()
+        }
+    });
+    while ALIVE.sum() < 2 {
+        thread::yield_now();
+    }
+    churn();
+    assert_eq!(ALIVE.sum(), 2, "the grace period ended under an open section");
+    assert!(!waiting.is_finished(), "synchronize returned under an open section");
+    reader.leave();
+    assert_eq!(waiting.join().unwrap(), 1);
+    drop(cell);
+    rcu::synchronize();
+    assert_eq!(ALIVE.sum(), 0);
+}
+
+#[test]
+#[should_panic(expected = "waits for itself")]
+fn synchronize_inside_a_section_panics() {
+    let _section = rcu::read_lock();
+    rcu::synchronize();
+}
+
 /// Trap T57: sections that come and go keep the garbage bounded, however fast a writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run, to_full};
+use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run};
 
 #[test]
 fn help_is_there_on_every_level() {

@@ -48,11 +48,10 @@ mod depot;
 
 use std::sync::OnceLock;
 
-use corewalk_base::RcuOption;
 use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{CachePadded, Mutex, OwnLine, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use corewalk_sync::rcu;
+use corewalk_sync::{RcuOption, rcu};
 
 use super::inode::Inode;
 use crate::Errno;

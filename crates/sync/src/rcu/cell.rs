@@ -138,7 +138,7 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for RcuCell<T> {
 /// # Examples
 ///
 /// ```
-/// use corewalk_base::RcuOption;
+/// use corewalk_sync::RcuOption;
 /// use corewalk_sync::rcu;
 ///
 /// let cell = RcuOption::default();
@@ -160,8 +160,8 @@ impl<T: Send + Sync + 'static> RcuOption<T> {
     pub fn read<'g>(&self, _section: &'g ReadGuard) -> Option<&'g T> {
         // ORDERING(rcu-publish): Acquire. The value is whole: see `replace`.
         let ptr = self.ptr.load(Ordering::Acquire);
-        // SAFETY: null, or a value that was in the cell while the section was open. Such a value is
-        // retired, if at all, with a grace period that waits for the section. Nobody writes to it.
+        // SAFETY: null, or a value that was in the cell while the section was open. A retired value
+        // is dropped after a grace period, which waits for the section. No thread writes to it.
         unsafe { ptr.as_ref() }
     }
 

@@ -7,6 +7,8 @@
 //!
 //! # Rules
 //!
+//! - `synchronize` yields a few times and then sleeps between two tries: a reader that had to wake
+//!   it would pay for that in each section.
 //! - The brake never blocks. It frees everything that is due, and yields if the caller is in no
 //!   section, so that a preempted reader can finish.
 //!
@@ -18,14 +20,26 @@
 //! Source: crossbeam-epoch 0.9 (`src/internal.rs`); on a virtual machine with two cores a pin costs
 //! about 10 ns.
 
-use corewalk_base::{ShardedCounter, primitives::thread};
-use std::cell::Cell;
+use corewalk_base::{
+    ShardedCounter,
+    primitives::{
+        Arc, thread,
+        unmodelled::{AtomicBool, Ordering},
+    },
+};
+use std::{cell::Cell, time::Duration};
 
 /// Waiting closures above which `defer` helps to free them.
 const GARBAGE_HIGH: i64 = 4096;
 
 /// A thread reads the sum over all threads once in so many deferrals.
 const DEFERS_PER_LOOK: u32 = 64;
+
+/// Yields of `synchronize` before it sleeps.
+const YIELDS_MAX: u32 = 64;
+
+/// Sleep of `synchronize` between two tries. A grace period under load is about as long.
+const NAP: Duration = Duration::from_micros(100);
 
 /// Closures deferred minus closures run.
 static GARBAGE: ShardedCounter = ShardedCounter::new();
@@ -58,6 +72,28 @@ pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
         drop(pin);
         if !crossbeam_epoch::is_pinned() {
             thread::yield_now();
+        }
+    }
+}
+
+pub(super) fn synchronize() {
+    assert!(!crossbeam_epoch::is_pinned(), "synchronize inside a read section waits for itself");
+    let ended = Arc::new(AtomicBool::new(false));
+    let signal = Arc::clone(&ended);
+    // ORDERING(grace-end): Release. The accesses of the sections happen before the caller's next.
+    defer(move || signal.store(true, Ordering::Release));
+    let mut tries = 0;
+    loop {
+        crossbeam_epoch::pin().flush();
+        // ORDERING(grace-end): Acquire. See above.
+        if ended.load(Ordering::Acquire) {
+            return;
+        }
+        if tries < YIELDS_MAX {
+            tries += 1;
+            thread::yield_now();
+        } else {
+            thread::sleep(NAP);
         }
     }
 }

@@ -18,7 +18,7 @@
 //!
 //! Source: the specification of RCU in McKenney, "Is Parallel Programming Hard", chapter 9.
 
-use corewalk_base::Mutex;
+use corewalk_base::{Mutex, primitives::thread};
 
 type Reclaim = Box<dyn FnOnce() + Send>;
 
@@ -55,6 +55,13 @@ pub(super) fn enter() -> Section {
 pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
     DOMAIN.lock().deferred.push(Box::new(reclaim));
     reclaim_if_quiet(0);
+}
+
+/// Waits until no section is open. A call inside a section never returns.
+pub(super) fn synchronize() {
+    while DOMAIN.lock().open != 0 {
+        thread::yield_now();
+    }
 }
 
 /// Ends `ended` sections, and runs the deferred closures if no section is open any more.
