@@ -42,7 +42,7 @@ pub use fs::{
     XattrMode,
 };
 pub use name::{NAME_MAX, Name, PATH_MAX};
-pub use path::PathRef;
+pub use path::{PathFormat, PathRef};
 pub use rustix::io::Errno;
 pub use vfs::{EntryId, Fsync, InodeRef, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions};
 pub use walk::{FsStruct, Resolved, SYMLINKS_MAX, WalkFlags};
