@@ -1,60 +1,88 @@
 //! Whether a call that has to wait looks for a moment before it sleeps.
 //!
-//! A sleep and a wake cost two system calls and, where the processor was idle, its way out of that: 1.4 to
-//! 28 us (half a round trip of the host's in the table `wakeup`). Where the answer comes sooner, looking for it
-//! costs less. Where it does not, or where a third program wants the processor, looking only costs: so a task
-//! that has looked in vain does not look again for [`REST_MIN`] waits, and for more if that happens again.
+//! A sleep and a wake-up cost two system calls. They cost more where the processor has become idle
+//! meanwhile: 1.4 to 28 us in all, half a round trip of the host's in the table `wakeup`. If the answer
+//! comes sooner, a look costs less than a sleep. If it comes later, or another program needs the
+//! processor, the look is wasted. So a thread whose look was in vain does not look again for
+//! [`REST_MIN`] waits, and for twice as many after the next look in vain.
 //!
-//! A call looks twice: for an instant at the semaphore before it is queued, where an answer makes both the queue and
-//! the set's lock unnecessary, for it and for who answers; and then, queued, at its own status.
+//! Each thread decides for itself, because the threads of a task have roles. In the table `wakeup` one
+//! thread asks a crowd of 8 to 400. Its answer comes soon, and the turn of each answering thread late.
 //!
-//! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990, for looking
-//! as long as a sleep costs.
+//! | [`Spin`] | the thread looks |
+//! |---|---|
+//! | `Instant` | at the semaphore, before the call is queued; an answer saves the queue and the lock |
+//! | `Queued` | at the status of the queued call |
+//! | `Arrival` | at the message queue, before the receiver is queued |
+//!
+//! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990, for
+//! looking as long as a sleep costs.
 
-use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_base::primitives::IS_MODEL;
+use std::cell::Cell;
 
-/// Waits that sleep at once after one that has looked in vain; twice as many after the next such one.
+/// Waits that sleep at once after a look in vain. The number doubles with each further one.
 const REST_MIN: u32 = 64;
 const REST_MAX: u32 = 1 << 16;
 
-/// What a task knows of its last waits.
-#[derive(Debug, Default)]
-pub(crate) struct Spin {
-    /// Waits that are still to sleep at once.
-    rest: AtomicU32,
-    /// How many those were the last time.
-    last_rest: AtomicU32,
+/// A kind of look before a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spin {
+    Instant,
+    Queued,
+    Arrival,
+}
+
+thread_local! {
+    /// The history of each kind of look.
+    static HISTORIES: [History; 3] = const { [const { History::new() }; 3] };
 }
 
 impl Spin {
-    /// Returns true if the next wait is to look before it sleeps.
-    pub(crate) fn is_worth_it(&self) -> bool {
-        // ORDERING: Relaxed. A guess about the future; threads of a task may count one wait twice.
-        let rest = self.rest.load(Ordering::Relaxed);
-        if rest != 0 {
-            // ORDERING: Relaxed. As above.
-            self.rest.store(rest - 1, Ordering::Relaxed);
-        }
+    /// Returns true if the next wait of this thread is to look before it sleeps. The threads of a
+    /// model share one history, so there it is always true.
+    pub(crate) fn is_worth_it(self) -> bool {
+        IS_MODEL || HISTORIES.with(|histories| histories[self as usize].is_worth_it())
+    }
+
+    /// Notes whether the look was of use.
+    pub(crate) fn tell(self, was_of_use: bool) {
+        HISTORIES.with(|histories| histories[self as usize].tell(was_of_use));
+    }
+}
+
+/// The last looks of a thread.
+#[derive(Debug)]
+struct History {
+    /// Waits that are still to sleep at once.
+    rest: Cell<u32>,
+    /// How many those were the last time.
+    last_rest: Cell<u32>,
+}
+
+impl History {
+    const fn new() -> Self {
+        Self { rest: Cell::new(0), last_rest: Cell::new(0) }
+    }
+
+    fn is_worth_it(&self) -> bool {
+        let rest = self.rest.get();
+        self.rest.set(rest.saturating_sub(1));
         rest == 0
     }
 
-    /// Takes note whether looking was of use.
-    pub(crate) fn tell(&self, was_of_use: bool) {
-        // ORDERING: Relaxed. As in `is_worth_it`.
-        let last = self.last_rest.load(Ordering::Relaxed);
+    fn tell(&self, was_of_use: bool) {
+        let last = self.last_rest.get();
         if was_of_use {
-            // One in vain among many that are not is no reason to rest for long.
+            // One look in vain among many of use is no reason to rest for long.
             if last > REST_MIN {
-                // ORDERING: Relaxed. As in `is_worth_it`.
-                self.last_rest.store(last - last / 64, Ordering::Relaxed);
+                self.last_rest.set(last - last / 64);
             }
             return;
         }
         let rest = last.saturating_mul(2).clamp(REST_MIN, REST_MAX);
-        // ORDERING: Relaxed. As in `is_worth_it`.
-        self.last_rest.store(rest, Ordering::Relaxed);
-        // ORDERING: Relaxed. As in `is_worth_it`.
-        self.rest.store(rest, Ordering::Relaxed);
+        self.last_rest.set(rest);
+        self.rest.set(rest);
     }
 }
 
@@ -64,11 +92,11 @@ mod tests {
 
     /// Returns how many of `waits` waits look, if looking is of use when `of_use` says so.
     fn looks(waits: u32, mut of_use: impl FnMut(u32) -> bool) -> u32 {
-        let spin = Spin::default();
+        let history = History::new();
         let looks = (0..waits).filter(|wait| {
-            let looks = spin.is_worth_it();
+            let looks = history.is_worth_it();
             if looks {
-                spin.tell(of_use(*wait));
+                history.tell(of_use(*wait));
             }
             looks
         });
@@ -90,5 +118,13 @@ mod tests {
     #[test]
     fn looking_that_was_in_vain_for_a_while_comes_back() {
         assert!(looks(1_000_000, |wait| wait > 5000) > 980_000);
+    }
+
+    #[test]
+    fn look_in_vain_of_one_thread_or_kind_leaves_others_alone() {
+        Spin::Queued.tell(false);
+        assert!(!Spin::Queued.is_worth_it());
+        assert!(Spin::Instant.is_worth_it());
+        assert!(std::thread::spawn(|| Spin::Queued.is_worth_it()).join().unwrap());
     }
 }

@@ -40,7 +40,6 @@ use crate::process::{Identity, Look, has_other_image, image_of};
 use crate::recover;
 use crate::sem::{INTERRUPTED, STATUS, is_waiting};
 use crate::spare;
-use crate::spin::Spin;
 use crate::waiting::Waiting;
 
 /// Pids at most: they are a field of a semaphore's word.
@@ -117,12 +116,6 @@ pub(crate) struct Begun {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Hot {
-    /// Whether waits of the task look before they sleep.
-    pub(crate) spin: Spin,
-    /// Whether they look for an instant before they are queued.
-    pub(crate) instant: Spin,
-    /// Whether its receivers look for a message before they are queued.
-    pub(crate) arrival: Spin,
     /// The lines of a message that it has done with and keeps for its next one, or 0.
     pub(crate) kept_message: AtomicU32,
 }

@@ -20,6 +20,7 @@ use crate::namespace::now_s;
 use crate::nested;
 use crate::recover;
 use crate::sem::IPC_NOWAIT;
+use crate::spin::Spin;
 use crate::task::Task;
 use crate::watch::Turn;
 
@@ -223,7 +224,7 @@ impl Task {
     /// Returns true if a receiver is to look for a message before it is queued. It is not where others are queued: they come
     /// first.
     fn is_worth_watching(&self, guard: &QueueGuard<'_>) -> bool {
-        self.shared.spin_ns != 0 && guard.receivers().is_empty() && self.hot.arrival.is_worth_it()
+        self.shared.spin_ns != 0 && guard.receivers().is_empty() && Spin::Arrival.is_worth_it()
     }
 
     /// Looks for a moment whether something is sent. The receiver is in no queue meanwhile, so a sender makes no system
@@ -248,7 +249,7 @@ impl Task {
                 ended = Ended::TimedOut;
             }
         }
-        self.hot.arrival.tell(ended == Ended::Woken);
+        Spin::Arrival.tell(ended == Ended::Woken);
         ended
     }
 

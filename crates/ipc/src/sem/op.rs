@@ -32,6 +32,7 @@ use crate::lock::Wait;
 use crate::namespace::{SEMAEM, SEMVMX, now_s};
 use crate::process::Look;
 use crate::recover;
+use crate::spin::Spin;
 use crate::task::Task;
 use crate::watch::{self, Turn};
 
@@ -232,7 +233,7 @@ impl Task {
             !word.is_frozen() && if sop.sem_op == 0 { result == 0 } else { result >= 0 }
         };
         let has_to_wait = !sop.is_nowait() && !set.word(sop.sem_num).is_ok_and(is_possible);
-        if !has_to_wait || self.shared.spin_ns == 0 || !self.hot.instant.is_worth_it() {
+        if !has_to_wait || self.shared.spin_ns == 0 || !Spin::Instant.is_worth_it() {
             return false;
         }
         let is_frozen = set.word(sop.sem_num).is_ok_and(Word::is_frozen);
@@ -242,7 +243,7 @@ impl Task {
             set.word(sop.sem_num).is_ok_and(is_possible)
         });
         let is_soon = looks.any(|is_possible| is_possible);
-        self.hot.instant.tell(is_soon);
+        Spin::Instant.tell(is_soon);
         is_soon
     }
 
@@ -314,7 +315,7 @@ impl Task {
     /// is shorter than that.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
-        if spin_ns == 0 || !self.hot.spin.is_worth_it() {
+        if spin_ns == 0 || !Spin::Queued.is_worth_it() {
             return None;
         }
         let end = Deadline { monotonic_ns: futex::now().monotonic_ns + spin_ns };
@@ -329,7 +330,7 @@ impl Task {
         (deadline, watch): (Deadline, Option<Deadline>),
     ) -> Result<(), Errno> {
         if let Some(end) = watch {
-            self.hot.spin.tell(node.watch(end));
+            Spin::Queued.tell(node.watch(end));
         }
         let mut turn = Turn::first();
         loop {

@@ -12,6 +12,7 @@ use crate::field::{get, put};
 use crate::sem::dead::wait_without_sleep;
 use crate::sem::set::Set;
 use crate::sem::{INTERRUPTED, STATUS};
+use crate::spin::Spin;
 use crate::{
     Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SPIN_NS_MAX, SemBuf, Task,
 };
@@ -148,15 +149,19 @@ fn wait_that_is_shorter_than_a_look_does_not_look() {
 
 #[test]
 fn call_that_has_not_to_wait_does_not_look_for_an_instant() {
-    let looks = |spin_ns_max, value, flag| {
+    // Each thread decides for itself.
+    let looks_here = |spin_ns_max, value, flag| {
         let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
         let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
         let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
         task.sem_setval(id, 0, value).unwrap();
         let set = Set::new(&task.shared, &task.sem_ids().obtain_object_check(id).unwrap());
         assert!(!task.is_soon_possible(set, SemBuf::new(0, -1, flag)), "nobody makes it possible");
-        // Who has looked in vain rests.
-        !task.hot.instant.is_worth_it()
+        // A thread whose look was in vain rests.
+        !Spin::Instant.is_worth_it()
+    };
+    let looks = |spin_ns_max, value, flag| {
+        thread::scope(|scope| scope.spawn(|| looks_here(spin_ns_max, value, flag)).join().unwrap())
     };
     assert!(looks(SPIN_NS_MAX, 0, 0), "the control");
     assert!(!looks(0, 0, 0));
