@@ -15,7 +15,7 @@
 //! A rule is a function from a file, or from all files where a rule spans files, to findings. Each
 //! has a test with a sample that it must find and one that it must leave alone.
 //!
-//! Source: `docs/style.md`; TigerBeetle's `tidy.zig`.
+//! Source: `docs/developing/style.md`; TigerBeetle's `tidy.zig`.
 
 mod atomics;
 mod layers;
@@ -44,13 +44,13 @@ const NOT_YET_PLAIN: [&str; 22] = [
     "crates/mbcache/",
     "crates/store/",
     "crates/testkit/",
-    "docs/ipc.md",
-    "docs/limits.md",
+    "docs/using/ipc.md",
+    "docs/using/limits.md",
     "docs/results/",
-    "docs/store.md",
-    "docs/style.md",
-    "docs/testing.md",
-    "docs/traps.md",
+    "docs/using/store.md",
+    "docs/developing/style.md",
+    "docs/developing/testing.md",
+    "docs/developing/traps.md",
     "xtask/",
 ];
 
