@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(linted(&["crates/sync/src/lib.rs"]), ["cache", "program", "sync"]);
         assert_eq!(linted(&["crates/program/src/main.rs"]), ["program"]);
         assert_eq!(linted(&["Cargo.toml"]), ["cache", "other", "program", "sync"]);
-        assert_eq!(linted(&["docs/testing.md"]), [""; 0]);
+        assert_eq!(linted(&["docs/developing/testing.md"]), [""; 0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! crates to check are found, not listed: a crate has models if a file of it names the cfg. A run
 //! in which no test ran is a failure, because a green run of nothing is how models rot.
 //!
-//! What each tool can and cannot see is told in `docs/testing.md`.
+//! What each tool can and cannot see is told in `docs/developing/testing.md`.
 //!
 //! Source: crossbeam's `ci/`; tokio-rs/loom#392 for why a green model alone proves nothing.
 

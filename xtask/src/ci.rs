@@ -9,7 +9,7 @@
 //!
 //! Longer versions of the randomized steps are in `nightly`.
 //!
-//! Source: `docs/testing.md`.
+//! Source: `docs/developing/testing.md`.
 
 use crate::{
     Outcome, checks,

@@ -32,8 +32,8 @@ usage: cargo xtask TASK
   ci [--quick]        everything below; --quick leaves out the suites on a mount
   ci --tested STATUS  the same after a `cargo test --workspace` that ended with STATUS
   nightly             the long versions of the randomized checks: hours
-  tidy                the rules of docs/style.md that a program can check
-  traps [--strict]    which test covers which trap of docs/traps.md
+  tidy                the rules of docs/developing/style.md that a program can check
+  traps [--strict]    which test covers which trap of docs/developing/traps.md
   loom                the models under loom
   shuttle             the models under shuttle
   crash               the models that stop a task before every store

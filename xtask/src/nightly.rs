@@ -1,10 +1,10 @@
 //! The long versions of the randomized checks, for a machine that has the night.
 //!
 //! `cargo xtask ci` runs each of them for seconds. Here each runs long enough for rare schedules
-//! and rare inputs. Every one prints its seed when it fails; `docs/testing.md` says how to repeat
-//! a run.
+//! and rare inputs. Every one prints its seed when it fails; `docs/developing/testing.md` says how
+//! to repeat a run.
 //!
-//! Source: `docs/testing.md`.
+//! Source: `docs/developing/testing.md`.
 
 use crate::{
     Outcome, checks,

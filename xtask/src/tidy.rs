@@ -15,7 +15,7 @@
 //! A rule is a function from a file, or from all files where a rule spans files, to findings. Each
 //! has a test with a sample that it must find and one that it must leave alone.
 //!
-//! Source: `docs/style.md`; TigerBeetle's `tidy.zig`.
+//! Source: `docs/developing/style.md`; TigerBeetle's `tidy.zig`.
 
 mod atomics;
 mod layers;
@@ -29,11 +29,7 @@ use crate::{Outcome, source};
 use std::{fmt, fs, io, path::Path};
 
 /// Folders and files that are not yet written in plain words. The list only ever becomes shorter.
-const NOT_YET_PLAIN: [&str; 22] = [
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "README.md",
+const NOT_YET_PLAIN: [&str; 12] = [
     "crates/cli/",
     "crates/corewalk/",
     "crates/fuse/",
@@ -44,13 +40,7 @@ const NOT_YET_PLAIN: [&str; 22] = [
     "crates/mbcache/",
     "crates/store/",
     "crates/testkit/",
-    "docs/ipc.md",
-    "docs/limits.md",
-    "docs/results/",
-    "docs/store.md",
-    "docs/style.md",
-    "docs/testing.md",
-    "docs/traps.md",
+    "docs/using/store.md",
     "xtask/",
 ];
 

@@ -1,15 +1,16 @@
 //! Which test covers which trap.
 //!
-//! `docs/traps.md` numbers the bugs that the field has already had. A test that would catch one
-//! says so in its doc comment: `Trap T13.`, or `Traps T13, T14.` for several. This module reads all
-//! doc comments, looks which of them stand on a test, and prints a table. A trap that the design
-//! makes impossible has no test; it has a line in `docs/races.md` that argues so, in the form
-//! `- T12: why it cannot happen.`. The tests that this page names for races must exist as well.
+//! `docs/developing/traps.md` numbers the bugs that the field has already had. A test that would
+//! catch one says so in its doc comment: `Trap T13.`, or `Traps T13, T14.` for several. This module
+//! reads all doc comments, looks which of them stand on a test, and prints a table. A trap that the
+//! design makes impossible has no test; it has a line in `docs/developing/races.md` that argues so,
+//! in the form `- T12: why it cannot happen.`. The tests that this page names for races must exist
+//! as well.
 //!
 //! What counts as a test is a function with `#[test]`, or an item whose documentation holds a
 //! `compile_fail` example. Doc comments elsewhere may mention a trap without covering it.
 //!
-//! Source: `docs/traps.md`.
+//! Source: `docs/developing/traps.md`.
 
 use crate::{
     Outcome,
@@ -26,7 +27,7 @@ use std::{
 const DEMANDED: [(char, RangeInclusive<u32>); 4] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18)];
 
-const RACES: &str = "docs/races.md";
+const RACES: &str = "docs/developing/races.md";
 
 /// The folder whose samples of doc comments cite traps without covering them.
 const OWN_FOLDER: &str = "xtask/";

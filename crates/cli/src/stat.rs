@@ -90,7 +90,7 @@ mod tests {
         for name in cache.iter().chain(&store) {
             assert!(words.contains(name), "{name}");
         }
-        let page = include_str!("../../../docs/store.md");
+        let page = include_str!("../../../docs/using/store.md");
         assert!(store.iter().all(|name| page.contains(&format!("`store_{name}`"))));
     }
 

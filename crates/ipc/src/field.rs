@@ -4,7 +4,7 @@
 //! count: the lock or the count orders them, and the access itself may be relaxed. It is atomic
 //! all the same, since the other side of a shared mapping keeps no rules.
 //!
-//! Source: `docs/style.md` section 4.
+//! Source: `docs/developing/style.md` section 4.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;

@@ -89,6 +89,7 @@ impl History {
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
+    use corewalk_base::primitives::thread;
 
     /// Returns how many of `waits` waits look, if looking is of use when `of_use` says so.
     fn looks(waits: u32, mut of_use: impl FnMut(u32) -> bool) -> u32 {
@@ -125,6 +126,6 @@ mod tests {
         Spin::Queued.tell(false);
         assert!(!Spin::Queued.is_worth_it());
         assert!(Spin::Instant.is_worth_it());
-        assert!(std::thread::spawn(|| Spin::Queued.is_worth_it()).join().unwrap());
+        assert!(thread::spawn(|| Spin::Queued.is_worth_it()).join().unwrap());
     }
 }

@@ -1,6 +1,6 @@
 //! Several threads at once: nobody is inside with another, nothing is lost, undo is exact.
 //!
-//! The seed decides the operations, not the schedule; see `docs/testing.md`.
+//! The seed decides the operations, not the schedule; see `docs/developing/testing.md`.
 
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};

@@ -17,7 +17,7 @@
 //! There is no pause and no "wait until probably ready" here. A test that needs an order says so
 //! with a channel or a barrier of its own.
 //!
-//! Source: the traps T22 and P9 of `docs/traps.md`, which need bounded time.
+//! Source: the traps T22 and P9 of `docs/developing/traps.md`, which need bounded time.
 
 use crate::{
     real::{

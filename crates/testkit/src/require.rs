@@ -9,7 +9,7 @@
 //! `all` stands for every need that a person can provide: all but [`Need::Machine`]. `.ci/run`
 //! sets `all`.
 //!
-//! Source: `docs/testing.md`.
+//! Source: `docs/developing/testing.md`.
 
 use std::{env, fmt::Display, fs::OpenOptions};
 

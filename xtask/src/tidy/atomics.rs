@@ -5,7 +5,7 @@
 //! reason cannot be reviewed; a pair of orderings has one tag, written at both ends, and a tag that
 //! occurs once is an end without its partner.
 //!
-//! Source: `docs/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
+//! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 
 use super::Finding;
 use crate::source::{RustFile, has_word};

@@ -16,8 +16,8 @@
 //! Text between backticks counts as one word and is not looked at. Tables, headings and code are
 //! left out.
 //!
-//! Source: `docs/style.md`. The limits lie at the level of redb, seize, papaya and crossbeam-epoch,
-//! where 0.2 to 3 of 100 sentences have more than 35 words.
+//! Source: `docs/developing/style.md`. The limits lie at the level of redb, seize, papaya and
+//! crossbeam-epoch, where 0.2 to 3 of 100 sentences have more than 35 words.
 
 use super::Finding;
 use crate::source::RustFile;

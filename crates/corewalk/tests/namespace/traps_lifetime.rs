@@ -15,7 +15,7 @@
 //! | `removed` | T53, T60: negative entries below removed directories
 //! | `torn` | P8: names and parents of different instants |
 //!
-//! T56 and T57 have no test: docs/races.md says why they cannot happen here.
+//! T56 and T57 have no test: docs/developing/races.md says why they cannot happen here.
 
 mod backend;
 mod crowds;

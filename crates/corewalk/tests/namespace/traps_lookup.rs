@@ -2,7 +2,7 @@
 //!
 //! Each family has a control: the same check, run on steps that are wrong on purpose, must fail.
 //! Traps that a storm or a history covers are cited there; those that cannot exist here are argued
-//! in docs/races.md.
+//! in docs/developing/races.md.
 
 mod confined;
 mod fills;

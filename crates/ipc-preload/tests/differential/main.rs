@@ -15,7 +15,7 @@
 //! This has no test runner (`harness = false`): a process with one thread is what undoes its operations
 //! before it ends (guarantee P.4), and a process of the runner has two.
 //!
-//! Source: `docs/testing.md`.
+//! Source: `docs/developing/testing.md`.
 
 #[path = "../../../ipc/tests/differential/corners.rs"]
 mod corners;

@@ -207,7 +207,7 @@ extern "C" fn first_call(_: *mut c_void) -> libc::c_int {
 extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     // SAFETY: the call takes a number.
     let changed = unsafe { libc::setuid(1000) };
-    // Whether it is let in is another question: see docs/ipc.md.
+    // Whether it is let in is another question: see docs/using/ipc.md.
     let _value = sysv::semctl(SET.load(RELAXED) as i32, 1, libc::GETVAL, 0);
     // SAFETY: the call takes a number.
     unsafe { libc::_exit(changed) }

@@ -11,7 +11,7 @@
 //! The scripts, and how they are compared, serve `crates/ipc-preload/tests/differential` as well, where the
 //! other side is the same processes with the preload library.
 //!
-//! Source: research on the semantics of Linux 6.18; `docs/testing.md`.
+//! Source: research on the semantics of Linux 6.18; `docs/developing/testing.md`.
 
 mod corners;
 mod msg;

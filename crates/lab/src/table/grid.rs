@@ -13,7 +13,7 @@
 //! # What it refuses
 //! To measure anything itself: what a visit does is the table's.
 //!
-//! Source: the house rules for measurements in `docs/style.md`, section 7.
+//! Source: the house rules for measurements in `docs/developing/style.md`, section 7.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
