@@ -63,17 +63,6 @@ pub(crate) fn is_alone() -> bool {
     rustix::fs::stat("/proc/self/task").is_ok_and(|stat| stat.st_nlink == 3)
 }
 
-/// Prints one line and ends the process with status 127, as a shell does for a command that cannot be run.
-///
-/// The other way would be to go on with the kernel's objects. But a program whose peers are in the
-/// namespace would then wait for them in vain, or find objects of strangers: an end is clearer.
-pub(crate) fn refuse(why: &str) -> ! {
-    let line = format!("corewalk ipc: pid {}: {why}\n", std::process::id());
-    // SAFETY: the buffer lives during the call and is as long as said.
-    let _written = unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
-    exit_now(127)
-}
-
 fn exit_now(status: c_int) -> ! {
     let address = EXIT_NOW.address();
     if !address.is_null() {

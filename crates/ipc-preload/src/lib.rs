@@ -1,7 +1,8 @@
 //! System V IPC for programs that were not made for it: a library for `LD_PRELOAD`.
 //!
 //! It defines the C library's functions, and answers them from a namespace of `corewalk-ipc` in a
-//! mapped file. `corewalk ipc exec` sets it up: the file is named by `COREWALK_IPC_NAMESPACE`.
+//! mapped file. `corewalk ipc exec` sets it up: `COREWALK_IPC_FD` names a descriptor of the file,
+//! and `COREWALK_IPC_NAMESPACE` its path.
 //!
 //! | module | what |
 //! |---|---|
@@ -11,6 +12,7 @@
 //! | `signal` | handlers, which end waits |
 //! | `syscall` | the same calls through syscall(2) |
 //! | `process` | the process as a task of the namespace |
+//! | `handed` | the descriptor of the file, which stays open |
 //! | `fork`, `hold` | fork with segments attached |
 //! | `exit` | the end of the process: undo |
 //! | `cred` | who the process acts as, and the calls that change it |
@@ -22,8 +24,9 @@
 //! # Guarantees
 //!
 //! - P.1: no panic unwinds into C: a function that C calls aborts instead.
-//! - P.2: a program that makes none of these calls opens nothing, and has one page of memory mapped. With `COREWALK_IPC_SHM` one
-//!   system call tells, when it is loaded, whether the program before it has left segments attached.
+//! - P.2: a program that makes none of these calls takes no line of the namespace. It has one page
+//!   of memory mapped, and the namespace, which takes addresses. With `COREWALK_IPC_SHM` one system
+//!   call tells, when it is loaded, whether the program before it has left segments attached.
 //! - P.3: a single semop(2) that need not wait allocates nothing. It makes no system call if its operation lies on the
 //!   stack, in the program or in its heap (`user`), but in a child of vfork(2) whose parent has made no call.
 //! - P.4: undo of a process that ends by itself is applied before its parent can see the end, unless
@@ -38,7 +41,7 @@
 //!   ends that with an error. The kernel has no such case. A handler that interrupts a wait may call anything.
 //! - What changes credentials without the C library, by an instruction of its own, goes unnoticed.
 //! - unshare(2) and setns(2) of an IPC namespace change nothing: the process keeps the objects of its namespace. A
-//!   child in another pid namespace is refused.
+//!   child in another pid namespace gets `ENOSYS`.
 //! - A handler that was installed without libc's functions, and that runs after a call was queued and before it
 //!   sleeps, does not end the wait with `EINTR`; the next one does.
 //! - Shared memory is the kernel's, unless `COREWALK_IPC_SHM` is set. It is read once, when the library is loaded.
@@ -48,7 +51,8 @@
 //!
 //! # What it refuses
 //!
-//! - To go on without its namespace: the process ends with a line and status 127.
+//! - To go on with the kernel's objects where there is no namespace: the calls fail with `ENOSYS`,
+//!   and one line says why.
 //! - To be a boundary: checks bind programs that use the library. A process that may write to the file
 //!   may do anything to the objects in it.
 //! - Static programs, those with set-user-ID and file capabilities, and those that make system calls by
@@ -64,6 +68,7 @@ mod errno;
 mod exit;
 mod files;
 mod fork;
+mod handed;
 mod hold;
 mod lookup;
 mod msg;
@@ -87,6 +92,7 @@ pub use files::{
     __open_2, __open64_2, __openat_2, __openat64_2, creat, creat64, fopen, fopen64, freopen,
     freopen64, open, open64, openat, openat64,
 };
+pub use handed::{close, close_range, closefrom, fcntl, fcntl64};
 #[cfg(target_arch = "x86_64")]
 pub use lookup::dlsym;
 pub use msg::{msgctl, msgget, msgrcv, msgsnd};
@@ -107,6 +113,8 @@ mod load {
         super::files::resolve();
         super::shm::resolve();
         super::fork::resolve();
+        super::handed::resolve();
+        super::process::join();
         if super::shm::is_on() {
             super::shm::detach_former();
         }

@@ -42,7 +42,7 @@ struct Msginfo {
 pub extern "C" fn msgget(key: key_t, msgflg: c_int) -> c_int {
     let task = process::task();
     let _call = Call::enter();
-    errno::number(task.msgget(key, msgflg))
+    errno::number(task.and_then(|task| task.msgget(key, msgflg)))
 }
 
 /// msgsnd(2).
@@ -60,7 +60,8 @@ pub unsafe extern "C" fn msgsnd(
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    errno::number(unsafe { send(task, msqid, message, (size, msgflg)) }.map(|()| 0))
+    let send = |task| unsafe { send(task, msqid, message, (size, msgflg)) };
+    errno::number(task.and_then(send).map(|()| 0))
 }
 
 /// # Safety
@@ -101,8 +102,8 @@ pub unsafe extern "C" fn msgrcv(
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    let received = unsafe { receive(task, msqid, message, (size, msgtyp, msgflg)) };
-    received.unwrap_or_else(|errno| {
+    let receive = |task| unsafe { receive(task, msqid, message, (size, msgtyp, msgflg)) };
+    task.and_then(receive).unwrap_or_else(|errno| {
         errno::set(errno);
         -1
     })
@@ -142,7 +143,8 @@ pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    errno::number(unsafe { control(task, msqid, cmd, buf.expose_provenance()) })
+    let control = |task| unsafe { control(task, msqid, cmd, buf.expose_provenance()) };
+    errno::number(task.and_then(control))
 }
 
 /// # Safety

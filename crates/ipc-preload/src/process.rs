@@ -1,7 +1,12 @@
 //! The process as a task of the namespace.
 //!
-//! Before the first call nothing happens but that a page is mapped: most programs that inherit `LD_PRELOAD` never make one.
-//! Then the namespace is mapped, its descriptor closed again, and the process registered.
+//! When the library is loaded it maps the namespace, and reads how others tell this program
+//! (`Program`): by its first call the program may have given up the right to open files. That takes
+//! addresses, and no line of the namespace: most programs that inherit `LD_PRELOAD` never make a
+//! call. The first call registers the process.
+//!
+//! A process that cannot be registered gets `ENOSYS`, as from a kernel without System V IPC, and
+//! one line on standard error says why.
 //!
 //! # Fork
 //!
@@ -30,20 +35,18 @@
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
-use corewalk_ipc::{Namespace, OpenError, Task};
+use corewalk_ipc::{Namespace, OpenError, Program, Task};
 use corewalk_sync::primitives::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::cell::Cell;
 use std::ptr;
+use std::sync::OnceLock;
 
 use crate::cred;
-use crate::exit;
+use crate::errno;
 use crate::hold;
-
-/// Names the file of the namespace.
-pub(crate) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
 /// What the kernel zeroes in a child.
 #[repr(C)]
@@ -57,7 +60,12 @@ struct Page {
     is_locked: AtomicBool,
     /// The lock of what is attached, see `shm`.
     is_attaching: AtomicBool,
+    /// Whether `PROGRAM` is this process.
+    is_program: AtomicBool,
 }
+
+/// How others tell this program, or that of a parent; see [`Page::is_program`].
+static PROGRAM: OnceLock<Program> = OnceLock::new();
 
 /// Whether threads may act as different users. It stays so.
 static IS_APART: AtomicBool = AtomicBool::new(false);
@@ -96,6 +104,19 @@ pub(crate) fn resolve() {
     let _registered = unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 
+/// Maps the namespace, before the program runs. The first call tries again if that is not possible,
+/// and says why.
+pub(crate) fn join() {
+    let Some(page) = known_page() else { return };
+    let _lock = PageLock::take(&page.is_locked);
+    if namespace().is_ok() {
+        PROGRAM.get_or_init(Program::own);
+        // ORDERING: Relaxed. There is one thread, and a thread that it makes sees what it has
+        // stored.
+        page.is_program.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Takes note that the memory of this process is its own: it is no child of vfork(2).
 fn own() {
     if let Some(page) = known_page() {
@@ -113,15 +134,17 @@ pub(crate) fn is_own() -> bool {
 
 /// Returns the process's task.
 ///
-/// Ends the process with status 127 if there is no namespace to register in.
+/// # Errors
+///
+/// `ENOSYS` if there is no namespace to register in.
 #[inline]
-pub(crate) fn task() -> &'static Task {
-    let task = if let Some(task) = known_task() { task } else { registered() };
+pub(crate) fn task() -> Result<&'static Task, Errno> {
+    let task = if let Some(task) = known_task() { task } else { registered()? };
     // ORDERING: Relaxed. Who has changed its own credentials sees its own store.
     if IS_APART.load(Ordering::Relaxed) {
         refresh_late(task);
     }
-    task
+    Ok(task)
 }
 
 /// Returns the process's task if it has made a call before.
@@ -154,7 +177,10 @@ pub(crate) fn pid() -> u32 {
 }
 
 /// Registers the child of a fork, which has attached what the parent has. `parent` is the copy of its task
-/// in the child's memory, which nobody uses after that.
+/// in the child's memory, which is not used after that.
+///
+/// A child that cannot be registered, in another pid namespace for one, goes on with what is
+/// mapped. The hold of its parent, which it has too, is then all that counts for it.
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
@@ -167,7 +193,7 @@ pub(crate) fn register_child(parent: &Task) {
             succeed_parent(&task);
             let _ = publish(page, task);
         }
-        Err(errno) => exit::refuse(&why_not("child", errno)),
+        Err(errno) => drop(errno::without_namespace(&why_not("child", errno))),
     }
 }
 
@@ -229,15 +255,16 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
 
 #[cold]
 #[inline(never)]
-fn registered() -> &'static Task {
+fn registered() -> Result<&'static Task, Errno> {
     // A guest comes here with each call.
-    own_task().unwrap_or_else(|| register().unwrap_or_else(|why| exit::refuse(&why)))
+    let known = own_task().ok_or(());
+    known.or_else(|()| register().map_err(|why| errno::without_namespace(&why)))
 }
 
 /// Makes the process a task, or returns why that cannot be.
 pub(crate) fn register() -> Result<&'static Task, String> {
     let _signals = BlockedSignals::new();
-    let page = page();
+    let page = mapped_page()?;
     let _lock = PageLock::take(&page.is_locked);
     if let Some(task) = known_task() {
         return Ok(task);
@@ -257,7 +284,10 @@ pub(crate) fn register() -> Result<&'static Task, String> {
         // The program may be one that this process has become by execve(2): undo survives that.
         None => {
             hold::leave();
-            namespace.adopt(cred::current(), pid())
+            // ORDERING: Relaxed. See `join`; a child finds a wiped page.
+            let is_known = page.is_program.load(Ordering::Relaxed);
+            let program = PROGRAM.get().copied().filter(|_| is_known);
+            namespace.adopt_as(cred::current(), pid(), &program.unwrap_or_else(Program::own))
         }
     };
     let task = made.map_err(|errno| why_not("process", errno))?;
@@ -327,9 +357,10 @@ fn known_page() -> Option<&'static Page> {
     unsafe { page.as_ref() }
 }
 
-/// Returns the page that is wiped in a child.
+/// Returns the page that is wiped in a child, for a process that has a task, or had one before it
+/// forked.
 fn page() -> &'static Page {
-    mapped_page().unwrap_or_else(|why| exit::refuse(why))
+    known_page().expect("a process is registered in the page")
 }
 
 /// Returns the page, which is mapped when the library is loaded, or says why that is not possible.
@@ -364,7 +395,7 @@ fn mapped_page() -> Result<&'static Page, &'static str> {
     Ok(unsafe { &*page })
 }
 
-/// Returns the namespace, which is mapped on the first call; the page is locked.
+/// Returns the namespace, which is mapped if it is not yet; the page is locked.
 fn namespace() -> Result<&'static Namespace, String> {
     // ORDERING(preload-namespace): Acquire. The namespace is made before its address is stored.
     let known = NAMESPACE.load(Ordering::Acquire);
@@ -372,11 +403,7 @@ fn namespace() -> Result<&'static Namespace, String> {
     if let Some(namespace) = unsafe { known.as_ref() } {
         return Ok(namespace);
     }
-    let path = std::env::var_os(NAMESPACE_ENV);
-    let path = path.ok_or_else(|| format!("{NAMESPACE_ENV} is not set"))?;
-    let opened = crate::open::open(path.as_ref());
-    let namespace = opened.map_err(|why| format!("{}: {why}", path.display()))?;
-    let namespace = Box::into_raw(Box::new(namespace));
+    let namespace = Box::into_raw(Box::new(crate::open::open()?));
     // ORDERING(preload-namespace): Release. See above.
     NAMESPACE.store(namespace, Ordering::Release);
     // SAFETY: as above.
@@ -413,7 +440,7 @@ pub(crate) struct AttachLock {
 }
 
 impl AttachLock {
-    /// Takes the lock. A call that is refused because of the namespace ends the process.
+    /// Takes the lock. The process has a task, or its parent had one.
     pub(crate) fn take() -> Self {
         let signals = BlockedSignals::new();
         let lock = PageLock::take(&page().is_attaching);

@@ -124,10 +124,12 @@ pub extern "C" fn shmget(key: key_t, size: size_t, shmflg: c_int) -> c_int {
         // SAFETY: the call takes numbers.
         return unsafe { next(key, size, shmflg) };
     }
-    let task = process::task();
-    let _call = Call::enter();
-    let _lock = AttachLock::take();
-    errno::number(raw::shmget(task, key, size as u64, shmflg))
+    let get = |task| {
+        let _call = Call::enter();
+        let _lock = AttachLock::take();
+        raw::shmget(task, key, size as u64, shmflg)
+    };
+    errno::number(process::task().and_then(get))
 }
 
 /// shmat(2).
@@ -145,12 +147,13 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
         // SAFETY: the caller's promise.
         return unsafe { next(shmid, address, shmflg) };
     }
-    let task = process::task();
-    let _call = Call::enter();
-    let _lock = AttachLock::take();
-    // SAFETY: the caller's promise.
-    let attached = unsafe { attach(task, shmid, address.expose_provenance(), shmflg) };
-    attached.unwrap_or_else(|errno| {
+    let attach = |task| {
+        let _call = Call::enter();
+        let _lock = AttachLock::take();
+        // SAFETY: the caller's promise.
+        unsafe { attach(task, shmid, address.expose_provenance(), shmflg) }
+    };
+    process::task().and_then(attach).unwrap_or_else(|errno| {
         errno::set(errno);
         FAILED
     })
@@ -227,11 +230,13 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
         // SAFETY: the caller's promise.
         return unsafe { next(address) };
     }
-    let task = process::task();
-    let _call = Call::enter();
-    let _lock = AttachLock::take();
-    // SAFETY: the caller's promise.
-    errno::number(unsafe { detach(task, address.expose_provenance()) }.map(|()| 0))
+    let detach = |task| {
+        let _call = Call::enter();
+        let _lock = AttachLock::take();
+        // SAFETY: the caller's promise.
+        unsafe { detach(task, address.expose_provenance()) }
+    };
+    errno::number(process::task().and_then(detach).map(|()| 0))
 }
 
 /// Detaches a segment; the lock is held.
@@ -269,10 +274,12 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
         // SAFETY: the caller's promise.
         return unsafe { next(shmid, cmd, buf) };
     }
-    let task = process::task();
-    let _call = Call::enter();
-    // SAFETY: the caller's promise.
-    errno::number(unsafe { control(task, shmid, cmd, buf.expose_provenance()) })
+    let control = |task| {
+        let _call = Call::enter();
+        // SAFETY: the caller's promise.
+        unsafe { control(task, shmid, cmd, buf.expose_provenance()) }
+    };
+    errno::number(process::task().and_then(control))
 }
 
 /// # Safety

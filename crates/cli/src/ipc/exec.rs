@@ -1,8 +1,9 @@
 //! `corewalk ipc exec`: a command in a namespace.
 //!
-//! The command gets the preload library and the name of the namespace in its environment, and with
-//! it everything that it starts. This process waits for it, passes on signals that somebody sent to it,
-//! and ends as the command does. (A signal of the terminal has reached the command already.)
+//! The command gets the preload library and the namespace in its environment, and a descriptor of
+//! the namespace's file; all that it starts inherits them. This process waits for it, passes on
+//! signals that were sent to it, and ends as the command does. (A signal of the terminal has
+//! reached the command already.)
 //!
 //! While it waits it looks after the namespace (`watch`).
 //!
@@ -26,7 +27,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
-use super::place::{Folder, NAMESPACE_ENV, Place, SHM_ENV};
+use super::place::{FD_ENV, Folder, NAMESPACE_ENV, Place, SHM_ENV};
 use super::program::Refusal;
 use super::watch::Watch;
 use super::{preload, program};
@@ -71,6 +72,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
+    // Kept until the command has inherited it.
+    let handed = place.hand_on();
+    match &handed {
+        Some((_, word)) => command.env(FD_ENV, word),
+        None => command.env_remove(FD_ENV),
+    };
     if arguments.shm {
         place.make_shm()?;
         command.env(SHM_ENV, &place.shm);
@@ -86,6 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ErrorKind::NotFound => refused(name, Refusal::NotFound),
         _ => Failure::Command(126, format!("{}: {error}", name.display())),
     })?;
+    drop(handed);
     let status = supervise(child, signals, &place)?;
     place.remove_marks();
     drop(place);

@@ -5,7 +5,8 @@
 //! namespace is a memfd, which goes with the last process that has it; it is sealed, so that nobody
 //! can cut it short under the others.
 //!
-//! What a name leads to is the user's own, or refused; see `open_named`.
+//! A file is the user's own, or refused; see `open_file`. The command inherits a descriptor of it,
+//! which serves also a program that may not open the file any more.
 //!
 //! # Shared memory
 //!
@@ -29,8 +30,8 @@ use corewalk_ipc::{
     Backing, Cred, Elsewhere, Namespace, NamespaceOptions, OpenError, SegmentFiles, Task,
 };
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, fstat, open, stat};
-use rustix::io::Errno;
-use rustix::process::{Pid, geteuid, test_kill_process};
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::process::{Pid, Resource, geteuid, getrlimit, test_kill_process};
 
 use crate::failure::Failure;
 
@@ -39,6 +40,12 @@ pub(super) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
 /// Where the preload library finds the memory of segments.
 pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
+
+/// Where the preload library finds the descriptor that was handed on.
+pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
+
+/// Numbers of descriptors among which the one that is handed on has a high one: the usual limit.
+const NUMBERS: u64 = 1024;
 
 /// Where folders without a name lie.
 const SHM_FOLDER: &str = "/dev/shm";
@@ -49,11 +56,11 @@ const NAMES_TRIED: u32 = 1000;
 /// Bytes of a name at most: a file's name is made of it.
 const NAME_MAX: usize = 200;
 
-/// Opens the file at `path`, which a name leads to; it is made if `flags` say so.
+/// Opens the file at `path`, which a word leads to; it is made if `flags` say so.
 ///
-/// Anybody may make a file of any name in `/dev/shm`. So it has to be the user's own, also for root: who owns it has
-/// all that is in it.
-fn open_named(path: &Path, flags: OFlags) -> Result<OwnedFd, OpenError> {
+/// It has to be the user's own: its owner has all that is in it. Root may use any file by its path,
+/// but not by a name: any user may make a file of any name in `/dev/shm`.
+fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
         // Apart from making it: with `fs.protected_regular` set Linux would refuse another user's file, less clearly.
@@ -66,7 +73,8 @@ fn open_named(path: &Path, flags: OFlags) -> Result<OwnedFd, OpenError> {
             made => break made?,
         }
     };
-    match fstat(&file)?.st_uid == geteuid().as_raw() {
+    let user = geteuid();
+    match fstat(&file)?.st_uid == user.as_raw() || is_path(word) && user.is_root() {
         true => Ok(file),
         false => Err(OpenError::OtherUser),
     }
@@ -95,14 +103,30 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
+/// Returns the path of the namespace `word`, for its removal. The file under a name may hold
+/// anything. The one under a path has to be a namespace, or to have been one: damaged, cut short,
+/// or of an earlier start of the machine.
+pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
+    let path = path(word)?;
+    let failed = |error: OpenError| Failure::of(path.display(), error);
+    let file = open_file(&path, word, OFlags::empty()).map_err(failed)?;
+    let opened = Namespace::open_fd(&file, without_shm());
+    match opened {
+        Err(error @ (OpenError::NotANamespace | OpenError::Os(_))) if is_path(word) => {
+            Err(failed(error))
+        }
+        _ => Ok(path),
+    }
+}
+
 /// A namespace, and how a process that this one starts finds it.
 pub(super) struct Place {
     pub(super) namespace: Namespace,
     pub(super) path: PathBuf,
     /// Where the memory of segments is, if the namespace answers for them.
     pub(super) shm: PathBuf,
-    /// Kept open: the path leads through it.
-    _anonymous: Option<OwnedFd>,
+    /// The file. The path of a namespace without a name leads through it.
+    file: OwnedFd,
     /// Goes with this.
     folder: Option<Folder>,
 }
@@ -166,13 +190,10 @@ impl Place {
     pub(super) fn open(word: &str) -> Result<Self, Failure> {
         let path = path(word)?;
         let shm = beside(&path);
-        let opened = match is_path(word) {
-            true => Namespace::open(&path, options(&shm)),
-            false => open_named(&path, OFlags::CREATE)
-                .and_then(|file| Namespace::open_fd(&file, options(&shm))),
-        };
-        let namespace = opened.map_err(|error| Failure::of(path.display(), error))?;
-        Ok(Self { namespace, path, shm, _anonymous: None, folder: None })
+        let opened = open_file(&path, word, OFlags::CREATE)
+            .and_then(|file| Ok((Namespace::open_fd(&file, options(&shm))?, file)));
+        let (namespace, file) = opened.map_err(|error| Failure::of(path.display(), error))?;
+        Ok(Self { namespace, path, shm, file, folder: None })
     }
 
     /// Joins the namespace `word`, or the one that this process runs in.
@@ -187,7 +208,7 @@ impl Place {
         };
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
-            Some(word) if !is_path(word) => open_named(&path, OFlags::empty()),
+            Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
             // The one that this process runs in is a path as well.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
@@ -198,7 +219,21 @@ impl Place {
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
         let opened = Namespace::open_fd(&file, options);
         let namespace = opened.map_err(|error| failed(&error))?;
-        Ok(Self { namespace, path, shm, _anonymous: None, folder: None })
+        Ok(Self { namespace, path, shm, file, folder: None })
+    }
+
+    /// Returns a descriptor of the file that the command inherits, and the word that tells the
+    /// preload library of it; or none if there is no descriptor left.
+    ///
+    /// Its number is high: programs count on the low ones.
+    pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
+        let least = i32::try_from(limit / 8 * 7).ok()?;
+        let handed = fcntl_dupfd_cloexec(&self.file, least).ok()?;
+        fcntl_setfd(&handed, FdFlags::empty()).ok()?;
+        let status = fstat(&handed).ok()?;
+        let word = format!("{}:{}:{}", handed.as_raw_fd(), status.st_dev, status.st_ino);
+        Some((handed, word))
     }
 
     /// Returns this process as a task of the namespace.
@@ -225,7 +260,7 @@ impl Place {
         let opened = Namespace::open_fd(&file, options);
         let namespace = opened.map_err(|error| Failure::of("a namespace in memory", error))?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        Ok(Self { namespace, path: path.into(), shm, _anonymous: Some(file), folder })
+        Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
     /// Makes the folder for the memory of segments, if it is not there.

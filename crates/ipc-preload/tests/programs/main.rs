@@ -7,6 +7,7 @@
 
 mod faults;
 mod forks;
+mod handed;
 mod jump;
 mod lookup;
 mod proc;
@@ -262,13 +263,39 @@ fn control_roles_pass_on_the_host_kernel() {
 }
 
 #[test]
-fn process_without_its_namespace_ends_with_a_line() {
+fn process_without_its_namespace_gets_an_error_and_says_why_once() {
     for namespace in [Namespace::missing(), Namespace::damaged(), Namespace::unnamed()] {
-        let output = process::start("by_number", &namespace);
+        let output = process::start("without", &namespace);
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(127), "{said}");
+        assert_eq!(output.status.code(), Some(0), "{said}");
         let lines: Vec<&str> = said.lines().filter(|line| line.contains("corewalk ipc")).collect();
         assert_eq!(lines.len(), 1, "{said}");
+    }
+}
+
+#[test]
+fn descriptor_of_the_namespace_stays_open() {
+    run("handed_closed", &Namespace::handed());
+}
+
+#[test]
+fn first_call_of_a_process_without_rights_is_answered() {
+    for role in ["handed_none_left", "handed_filtered", "handed_other_user"] {
+        for namespace in [Namespace::new(), Namespace::handed()] {
+            run(role, &namespace);
+        }
+    }
+}
+
+/// Another file has the number by now, or the descriptor is closed.
+#[test]
+fn descriptor_of_another_file_is_left_alone() {
+    let handed = Namespace::handed();
+    for word in [format!("{}:1:1", handed.number()), "1000000:1:1".to_owned(), "text".to_owned()] {
+        let mut command = process::command("without");
+        command.env(process::FD_ENV, word);
+        let output = process::output_of(command, &Namespace::unnamed());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
