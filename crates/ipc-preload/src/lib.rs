@@ -13,6 +13,7 @@
 //! | `syscall` | the same calls through syscall(2) |
 //! | `process` | the process as a task of the namespace |
 //! | `handed` | the descriptor of the file, which stays open |
+//! | `memory` | mlockall(2) without the namespace |
 //! | `fork`, `hold` | fork with segments attached |
 //! | `exit` | the end of the process: undo |
 //! | `cred` | who the process acts as, and the calls that change it |
@@ -71,6 +72,7 @@ mod fork;
 mod handed;
 mod hold;
 mod lookup;
+mod memory;
 mod msg;
 mod next;
 mod open;
@@ -95,6 +97,7 @@ pub use files::{
 pub use handed::{close, close_range, closefrom, fcntl, fcntl64};
 #[cfg(target_arch = "x86_64")]
 pub use lookup::dlsym;
+pub use memory::mlockall;
 pub use msg::{msgctl, msgget, msgrcv, msgsnd};
 pub use sem::{semctl, semget, semop, semtimedop};
 pub use shm::{shmat, shmctl, shmdt, shmget};
@@ -114,6 +117,7 @@ mod load {
         super::shm::resolve();
         super::fork::resolve();
         super::handed::resolve();
+        super::memory::resolve();
         super::process::join();
         if super::shm::is_on() {
             super::shm::detach_former();

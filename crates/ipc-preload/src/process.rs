@@ -41,6 +41,7 @@ use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::cell::Cell;
+use std::ops::Range;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -408,6 +409,14 @@ fn namespace() -> Result<&'static Namespace, String> {
     NAMESPACE.store(namespace, Ordering::Release);
     // SAFETY: as above.
     Ok(unsafe { &*namespace })
+}
+
+/// Returns where the namespace is mapped, if it is.
+pub(crate) fn namespace_memory() -> Option<Range<usize>> {
+    // ORDERING(preload-namespace): Acquire. See `namespace`.
+    let known = NAMESPACE.load(Ordering::Acquire);
+    // SAFETY: a namespace whose address was stored is never dropped.
+    unsafe { known.as_ref() }.map(Namespace::memory)
 }
 
 /// A lock of the page, until it is dropped.

@@ -15,6 +15,7 @@ use crate::errno;
 use crate::exit;
 use crate::files;
 use crate::handed;
+use crate::memory;
 use crate::msg;
 use crate::next::Next;
 use crate::process;
@@ -28,7 +29,7 @@ static SYSCALL: Next = Next::new(c"syscall");
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Calls of this library.
-const CALLS: [c_long; 16] = [
+const CALLS: [c_long; 17] = [
     libc::SYS_msgget,
     libc::SYS_msgsnd,
     libc::SYS_msgrcv,
@@ -45,6 +46,7 @@ const CALLS: [c_long; 16] = [
     libc::SYS_rt_sigaction,
     libc::SYS_close,
     libc::SYS_close_range,
+    libc::SYS_mlockall,
 ];
 
 /// Those that are the kernel's unless it is said where the memory of segments is.
@@ -192,6 +194,13 @@ unsafe extern "C" fn dispatch(
     if number == libc::SYS_close {
         // SAFETY: the caller's promise.
         return handed::close_by(a as c_int, || unsafe { pass_on(number, rest) } as c_int).into();
+    }
+    if number == libc::SYS_mlockall {
+        let lock = |flags: c_int| {
+            // SAFETY: the call takes a number.
+            unsafe { pass_on(number, [flags as usize, b, c, d, e, f]) as c_int }
+        };
+        return memory::lock_all(a as c_int, lock).into();
     }
     if number == libc::SYS_close_range {
         let close = |first: c_uint, last: c_uint| {

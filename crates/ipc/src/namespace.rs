@@ -21,6 +21,7 @@ use corewalk_sync::primitives::{Arc, IS_MODEL};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -467,6 +468,23 @@ impl Namespace {
     #[must_use]
     pub fn contention(&self) -> Contention {
         self.shared.contention.sum()
+    }
+
+    /// Returns the addresses at which the namespace is mapped in this process: for a host that
+    /// locks the rest of its memory (mlockall(2)).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// assert!(namespace.memory().len() > 1 << 30);
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    #[must_use]
+    pub fn memory(&self) -> Range<usize> {
+        self.shared.region.addresses()
     }
 
     /// Returns what the namespace may hold.

@@ -200,6 +200,14 @@ mod mapped {
         pub fn lines(&self) -> u32 {
             self.lines
         }
+
+        /// Returns the addresses of the lines, in whole pages.
+        #[must_use]
+        pub fn addresses(&self) -> Range<usize> {
+            let start = self.base.as_ptr().expose_provenance();
+            let bytes = self.lines as usize * size_of::<Line>();
+            start..start + bytes.next_multiple_of(page_size())
+        }
     }
 
     impl fmt::Debug for Region {
@@ -280,6 +288,13 @@ mod boxed {
         #[must_use]
         pub fn lines(&self) -> u32 {
             u32::try_from(self.lines.len()).expect("made from a u32")
+        }
+
+        /// Returns the addresses of the lines.
+        #[must_use]
+        pub fn addresses(&self) -> Range<usize> {
+            let lines = self.lines.as_ptr_range();
+            lines.start.expose_provenance()..lines.end.expose_provenance()
         }
     }
 }

@@ -10,6 +10,7 @@ mod forks;
 mod handed;
 mod jump;
 mod lookup;
+mod memory;
 mod proc;
 mod process;
 mod roles;
@@ -239,6 +240,11 @@ fn limits_are_not_set_through_proc() {
 #[test]
 fn functions_that_are_looked_up_are_those_of_the_library() {
     run("lookup_by_handle", &Namespace::with_shm());
+}
+
+#[test]
+fn locked_memory_is_that_of_the_program() {
+    run("memory_locked", &Namespace::new());
 }
 
 #[test]

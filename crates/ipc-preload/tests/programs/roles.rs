@@ -7,9 +7,9 @@ use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 
-use crate::{faults, forks, handed, jump, lookup, proc, shm, signals};
+use crate::{faults, forks, handed, jump, lookup, memory, proc, shm, signals};
 
-pub(crate) const ROLES: [(&str, fn()); 48] = [
+pub(crate) const ROLES: [(&str, fn()); 49] = [
     ("exec", exec),
     ("after_exec", after_exec),
     ("killed", killed),
@@ -54,6 +54,7 @@ pub(crate) const ROLES: [(&str, fn()); 48] = [
     ("proc_limits", proc::limits),
     ("proc_ways", proc::ways),
     ("lookup_by_handle", lookup::by_handle),
+    ("memory_locked", memory::locked),
     ("handed_closed", handed::closed),
     ("handed_none_left", handed::none_left),
     ("handed_filtered", handed::filtered),
