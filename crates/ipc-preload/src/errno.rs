@@ -1,6 +1,6 @@
 //! Results as C has them: a number, or -1 and errno.
 
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 
 /// Whether this process, or one that it was forked from, has said that it cannot join the

@@ -22,7 +22,7 @@
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 
-use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 use libc::{c_int, c_uint, c_void};
 use rustix::fs::fstat;
 use rustix::io::Errno;

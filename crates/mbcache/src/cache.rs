@@ -6,8 +6,8 @@
 //!
 //! Source: Linux `fs/mbcache.c`.
 
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
-use corewalk_sync::{CachePadded, Mutex};
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::{CachePadded, Mutex};
 use std::{fmt, io};
 
 use crate::counts::{Counts, Event};

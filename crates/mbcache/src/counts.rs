@@ -4,7 +4,7 @@
 //! entries there are: so neither pays for it. Who asks looks at all lines. The rest is spread over lines by
 //! threads, so that refusals on different keys do not meet here (G.7).
 
-use corewalk_sync::ShardedCounter;
+use corewalk_base::ShardedCounter;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -57,9 +57,10 @@
 //! Source: Linux `include/linux/list_bl.h` for the bit, `include/linux/seqlock.h` for the reader;
 //! DLHT (HPDC 2024) for the bucket of one line.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::primitives::{IS_MODEL, hint, thread, unmodelled};
-use corewalk_sync::{CachePadded, SlotArena};
+use corewalk_base::CachePadded;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::primitives::{IS_MODEL, hint, thread, unmodelled};
+use corewalk_sync::SlotArena;
 use std::time::Duration;
 
 use crate::order::{self, Rank};

@@ -70,7 +70,7 @@
 //!   `tests/conflicts.rs` records it, line by line. Except: what is refused (a pair that is there, an entry
 //!   that is held) is counted on a line of the thread, which it shares if there are more threads than such
 //!   lines, and so is what `scan` drops; scans share their hand, waits of tasks one list, and waits of
-//!   threads the queues of `corewalk_sync::park`.
+//!   threads the queues of `corewalk_base::park`.
 //!
 //! # Memory
 //!

@@ -3,9 +3,9 @@
 //! The thread whose first step is a load is the spawned one: see `tally` in the sync crate. A model has
 //! two buckets, and one line to link behind either, so slots and that line are used again at once.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{Arc, thread, unmodelled};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{Arc, thread, unmodelled};
+use corewalk_base::tally::{Tally, assert_all_reached};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};

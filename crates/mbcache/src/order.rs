@@ -7,7 +7,7 @@
 //!
 //! Source: Linux lockdep.
 
-use corewalk_sync::MutexGuard;
+use corewalk_base::MutexGuard;
 use std::ops::{Deref, DerefMut};
 
 /// The locks by rank; a lock is taken only if the thread holds none of its own rank or a later one.
@@ -115,7 +115,7 @@ pub(crate) use checked::Place;
 #[cfg(all(test, debug_assertions, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use corewalk_sync::Mutex;
+    use corewalk_base::Mutex;
 
     /// Trap T42.
     #[test]

@@ -12,7 +12,7 @@
 //!
 //! Source: Kara's "referenced bit" variant; Linux `mb_cache_shrink`, which turns a list instead.
 
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::Ordering;
 
 use crate::cache::Mbcache;
 use crate::counts::Event;

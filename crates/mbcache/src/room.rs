@@ -10,9 +10,9 @@
 //! # Locks
 //! The lock of a list is taken inside a bucket's, and nothing inside it.
 
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{CachePadded, Mutex, OwnLine};
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{CachePadded, Mutex, OwnLine};
 
 use crate::index::{self, Index};
 use crate::order::{Rank, take};

@@ -11,7 +11,7 @@
 //! The list's lock is taken with no other held; no waker is called, cloned or dropped inside it, and nothing
 //! is allocated or freed (traps T41, T42).
 
-use corewalk_sync::Mutex;
+use corewalk_base::Mutex;
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 use std::task::Waker;

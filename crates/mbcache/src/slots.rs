@@ -29,7 +29,7 @@
 //!
 //! Source: `SLAB_TYPESAFE_BY_RCU` in Linux `include/linux/slab.h`; `struct mb_cache_entry`.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 
 /// Words of a slot.
 pub(crate) const WORDS: usize = 3;
@@ -308,12 +308,12 @@ pub(crate) fn await_unused(words: &Words, state: State) -> bool {
 /// Who is woken does not look whether there are handles: those would be later ones.
 pub(crate) fn sleep_while_awaited(words: &Words, state: State) {
     let awaited = (state.0 & GENERATION) | LIVE | AWAITED;
-    corewalk_sync::park::wait(&words[STATE], GENERATION | LIVE | AWAITED, awaited);
+    corewalk_base::park::wait(&words[STATE], GENERATION | LIVE | AWAITED, awaited);
 }
 
 /// Wakes the threads that sleep until the slot's handles are put.
 pub(crate) fn wake(words: &Words) {
-    corewalk_sync::park::wake_all(&words[STATE]);
+    corewalk_base::park::wake_all(&words[STATE]);
 }
 
 /// Returns the state after the words were read.

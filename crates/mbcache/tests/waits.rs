@@ -1,10 +1,10 @@
 //! Waiting for the last handle: threads, tasks, and wakers that call back into the cache.
 
-use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicBool, Ordering},
 };
+use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
 use corewalk_testkit::{
     race::{self, Watchdog},
     rng::{ReportSeed, Seed},

@@ -6,7 +6,9 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::fixtures::{Folder, PROGRAM, corewalk, is_installed, run};
+use corewalk_testkit::require::{Need, has_program, has_root, skip};
+
+use crate::fixtures::{Folder, PROGRAM, corewalk, run};
 
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 
@@ -19,11 +21,7 @@ impl Shared {
     /// Returns copies of both; None, after saying so, for a user who is not root or without a
     /// program that is needed.
     fn new(programs: &[&str]) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            println!("skipped: not root");
-            return None;
-        }
-        if !programs.iter().all(|program| is_installed(program)) {
+        if !has_root() || !programs.iter().all(|program| has_program(program)) {
             return None;
         }
         let folder = Folder::new();
@@ -81,7 +79,7 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
     let works = Command::new("unshare").args(["-Ur", "true"]).status();
     if !works.expect("it is installed").success() {
-        println!("skipped: no user namespaces here");
+        skip(Need::Kernel, "no user namespaces here");
         return;
     }
     let made = shared.said(&["unshare", "-Ur", "sh", "-c", "ipcmk -S 2 > /dev/null; ipcs -s"]);
@@ -96,7 +94,7 @@ fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let output = shared.exec(&[], &["unshare", "--pid", "--fork", "sh", "-c", script]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if said.starts_with("unshare: ") {
-        println!("skipped: {said}");
+        skip(Need::Kernel, said);
         return;
     }
     assert_eq!(String::from_utf8_lossy(&output.stdout), "it goes on\n");
@@ -153,7 +151,7 @@ fn full_file_system_is_an_error() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     if error.starts_with("unshare: ") || error.starts_with("mount: ") {
-        println!("skipped: {error}");
+        skip(Need::Kernel, error);
         return;
     }
     assert!(output.status.success(), "{said}{error}");

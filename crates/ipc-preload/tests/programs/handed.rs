@@ -1,6 +1,7 @@
 //! Programs that lose the right to reach the file of the namespace, and programs that close what
 //! they do not know.
 
+use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::sysv;
 use std::os::unix::process::CommandExt as _;
 
@@ -107,7 +108,7 @@ pub(crate) fn other_user() {
     // SAFETY: as above.
     changed = changed && unsafe { libc::setresuid(65534, 65534, 65534) } == 0;
     if !changed {
-        println!("skipped: not root");
+        skip(Need::Root, "not root");
     }
     calls();
 }
