@@ -45,7 +45,7 @@ pub(crate) fn resolve() {
 pub(crate) fn end() {
     let Some(task) = process::own_task() else { return };
     if shm::is_on() && task.attached() != 0 {
-        shm::unmark_own();
+        shm::unmark();
     }
     if call::is_interrupted() || !is_alone() {
         return;

@@ -1,29 +1,29 @@
-//! The descriptor of the namespace's file, which `corewalk ipc exec` hands on to every program.
+//! The descriptors that `corewalk ipc exec` hands on to every program.
 //!
-//! A program that has changed its user, given up capabilities or entered a user namespace may not
-//! open the file any more. A descriptor needs no permission: it is inherited over fork(2) and
-//! execve(2), and the file is mapped from it before `main`. `COREWALK_IPC_FD` holds its number, and
-//! the device and inode of its file: a descriptor of this number may be another file by now, and is
-//! then left alone.
+//! One is that of the namespace's file, the other that of the folder of segments. A program that
+//! has changed its user, dropped capabilities or entered a user namespace may not open either by
+//! its path. A descriptor needs no permission: fork(2) and execve(2) hand it on. `COREWALK_IPC_FD`
+//! and `COREWALK_IPC_SHM_FD` hold the number of each, and the device and inode of its file. If
+//! another file has the number by now, the library leaves that file alone.
 //!
-//! # Programs that close what they do not know
+//! # Programs that close all descriptors
 //!
-//! The mapping does not need the descriptor; the next program does. So the library stands in front
-//! of close(2), close_range(2), closefrom(3) and `F_SETFD`, and spares this one descriptor: to its
-//! program it looks as if it were not open. The number is high, so it is in the way of no other.
+//! The library maps the file before `main`, so the program itself needs no descriptor of it. The
+//! next program does. So the library stands in front of close(2), close_range(2), closefrom(3),
+//! `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2), and keeps both descriptors open. They look closed to the program. Their numbers are
+//! high, so they do not meet the numbers that a program chooses.
 //!
-//! A program that closes it without the C library, or by dup2(2) over its number, loses it for the
-//! programs after it. Those open the file by its path, if they may; `open` says so otherwise, with
-//! the first call.
+//! A program that closes them without the C library, or by dup2(2) over the number, loses them for
+//! the programs that it starts. Those open the file by its path, if they may. If not, their calls
+//! return `ENOSYS` and `open` says why.
 //!
-//! Rejected: to open the file again before execve(2). The C library starts programs by functions
-//! that no library can stand in front of (posix_spawn(3) in system(3)), and `/proc/self/map_files`
-//! takes a capability.
+//! Rejected: to open the file again before execve(2). posix_spawn(3) within system(3) of the C
+//! library cannot be intercepted, and `/proc/self/map_files` takes a capability.
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 
 use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
-use libc::{c_int, c_uint, c_void};
+use libc::{c_int, c_uint, c_ulong, c_void};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
@@ -31,34 +31,83 @@ use std::os::fd::BorrowedFd;
 use crate::errno;
 use crate::next::Next;
 
-/// Names the descriptor: number, device and inode, with colons between them.
-const FD_ENV: &str = "COREWALK_IPC_FD";
+/// A descriptor that was handed on. All fields are set when the library is loaded, and never again.
+struct Handed {
+    /// The number of the descriptor, or [`NONE`].
+    number: AtomicU32,
+    device: AtomicU64,
+    inode: AtomicU64,
+}
 
-/// The number of the descriptor, or [`NONE`].
-static NUMBER: AtomicU32 = AtomicU32::new(NONE);
 const NONE: u32 = u32::MAX;
-static DEVICE: AtomicU64 = AtomicU64::new(0);
-static INODE: AtomicU64 = AtomicU64::new(0);
+
+/// The file of the namespace.
+static FILE: Handed = Handed::none();
+
+/// The folder of segments.
+static FOLDER: Handed = Handed::none();
+
+impl Handed {
+    const fn none() -> Self {
+        Self { number: AtomicU32::new(NONE), device: AtomicU64::new(0), inode: AtomicU64::new(0) }
+    }
+
+    /// Reads the variable `name`: number, device and inode, with colons between them.
+    fn read(&self, name: &str) {
+        let word = std::env::var(name).ok();
+        let Some([number, device, inode]) = word.as_deref().and_then(parse) else { return };
+        // ORDERING: Relaxed. One thread so far.
+        self.device.store(device, Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        self.inode.store(inode, Ordering::Relaxed);
+        // ORDERING: Relaxed. As above.
+        self.number
+            .store(i32::try_from(number).map_or(NONE, i32::cast_unsigned), Ordering::Relaxed);
+    }
+
+    /// Returns the number of the descriptor, or [`NONE`].
+    #[inline]
+    fn number(&self) -> u32 {
+        // ORDERING: Relaxed. See the type.
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// Returns the descriptor, if its number still stands for the file.
+    fn get(&self) -> Option<BorrowedFd<'static>> {
+        let number = self.number().cast_signed();
+        if number < 0 {
+            return None;
+        }
+        // SAFETY: the number is not -1. fstat(2) tells whether a file is open under it, and the
+        // library keeps the program from closing the right one.
+        let file = unsafe { BorrowedFd::borrow_raw(number) };
+        let status = fstat(file).ok()?;
+        // ORDERING: Relaxed. See the type.
+        let wanted = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
+        (wanted == (status.st_dev, status.st_ino)).then_some(file)
+    }
+
+    /// Returns true if `fd` is the descriptor.
+    #[inline]
+    fn is(&self, fd: c_uint) -> bool {
+        fd == self.number() && self.get().is_some()
+    }
+}
 
 static CLOSE: Next = Next::new(c"close");
 static CLOSE_RANGE: Next = Next::new(c"close_range");
 static CLOSEFROM: Next = Next::new(c"closefrom");
 static FCNTL: Next = Next::new(c"fcntl");
 static FCNTL64: Next = Next::new(c"fcntl64");
+static IOCTL: Next = Next::new(c"ioctl");
 
-/// Looks up what this module stands in front of, and which descriptor was handed on.
+/// Looks up the functions of the C library, and reads which descriptors were handed on.
 pub(crate) fn resolve() {
-    for next in [&CLOSE, &CLOSE_RANGE, &CLOSEFROM, &FCNTL, &FCNTL64] {
+    for next in [&CLOSE, &CLOSE_RANGE, &CLOSEFROM, &FCNTL, &FCNTL64, &IOCTL] {
         next.address();
     }
-    let handed = std::env::var(FD_ENV).ok();
-    let Some([number, device, inode]) = handed.as_deref().and_then(parse) else { return };
-    // ORDERING: Relaxed. One thread so far.
-    DEVICE.store(device, Ordering::Relaxed);
-    // ORDERING: Relaxed. As above.
-    INODE.store(inode, Ordering::Relaxed);
-    // ORDERING: Relaxed. As above.
-    NUMBER.store(i32::try_from(number).map_or(NONE, i32::cast_unsigned), Ordering::Relaxed);
+    FILE.read("COREWALK_IPC_FD");
+    FOLDER.read("COREWALK_IPC_SHM_FD");
 }
 
 fn parse(word: &str) -> Option<[u64; 3]> {
@@ -67,27 +116,20 @@ fn parse(word: &str) -> Option<[u64; 3]> {
     parts.next().is_none().then_some(numbers)
 }
 
-/// Returns the descriptor, if it is still that of the file.
+/// Returns the descriptor of the namespace's file, if it is still open.
 pub(crate) fn file() -> Option<BorrowedFd<'static>> {
-    // ORDERING: Relaxed. Set when the library is loaded, and never again.
-    let number = NUMBER.load(Ordering::Relaxed).cast_signed();
-    if number < 0 {
-        return None;
-    }
-    // SAFETY: the number is not -1. Whether a file is open under it is looked at now, and this
-    // library keeps the program from closing the one that is wanted.
-    let file = unsafe { BorrowedFd::borrow_raw(number) };
-    let status = fstat(file).ok()?;
-    // ORDERING: Relaxed. See above.
-    let wanted = (DEVICE.load(Ordering::Relaxed), INODE.load(Ordering::Relaxed));
-    (wanted == (status.st_dev, status.st_ino)).then_some(file)
+    FILE.get()
 }
 
-/// Returns true if `fd` is the descriptor that was handed on, which stays open.
+/// Returns the descriptor of the folder of segments, if it is still open.
+pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
+    FOLDER.get()
+}
+
+/// Returns true if `fd` is a descriptor that was handed on, which stays open.
 #[inline]
 fn is_kept(fd: c_int) -> bool {
-    // ORDERING: Relaxed. See `file`.
-    fd.cast_unsigned() == NUMBER.load(Ordering::Relaxed) && file().is_some()
+    [&FILE, &FOLDER].into_iter().any(|handed| handed.is(fd.cast_unsigned()))
 }
 
 /// Closes `fd` by `next`, unless it stays open.
@@ -98,20 +140,31 @@ pub(crate) fn close_by(fd: c_int, next: impl FnOnce() -> c_int) -> c_int {
     next()
 }
 
-/// Closes descriptors by `next`, without the one that stays open.
+/// Returns the numbers of the descriptors that stay open, in order.
+fn kept() -> impl Iterator<Item = c_uint> {
+    let mut numbers = [&FILE, &FOLDER].map(|handed| handed.get().map(|_| handed.number()));
+    numbers.sort_unstable();
+    numbers.into_iter().flatten()
+}
+
+/// Closes descriptors by `next`, without those that stay open.
 pub(crate) fn close_range_by(
     first: c_uint,
     last: c_uint,
     next: impl Fn(c_uint, c_uint) -> c_int,
 ) -> c_int {
-    // ORDERING: Relaxed. See `file`.
-    let kept = NUMBER.load(Ordering::Relaxed);
-    if !(first..=last).contains(&kept) || file().is_none() {
-        return next(first, last);
+    let mut from = first;
+    for number in kept().filter(|number| (first..=last).contains(number)) {
+        if from < number {
+            let result = next(from, number - 1);
+            if result != 0 {
+                return result;
+            }
+        }
+        from = number + 1;
     }
-    let below = if first < kept { next(first, kept - 1) } else { 0 };
-    let above = if kept < last { next(kept + 1, last) } else { 0 };
-    if below == 0 { above } else { below }
+    // If `first` is above `last`, the kernel says what is wrong.
+    if from <= last || from == first { next(from, last) } else { 0 }
 }
 
 /// close(2).
@@ -159,10 +212,8 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     let Some(next) = CLOSEFROM.found() else { return };
     // SAFETY: what the C library defines under this name has this type.
     let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
-    // ORDERING: Relaxed. See `file`.
-    let number = NUMBER.load(Ordering::Relaxed).cast_signed();
     let mut from = first.max(0);
-    if from <= number && file().is_some() {
+    for number in kept().map(c_uint::cast_signed).filter(|number| first <= *number) {
         for fd in from..number {
             // SAFETY: the caller's promise.
             unsafe { close(fd) };
@@ -173,24 +224,24 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { next(from) }
 }
 
-/// Defines fcntl(2) under its two names. A third argument is in the register that one of a plain
-/// function has.
+/// Defines a function with a command for a descriptor, under its names in the C library. The
+/// register of the optional third argument is that of a third argument in a plain function.
 macro_rules! controlling {
-    ($($table:ident, $name:ident;)*) => {
+    ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         $(
-            /// fcntl(2): the descriptor that was handed on stays open over execve(2).
+            /// fcntl(2) or ioctl(2): the descriptors that were handed on stay open over execve(2).
             ///
             /// # Safety
             ///
             /// That of the call.
             #[cfg_attr(not(test), unsafe(no_mangle))]
-            pub unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: usize) -> c_int {
-                if command == libc::F_SETFD && is_kept(fd) {
+            pub unsafe extern "C" fn $name(fd: c_int, command: $command, argument: usize) -> c_int {
+                if command == $closing && is_kept(fd) {
                     return errno::number(Err(Errno::BADF));
                 }
-                type Function = unsafe extern "C" fn(c_int, c_int, usize) -> c_int;
+                type Function = unsafe extern "C" fn(c_int, $command, usize) -> c_int;
                 let Some(next) = $table.found() else { return -1 };
-                // SAFETY: what the C library defines under this name takes its arguments this way.
+                // SAFETY: the function of this name in the C library takes its arguments this way.
                 let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
                 // SAFETY: the caller's promise.
                 unsafe { next(fd, command, argument) }
@@ -200,6 +251,7 @@ macro_rules! controlling {
 }
 
 controlling! {
-    FCNTL, fcntl;
-    FCNTL64, fcntl64;
+    FCNTL, fcntl, c_int, libc::F_SETFD;
+    FCNTL64, fcntl64, c_int, libc::F_SETFD;
+    IOCTL, ioctl, c_ulong, libc::FIOCLEX;
 }

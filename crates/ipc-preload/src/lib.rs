@@ -94,7 +94,7 @@ pub use files::{
     __open_2, __open64_2, __openat_2, __openat64_2, creat, creat64, fopen, fopen64, freopen,
     freopen64, open, open64, openat, openat64,
 };
-pub use handed::{close, close_range, closefrom, fcntl, fcntl64};
+pub use handed::{close, close_range, closefrom, fcntl, fcntl64, ioctl};
 #[cfg(target_arch = "x86_64")]
 pub use lookup::dlsym;
 pub use memory::mlockall;
@@ -114,9 +114,9 @@ mod load {
         super::signal::resolve();
         super::syscall::resolve();
         super::files::resolve();
+        super::handed::resolve();
         super::shm::resolve();
         super::fork::resolve();
-        super::handed::resolve();
         super::memory::resolve();
         super::process::join();
         if super::shm::is_on() {

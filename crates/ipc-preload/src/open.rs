@@ -9,7 +9,7 @@
 //!
 //! Source: open(2), proc(5).
 
-use corewalk_ipc::{Backing, Elsewhere, Namespace, NamespaceOptions, SegmentFiles};
+use corewalk_ipc::{Backing, Elsewhere, Namespace, NamespaceOptions};
 use rustix::fs::{Mode, OFlags, fstat};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -25,8 +25,8 @@ const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 ///
 /// Why that is not possible.
 pub(crate) fn open() -> Result<Namespace, String> {
-    let backing: Box<dyn Backing> = match crate::shm::folder() {
-        Some(folder) => Box::new(SegmentFiles::new(folder)),
+    let backing: Box<dyn Backing> = match crate::shm::segments() {
+        Some(segments) => Box::new(segments),
         None => Box::new(Elsewhere),
     };
     let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };

@@ -28,19 +28,21 @@
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_ipc::raw::{self, ShmArg, ShmUsage, Shminfo};
 use corewalk_ipc::{
-    IPC_INFO, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_STAT, SHM_STAT_ANY, ShmStat, Task,
+    IPC_INFO, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_STAT, SHM_STAT_ANY, SegmentFiles, ShmStat,
+    Task,
 };
 use libc::{c_int, c_void, key_t, size_t};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 
 use crate::call::Call;
 use crate::errno;
+use crate::handed;
 use crate::hold;
 use crate::next::Next;
 use crate::perm::ipc_perm;
@@ -60,9 +62,22 @@ static SHMAT: Next = Next::new(c"shmat");
 static SHMDT: Next = Next::new(c"shmdt");
 static SHMCTL: Next = Next::new(c"shmctl");
 
-/// Returns the folder of the segments.
-pub(crate) fn folder() -> Option<PathBuf> {
-    std::env::var_os(SHM_ENV).filter(|path| !path.is_empty()).map(PathBuf::from)
+/// Returns the path of the folder of segments.
+fn path() -> Option<OsString> {
+    std::env::var_os(SHM_ENV).filter(|path| !path.is_empty())
+}
+
+/// Returns the segments in the folder. The descriptor that was handed on leads to the folder; its
+/// path is for a process that has lost the descriptor.
+pub(crate) fn segments() -> Option<SegmentFiles> {
+    let path = path()?;
+    let handed = handed::folder().and_then(|folder| SegmentFiles::of_descriptor(folder).ok());
+    Some(handed.unwrap_or_else(|| SegmentFiles::new(path)))
+}
+
+/// Opens the folder of segments.
+fn folder() -> Option<OwnedFd> {
+    segments()?.open_folder().ok()
 }
 
 /// Returns true if these calls are ours.
@@ -78,14 +93,14 @@ pub(crate) fn resolve() {
         next.address();
     }
     // ORDERING: Relaxed. One thread so far.
-    IS_ON.store(folder().is_some(), Ordering::Relaxed);
+    IS_ON.store(path().is_some(), Ordering::Relaxed);
 }
 
 /// Detaches what the program that this process was before execve(2) has left.
 ///
 /// A program that cannot join the namespace need not want to. The mark then stays for the next one, and the attaches until the process ends.
 pub(crate) fn detach_former() {
-    if folder().is_some_and(|folder| unmark(&folder)) && process::register().is_err() {
+    if unmark() && process::register().is_err() {
         mark();
     }
 }
@@ -95,22 +110,17 @@ pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // Without a mark an attach ends with the process, and not with execve(2).
-    let _marked = rustix::fs::open(mark_path(&folder), flags, Mode::RUSR | Mode::WUSR);
+    let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
-/// Takes the mark away, at the end of the process.
-pub(crate) fn unmark_own() {
-    if let Some(folder) = folder() {
-        unmark(&folder);
-    }
+/// Takes the mark of this process away, and returns true if there was one.
+pub(crate) fn unmark() -> bool {
+    folder()
+        .is_some_and(|folder| rustix::fs::unlinkat(&folder, mark_name(), AtFlags::empty()).is_ok())
 }
 
-fn unmark(folder: &Path) -> bool {
-    rustix::fs::unlinkat(CWD, mark_path(folder), AtFlags::empty()).is_ok()
-}
-
-fn mark_path(folder: &Path) -> PathBuf {
-    folder.join(format!("exec-{}", rustix::process::getpid().as_raw_nonzero()))
+fn mark_name() -> String {
+    format!("exec-{}", rustix::process::getpid().as_raw_nonzero())
 }
 
 /// shmget(2).
@@ -254,7 +264,7 @@ unsafe fn detach(task: &Task, address: usize) -> Result<(), Errno> {
     let detached = unmapping.detach();
     if task.attached() == 0 {
         hold::give_up();
-        unmark_own();
+        unmark();
     }
     unmapped.and(detached)
 }

@@ -74,6 +74,38 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("ermission denied"), "{output:?}");
 }
 
+/// The folder of segments is in one that lets in root alone.
+#[test]
+fn program_that_changes_its_user_makes_and_attaches_segments() {
+    let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
+    let make = r#"shmwrite(shmget(7, 5000, 01644) // die($!), "A" x 10, 4990, 10) or die $!"#;
+    let read = r#"
+        my $id = shmget(7, 0, 0) // die $!;
+        shmread($id, my $text, 4990, 10) or die $!;
+        print "$text\n";
+        shmwrite($id, "B", 0, 1) or print "write: $!\n";
+        shmctl($id, 0, 0) or print "remove: $!\n";
+    "#;
+    let path = shared.folder.path("namespace");
+    let named = ["--shm", "--namespace", path.to_str().expect("a path of ours")];
+    let both = "setpriv --reuid 65534 --clear-groups perl -e \"$1\" && \
+                setpriv --reuid 65533 --clear-groups perl -e \"$2\"";
+    for options in [&["--shm"][..], &named] {
+        let output = shared.exec(options, &["sh", "-c", both, "sh", make, read]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        // The third user may read the segment, and not write or remove it.
+        let wanted = "AAAAAAAAAA\nwrite: Permission denied\nremove: Operation not permitted\n";
+        assert_eq!((said.as_str(), error.as_str()), (wanted, ""), "{options:?}");
+    }
+    let purged = run({
+        let mut purge = Command::new(shared.folder.path("corewalk"));
+        purge.args(["ipc", "rm", "--purge", "--namespace"]).arg(&path);
+        purge
+    });
+    assert!(purged.status.success() && !path.with_extension("shm").exists(), "{purged:?}");
+}
+
 #[test]
 fn program_in_a_user_namespace_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
@@ -196,7 +228,7 @@ fn damaged_namespace_is_listed_and_purged() {
                 // It might be any file.
                 assert_eq!(purged.status.code(), Some(1));
                 fs::remove_file(path).expect("it is ours");
-                fs::remove_dir(path.with_extension("shm")).expect("it is ours");
+                fs::remove_dir_all(path.with_extension("shm")).expect("it is ours");
                 continue;
             }
             assert!(purged.status.success(), "{at}: {}", String::from_utf8_lossy(&purged.stderr));
