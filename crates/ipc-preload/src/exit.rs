@@ -1,11 +1,11 @@
-//! The end of the process: undo is applied before anybody can see that it has ended.
+//! The end of the process: undo is applied before its parent can see the end.
 //!
 //! | end | seen by |
 //! |---|---|
-//! | exit(3), return from `main` | the destructor of this library, which runs after those of the program |
+//! | exit(3), return from `main` | the destructor of this library, after those of the program |
 //! | `quick_exit` | its list of functions |
 //! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | the functions of these names here |
-//! | a signal, an exit(3) beside other threads, an exit inside of a call | the recovery of the namespace |
+//! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
 //!
 //! While other threads of the process run, a call of theirs may be under way, and its lock or its
 //! undo record in use. The process then ends as one that is killed does.

@@ -10,8 +10,9 @@
 //!
 //! The library maps the file before `main`, so the program itself needs no descriptor of it. The
 //! next program does. So the library stands in front of close(2), close_range(2), closefrom(3),
-//! `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2), and keeps both descriptors open. They look closed to the program. Their numbers are
-//! high, so they do not meet the numbers that a program chooses.
+//! `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2), and keeps both descriptors open. They look
+//! closed to the program. Their numbers are high, so they do not meet the numbers that a program
+//! chooses.
 //!
 //! A program that closes them without the C library, or by dup2(2) over the number, loses them for
 //! the programs that it starts. Those open the file by its path, if they may. If not, their calls

@@ -1,7 +1,7 @@
 //! msgget(2), msgsnd(2), msgrcv(2), msgctl(2).
 //!
-//! The text goes straight from the caller's buffer into the namespace and back. A buffer that another
-//! thread changes meanwhile gives a message that is mixed, as with the kernel.
+//! The text goes straight from the caller's buffer into the namespace and back. If another thread
+//! changes the buffer meanwhile, the message is a mixture, as with the kernel.
 //!
 //! Source: msgop(2), msgctl(2), `<sys/msg.h>` of glibc.
 
@@ -49,7 +49,7 @@ pub extern "C" fn msgget(key: key_t, msgflg: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// What is at `message` is no memory that another thread takes away meanwhile.
+/// No other thread unmaps the memory at `message` meanwhile.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgsnd(
     msqid: c_int,
@@ -188,7 +188,7 @@ fn info(task: &Task, cmd: c_int) -> Result<(i32, Msginfo), Errno> {
         MSG_INFO => {
             (totals.queues.cast_signed(), saturated(totals.messages), saturated(totals.bytes))
         }
-        // What Linux computes from its defaults, whatever they were set to.
+        // Linux computes these from its defaults, and not from the limits that are set.
         _ => (512_000, 16_384, 16_384),
     };
     let (msgmax, msgmni) = (limits.msgmax.cast_signed(), limits.msgmni.cast_signed());

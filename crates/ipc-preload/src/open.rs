@@ -1,11 +1,11 @@
 //! Maps the namespace.
 //!
-//! The file is there already: `corewalk ipc exec` has made it. If it is gone a new one would be a second
-//! namespace beside the one that other processes still have mapped, so none is made.
+//! The file is there already, because `corewalk ipc exec` has made it. If it is gone, no new file
+//! is made: that would be a second namespace beside the one that other processes still have mapped.
 //!
 //! The descriptor that was handed on comes first (`handed`). A program that does not have it opens
 //! the file by its path. A namespace without a name is a memfd of the process that runs the
-//! command, reached through its `/proc/PID/fd`; that is the one place where a link is followed.
+//! command, reached through its `/proc/PID/fd`. Only there a link is followed.
 //!
 //! Source: open(2), proc(5).
 

@@ -93,8 +93,8 @@ fn operate(
 
 /// semctl(2).
 ///
-/// The function is variadic in C. A caller puts the fourth argument, a number or a pointer, into the
-/// register that a fourth argument of a plain function has, on the machines that this crate is for.
+/// The function is variadic in C. A caller passes the fourth argument, a number or a pointer, in
+/// the register of a fourth argument of a plain function, on the machines that this crate supports.
 ///
 /// # Safety
 ///

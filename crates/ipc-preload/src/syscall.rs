@@ -49,11 +49,11 @@ const CALLS: [c_long; 17] = [
     libc::SYS_mlockall,
 ];
 
-/// Those that are the kernel's unless it is said where the memory of segments is.
+/// Calls that are the kernel's unless `COREWALK_IPC_SHM` is set.
 const SHM_CALLS: [c_long; 4] =
     [libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl];
 
-/// Calls after which the credentials are asked for anew. By number they change the calling thread only.
+/// Calls after which the credentials are read again. By number they change the calling thread only.
 const REFRESHING: [c_long; 11] = [
     libc::SYS_setuid,
     libc::SYS_setgid,

@@ -1,8 +1,8 @@
 //! Programs that know nothing of the library, with the library preloaded.
 //!
 //! A test starts this binary once more, with the library and a namespace in its environment and the
-//! name of a role; the role makes plain calls of libc, and forks. What a role finds wrong it says
-//! by a panic. The same roles run without the library as the control: the host kernel passes them too.
+//! name of a role. The role makes plain calls of libc, and forks. A role panics if an answer is
+//! wrong. As the control, the same roles run without the library: the host kernel passes them too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
 mod faults;

@@ -49,7 +49,7 @@ impl Namespace {
         let folder = self.shm.as_ref().expect("it has a folder");
         let names = fs::read_dir(folder).expect("a folder").flatten();
         let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        // What else there is says who has something attached.
+        // The other files are marks of processes with segments attached.
         names.filter(|name| !name.starts_with("exec-")).count()
     }
 
@@ -66,7 +66,7 @@ impl Namespace {
         // SAFETY: the call takes numbers.
         let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, 900) };
         assert!(number >= 900);
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new, and no other value owns it.
         let handed = unsafe { OwnedFd::from_raw_fd(number) };
         namespace.handed = Some(handed);
         namespace
@@ -145,8 +145,8 @@ pub(crate) fn output_of(mut command: Command, namespace: &Namespace) -> Output {
     command.output().expect("the role starts")
 }
 
-/// Returns what a script of the shell says with the library, and what it says in an IPC namespace of the host kernel;
-/// or none if that is not allowed.
+/// Returns the output of a shell script with the library, and its output in an IPC namespace of the
+/// host kernel; or none if that is not allowed.
 pub(crate) fn said_by_both(script: &str, namespace: &Namespace) -> Option<[String; 2]> {
     let shell = || {
         let mut command = Command::new("sh");
@@ -181,7 +181,8 @@ pub(crate) fn run_beside_linux(role: &str, namespace: &Namespace) {
     }
 }
 
-/// Gives this thread an IPC namespace of its own of the host kernel; returns false if that is not allowed.
+/// Gives this thread an IPC namespace of its own of the host kernel. Returns false if that is not
+/// allowed.
 fn has_own_linux() -> bool {
     let unshared = sysv::unshare_ipc();
     if let Err(errno) = unshared {

@@ -1,7 +1,7 @@
-//! What the processes do: plain calls, as a program that knows no other IPC makes them.
+//! The roles of processes: plain calls, as a program that knows no other IPC makes them.
 //!
-//! A role runs in the one process that the test starts, and forks what else it needs. It must hold on
-//! the host kernel as well.
+//! A role runs in the one process that the test starts, and forks the others that it needs. It must
+//! hold on the host kernel as well.
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{Need, has_root, skip};
@@ -277,7 +277,7 @@ fn by_number() {
     assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::IPC_RMID as usize]), 0);
     assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::GETVAL as usize]), -1);
     assert_eq!(last_errno(), Some(libc::EINVAL));
-    // What is not ours goes on to the C library, with all of its arguments.
+    // Other calls go on to the C library, with all of their arguments.
     assert_eq!(call(libc::SYS_getpid, &[]), i64::from(std::process::id()));
     assert_eq!(call(libc::SYS_close, &[usize::MAX]), -1);
     assert_eq!(last_errno(), Some(libc::EBADF));
@@ -313,7 +313,7 @@ fn credentials() {
     remove(id);
 }
 
-/// What a thread changes by number is its own, and goes on to those that it makes.
+/// A change by number concerns one thread, and the threads that it makes later.
 fn thread_credentials() {
     if !has_root() {
         return;
@@ -368,7 +368,7 @@ fn threads() {
     remove(id);
 }
 
-/// What `exec` tells the program that it becomes.
+/// Names the set for the program that `exec` becomes.
 const SET_ENV: &str = "COREWALK_PRELOAD_SET";
 
 fn exec() {
@@ -412,7 +412,7 @@ fn killed() {
     assert!(libc::WIFSIGNALED(status), "status {status:x}");
     assert_eq!(value(id, 0), 0, "seen by who asks");
 
-    // And by who waits: it wakes when the adjustment of the one that is killed is applied.
+    // A waiting call sees it too: it wakes when the undo of the killed process is applied.
     let waiter = child(|| semop(id, (1, 0, 0)).err().unwrap_or(0));
     assert_eq!(exited(wait(waiter)), 0);
     remove(id);
@@ -450,7 +450,8 @@ fn pid_namespace() {
             tell(told, b's');
             return 0;
         }
-        // The first process is the other namespace's init(8): as long as it lives others can be made.
+        // The first process is init(8) of the other namespace, which takes processes while it
+        // lives.
         let init = child(|| {
             hear(go_on);
             0
