@@ -17,6 +17,7 @@ mod checks;
 mod ci;
 mod nightly;
 mod process;
+mod release;
 mod source;
 mod suites;
 mod tidy;

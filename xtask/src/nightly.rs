@@ -9,7 +9,7 @@
 use crate::{
     Outcome, checks,
     ci::{self, STEP_LIMIT, Tally},
-    process, suites,
+    process, release, suites,
 };
 use std::{path::Path, process::Command};
 
@@ -67,6 +67,9 @@ pub(crate) fn run(root: &Path) -> Outcome {
     tally.step("miri, 16 seeds", || checks::miri_with(root, "-Zmiri-many-seeds=0..16"));
     // All crates, the lab among them, as they are measured and shipped.
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
+    tally.step("oldest compiler", || release::oldest_compiler(root));
+    tally.step("licences", || release::licences(root));
+    tally.step("packages", || release::packages(root));
     tally.step("suite ipc-programs", || suites::run_one(root, "ipc-programs"));
     tally.finish()
 }

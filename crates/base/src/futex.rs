@@ -75,6 +75,8 @@ mod imp {
 
     /// Sleeps while the low half of `word` is `value`, until woken or until `deadline`.
     pub fn wait(word: &AtomicU64, value: u32, deadline: Deadline, scope: Scope) -> Ended {
+        // Without a deadline the kernel would resume the wait after a handler with `SA_RESTART`. So
+        // `NEVER` is passed as a deadline too, and each handler ends the wait.
         let until = Timespec {
             tv_sec: (deadline.monotonic_ns / NS_PER_S).cast_signed(),
             tv_nsec: (deadline.monotonic_ns % NS_PER_S).cast_signed(),

@@ -42,12 +42,17 @@ pub use fs::{
     XattrMode,
 };
 pub use name::{NAME_MAX, Name, PATH_MAX};
-pub use path::PathRef;
+pub use path::{PathFormat, PathRef};
 pub use rustix::io::Errno;
 pub use vfs::{EntryId, Fsync, InodeRef, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions};
 pub use walk::{FsStruct, Resolved, SYMLINKS_MAX, WalkFlags};
 
-/// The example of README.md, compiled and run.
+/// Runs the examples of the README as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+/// Runs the example of the repository's README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
-struct Readme;
+struct RepositoryReadme;

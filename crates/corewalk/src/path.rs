@@ -2,6 +2,8 @@
 
 mod formatting;
 
+pub use formatting::PathFormat;
+
 use std::fmt;
 
 use crate::Errno;
@@ -36,7 +38,9 @@ impl<'v> PathRef<'v> {
     /// translations can share.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
-        self.translated(self.route(Some(root)))
+        let mut buffer = PathBuffer::new();
+        buffer.collect(&self.vfs.dcache, self.route(Some(root)));
+        (buffer.whole().to_vec(), buffer.kind)
     }
 
     /// As [`PathRef::path_of`], at the end of `buf`; the bytes before the path may be overwritten.
@@ -65,7 +69,7 @@ impl<'v> PathRef<'v> {
         root: &PathRef<'_>,
         buf: &'b mut [u8],
     ) -> Result<(&'b [u8], PathKind), Errno> {
-        let (start, kind) = self.path_into(Some(root), buf)?;
+        let (start, kind) = path_into(&self.vfs.dcache, self.route(Some(root)), buf)?;
         Ok((&buf[start..], kind))
     }
 
@@ -81,24 +85,6 @@ impl<'v> PathRef<'v> {
     /// Returns the way from here to `root`, or to the root of the namespace.
     fn route(&self, root: Option<&PathRef<'_>>) -> Route<'_> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
-    }
-
-    fn translated(&self, route: Route<'_>) -> (Vec<u8>, PathKind) {
-        let mut buffer = PathBuffer::new();
-        buffer.collect(&self.vfs.dcache, route);
-        (buffer.whole().to_vec(), buffer.kind)
-    }
-
-    fn path_into(
-        &self,
-        root: Option<&PathRef<'_>>,
-        buf: &mut [u8],
-    ) -> Result<(usize, PathKind), Errno> {
-        self.route_into(self.route(root), buf)
-    }
-
-    fn route_into(&self, route: Route<'_>, buf: &mut [u8]) -> Result<(usize, PathKind), Errno> {
-        path_into(&self.vfs.dcache, route, buf)
     }
 
     /// Returns a weak name of the place: the slot of the dentry and its generation.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, Errno, FsStruct, InodeRef, Make, Name, PathKind, PathRef, Removal, Vfs, VfsOptions,
-    WalkFlags,
+    Cred, Errno, FsStruct, InodeRef, Make, Name, PathFormat, PathKind, PathRef, Removal, Vfs,
+    VfsOptions, WalkFlags,
 };
 use corewalk_testkit::alloc::{Counting, thread_allocations};
 
@@ -52,7 +52,12 @@ fn spellings<'a>(
     root: &'a PathRef<'_>,
 ) -> Vec<(&'static str, Owned, InBuffer<'a>, Errno)> {
     let owned = |path: &[u8]| path.to_vec();
-    let too_long = Errno::NAMETOOLONG;
+    let (too_long, range) = (Errno::NAMETOOLONG, Errno::RANGE);
+    let format = |name, text: Owned, format: PathFormat<'a>, too_small| {
+        let in_buffer = move |buf: &mut [u8]| place.format_in(format, buf).map(owned);
+        (name, text, Box::new(in_buffer) as InBuffer<'a>, too_small)
+    };
+    let raw = place.format_in(PathFormat::DentryPathRaw, &mut [0; 8192]).map(owned);
     vec![
         (
             "path_of",
@@ -60,36 +65,11 @@ fn spellings<'a>(
             Box::new(move |buf| place.path_of_in(root, buf).map(|found| owned(found.0))),
             too_long,
         ),
-        (
-            "d_path",
-            Ok(place.d_path(root)),
-            Box::new(move |buf| place.d_path_in(root, buf).map(owned)),
-            too_long,
-        ),
-        (
-            "d_absolute_path",
-            place.d_absolute_path(),
-            Box::new(move |buf| place.d_absolute_path_in(buf).map(owned)),
-            too_long,
-        ),
-        (
-            "dentry_path",
-            Ok(place.dentry_path()),
-            Box::new(move |buf| place.dentry_path_in(buf).map(owned)),
-            too_long,
-        ),
-        (
-            "dentry_path_raw",
-            Ok(place.dentry_path_raw()),
-            Box::new(move |buf| place.dentry_path_raw_in(buf).map(owned)),
-            too_long,
-        ),
-        (
-            "getcwd",
-            place.getcwd(root),
-            Box::new(move |buf| place.getcwd_in(root, buf).map(owned)),
-            Errno::RANGE,
-        ),
+        format("d_path", Ok(place.d_path(root)), PathFormat::DPath(root), too_long),
+        format("d_absolute_path", place.d_absolute_path(), PathFormat::DAbsolutePath, too_long),
+        format("dentry_path", Ok(place.dentry_path()), PathFormat::DentryPath, too_long),
+        format("dentry_path_raw", raw, PathFormat::DentryPathRaw, too_long),
+        format("getcwd", place.getcwd(root), PathFormat::Getcwd(root), range),
     ]
 }
 
@@ -150,7 +130,7 @@ fn path_fits_its_buffer_exactly_or_is_an_error() {
     check_in_buffers(&gone, &root);
     assert_eq!(gone.path_of(&root), (b"/gone".to_vec(), PathKind::Unlinked));
     assert_eq!(gone.dentry_path(), b"/gone//deleted");
-    assert_eq!(gone.dentry_path_raw(), b"/gone");
+    assert_eq!(gone.format_in(PathFormat::DentryPathRaw, &mut [0; 64]), Ok(&b"/gone"[..]));
     let inside = place(&vfs, &root, "m/f");
     assert_eq!((&inside.dentry_path()[..], &inside.d_path(&root)[..]), (&b"/f"[..], &b"/m/f"[..]));
     assert_eq!(inside.d_absolute_path().unwrap(), b"/m/f");
@@ -199,8 +179,11 @@ fn translation_into_a_buffer_allocates_nothing_at_any_depth() {
         }
         let before = thread_allocations();
         let found = at.path_of_in(&root, &mut buf).map(|(path, kind)| (path == expected, kind));
-        let exact = at.d_path_in(&root, &mut buf[..expected.len()]).map(|path| path == expected);
-        let short = at.getcwd_in(&root, &mut buf[..expected.len() - 1]).map(drop);
+        let exact = at
+            .format_in(PathFormat::DPath(&root), &mut buf[..expected.len()])
+            .map(|path| path == expected);
+        let short =
+            at.format_in(PathFormat::Getcwd(&root), &mut buf[..expected.len() - 1]).map(drop);
         assert_eq!(thread_allocations(), before, "at depth {depth}");
         assert_eq!(found, Ok((true, PathKind::Linked)), "at depth {depth}");
         assert_eq!((exact, short), (Ok(true), Err(Errno::RANGE)), "at depth {depth}");

@@ -199,3 +199,8 @@ mod loom_recovery;
 
 #[cfg(all(test, corewalk_crash))]
 mod crash_models;
+
+/// Runs the example of the README as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

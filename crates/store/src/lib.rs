@@ -196,3 +196,8 @@ pub use journal::Devices;
 pub use place::{OpenError, holder};
 pub use share::{MbcacheIndex, NoSharing, Removal, ShareIndex};
 pub use store::{Store, StoreOptions, StoreStats};
+
+/// Runs the example of the README as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

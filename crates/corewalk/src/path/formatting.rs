@@ -1,156 +1,152 @@
-//! The customary formattings of a translated path.
+//! The customary texts of a translated path.
 //!
-//! [`PathRef::path_of`](super::PathRef::path_of) returns the kind of a path as a type. These
-//! functions return the texts that Linux shows instead. Each has two forms: owned, and in a buffer
-//! of the caller, without an allocation. In a buffer the text lies at the end, as in the kernel,
-//! and without a NUL behind it. The bytes before it may be overwritten.
+//! [`PathRef::path_of`](super::PathRef::path_of) returns the kind of a path as a type. The texts
+//! here are those that Linux shows instead. [`PathRef::format_in`] writes one of them into a buffer
+//! of the caller, without an allocation. The functions with the names of the kernel return a vector.
 //!
 //! | here | Linux | a removed place | outside of the root |
 //! |---|---|---|---|
-//! | `d_path` | `/proc/self/fd`, `/proc/self/maps` | ` (deleted)` behind it | the path from the outermost root |
+//! | `d_path` | `/proc/self/fd`, `/proc/self/maps` | ` (deleted)` after it | the path from the outermost root |
 //! | `d_absolute_path` | AppArmor, TOMOYO | as if it were there | there is no other root |
 //! | `dentry_path_raw` | paths within a file system | as if it were there | does not matter |
-//! | `dentry_path` | `/proc/self/mountinfo` | `//deleted` behind it | does not matter |
+//! | `dentry_path` | `/proc/self/mountinfo` | `//deleted` after it | does not matter |
 //! | `getcwd` | getcwd(2) | `ENOENT` | `(unreachable)` before it |
 //!
 //! Source: Linux `fs/d_path.c`; getcwd(2); proc(5).
 
 use super::PathRef;
 use crate::Errno;
-use crate::dpath::{PathKind, Route};
+use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 
-/// The suffix of d_path for a removed place.
-const DELETED: &[u8] = b" (deleted)";
-/// The suffix of dentry_path for a removed place.
-const DENTRY_DELETED: &[u8] = b"//deleted";
-/// The prefix of getcwd for a place that is not below the root.
-const UNREACHABLE: &[u8] = b"(unreachable)";
+/// A customary text of a path. See [`PathRef::format_in`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum PathFormat<'a> {
+    /// The path from this root, with the suffix ` (deleted)` if the place is unlinked. A path that is
+    /// not below the root starts at the top of its tree, and looks like any other path.
+    DPath(&'a PathRef<'a>),
+    /// The path from the root of the namespace. `EINVAL` if the place is in a tree that is not
+    /// mounted.
+    DAbsolutePath,
+    /// The path from the root of the place's own file system.
+    DentryPathRaw,
+    /// The same, with the suffix `//deleted` if the place is unlinked. No path of an existing file
+    /// ends so.
+    DentryPath,
+    /// The text of getcwd(2) in a process with this root: `ENOENT` if the place is unlinked, and
+    /// the prefix `(unreachable)` if it is not below the root.
+    Getcwd(&'a PathRef<'a>),
+}
+
+impl PathFormat<'_> {
+    fn route<'p>(self, place: &'p PathRef<'_>) -> Route<'p> {
+        match self {
+            Self::DPath(root) | Self::Getcwd(root) => place.route(Some(root)),
+            Self::DAbsolutePath => place.route(None),
+            Self::DentryPathRaw | Self::DentryPath => Route::Names(place.dentry),
+        }
+    }
+
+    /// Returns the texts before and after a path of this kind.
+    fn prefix_and_suffix(self, kind: PathKind) -> Result<[&'static [u8]; 2], Errno> {
+        match (self, kind) {
+            (Self::DPath(_), PathKind::Unlinked) => Ok([b"", b" (deleted)"]),
+            (Self::DentryPath, PathKind::Unlinked) => Ok([b"", b"//deleted"]),
+            (Self::DAbsolutePath, PathKind::Unreachable) => Err(Errno::INVAL),
+            (Self::Getcwd(_), PathKind::Unlinked) => Err(Errno::NOENT),
+            (Self::Getcwd(_), PathKind::OutsideRoot | PathKind::Unreachable) => {
+                Ok([b"(unreachable)", b""])
+            }
+            _ => Ok([b"", b""]),
+        }
+    }
+
+    /// Returns the error for a text that does not fit.
+    fn too_long(self) -> Errno {
+        if matches!(self, Self::Getcwd(_)) { Errno::RANGE } else { Errno::NAMETOOLONG }
+    }
+}
 
 impl PathRef<'_> {
-    /// Returns the text of d_path: the path from `root`, with the suffix ` (deleted)` if it is
-    /// unlinked.
-    ///
-    /// A path that is not below `root` starts at the top of its tree, and looks like any other
-    /// path. For example, Linux 6.18 shows `/tmp/out/a` for `/proc/self/fd/3` in a process with the
-    /// root `/tmp/jail`. It shows `/a/b` for a working directory in a tmpfs that was unmounted
-    /// lazily. Only getcwd(2) tells these apart; use [`PathRef::path_of`] to know.
-    #[must_use]
-    pub fn d_path(&self, root: &PathRef<'_>) -> Vec<u8> {
-        let (mut path, kind) = self.path_of(root);
-        if kind == PathKind::Unlinked {
-            path.extend_from_slice(DELETED);
-        }
-        path
-    }
-
-    /// As [`PathRef::d_path`], at the end of `buf`.
+    /// Writes a text of the path at the end of `buf`, as the kernel does, and returns it. There is
+    /// no NUL after it. The bytes before it may be overwritten. Nothing is allocated.
     ///
     /// # Errors
-    /// `ENAMETOOLONG` if it does not fit.
-    pub fn d_path_in<'b>(&self, root: &PathRef<'_>, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        let (start, kind) = self.path_into(Some(root), buf)?;
-        behind(buf, start, if kind == PathKind::Unlinked { DELETED } else { b"" })
+    /// Those of the format; `ENAMETOOLONG` if the text does not fit, but `ERANGE` for
+    /// [`PathFormat::Getcwd`].
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk::{Errno, PathFormat, Vfs, VfsOptions};
+    /// use std::sync::Arc;
+    /// # fn main() -> Result<(), Errno> {
+    /// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// let root = vfs.root_path();
+    /// assert_eq!(root.format_in(PathFormat::Getcwd(&root), &mut [0; 8])?, b"/");
+    /// assert_eq!(root.format_in(PathFormat::Getcwd(&root), &mut []), Err(Errno::RANGE));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "d_path")]
+    #[doc(alias = "dentry_path_raw")]
+    pub fn format_in<'b>(
+        &self,
+        format: PathFormat<'_>,
+        buf: &'b mut [u8],
+    ) -> Result<&'b [u8], Errno> {
+        let does_not_fit =
+            |error| if error == Errno::NAMETOOLONG { format.too_long() } else { error };
+        let (start, kind) =
+            path_into(&self.vfs.dcache, format.route(self), buf).map_err(does_not_fit)?;
+        let [prefix, suffix] = format.prefix_and_suffix(kind)?;
+        let added = prefix.len() + suffix.len();
+        let begin = start.checked_sub(added).ok_or_else(|| format.too_long())?;
+        let end = buf.len() - suffix.len();
+        if added != 0 {
+            buf.copy_within(start.., begin + prefix.len());
+            buf[begin..begin + prefix.len()].copy_from_slice(prefix);
+            buf[end..].copy_from_slice(suffix);
+        }
+        Ok(&buf[begin..])
     }
 
-    /// Returns the path from the root of the namespace, independent of any other root.
+    fn format(&self, format: PathFormat<'_>) -> Result<Vec<u8>, Errno> {
+        let mut buffer = PathBuffer::new();
+        buffer.collect(&self.vfs.dcache, format.route(self));
+        let [prefix, suffix] = format.prefix_and_suffix(buffer.kind)?;
+        Ok([prefix, buffer.whole(), suffix].concat())
+    }
+
+    /// Returns the text of [`PathFormat::DPath`].
+    ///
+    /// Linux 6.18 shows `/tmp/out/a` for `/proc/self/fd/3` in a process with the root `/tmp/jail`.
+    /// It shows `/a/b` for a working directory in a tmpfs that was unmounted lazily. Only getcwd(2)
+    /// tells such a path from others. [`PathRef::path_of`] does too.
+    #[must_use]
+    pub fn d_path(&self, root: &PathRef<'_>) -> Vec<u8> {
+        self.format(PathFormat::DPath(root)).expect("the format has no errors")
+    }
+
+    /// Returns the text of [`PathFormat::DAbsolutePath`].
     ///
     /// # Errors
     /// `EINVAL` if the place is in a tree that is not mounted.
     pub fn d_absolute_path(&self) -> Result<Vec<u8>, Errno> {
-        match self.translated(self.route(None)) {
-            (_, PathKind::Unreachable) => Err(Errno::INVAL),
-            (path, _) => Ok(path),
-        }
+        self.format(PathFormat::DAbsolutePath)
     }
 
-    /// As [`PathRef::d_absolute_path`], at the end of `buf`.
-    ///
-    /// # Errors
-    /// As there; `ENAMETOOLONG` if it does not fit.
-    pub fn d_absolute_path_in<'b>(&self, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        match self.path_into(None, buf)? {
-            (_, PathKind::Unreachable) => Err(Errno::INVAL),
-            (start, _) => Ok(&buf[start..]),
-        }
-    }
-
-    /// Returns the path from the root of the place's own file system.
-    #[must_use]
-    pub fn dentry_path_raw(&self) -> Vec<u8> {
-        self.translated(Route::Names(self.dentry)).0
-    }
-
-    /// As [`PathRef::dentry_path_raw`], at the end of `buf`.
-    ///
-    /// # Errors
-    /// `ENAMETOOLONG` if it does not fit.
-    pub fn dentry_path_raw_in<'b>(&self, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        let (start, _) = self.route_into(Route::Names(self.dentry), buf)?;
-        Ok(&buf[start..])
-    }
-
-    /// Returns the path from the root of the place's file system, with the suffix `//deleted` if it
-    /// is unlinked. No path of an existing file ends so.
+    /// Returns the text of [`PathFormat::DentryPath`].
     #[must_use]
     pub fn dentry_path(&self) -> Vec<u8> {
-        let (mut path, kind) = self.translated(Route::Names(self.dentry));
-        if kind == PathKind::Unlinked {
-            path.extend_from_slice(DENTRY_DELETED);
-        }
-        path
+        self.format(PathFormat::DentryPath).expect("the format has no errors")
     }
 
-    /// As [`PathRef::dentry_path`], at the end of `buf`.
+    /// Returns the text of [`PathFormat::Getcwd`], for this working directory.
     ///
     /// # Errors
-    /// `ENAMETOOLONG` if it does not fit.
-    pub fn dentry_path_in<'b>(&self, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        let (start, kind) = self.route_into(Route::Names(self.dentry), buf)?;
-        behind(buf, start, if kind == PathKind::Unlinked { DENTRY_DELETED } else { b"" })
-    }
-
-    /// Returns the text that getcwd(2) gives for this working directory: the path from `root`, with
-    /// `(unreachable)` before it if it is not below that.
-    ///
-    /// # Errors
-    /// `ENOENT` if it has been removed.
+    /// `ENOENT` if the directory has been removed.
     pub fn getcwd(&self, root: &PathRef<'_>) -> Result<Vec<u8>, Errno> {
-        let (path, kind) = self.path_of(root);
-        match kind {
-            PathKind::Linked => Ok(path),
-            PathKind::Unlinked => Err(Errno::NOENT),
-            PathKind::OutsideRoot | PathKind::Unreachable => Ok([UNREACHABLE, &path].concat()),
-        }
+        self.format(PathFormat::Getcwd(root))
     }
-
-    /// As [`PathRef::getcwd`], at the end of `buf`.
-    ///
-    /// # Errors
-    /// As there; `ERANGE` if it does not fit.
-    pub fn getcwd_in<'b>(&self, root: &PathRef<'_>, buf: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-        let (start, kind) = match self.path_into(Some(root), buf) {
-            Err(Errno::NAMETOOLONG) => return Err(Errno::RANGE),
-            found => found?,
-        };
-        match kind {
-            PathKind::Linked => Ok(&buf[start..]),
-            PathKind::Unlinked => Err(Errno::NOENT),
-            PathKind::OutsideRoot | PathKind::Unreachable => {
-                let at = start.checked_sub(UNREACHABLE.len()).ok_or(Errno::RANGE)?;
-                buf[at..start].copy_from_slice(UNREACHABLE);
-                Ok(&buf[at..])
-            }
-        }
-    }
-}
-
-/// Puts `suffix` behind the path that begins at `start` and ends with `buf`.
-fn behind<'b>(buf: &'b mut [u8], start: usize, suffix: &[u8]) -> Result<&'b [u8], Errno> {
-    let at = start.checked_sub(suffix.len()).ok_or(Errno::NAMETOOLONG)?;
-    if at < start {
-        buf.copy_within(start.., at);
-        let end = buf.len() - suffix.len();
-        buf[end..].copy_from_slice(suffix);
-    }
-    Ok(&buf[at..])
 }

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use corewalk::{Cred, Errno, FsStruct, PathKind, WalkFlags};
+use corewalk::{Cred, Errno, FsStruct, PathFormat, PathKind, WalkFlags};
 use corewalk_testkit::rng::Rng;
 
 use crate::fixtures::name;
@@ -103,7 +103,10 @@ fn from_the_root<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
         door("dentry_path", PASSES, move |_, _| said(&beside, &tree.beside.dentry_path())),
         door("d_path across a mount", PASSES, move |_, _| said(&inner, &tree.inner.d_path(root))),
         door("d_absolute_path across a mount", PASSES_INTO_BUFFER, move |_, buf| {
-            let path = tree.inner.d_absolute_path_in(buf).map_err(|error| error.to_string())?;
+            let path = tree
+                .inner
+                .format_in(PathFormat::DAbsolutePath, buf)
+                .map_err(|error| error.to_string())?;
             said(&of_inner, path)
         }),
     ]
