@@ -18,9 +18,12 @@
 //!
 //! A region does not record which lines are in use. With `MAP_NORESERVE`, lack of memory shows at
 //! first touch, so callers keep limits. If another process truncates the mapped file, an access to
-//! the lost part raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated.
+//! the lost part raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated. The first
+//! access to a line raises `SIGBUS` also when the file system is full, so a caller reserves such
+//! lines first ([`Region::reserve`]).
 //!
-//! Source: mmap(2); userspace-rcu's rule that type-stable memory needs no grace period.
+//! Source: mmap(2), madvise(2) `MADV_POPULATE_WRITE`; userspace-rcu's rule that type-stable memory
+//! needs no grace period.
 
 #[cfg(any(miri, corewalk_loom, corewalk_shuttle))]
 pub use boxed::Region;
@@ -41,11 +44,12 @@ mod mapped {
 
     use super::Line;
     use rustix::{
-        fs::fstat,
+        fs::{fstat, fstatfs},
         io::Errno,
-        mm::{self, MapFlags, ProtFlags},
+        mm::{self, Advice, MapFlags, ProtFlags},
+        param::page_size,
     };
-    use std::{fmt, io, os::fd::AsFd, ptr::NonNull};
+    use std::{fmt, io, ops::Range, os::fd::AsFd, ptr::NonNull};
 
     /// Lines that are private to this process, or shared through a file.
     ///
@@ -65,6 +69,8 @@ mod mapped {
     pub struct Region {
         base: NonNull<Line>,
         lines: u32,
+        /// Whether the file system of the file may be full. That of a memfd never is.
+        is_limited: bool,
     }
 
     impl Region {
@@ -88,7 +94,7 @@ mod mapped {
                 )
             }?;
             let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-            Ok(Self { base: base.cast(), lines })
+            Ok(Self { base: base.cast(), lines, is_limited: false })
         }
 
         /// Maps the first `lines` lines of a file, shared with every process that maps it.
@@ -121,6 +127,7 @@ mod mapped {
             if len == 0 || size < len as u64 {
                 return Err(Errno::INVAL.into());
             }
+            let is_limited = fstatfs(&file).is_ok_and(|room| room.f_blocks != 0);
             // SAFETY: the call names no address, so it replaces no mapping in use. The words are
             // atomics (R.2), so a store by another process is no data race.
             let base = unsafe {
@@ -134,7 +141,49 @@ mod mapped {
                 )
             }?;
             let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-            Ok(Self { base: base.cast(), lines })
+            Ok(Self { base: base.cast(), lines, is_limited })
+        }
+
+        /// Makes sure that lines have memory: a touch of them does not end in `SIGBUS` afterwards,
+        /// in this process or another. Lines that are out of range are passed over.
+        ///
+        /// There is nothing to do for private memory, or where the file system has no limit. A
+        /// kernel before 5.14 cannot reserve, and nothing is done.
+        ///
+        /// # Errors
+        ///
+        /// `ENOSPC` if the file system is full; `ENOMEM` if there is no memory. Some of the lines
+        /// may have memory then.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// use corewalk_base::Region;
+        ///
+        /// let file = rustix::fs::memfd_create("lines", rustix::fs::MemfdFlags::CLOEXEC)?;
+        /// rustix::fs::ftruncate(&file, 1000 * 64)?;
+        /// let region = Region::shared(&file, 1000)?;
+        /// region.reserve(10..700)?;
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
+        pub fn reserve(&self, lines: Range<u32>) -> io::Result<()> {
+            let line_bytes = size_of::<Line>();
+            let first = lines.start as usize * line_bytes / page_size() * page_size();
+            let end = lines.end.min(self.lines) as usize * line_bytes;
+            if !self.is_limited || end <= first {
+                return Ok(());
+            }
+            // SAFETY: `first` is below `end`, which is inside of the mapping (R.1).
+            let start = unsafe { self.base.as_ptr().byte_add(first) };
+            // SAFETY: the range is a part of the mapping, whose last page is whole. A write fault
+            // changes no word.
+            match unsafe { mm::madvise(start.cast(), end - first, Advice::LinuxPopulateWrite) } {
+                // The advice is not known.
+                Ok(()) | Err(Errno::INVAL) => Ok(()),
+                // The write fault would have been a SIGBUS.
+                Err(Errno::FAULT) => Err(Errno::NOSPC.into()),
+                Err(errno) => Err(errno.into()),
+            }
         }
 
         /// Returns line `index`, or the scratch line if `index` is out of range.
@@ -153,6 +202,14 @@ mod mapped {
         #[must_use]
         pub fn lines(&self) -> u32 {
             self.lines
+        }
+
+        /// Returns the addresses of the lines, in whole pages.
+        #[must_use]
+        pub fn addresses(&self) -> Range<usize> {
+            let start = self.base.as_ptr().expose_provenance();
+            let bytes = self.lines as usize * size_of::<Line>();
+            start..start + bytes.next_multiple_of(page_size())
         }
     }
 
@@ -184,7 +241,7 @@ mod mapped {
 mod boxed {
     use super::Line;
     use crate::primitives::atomic::AtomicU64;
-    use std::{io, os::fd::AsFd};
+    use std::{io, ops::Range, os::fd::AsFd};
 
     /// Lines of zeroes.
     #[derive(Debug)]
@@ -215,6 +272,15 @@ mod boxed {
             Err(rustix::io::Errno::NOSYS.into())
         }
 
+        /// Does nothing: all lines have memory.
+        ///
+        /// # Errors
+        ///
+        /// None.
+        pub fn reserve(&self, _lines: Range<u32>) -> io::Result<()> {
+            Ok(())
+        }
+
         /// Returns line `index`, or the scratch line if `index` is out of range.
         #[must_use]
         pub fn line(&self, index: u32) -> &Line {
@@ -225,6 +291,13 @@ mod boxed {
         #[must_use]
         pub fn lines(&self) -> u32 {
             u32::try_from(self.lines.len()).expect("made from a u32")
+        }
+
+        /// Returns the addresses of the lines.
+        #[must_use]
+        pub fn addresses(&self) -> Range<usize> {
+            let lines = self.lines.as_ptr_range();
+            lines.start.expose_provenance()..lines.end.expose_provenance()
         }
     }
 }

@@ -1,20 +1,25 @@
-//! Which calls a thread is in.
+//! The calls that a thread is in.
 //!
-//! A signal handler may interrupt a call, and end the process. What the call has locked is then
-//! locked by the handler's own thread: to apply undo there would wait for ever. So each thread knows where on its stack
-//! its calls began, and the end is left to the recovery of the namespace if it is in one.
+//! A signal handler may interrupt a call and end the process. The thread of the handler then holds
+//! the locks of the call, and to apply undo there would wait for ever. So each thread knows where
+//! on its stack its calls began. If the thread is in a call, the end is left to the recovery of the
+//! namespace.
 //!
-//! # Calls that nobody returns to
+//! # Calls that a handler jumps out of
 //!
-//! A handler may also jump out of the call that it has interrupted (siglongjmp(3)). The kernel has ended the call by then;
-//! here it is still in its queue, and would be granted what nobody takes. The thread's next call finds that, or the end of the process: calls that a
-//! handler makes begin below the call that was interrupted, by a frame of a signal at least, or on a stack for handlers. What begins anywhere else has
-//! that call's stack, so nobody returns to it, and its wait is taken back. Calls on stacks that the program has made
-//! itself are left to the end of the process: a handler may have gone over to one with swapcontext(3).
+//! A handler may leave the call that it has interrupted (siglongjmp(3)). The kernel has ended the
+//! call by then. Here the call is still in its queue, and would be granted semaphores or a message
+//! that no caller takes. The next call of the thread finds it, or the end of the process.
 //!
-//! The call that was left may itself be that of a handler, which had interrupted another, and the jump may have left both. So those
-//! that were interrupted are kept too, each with how many waits the thread was in then, and are judged likewise from the innermost outwards.
-//! They are kept beside the stack: what has been left of it is overwritten by now.
+//! A call that a handler makes begins below the interrupted call, by a signal frame at least, or on
+//! a stack for handlers. A call that begins anywhere else uses the stack of the interrupted call
+//! again. So no thread returns to that call, and its wait is cancelled. Calls on stacks that the
+//! program has made stay until the process ends, because swapcontext(3) may return to them.
+//!
+//! The interrupted call may be that of a handler which had interrupted another call, and the jump
+//! may have left both. So the interrupted calls are kept as well, each with the number of waits of
+//! the thread at that time. They are checked from the innermost outwards. They are kept outside of
+//! the stack, which later frames overwrite.
 //!
 //! # Places
 //!
@@ -23,15 +28,13 @@
 //! | 0-3 | level: how many calls were interrupted for this one |
 //! | 4-63 | where it began on the stack, rounded down |
 //!
-//! 0 is no call. Of the call at each level below the innermost one's the list has the place.
+//! 0 is no call. The list holds the place of the call at each level below the innermost one.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! - To tell a call that a handler makes from one further down the stack after a jump: if the next call is that, the one after it
-//!   may find the wait.
-//! - To know calls for which more than [`LEVELS`] were interrupted.
-//!
-//! Source: signal-safety(7), sigsetjmp(3), sigaltstack(2); System V ABI, AMD64 supplement.
+//! - A call of a handler looks like a call further down the stack after a jump. If the next call is
+//!   that, the call after it may find the wait.
+//! - Calls for which more than [`LEVELS`] were interrupted are not known.
 
 use corewalk_ipc::Task;
 use std::cell::Cell;
@@ -41,8 +44,8 @@ use std::ptr;
 
 use crate::process;
 
-/// Bytes between a call and one that a handler makes beside it, at least: what the kernel saves (the registers and 512 bytes
-/// of the floating point unit), and frames of this library.
+/// The least number of bytes between a call and a call of a handler that interrupts it: the kernel
+/// saves the registers and 512 bytes of the floating point unit, and this library has frames.
 const FRAME_BYTES: usize = 1024;
 
 /// Calls that can have been interrupted for another.
@@ -54,7 +57,7 @@ thread_local! {
     /// The place of the innermost call of this thread, or 0.
     static INNERMOST: Cell<usize> = const { Cell::new(0) };
 
-    /// The calls that were interrupted, by level: their places, and in how many waits the thread was then.
+    /// The interrupted calls by level: the place, and the number of waits of the thread then.
     static INTERRUPTED: [Cell<(usize, usize)>; LEVELS] =
         const { [const { Cell::new((0, 0)) }; LEVELS] };
 }
@@ -147,8 +150,8 @@ fn here() -> usize {
     ptr::from_ref(std::hint::black_box(&local)).addr()
 }
 
-/// Returns the innermost call that is under way, from that at `innermost` outwards, or 0. The waits of those that
-/// a handler has left are taken back.
+/// Returns the innermost call that is under way, from that at `innermost` outwards, or 0. Cancels
+/// the waits of calls that a handler has left.
 #[cold]
 fn still_there(innermost: usize, here: usize) -> usize {
     let mut outer = innermost;
@@ -187,7 +190,8 @@ fn handler_stack() -> HandlerStack {
     }
 }
 
-/// Returns where this thread's stack is that the kernel or the C library has made; nothing if they do not say.
+/// Returns the stack that the kernel or the C library has made for this thread; an empty range if
+/// they do not tell.
 #[cold]
 fn own_stack() -> Range<usize> {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
@@ -206,10 +210,11 @@ fn own_stack() -> Range<usize> {
     if got == 0 { start.addr()..start.addr().saturating_add(len) } else { 0..0 }
 }
 
-/// Returns true if who is at `here` on the stack cannot be a handler that has interrupted a call which began at `outer`.
+/// Returns true if a call at `here` on the stack cannot be that of a handler which has interrupted
+/// a call that began at `outer`.
 ///
-/// Two places say something only if they are on one stack, for which both have to be on the thread's own: a handler
-/// may have gone over to a stack that the program has made (swapcontext(3)), and may come back.
+/// Two places can be compared only on one stack, so both have to be on the thread's own. A handler
+/// may have switched to a stack that the program has made (swapcontext(3)), and may come back.
 fn is_left(
     outer: usize,
     here: usize,
@@ -218,7 +223,8 @@ fn is_left(
 ) -> bool {
     let is_outer_of_handler = (handlers.start..handlers.end).contains(&outer);
     if is_outer_of_handler != handlers.is_in_use {
-        // A handler on its own stack may have interrupted a call on the other one, but not the other way round.
+        // A handler on its own stack may have interrupted a call on the other stack. The reverse
+        // is not possible.
         return is_outer_of_handler && is_on_own(&here);
     }
     let is_above = here.saturating_add(FRAME_BYTES) > outer;
@@ -252,7 +258,8 @@ mod tests {
         }
     }
 
-    /// Stacks that the program has made say nothing: a handler may have gone over to one, and come back.
+    /// Places on stacks that the program has made tell nothing: a handler may switch to one and
+    /// back.
     #[test]
     fn call_on_another_stack_is_not_left() {
         let none = || HandlerStack { start: 0, end: 0, is_in_use: false };

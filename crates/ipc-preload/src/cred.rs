@@ -1,13 +1,13 @@
-//! Who the process acts as, and the calls that change it.
+//! The credentials of the process, and the calls that change them.
 //!
-//! To ask the kernel costs as much as a whole semop(2) of ours does, so the answer is kept, and
-//! asked for again after each call that may change it. Calls of the C library change all threads of the process;
-//! capset(2), and all calls by number, the calling thread only. Once there is a thread of which that is
-//! said while there are others, each thread asks for itself at its next call. What changes credentials by an instruction of its
-//! own goes unnoticed until the next such call.
+//! A question to the kernel takes as long as a whole semop(2) here, so the answer is kept, and read
+//! again after each call that may change it. Such calls of the C library change all threads of the
+//! process. capset(2), and all calls by number, change the calling thread only. From the first such
+//! change beside other threads on, each thread reads its own credentials at its next call. A change
+//! by an instruction of the program stays unnoticed until the next of these calls.
 //!
 //! The answer comes from the kernel itself and not from the C library: fakeroot(1) answers
-//! geteuid(2) with what the process is meant to believe.
+//! geteuid(2) with the user that the process is meant to see.
 //!
 //! Source: credentials(7), nptl(7).
 
@@ -18,7 +18,7 @@ use crate::lookup::c_name;
 use crate::next::Next;
 use crate::process;
 
-/// Asks the kernel who the process is.
+/// Asks the kernel for the credentials of the calling thread.
 pub(crate) fn current() -> Cred {
     let groups = rustix::process::getgroups().unwrap_or_default();
     Cred {

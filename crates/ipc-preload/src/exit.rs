@@ -1,11 +1,11 @@
-//! The end of the process: undo is applied before anybody can see that it has ended.
+//! The end of the process: undo is applied before its parent can see the end.
 //!
 //! | end | seen by |
 //! |---|---|
-//! | exit(3), return from `main` | the destructor of this library, which runs after those of the program |
+//! | exit(3), return from `main` | the destructor of this library, after those of the program |
 //! | `quick_exit` | its list of functions |
 //! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | the functions of these names here |
-//! | a signal, an exit(3) beside other threads, an exit inside of a call | the recovery of the namespace |
+//! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
 //!
 //! While other threads of the process run, a call of theirs may be under way, and its lock or its
 //! undo record in use. The process then ends as one that is killed does.
@@ -45,7 +45,7 @@ pub(crate) fn resolve() {
 pub(crate) fn end() {
     let Some(task) = process::own_task() else { return };
     if shm::is_on() && task.attached() != 0 {
-        shm::unmark_own();
+        shm::unmark();
     }
     if call::is_interrupted() || !is_alone() {
         return;
@@ -61,17 +61,6 @@ pub(crate) fn end() {
 pub(crate) fn is_alone() -> bool {
     // A directory with one entry, beside itself and its parent.
     rustix::fs::stat("/proc/self/task").is_ok_and(|stat| stat.st_nlink == 3)
-}
-
-/// Prints one line and ends the process with status 127, as a shell does for a command that cannot be run.
-///
-/// The other way would be to go on with the kernel's objects. But a program whose peers are in the
-/// namespace would then wait for them in vain, or find objects of strangers: an end is clearer.
-pub(crate) fn refuse(why: &str) -> ! {
-    let line = format!("corewalk ipc: pid {}: {why}\n", std::process::id());
-    // SAFETY: the buffer lives during the call and is as long as said.
-    let _written = unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
-    exit_now(127)
 }
 
 fn exit_now(status: c_int) -> ! {

@@ -1,23 +1,25 @@
 //! fork(2) with segments attached: the child has them attached too, and is counted.
 //!
-//! Without segments a fork is noticed by the child's first call (`process`). But a child with segments may
-//! never make a call, and must be counted all the same: PostgreSQL takes the number of attaches as the proof
-//! that no process of a server is left. So functions that the C library calls around a fork register
-//! the child before it goes on, and its parent waits for that: when fork(2) returns, both are counted.
+//! Without segments, a fork is noticed by the child's first call (`process`). A child with segments
+//! may never make a call, and must be counted all the same. PostgreSQL takes the number of attaches
+//! as the proof that no process of a server is left. So functions that the C library calls around a
+//! fork register the child before it goes on. The parent waits for that, so both are counted when
+//! fork(2) returns.
 //!
-//! The parent waits at a pipe whose other end only the child has left. It ends when the child is
-//! registered, has died, or was never made; and after [`WAIT_MAX_S`] seconds, should the child be stopped. A child
-//! that is made without the C library (clone(2) by number) is registered with its first call.
+//! The parent waits at a pipe whose other end only the child has open. The wait ends when the child
+//! is registered, has died, or was never made. It ends after [`WAIT_MAX_S`] seconds if the child is
+//! stopped. A child that is made without the C library (clone(2) by number) is registered by its
+//! first call.
 //!
-//! Only processes that have segments attached do any of this. Should the parent be killed before the child is counted, its own
-//! attaches stay until then (`hold`).
+//! Only processes that have segments attached do any of this. If the parent is killed before the
+//! child is counted, the attaches of the parent stay until then (`hold`).
 //!
 //! # Locks
 //!
-//! From before the fork to after it the lock of `shm` is held and all signals are blocked, also if nothing is attached yet: another
-//! thread might just be at it. What is registered
-//! before the fork is the last that happens on this side, and the first on the other: the
-//! library is loaded before all that might register functions of its own.
+//! From before the fork to after it, the lock of `shm` is held and all signals are blocked. That
+//! holds also if nothing is attached yet, because another thread may be about to attach. The
+//! functions for a fork that are registered first run last before the fork and first after it. The
+//! library is loaded before any library that might register such functions.
 //!
 //! Source: pthread_atfork(3), fork(2); Linux `ipc/shm.c` (`shm_open`).
 
@@ -33,7 +35,7 @@ use crate::shm;
 /// How long a parent waits for a child that is stopped, in seconds.
 const WAIT_MAX_S: i64 = 30;
 
-/// What a fork under way holds.
+/// The state of a fork that is under way.
 struct Forking {
     task: &'static Task,
     pipe: Option<(OwnedFd, OwnedFd)>,
@@ -56,7 +58,7 @@ pub(crate) fn resolve() {
 extern "C" fn prepare() {
     let Some(task) = process::own_task() else { return };
     let lock = AttachLock::take();
-    // Without a pipe nobody waits: the child is counted as soon as it runs.
+    // Without a pipe the parent does not wait. The child is counted as soon as it runs.
     let pipe = if task.attached() == 0 { None } else { pipe() };
     let forking = Box::new(Forking { task, pipe, _lock: lock });
     FORKING.with(|cell| cell.set(Box::into_raw(forking)));
@@ -67,7 +69,7 @@ fn pipe() -> Option<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     // SAFETY: there is room for both.
     let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
-    // SAFETY: the descriptors are new, and nobody else's.
+    // SAFETY: the descriptors are new, and no other value owns them.
     let owned = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
     (made == 0).then(|| (owned(ends[0]), owned(ends[1])))
 }

@@ -1,16 +1,21 @@
-//! The hold of a task that has segments attached: what tells others of its children before those are counted.
+//! The hold of a task with segments attached: it stands for children that are not counted yet.
 //!
-//! A child has attached what its parent has from its first instruction, and is counted a little later; one that is made
-//! without the C library (clone(2) by number) with its first call, if ever. If the parent is killed in between its attaches are
-//! all that says so. They stay for as long as its hold does: a mapping of a locked file (`corewalk_ipc::Backing`), which every
-//! child has too, and gives up once it is counted. A mapping and not a descriptor: programs close those that they do not know.
+//! A child has the segments of its parent attached from its first instruction on, and is counted a
+//! little later. A child that is made without the C library (clone(2) by number) is counted with
+//! its first call, if it makes one. If the parent is killed in between, only the attaches of the
+//! parent stand for the child. They stay for as long as the hold of the parent does.
 //!
-//! A child that may not open the folder of the segments any more keeps its parent's hold. If the parent is killed it
-//! counts on with the child: the number of attaches is too high then, and never too low.
+//! The hold is a mapping of a locked file (`corewalk_ipc::Backing`). Every child has it too, and
+//! gives it up once the child is counted. It is a mapping and not a descriptor, because programs
+//! close descriptors that they do not know.
+//!
+//! A child that may not open the folder of segments keeps its parent's hold. If the parent is
+//! killed, its attaches stay until the child ends. The number of attaches is then too high, and
+//! never too low.
 //!
 //! # Locks
 //!
-//! The lock of `shm`, or there is one thread.
+//! All functions run under the lock of `shm`, or while there is one thread.
 //!
 //! Source: flock(2), mmap(2); Linux `fs/locks.c` (`locks_remove_file`).
 
@@ -46,17 +51,19 @@ pub(crate) fn give_up() {
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));
 }
 
-/// Leaves the parent's hold to itself, in a child that has what its parent had attached and does not know what.
+/// Forgets the parent's hold without unmapping it, in a child that does not know which segments of
+/// its parent it has attached.
 pub(crate) fn leave() {
     // ORDERING: Relaxed. One thread at a time.
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Maps the hold of a task. Without one its children are as good as those of a kernel that counts them late.
+/// Maps the hold of a task. Without a hold, a child is counted late if its parent is killed.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;
-    // SAFETY: no address is asked for, so no mapping in use is replaced; nobody ever looks at this one.
+    // SAFETY: the call names no address, so it replaces no mapping in use. The pages are never
+    // accessed.
     unsafe { mmap(ptr::null_mut(), page_size(), ProtFlags::empty(), flags, file, 0) }.ok()
 }
 

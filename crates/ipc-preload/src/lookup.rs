@@ -124,7 +124,7 @@ functions! {
     semget semop semtimedop semctl msgget msgsnd msgrcv msgctl shmget shmat shmdt shmctl syscall
     sigaction signal bsd_signal ssignal sysv_signal __sysv_signal sigset _exit _Exit
     setuid setgid seteuid setegid setreuid setregid setresuid setresgid setgroups initgroups
-    capset unshare setns
+    capset unshare setns close close_range closefrom fcntl fcntl64 ioctl mlockall
     open open64 openat openat64 __open_2 __open64_2 __openat_2 __openat64_2 creat creat64
     fopen fopen64 freopen freopen64 dlsym
 }

@@ -1,7 +1,7 @@
 //! msgget(2), msgsnd(2), msgrcv(2), msgctl(2).
 //!
-//! The text goes straight from the caller's buffer into the namespace and back. A buffer that another
-//! thread changes meanwhile gives a message that is mixed, as with the kernel.
+//! The text goes straight from the caller's buffer into the namespace and back. If another thread
+//! changes the buffer meanwhile, the message is a mixture, as with the kernel.
 //!
 //! Source: msgop(2), msgctl(2), `<sys/msg.h>` of glibc.
 
@@ -42,14 +42,14 @@ struct Msginfo {
 pub extern "C" fn msgget(key: key_t, msgflg: c_int) -> c_int {
     let task = process::task();
     let _call = Call::enter();
-    errno::number(task.msgget(key, msgflg))
+    errno::number(task.and_then(|task| task.msgget(key, msgflg)))
 }
 
 /// msgsnd(2).
 ///
 /// # Safety
 ///
-/// What is at `message` is no memory that another thread takes away meanwhile.
+/// No other thread unmaps the memory at `message` meanwhile.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgsnd(
     msqid: c_int,
@@ -60,7 +60,8 @@ pub unsafe extern "C" fn msgsnd(
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    errno::number(unsafe { send(task, msqid, message, (size, msgflg)) }.map(|()| 0))
+    let send = |task| unsafe { send(task, msqid, message, (size, msgflg)) };
+    errno::number(task.and_then(send).map(|()| 0))
 }
 
 /// # Safety
@@ -101,8 +102,8 @@ pub unsafe extern "C" fn msgrcv(
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    let received = unsafe { receive(task, msqid, message, (size, msgtyp, msgflg)) };
-    received.unwrap_or_else(|errno| {
+    let receive = |task| unsafe { receive(task, msqid, message, (size, msgtyp, msgflg)) };
+    task.and_then(receive).unwrap_or_else(|errno| {
         errno::set(errno);
         -1
     })
@@ -142,7 +143,8 @@ pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    errno::number(unsafe { control(task, msqid, cmd, buf.expose_provenance()) })
+    let control = |task| unsafe { control(task, msqid, cmd, buf.expose_provenance()) };
+    errno::number(task.and_then(control))
 }
 
 /// # Safety
@@ -186,7 +188,7 @@ fn info(task: &Task, cmd: c_int) -> Result<(i32, Msginfo), Errno> {
         MSG_INFO => {
             (totals.queues.cast_signed(), saturated(totals.messages), saturated(totals.bytes))
         }
-        // What Linux computes from its defaults, whatever they were set to.
+        // Linux computes these from its defaults, and not from the limits that are set.
         _ => (512_000, 16_384, 16_384),
     };
     let (msgmax, msgmni) = (limits.msgmax.cast_signed(), limits.msgmni.cast_signed());

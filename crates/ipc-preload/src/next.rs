@@ -19,9 +19,9 @@ impl Next {
         Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Returns the address, or null if nobody else defines the function.
+    /// Returns the address, or null if no other library defines the function.
     pub(crate) fn address(&self) -> *mut c_void {
-        // ORDERING: Relaxed. The same address whoever looks it up; nothing is published with it.
+        // ORDERING: Relaxed. Every thread finds the same address, which publishes nothing.
         let known = self.address.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;
@@ -32,7 +32,7 @@ impl Next {
         address
     }
 
-    /// Returns the address, or none with errno set if nobody else defines the function.
+    /// Returns the address, or none with errno set if no other library defines the function.
     pub(crate) fn found(&self) -> Option<*mut c_void> {
         let address = self.address();
         if address.is_null() {

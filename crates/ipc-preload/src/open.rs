@@ -1,19 +1,46 @@
-//! Opens the namespace.
+//! Maps the namespace.
 //!
-//! The file is there already: `corewalk ipc exec` has made it. If it is gone a new one would be a second
-//! namespace beside the one that others still have mapped, so none is made.
+//! The file is there already, because `corewalk ipc exec` has made it. If it is gone, no new file
+//! is made: that would be a second namespace beside the one that other processes still have mapped.
 //!
-//! A namespace without a name is a memfd of the process that runs the command, reached through its
-//! `/proc/PID/fd`; that is the one place where a link is followed.
+//! The descriptor that was handed on comes first (`handed`). A program that does not have it opens
+//! the file by its path. A namespace without a name is a memfd of the process that runs the
+//! command, reached through its `/proc/PID/fd`. Only there a link is followed.
 //!
 //! Source: open(2), proc(5).
 
-use corewalk_ipc::{Backing, Elsewhere, Namespace, NamespaceOptions, SegmentFiles};
+use corewalk_ipc::{Backing, Elsewhere, Namespace, NamespaceOptions};
 use rustix::fs::{Mode, OFlags, fstat};
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
-/// Maps the namespace in the file `path`. The file is closed again: the mapping is enough.
-pub(crate) fn open(path: &Path) -> Result<Namespace, String> {
+use crate::handed;
+
+/// Names the file of the namespace.
+const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
+
+/// Maps the namespace; the mapping is all that is kept.
+///
+/// # Errors
+///
+/// Why that is not possible.
+pub(crate) fn open() -> Result<Namespace, String> {
+    let backing: Box<dyn Backing> = match crate::shm::segments() {
+        Some(segments) => Box::new(segments),
+        None => Box::new(Elsewhere),
+    };
+    let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };
+    if let Some(file) = handed::file() {
+        return Namespace::open_fd(file, options).map_err(|error| error.to_string());
+    }
+    let path = std::env::var_os(NAMESPACE_ENV).map(PathBuf::from);
+    let path = path.ok_or_else(|| format!("{NAMESPACE_ENV} is not set"))?;
+    let file = open_path(&path).map_err(|why| format!("{}: {why}", path.display()))?;
+    let opened = Namespace::open_fd(&file, options);
+    opened.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn open_path(path: &Path) -> Result<OwnedFd, String> {
     let follow = if path.starts_with("/proc") { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = OFlags::RDWR | OFlags::CLOEXEC | follow;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| errno.to_string())?;
@@ -22,11 +49,5 @@ pub(crate) fn open(path: &Path) -> Result<Namespace, String> {
     if !user.is_root() && owner != user.as_raw() {
         return Err("the file of the IPC namespace belongs to another user".to_owned());
     }
-    let backing: Box<dyn Backing> = match crate::shm::folder() {
-        Some(folder) => Box::new(SegmentFiles::new(folder)),
-        None => Box::new(Elsewhere),
-    };
-    let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };
-    let opened = Namespace::open_fd(&file, options);
-    opened.map_err(|error| error.to_string())
+    Ok(file)
 }

@@ -130,7 +130,7 @@ fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
     dup3(text, &mut target, dup)
 }
 
-/// Returns a file in memory with this text, which nobody can change.
+/// Returns a file in memory with this text, which is sealed against changes.
 fn memfd(text: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("corewalk-proc", flags)?;

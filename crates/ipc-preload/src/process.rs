@@ -1,51 +1,56 @@
 //! The process as a task of the namespace.
 //!
-//! Before the first call nothing happens but that a page is mapped: most programs that inherit `LD_PRELOAD` never make one.
-//! Then the namespace is mapped, its descriptor closed again, and the process registered.
+//! When the library is loaded, it maps the namespace and reads the identity of this program
+//! (`Program`). By its first call the program may have lost the right to open files. The mapping
+//! takes addresses and no line of the namespace. Most programs that inherit `LD_PRELOAD` never make
+//! a call. The first call registers the process.
+//!
+//! A process that cannot be registered gets `ENOSYS`, as from a kernel without System V IPC, and
+//! one line on standard error says why.
 //!
 //! # Fork
 //!
-//! A child is another task, without undo. That it is one shows in a page that the kernel wipes in
-//! the child of whatever kind of fork (`MADV_WIPEONFORK`), so a call looks at one word to know, and
-//! no fork is intercepted, unless segments are attached (`fork`). The page says whose memory it is, too: so a call that its
-//! process has begun ends in a child that a handler has forked (`Task::tell_copies_by`).
+//! A child is another task, without undo. The kernel wipes one page in the child of any kind of
+//! fork (`MADV_WIPEONFORK`). So a call reads one word to know whether it runs in a new child, and
+//! no fork is intercepted, unless segments are attached (`fork`). The page also names the process
+//! that owns the memory. So a call that was begun before a handler forked ends in the child
+//! (`Task::tell_copies_by`).
 //!
 //! # A child of vfork(2)
 //!
-//! It shares the page with its parent. If that has a task the child acts as it until it execs: to know better would cost a
-//! system call for each call. If not, the child finds that the memory is another's and is a *guest* there: it has a task of
-//! its own, which its calls look up the slow way and which its parent never takes for its own, nor ends: it
-//! belongs to what the child has become.
+//! It shares the page with its parent. If the parent has a task, the child acts as that task until
+//! it execs: to tell them apart would take a system call for each call. If not, the child finds
+//! that the memory belongs to another process, and is a *guest* there. A guest has a task of its
+//! own, which its calls find by a slow path. The parent never uses or ends that task.
 //!
 //! # Exec
 //!
-//! A program that a process becomes by execve(2) takes over its task with its first call: undo
-//! survives. One that makes no call leaves undo to the recovery of the namespace.
+//! A program that a process becomes by execve(2) takes over its task with its first call, so undo
+//! survives. A program that makes no call leaves undo to the recovery of the namespace.
 //!
 //! # Locks
 //!
-//! The locks of registration and of what is attached lie in the wiped page too: a child never inherits
-//! them taken. Signals are blocked while they are held, so a handler never finds one taken by its own thread.
-//! The second comes first.
+//! The locks of registration and of attached segments lie in the wiped page too, so a child never
+//! inherits them locked. Signals are blocked while they are held, so a handler never finds a lock
+//! that its own thread holds. The lock of attached segments comes first.
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
-use corewalk_ipc::{Namespace, OpenError, Task};
+use corewalk_ipc::{Namespace, OpenError, Program, Task};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::cell::Cell;
+use std::ops::Range;
 use std::ptr;
+use std::sync::OnceLock;
 
 use crate::cred;
-use crate::exit;
+use crate::errno;
 use crate::hold;
 
-/// Names the file of the namespace.
-pub(crate) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
-
-/// What the kernel zeroes in a child.
+/// The page that the kernel zeroes in a child.
 #[repr(C)]
 struct Page {
     /// The process's task, or null.
@@ -57,7 +62,12 @@ struct Page {
     is_locked: AtomicBool,
     /// The lock of what is attached, see `shm`.
     is_attaching: AtomicBool,
+    /// Whether `PROGRAM` is this process.
+    is_program: AtomicBool,
 }
+
+/// The identity of this program, or of that of a parent; see [`Page::is_program`].
+static PROGRAM: OnceLock<Program> = OnceLock::new();
 
 /// Whether threads may act as different users. It stays so.
 static IS_APART: AtomicBool = AtomicBool::new(false);
@@ -66,7 +76,7 @@ static IS_APART: AtomicBool = AtomicBool::new(false);
 static CRED_CHANGES: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// What `CRED_CHANGES` was when this thread asked who it acts as, or 0.
+    /// The value of `CRED_CHANGES` when this thread last read its credentials, or 0.
     static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -96,7 +106,20 @@ pub(crate) fn resolve() {
     let _registered = unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 
-/// Takes note that the memory of this process is its own: it is no child of vfork(2).
+/// Maps the namespace, before the program runs. The first call tries again if that is not possible,
+/// and says why.
+pub(crate) fn join() {
+    let Some(page) = known_page() else { return };
+    let _lock = PageLock::take(&page.is_locked);
+    if namespace().is_ok() {
+        PROGRAM.get_or_init(Program::own);
+        // ORDERING: Relaxed. There is one thread, and a thread that it makes sees what it has
+        // stored.
+        page.is_program.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Notes that this process owns its memory: it is no child of vfork(2).
 fn own() {
     if let Some(page) = known_page() {
         // ORDERING: Relaxed. A thread sees what it has stored, and a child what its parent had.
@@ -113,15 +136,17 @@ pub(crate) fn is_own() -> bool {
 
 /// Returns the process's task.
 ///
-/// Ends the process with status 127 if there is no namespace to register in.
+/// # Errors
+///
+/// `ENOSYS` if there is no namespace to register in.
 #[inline]
-pub(crate) fn task() -> &'static Task {
-    let task = if let Some(task) = known_task() { task } else { registered() };
-    // ORDERING: Relaxed. Who has changed its own credentials sees its own store.
+pub(crate) fn task() -> Result<&'static Task, Errno> {
+    let task = if let Some(task) = known_task() { task } else { registered()? };
+    // ORDERING: Relaxed. A thread that has changed its own credentials sees its own store.
     if IS_APART.load(Ordering::Relaxed) {
         refresh_late(task);
     }
-    task
+    Ok(task)
 }
 
 /// Returns the process's task if it has made a call before.
@@ -134,7 +159,8 @@ pub(crate) fn known_task() -> Option<&'static Task> {
     unsafe { task.as_ref() }
 }
 
-/// Returns the task of a child of vfork(2) that is in this memory, or was: whose it is has to be looked at.
+/// Returns the task of a child of vfork(2) that is in this memory, or was. The caller has to check
+/// the pid of the task.
 pub(crate) fn guest() -> Option<&'static Task> {
     // ORDERING(preload-task): Acquire. The task is made before its address is stored.
     let guest = known_page()?.guest.load(Ordering::Acquire);
@@ -142,7 +168,8 @@ pub(crate) fn guest() -> Option<&'static Task> {
     unsafe { guest.as_ref() }
 }
 
-/// Returns the process's task if it has made a call before, and not what a child of vfork(2) borrows.
+/// Returns the process's own task if it has made a call before. A child of vfork(2) does not get
+/// that of its parent.
 pub(crate) fn own_task() -> Option<&'static Task> {
     let tasks = [known_task(), guest()];
     tasks.into_iter().flatten().find(|task| task.pid() == pid())
@@ -153,29 +180,32 @@ pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
 }
 
-/// Registers the child of a fork, which has attached what the parent has. `parent` is the copy of its task
-/// in the child's memory, which nobody uses after that.
+/// Registers the child of a fork, which has the segments of its parent attached. `parent` is the
+/// copy of the parent's task in the child's memory, and is not used after that.
+///
+/// A child that cannot be registered, for instance in another pid namespace, keeps its mappings.
+/// The hold of its parent, which the child has too, then stands for its attaches.
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
     match parent.fork(pid()) {
         Ok(task) => {
-            // ORDERING: Relaxed. The child's one thread reads what its parent's memory was.
+            // ORDERING: Relaxed. The child's one thread reads its copy of the parent's memory.
             if IS_APART.load(Ordering::Relaxed) {
                 task.set_cred(cred::current());
             }
             succeed_parent(&task);
             let _ = publish(page, task);
         }
-        Err(errno) => exit::refuse(&why_not("child", errno)),
+        Err(errno) => drop(errno::without_namespace(&why_not("child", errno))),
     }
 }
 
-/// Asks anew who the process acts as, after a call of the C library that changes all of its threads.
+/// Reads the credentials again, after a call of the C library that changes all threads.
 pub(crate) fn refresh_cred() {
-    // ORDERING: Relaxed. A hint to other threads, which the C library has interrupted for the change.
+    // ORDERING: Relaxed. A hint for other threads, which the C library interrupts for the change.
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
-    // A child of vfork(2) has its parent's memory, and is another.
+    // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
         // A child that is registered reads it: see `fork`.
         let _lock = crate::shm::is_on().then(AttachLock::take);
@@ -183,8 +213,9 @@ pub(crate) fn refresh_cred() {
     }
 }
 
-/// Asks anew who the calling thread acts as, after a call that changes it alone. Threads that are made before it
-/// are what they were, and those that it makes are what it is: from now on each asks for itself.
+/// Reads the credentials of the calling thread again, after a call that changes this thread alone.
+/// Existing threads keep their credentials; new threads inherit this thread's. From now on each
+/// thread reads its own.
 pub(crate) fn refresh_thread_cred() {
     if crate::exit::is_alone() {
         return refresh_cred();
@@ -196,12 +227,12 @@ pub(crate) fn refresh_thread_cred() {
     }
 }
 
-/// Asks who the calling thread acts as, if it has not since the last change.
+/// Reads the credentials of the calling thread, if it has not done so since the last change.
 #[cold]
 fn refresh_late(task: &Task) {
     // ORDERING: Relaxed. See `refresh_cred`.
     let changes = CRED_CHANGES.load(Ordering::Relaxed);
-    // What a thread has asked for its parent's memory is not about a guest.
+    // The value in `ASKED` belongs to a thread of the parent, and not to a guest.
     if ASKED.get() != changes && task.pid() == pid() && is_own() {
         ASKED.set(changes);
         task.set_thread_cred(cred::current());
@@ -229,15 +260,16 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
 
 #[cold]
 #[inline(never)]
-fn registered() -> &'static Task {
+fn registered() -> Result<&'static Task, Errno> {
     // A guest comes here with each call.
-    own_task().unwrap_or_else(|| register().unwrap_or_else(|why| exit::refuse(&why)))
+    let known = own_task().ok_or(());
+    known.or_else(|()| register().map_err(|why| errno::without_namespace(&why)))
 }
 
 /// Makes the process a task, or returns why that cannot be.
 pub(crate) fn register() -> Result<&'static Task, String> {
     let _signals = BlockedSignals::new();
-    let page = page();
+    let page = mapped_page()?;
     let _lock = PageLock::take(&page.is_locked);
     if let Some(task) = known_task() {
         return Ok(task);
@@ -257,7 +289,10 @@ pub(crate) fn register() -> Result<&'static Task, String> {
         // The program may be one that this process has become by execve(2): undo survives that.
         None => {
             hold::leave();
-            namespace.adopt(cred::current(), pid())
+            // ORDERING: Relaxed. See `join`; a child finds a wiped page.
+            let is_known = page.is_program.load(Ordering::Relaxed);
+            let program = PROGRAM.get().copied().filter(|_| is_known);
+            namespace.adopt_as(cred::current(), pid(), &program.unwrap_or_else(Program::own))
         }
     };
     let task = made.map_err(|errno| why_not("process", errno))?;
@@ -274,23 +309,23 @@ fn why_not(who: &str, errno: Errno) -> String {
     format!("the {who} cannot be registered: {why}")
 }
 
-/// Says for a child, which is counted by now, what its parent has said for itself; nobody knows its task yet.
+/// Takes a hold and leaves a mark for a child that is counted by now. No call uses its task yet.
 fn succeed_parent(task: &Task) {
     hold::renew(task);
     crate::shm::mark();
 }
 
-/// Returns the copy of its parent's task in a child that was forked without the C library and has segments
-/// attached; the page is locked.
+/// Returns the copy of the parent's task in a child that was forked without the C library and has
+/// segments attached; the page is locked.
 fn forked_from() -> Option<&'static Task> {
     // ORDERING(preload-last): Acquire. The task is made before its address is stored.
     let last = LAST.load(Ordering::Acquire);
-    // ORDERING: Relaxed. The child's one thread reads what its parent's memory was.
+    // ORDERING: Relaxed. The child's one thread reads its copy of the parent's memory.
     if !crate::shm::is_on() || IS_ATTACHING.load(Ordering::Relaxed) {
         return None;
     }
-    // SAFETY: a task lives until `take_task`, which forgets this address, and whose caller knows that no
-    // call is under way.
+    // SAFETY: a task lives until `take_task`, which clears this address. The caller of `take_task`
+    // knows that no call is under way.
     let last = unsafe { last.as_ref() };
     last.filter(|parent| parent.pid() != pid() && parent.attached() != 0)
 }
@@ -298,7 +333,8 @@ fn forked_from() -> Option<&'static Task> {
 /// Makes a task that of the process; the page is locked.
 fn publish(page: &'static Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task.tell_copies_by(&page.owner)));
-    // ORDERING: Relaxed. Who was a guest has ended or become another program, or acts as this task from now on.
+    // ORDERING: Relaxed. A former guest has ended or become another program, or acts as this task
+    // from now on.
     page.guest.store(ptr::null_mut(), Ordering::Relaxed);
     // ORDERING(preload-last): Release. The task is made before its address is seen.
     LAST.store(task, Ordering::Release);
@@ -308,8 +344,9 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
     unsafe { &*task }
 }
 
-/// Makes a task that of a child of vfork(2); the page is locked. The guest before has ended, or become
-/// another program, or registers anew with its next call: there is room for one, and two threads may each have a child.
+/// Makes a task that of a child of vfork(2); the page is locked. There is room for one guest. The
+/// guest before has ended, or has become another program, or registers again with its next call:
+/// two threads may each have a child.
 fn publish_guest(page: &Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task));
     // ORDERING(preload-task): Release. The task is made before its address is seen.
@@ -327,9 +364,10 @@ fn known_page() -> Option<&'static Page> {
     unsafe { page.as_ref() }
 }
 
-/// Returns the page that is wiped in a child.
+/// Returns the page that is wiped in a child, for a process that has a task, or had one before it
+/// forked.
 fn page() -> &'static Page {
-    mapped_page().unwrap_or_else(|why| exit::refuse(why))
+    known_page().expect("a process is registered in the page")
 }
 
 /// Returns the page, which is mapped when the library is loaded, or says why that is not possible.
@@ -341,7 +379,7 @@ fn mapped_page() -> Result<&'static Page, &'static str> {
     // SAFETY: no address is asked for, so no mapping in use is replaced.
     let made = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), PAGE_BYTES, access, flags) };
     let made = made.map_err(|_| "no memory")?;
-    // SAFETY: the range is the mapping just made, which nobody else knows.
+    // SAFETY: the range is the mapping just made, which no other thread knows.
     let unmap = || unsafe { rustix::mm::munmap(made, PAGE_BYTES) };
     // SAFETY: as above.
     let advised = unsafe { rustix::mm::madvise(made, PAGE_BYTES, Advice::LinuxWipeOnFork) };
@@ -364,7 +402,7 @@ fn mapped_page() -> Result<&'static Page, &'static str> {
     Ok(unsafe { &*page })
 }
 
-/// Returns the namespace, which is mapped on the first call; the page is locked.
+/// Returns the namespace, which is mapped if it is not yet; the page is locked.
 fn namespace() -> Result<&'static Namespace, String> {
     // ORDERING(preload-namespace): Acquire. The namespace is made before its address is stored.
     let known = NAMESPACE.load(Ordering::Acquire);
@@ -372,15 +410,19 @@ fn namespace() -> Result<&'static Namespace, String> {
     if let Some(namespace) = unsafe { known.as_ref() } {
         return Ok(namespace);
     }
-    let path = std::env::var_os(NAMESPACE_ENV);
-    let path = path.ok_or_else(|| format!("{NAMESPACE_ENV} is not set"))?;
-    let opened = crate::open::open(path.as_ref());
-    let namespace = opened.map_err(|why| format!("{}: {why}", path.display()))?;
-    let namespace = Box::into_raw(Box::new(namespace));
+    let namespace = Box::into_raw(Box::new(crate::open::open()?));
     // ORDERING(preload-namespace): Release. See above.
     NAMESPACE.store(namespace, Ordering::Release);
     // SAFETY: as above.
     Ok(unsafe { &*namespace })
+}
+
+/// Returns where the namespace is mapped, if it is.
+pub(crate) fn namespace_memory() -> Option<Range<usize>> {
+    // ORDERING(preload-namespace): Acquire. See `namespace`.
+    let known = NAMESPACE.load(Ordering::Acquire);
+    // SAFETY: a namespace whose address was stored is never dropped.
+    unsafe { known.as_ref() }.map(Namespace::memory)
 }
 
 /// A lock of the page, until it is dropped.
@@ -401,7 +443,7 @@ impl PageLock {
 
 impl Drop for PageLock {
     fn drop(&mut self) {
-        // ORDERING(preload-lock): Release. What was done under the lock happens before the next.
+        // ORDERING(preload-lock): Release. Stores under the lock happen before the next holder.
         self.0.store(false, Ordering::Release);
     }
 }
@@ -413,11 +455,11 @@ pub(crate) struct AttachLock {
 }
 
 impl AttachLock {
-    /// Takes the lock. A call that is refused because of the namespace ends the process.
+    /// Takes the lock. The process has a task, or its parent had one.
     pub(crate) fn take() -> Self {
         let signals = BlockedSignals::new();
         let lock = PageLock::take(&page().is_attaching);
-        // ORDERING: Relaxed. Told to children only, who have a copy of all that is stored before.
+        // ORDERING: Relaxed. Only children read it, and they have a copy of all earlier stores.
         IS_ATTACHING.store(true, Ordering::Relaxed);
         Self { _lock: lock, _signals: signals }
     }

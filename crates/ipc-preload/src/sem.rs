@@ -29,7 +29,7 @@ const INDEX_MASK: c_int = 0x7fff;
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
     let _call = Call::enter();
-    errno::number(raw::semget(process::task(), key, nsems, semflg))
+    errno::number(process::task().and_then(|task| raw::semget(task, key, nsems, semflg)))
 }
 
 /// semop(2).
@@ -71,7 +71,7 @@ fn operate(
     nsops: size_t,
     timeout: Option<Timespec>,
 ) -> Result<i32, Errno> {
-    let task = process::task();
+    let task = process::task()?;
     let _call = Call::enter();
     let sops = sops.expose_provenance();
     let read = |at: usize| {
@@ -93,8 +93,8 @@ fn operate(
 
 /// semctl(2).
 ///
-/// The function is variadic in C. A caller puts the fourth argument, a number or a pointer, into the
-/// register that a fourth argument of a plain function has, on the machines that this crate is for.
+/// The function is variadic in C. A caller passes the fourth argument, a number or a pointer, in
+/// the register of a fourth argument of a plain function, on the machines that this crate supports.
 ///
 /// # Safety
 ///
@@ -104,7 +104,8 @@ pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: us
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    errno::number(unsafe { control(task, semid, semnum, cmd, arg) })
+    let control = |task| unsafe { control(task, semid, semnum, cmd, arg) };
+    errno::number(task.and_then(control))
 }
 
 /// # Safety

@@ -1,26 +1,26 @@
 //! shmget(2), shmat(2), shmdt(2), shmctl(2), if `COREWALK_IPC_SHM` names a folder.
 //!
-//! Without it the calls go on to the C library: a kernel has these, and a mapping of the kernel's costs
-//! nothing that a mapping of ours would not. With it a segment is a file in the folder, which shmat maps.
+//! Without the variable the calls go on to the C library: a mapping of the kernel's segments is as
+//! fast as one of ours. With it a segment is a file in the folder, which shmat maps.
 //!
 //! # Locks
 //!
-//! One lock of the process goes around every call that changes what is attached, the mapping included, with all
-//! signals blocked. So a fork, which takes it too (`fork`), copies mappings and what is known of them
-//! as they belong together. It lies in the page that is wiped in a child.
+//! One lock of the process covers every call that changes the attached segments, the mapping
+//! included, with all signals blocked. A fork takes the lock too (`fork`), so the child gets the
+//! mappings and the list of them in one state. The lock lies in the page that is wiped in a child.
 //!
 //! # Marks
 //!
-//! execve(2) detaches everything, and the program that follows need not make any call of ours. So a
-//! process that has anything attached leaves a file `exec-PID` in the folder. The library looks for it
-//! when a program is loaded, by one system call; where there is one it registers the process at once, which detaches
-//! what the program before has left.
+//! execve(2) detaches everything, and the next program need not make any call of ours. So a process
+//! that has a segment attached leaves a file `exec-PID` in the folder. The library removes the file
+//! when a program is loaded. If there was one, the library registers the process at once, which
+//! detaches the segments of the program before.
 //!
-//! # What differs from the kernel
+//! # Differences from the kernel
 //!
-//! - An attach ends with shmdt(2), execve(2) or the process: munmap(2), mremap(2) or a mapping over
+//! - An attach ends with shmdt(2), execve(2) or the process. munmap(2), mremap(2) or a mapping over
 //!   it leave it counted.
-//! - Where the folder is on a file system that is mounted `noexec`, `SHM_EXEC` is refused with `EACCES`.
+//! - If the file system of the folder is mounted `noexec`, `SHM_EXEC` is refused with `EACCES`.
 //! - `SHM_HUGETLB` is `EINVAL`; `SHM_LOCK` is a mark only.
 //!
 //! Source: shmop(2), shmctl(2), `<sys/shm.h>` of glibc; Linux `ipc/shm.c` (`do_shmat`).
@@ -28,19 +28,21 @@
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_ipc::raw::{self, ShmArg, ShmUsage, Shminfo};
 use corewalk_ipc::{
-    IPC_INFO, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_STAT, SHM_STAT_ANY, ShmStat, Task,
+    IPC_INFO, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_STAT, SHM_STAT_ANY, SegmentFiles, ShmStat,
+    Task,
 };
 use libc::{c_int, c_void, key_t, size_t};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 
 use crate::call::Call;
 use crate::errno;
+use crate::handed;
 use crate::hold;
 use crate::next::Next;
 use crate::perm::ipc_perm;
@@ -50,7 +52,7 @@ use crate::user;
 /// Names the folder of the segments.
 pub(crate) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
-/// What shmat(2) returns for an error.
+/// The result of shmat(2) for an error.
 const FAILED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
@@ -60,9 +62,22 @@ static SHMAT: Next = Next::new(c"shmat");
 static SHMDT: Next = Next::new(c"shmdt");
 static SHMCTL: Next = Next::new(c"shmctl");
 
-/// Returns the folder of the segments.
-pub(crate) fn folder() -> Option<PathBuf> {
-    std::env::var_os(SHM_ENV).filter(|path| !path.is_empty()).map(PathBuf::from)
+/// Returns the path of the folder of segments.
+fn path() -> Option<OsString> {
+    std::env::var_os(SHM_ENV).filter(|path| !path.is_empty())
+}
+
+/// Returns the segments in the folder. The descriptor that was handed on leads to the folder; its
+/// path is for a process that has lost the descriptor.
+pub(crate) fn segments() -> Option<SegmentFiles> {
+    let path = path()?;
+    let handed = handed::folder().and_then(|folder| SegmentFiles::of_descriptor(folder).ok());
+    Some(handed.unwrap_or_else(|| SegmentFiles::new(path)))
+}
+
+/// Opens the folder of segments.
+fn folder() -> Option<OwnedFd> {
+    segments()?.open_folder().ok()
 }
 
 /// Returns true if these calls are ours.
@@ -72,20 +87,21 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Looks up what this module stands in front of, and whether it is to do so.
+/// Looks up the functions of the C library, and whether the calls are ours.
 pub(crate) fn resolve() {
     for next in [&SHMGET, &SHMAT, &SHMDT, &SHMCTL] {
         next.address();
     }
     // ORDERING: Relaxed. One thread so far.
-    IS_ON.store(folder().is_some(), Ordering::Relaxed);
+    IS_ON.store(path().is_some(), Ordering::Relaxed);
 }
 
-/// Detaches what the program that this process was before execve(2) has left.
+/// Detaches the segments that this process had attached before execve(2).
 ///
-/// A program that cannot join the namespace need not want to. The mark then stays for the next one, and the attaches until the process ends.
+/// A program that cannot join the namespace says nothing here, because it may never make a call.
+/// The mark then stays for the next program, and the attaches until the process ends.
 pub(crate) fn detach_former() {
-    if folder().is_some_and(|folder| unmark(&folder)) && process::register().is_err() {
+    if unmark() && process::register().is_err() {
         mark();
     }
 }
@@ -95,22 +111,17 @@ pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // Without a mark an attach ends with the process, and not with execve(2).
-    let _marked = rustix::fs::open(mark_path(&folder), flags, Mode::RUSR | Mode::WUSR);
+    let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
-/// Takes the mark away, at the end of the process.
-pub(crate) fn unmark_own() {
-    if let Some(folder) = folder() {
-        unmark(&folder);
-    }
+/// Takes the mark of this process away, and returns true if there was one.
+pub(crate) fn unmark() -> bool {
+    folder()
+        .is_some_and(|folder| rustix::fs::unlinkat(&folder, mark_name(), AtFlags::empty()).is_ok())
 }
 
-fn unmark(folder: &Path) -> bool {
-    rustix::fs::unlinkat(CWD, mark_path(folder), AtFlags::empty()).is_ok()
-}
-
-fn mark_path(folder: &Path) -> PathBuf {
-    folder.join(format!("exec-{}", rustix::process::getpid().as_raw_nonzero()))
+fn mark_name() -> String {
+    format!("exec-{}", rustix::process::getpid().as_raw_nonzero())
 }
 
 /// shmget(2).
@@ -124,17 +135,19 @@ pub extern "C" fn shmget(key: key_t, size: size_t, shmflg: c_int) -> c_int {
         // SAFETY: the call takes numbers.
         return unsafe { next(key, size, shmflg) };
     }
-    let task = process::task();
-    let _call = Call::enter();
-    let _lock = AttachLock::take();
-    errno::number(raw::shmget(task, key, size as u64, shmflg))
+    let get = |task| {
+        let _call = Call::enter();
+        let _lock = AttachLock::take();
+        raw::shmget(task, key, size as u64, shmflg)
+    };
+    errno::number(process::task().and_then(get))
 }
 
 /// shmat(2).
 ///
 /// # Safety
 ///
-/// With `SHM_REMAP`, nobody uses what is mapped at `address`.
+/// With `SHM_REMAP`, no thread uses the mapping at `address`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_int) -> *mut c_void {
     if !is_on() {
@@ -145,12 +158,13 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
         // SAFETY: the caller's promise.
         return unsafe { next(shmid, address, shmflg) };
     }
-    let task = process::task();
-    let _call = Call::enter();
-    let _lock = AttachLock::take();
-    // SAFETY: the caller's promise.
-    let attached = unsafe { attach(task, shmid, address.expose_provenance(), shmflg) };
-    attached.unwrap_or_else(|errno| {
+    let attach = |task| {
+        let _call = Call::enter();
+        let _lock = AttachLock::take();
+        // SAFETY: the caller's promise.
+        unsafe { attach(task, shmid, address.expose_provenance(), shmflg) }
+    };
+    process::task().and_then(attach).unwrap_or_else(|errno| {
         errno::set(errno);
         FAILED
     })
@@ -205,7 +219,7 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
     })?;
     if mapping.address().is_some() && mapped != wanted {
         // A kernel before 4.17 takes the address for a hint.
-        // SAFETY: the range is the mapping just made, which nobody else knows.
+        // SAFETY: the range is the mapping just made, which no other thread knows.
         let _unmapped = unsafe { munmap(mapped, bytes) };
         return Err(Errno::INVAL);
     }
@@ -216,7 +230,7 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
 ///
 /// # Safety
 ///
-/// Nobody uses the segment any more.
+/// No thread uses the segment any more.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
     if !is_on() {
@@ -227,11 +241,13 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
         // SAFETY: the caller's promise.
         return unsafe { next(address) };
     }
-    let task = process::task();
-    let _call = Call::enter();
-    let _lock = AttachLock::take();
-    // SAFETY: the caller's promise.
-    errno::number(unsafe { detach(task, address.expose_provenance()) }.map(|()| 0))
+    let detach = |task| {
+        let _call = Call::enter();
+        let _lock = AttachLock::take();
+        // SAFETY: the caller's promise.
+        unsafe { detach(task, address.expose_provenance()) }
+    };
+    errno::number(process::task().and_then(detach).map(|()| 0))
 }
 
 /// Detaches a segment; the lock is held.
@@ -243,13 +259,13 @@ unsafe fn detach(task: &Task, address: usize) -> Result<(), Errno> {
     let unmapping = task.unmapping(address)?;
     let bytes = unmapping.size_bytes().next_multiple_of(page_size() as u64);
     let mapped = ptr::with_exposed_provenance_mut(address);
-    // Before it is counted no more: who counts nobody may count on it.
-    // SAFETY: the segment is mapped there, and nobody uses it.
+    // Unmap first, then decrement nattch: if nattch is 0, no mapping is left.
+    // SAFETY: the segment is mapped there, and no thread uses it.
     let unmapped = unsafe { munmap(mapped, usize::try_from(bytes).unwrap_or(0)) };
     let detached = unmapping.detach();
     if task.attached() == 0 {
         hold::give_up();
-        unmark_own();
+        unmark();
     }
     unmapped.and(detached)
 }
@@ -269,10 +285,12 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
         // SAFETY: the caller's promise.
         return unsafe { next(shmid, cmd, buf) };
     }
-    let task = process::task();
-    let _call = Call::enter();
-    // SAFETY: the caller's promise.
-    errno::number(unsafe { control(task, shmid, cmd, buf.expose_provenance()) })
+    let control = |task| {
+        let _call = Call::enter();
+        // SAFETY: the caller's promise.
+        unsafe { control(task, shmid, cmd, buf.expose_provenance()) }
+    };
+    errno::number(process::task().and_then(control))
 }
 
 /// # Safety

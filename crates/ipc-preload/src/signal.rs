@@ -1,31 +1,34 @@
 //! sigaction(2) and its like: a handler that interrupts a call ends its wait with `EINTR`.
 //!
-//! In the kernel a call that waits and the sleep are one; here a call is queued first, and then sleeps by futex(2). A
-//! handler that runs in between would go unnoticed: the call would sleep on, and whoever counts on the signal
-//! to end it waits for ever. To compare a counter before the sleep leaves a window of its own. So the handler itself
-//! changes the word that the call is about to sleep on.
+//! In the kernel, a call queues itself and sleeps in one step. Here a call is queued first, and
+//! then sleeps by futex(2). A handler that runs in between would not end the sleep, and a program
+//! that relies on the signal would wait for ever. A counter that is compared before the sleep
+//! leaves a window of its own. So the handler itself changes the word on which the call is about to
+//! sleep.
 //!
-//! For that every handler is installed behind a few instructions of ours, which note the signal and jump on to it: it
-//! finds the registers, the stack and the return address as the kernel has left them, so `siginfo`, the context,
-//! `SA_ONSTACK` and unwinding are as without us. Flags and mask are what the program asks for, and what
-//! sigaction(2) tells is the program's own handler.
+//! For that, every handler is installed behind a few instructions of ours. They note the signal and
+//! jump on to the handler. The handler finds the registers, the stack and the return address as the
+//! kernel has left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. Flags
+//! and mask are those of the program, and sigaction(2) returns the program's own handler.
 //!
 //! # Two entries
 //!
-//! There are two copies of these instructions, with a table of handlers each. A new handler goes into the table that the kernel
-//! does not use for this signal, and the kernel is then told of the entry and the flags at once: a signal that comes meanwhile runs the old handler
-//! with the old flags or the new one with the new. Who installs handlers holds a lock with all signals blocked.
+//! There are two copies of these instructions, with a table of handlers each. A new handler goes
+//! into the table that the kernel does not use for this signal. Then one system call installs the
+//! entry with the flags. A signal that arrives meanwhile runs the old handler with the old flags,
+//! or the new handler with the new flags. A thread that installs a handler holds a lock and has all
+//! signals blocked.
 //!
-//! A child of vfork(2) has these tables in common with its parent, and its handlers not: it installs them as they are, and
-//! changes no table.
+//! A child of vfork(2) shares these tables with its parent, but has handlers of its own. It
+//! installs them as they are, and changes no table.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` are left alone: they belong to
-//!   instructions, and interrupt no wait unless somebody sends them.
+//! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` are left alone.
+//!   Instructions raise these signals, and they interrupt a wait only if a process sends them.
 //! - Handlers that are installed without libc's functions are not seen.
-//! - Where a signal has two new handlers between the moment in which the kernel calls an entry and the next few instructions, the
-//!   second one runs with the flags of the first.
+//! - If a signal gets two new handlers between the kernel's jump to an entry and the next few
+//!   instructions, the second handler runs with the flags of the first.
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
@@ -51,12 +54,13 @@ const ENTRIES: usize = 2;
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
 
-/// The process one of whose threads changes the tables, or 0. What a child has inherited is nobody's.
+/// The process one of whose threads changes the tables, or 0. A value that a child has inherited
+/// counts as 0.
 static IS_LOCKED: AtomicU32 = AtomicU32::new(0);
 
 static SIGACTION: Next = Next::new(c"sigaction");
 
-/// What rt_sigaction(2) takes. Analogous to Linux's `struct kernel_sigaction`.
+/// The argument of rt_sigaction(2). Analogous to Linux's `struct kernel_sigaction`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct KernelAction {
@@ -84,7 +88,7 @@ fn arrived(entry: usize, signal: c_int) -> *mut c_void {
     HANDLERS[entry][signal as usize % SIGNALS].load(Ordering::Relaxed)
 }
 
-/// Defines an entry: what the kernel calls. It notes the signal, and jumps to the handler as if nothing had been.
+/// Defines an entry, which the kernel calls. It notes the signal, and jumps to the handler.
 macro_rules! entry {
     ($index:literal, $entry:ident, $arrived:ident) => {
         extern "C" fn $arrived(signal: c_int) -> *mut c_void {
@@ -152,11 +156,11 @@ fn cell(signal: c_int) -> Option<usize> {
 struct Change(#[expect(dead_code, reason = "held until the change is made")] TableLock);
 
 impl Change {
-    /// Puts the handler that is about to be installed into the table that is not in use, if it is a function; returns what
-    /// to install.
+    /// Stores the new handler in the table that is not in use, if it is a function. Returns the
+    /// handler to install.
     fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
         let change = Self(TableLock::take());
-        // The last are ours already: somebody was told of them by a call that we do not see.
+        // The last two are our entries: the program has them from a call that the library missed.
         let [first, second] = entries();
         let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
         let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -181,7 +185,8 @@ fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     }
 }
 
-/// The lock of the tables, with all signals blocked, until it is dropped. A child of vfork(2) changes no table and takes none.
+/// The lock of the tables, with all signals blocked, until it is dropped. A child of vfork(2)
+/// changes no table and takes no lock.
 struct TableLock {
     is_held: bool,
     _signals: BlockedSignals,
@@ -217,7 +222,8 @@ impl TableLock {
 impl Drop for TableLock {
     fn drop(&mut self) {
         if self.is_held {
-            // ORDERING(preload-tables): Release. What was stored in the tables happens before the next change.
+            // ORDERING(preload-tables): Release. Stores to the tables happen before the next
+            // change.
             IS_LOCKED.store(0, Ordering::Release);
         }
     }

@@ -8,12 +8,14 @@
 //! Source: syscall(2); System V ABI, AMD64 supplement.
 
 use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
-use libc::{c_int, c_long, c_void};
+use libc::{c_int, c_long, c_uint, c_void};
 use std::ptr;
 
 use crate::errno;
 use crate::exit;
 use crate::files;
+use crate::handed;
+use crate::memory;
 use crate::msg;
 use crate::next::Next;
 use crate::process;
@@ -27,7 +29,7 @@ static SYSCALL: Next = Next::new(c"syscall");
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Calls of this library.
-const CALLS: [c_long; 14] = [
+const CALLS: [c_long; 17] = [
     libc::SYS_msgget,
     libc::SYS_msgsnd,
     libc::SYS_msgrcv,
@@ -42,13 +44,16 @@ const CALLS: [c_long; 14] = [
     libc::SYS_shmdt,
     libc::SYS_shmctl,
     libc::SYS_rt_sigaction,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_mlockall,
 ];
 
-/// Those that are the kernel's unless it is said where the memory of segments is.
+/// Calls that are the kernel's unless `COREWALK_IPC_SHM` is set.
 const SHM_CALLS: [c_long; 4] =
     [libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl];
 
-/// Calls after which the credentials are asked for anew. By number they change the calling thread only.
+/// Calls after which the credentials are read again. By number they change the calling thread only.
 const REFRESHING: [c_long; 11] = [
     libc::SYS_setuid,
     libc::SYS_setgid,
@@ -185,6 +190,24 @@ unsafe extern "C" fn dispatch(
         exit::end();
         // SAFETY: the caller's promise.
         return unsafe { pass_on(number, rest) };
+    }
+    if number == libc::SYS_close {
+        // SAFETY: the caller's promise.
+        return handed::close_by(a as c_int, || unsafe { pass_on(number, rest) } as c_int).into();
+    }
+    if number == libc::SYS_mlockall {
+        let lock = |flags: c_int| {
+            // SAFETY: the call takes a number.
+            unsafe { pass_on(number, [flags as usize, b, c, d, e, f]) as c_int }
+        };
+        return memory::lock_all(a as c_int, lock).into();
+    }
+    if number == libc::SYS_close_range {
+        let close = |first: c_uint, last: c_uint| {
+            // SAFETY: the caller's promise.
+            unsafe { pass_on(number, [first as usize, last as usize, c, d, e, f]) as c_int }
+        };
+        return handed::close_range_by(a as c_uint, b as c_uint, close).into();
     }
     if number == libc::SYS_rt_sigaction {
         // SAFETY: the caller's promise.

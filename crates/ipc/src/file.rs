@@ -6,9 +6,9 @@
 //!
 //! # Making and joining
 //!
-//! Both happen under flock(2), which a process that dies gives back. Who finds the file empty, or
-//! without the word that is written last, makes it: nobody can have joined it. The file is sparse:
-//! what is not used takes no memory.
+//! A namespace is made under flock(2), which a process that dies gives back. A process that finds
+//! the file empty, or without the word that is written last, makes it: no process can have joined
+//! it. To join takes no lock. The file is sparse: memory that is not used is not taken.
 //!
 //! # What it refuses
 //!
@@ -38,14 +38,14 @@ use crate::field::{get, put};
 use crate::layout::{Capacity, HEADER, HEADER_LINES, Layout};
 use crate::lock::{BEAT_NS, WAIT_MAX_NS};
 use crate::namespace::Limits;
-use crate::process::read_small;
+use crate::process::{Program, pid_namespace, read_small};
 use crate::task::LAST_GENERATION;
 
 /// Says that a file is a namespace, complete.
 const MAGIC: u64 = u64::from_le_bytes(*b"corewlk\x01");
 
 /// The version of everything that is in the region. It changes when any of it changes.
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 
 const LINE_BYTES: u64 = 64;
 const HEADER_WORDS: usize = HEADER_LINES as usize * 8;
@@ -147,7 +147,14 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
     if FileType::from_raw_mode(fstat(file)?.st_mode) != FileType::RegularFile {
         return Err(OpenError::NotANamespace);
     }
+    if let Some(joined) = join(file)? {
+        return Ok(joined);
+    }
     let _lock = FileLock::take(file)?;
+    // Another process may have made it meanwhile.
+    if let Some(joined) = join(file)? {
+        return Ok(joined);
+    }
     let layout = Layout::new(&wanted.capacity)?;
     let mut words = [0; HEADER_WORDS];
     let size = read_header(file, &mut words)?;
@@ -156,10 +163,25 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
     if size == 0 || is_unfinished {
         return make(file, wanted, &layout);
     }
+    Err(OpenError::NotANamespace)
+}
+
+/// Maps the namespace in a file, or returns none if there is no complete one in it.
+///
+/// The lock is not needed: the magic number is written last. So processes that share one open file,
+/// and with it its lock, join too.
+fn join(file: BorrowedFd<'_>) -> Result<Option<(Region, Shape)>, OpenError> {
+    let mut words = [0; HEADER_WORDS];
+    read_header(file, &mut words)?;
+    if words[MAGIC_AT] != MAGIC {
+        return Ok(None);
+    }
+    // The rest may have been read before the magic number; a second look comes after it.
+    read_header(file, &mut words)?;
     let shape = validate(file, &words)?;
     let layout = Layout::new(&shape.capacity).map_err(|_| OpenError::Damaged)?;
     let region = map_lines(file, layout.lines)?;
-    Ok((region, shape))
+    Ok(Some((region, shape)))
 }
 
 /// Lengthens an empty file. A length over the limit of `ulimit -f` is refused before the kernel sees it: the kernel
@@ -185,6 +207,12 @@ fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, 
     // A file that cannot be sealed is as good as any other file.
     let _sealed = fcntl_add_seals(file, SealFlags::SHRINK);
     let region = map_lines(file, layout.lines)?;
+    if let Err(error) = layout.fixed().into_iter().try_for_each(|lines| region.reserve(lines)) {
+        drop(region);
+        // An empty file is a namespace of no process, and gives back what was reserved.
+        let _emptied = ftruncate(file, 0);
+        return Err(OpenError::Os(Errno::from_io_error(&error).unwrap_or(Errno::NOSPC)));
+    }
     let set = |at: usize, value| put(&region.line(HEADER + at as u32 / 8)[at % 8], value);
     set(VERSION_AT, VERSION);
     set(LINES_AT, u64::from(layout.lines));
@@ -260,16 +288,12 @@ fn boot_id() -> [u64; 2] {
     [half(0), half(16)]
 }
 
-/// Returns true if this process is known to be in another pid namespace than those that share the file: it was forked
-/// there by one that has it mapped. Where there is no `/proc` to ask, as in an empty root directory, nothing is known.
-pub(crate) fn is_in_other_pid_namespace(region: &Region) -> bool {
-    let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), pid_namespace());
+/// Returns true if a program is known to be in another pid namespace than those that share the
+/// file: it was forked there by one that has it mapped. Where there is no `/proc` to ask, as in an
+/// empty root directory, nothing is known.
+pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
+    let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own
-}
-
-/// Returns the number of the pid namespace, or 0 where it is not to be had.
-fn pid_namespace() -> u64 {
-    rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
 /// flock(2), held.

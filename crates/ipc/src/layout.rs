@@ -17,6 +17,7 @@
 
 use corewalk_base::primitives::IS_MODEL;
 use rustix::io::Errno;
+use std::ops::Range;
 
 use crate::ids::{IdLayout, SLOTS_MAX};
 use crate::msg::QUEUE_LINES;
@@ -36,7 +37,8 @@ pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 /// Lines of a pool at most: a payload has 27 bits for the first line of a set.
 const LINES_MAX: u32 = 1 << 26;
 
-/// How much a namespace has room for. What is not used takes addresses only.
+/// How much a namespace has room for. In a file on a file system with a size limit, about 15 MB of
+/// the default are reserved when the file is made. The rest takes addresses only until it is used.
 ///
 /// This is what memory is for a kernel: whoever finds it used up gets `ENOMEM`. What a namespace
 /// may hold is in [`crate::Limits`].
@@ -220,9 +222,33 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Returns the lines that any process may touch at any time: all but those that pools hand out
+    /// one after another. A walk over a pool looks at the line behind the last that was handed out,
+    /// so its first line is one of them.
+    pub(crate) fn fixed(&self) -> Vec<Range<u32>> {
+        let mut pools =
+            [self.sems, self.undos, self.waits, self.msgs, self.msg_waits, self.attaches];
+        pools.sort_unstable_by_key(|pool| pool.first);
+        let starts = [0].into_iter().chain(pools.iter().map(|pool| pool.first + pool.lines));
+        let ends = pools.iter().map(|pool| pool.first + 1).chain([self.lines]);
+        starts.zip(ends).map(|(start, end)| start..end).collect()
+    }
+}
+
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_fixed_or_a_pools() {
+        let capacity = Capacity { sems: 5, undos: 7, waits: 3, msgs: 9, ..Capacity::LEAST };
+        let layout = Layout::new(&capacity).unwrap();
+        let fixed: u32 = layout.fixed().iter().map(|lines| lines.end - lines.start).sum();
+        // The first line of each of the six pools is fixed; there are two pools of waiting calls.
+        assert_eq!(layout.lines - fixed, 5 + 7 + 2 * 3 + 9 + 1 - 6);
+        assert_eq!(layout.fixed().first().map(|lines| lines.start), Some(0));
+    }
 
     #[test]
     fn capacity_out_of_range_is_refused() {

@@ -176,6 +176,7 @@ pub use namespace::{Limits, Namespace, NamespaceOptions, SEMAEM, SEMVMX, SPIN_NS
 pub use perm::{
     CAP_IPC_LOCK, CAP_IPC_OWNER, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Cred, Perm, SecurityHook,
 };
+pub use process::Program;
 pub use sem::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_CREAT, IPC_EXCL, IPC_INFO, IPC_NOWAIT, IPC_RMID,
     IPC_SET, IPC_STAT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SEM_UNDO, SETALL, SETVAL, SemBuf, SemStat,

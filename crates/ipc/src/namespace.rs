@@ -21,6 +21,7 @@ use corewalk_base::primitives::{Arc, IS_MODEL};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -30,6 +31,7 @@ use crate::file::{self, OpenError, Shape};
 use crate::layout::{Capacity, Layout};
 use crate::msg::MSGMAX_MAX;
 use crate::perm::{Cred, SecurityHook};
+use crate::process::Program;
 use crate::recover;
 use crate::shm::{self, Backing, Memfds};
 use crate::task::Task;
@@ -374,6 +376,31 @@ impl Namespace {
         self.register(cred, pid)?.adopt()
     }
 
+    /// As [`Namespace::adopt`], for a namespace in a file, with what `program` says of the calling
+    /// process. It opens no file, unless it finds tasks of processes that have ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Namespace::adopt`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, Namespace, NamespaceOptions, Program};
+    /// use rustix::fs::{MemfdFlags, memfd_create};
+    ///
+    /// let file = memfd_create("namespace", MemfdFlags::CLOEXEC)?;
+    /// let namespace = Namespace::open_fd(&file, NamespaceOptions::default())?;
+    /// let program = Program::own();
+    /// // Here the process may give up its right to open files.
+    /// let task = namespace.adopt_as(Cred::root(), std::process::id(), &program)?;
+    /// assert_eq!(task.pid(), std::process::id());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn adopt_as(&self, cred: Cred, pid: u32, program: &Program) -> Result<Task, Errno> {
+        Task::register_as(Arc::clone(&self.shared), cred, pid, program)?.adopt()
+    }
+
     /// Returns the pids of the processes that are registered, in no order; one with several tasks occurs as
     /// often. Some of them may have ended.
     ///
@@ -441,6 +468,23 @@ impl Namespace {
     #[must_use]
     pub fn contention(&self) -> Contention {
         self.shared.contention.sum()
+    }
+
+    /// Returns the addresses at which the namespace is mapped in this process: for a host that
+    /// locks the rest of its memory (mlockall(2)).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// assert!(namespace.memory().len() > 1 << 30);
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    #[must_use]
+    pub fn memory(&self) -> Range<usize> {
+        self.shared.region.addresses()
     }
 
     /// Returns what the namespace may hold.

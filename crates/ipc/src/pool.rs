@@ -23,6 +23,12 @@
 //! | 8 | used |
 //! | 32-63 | for whom |
 //!
+//! # Memory
+//!
+//! Where the file system of the file may be full, a first touch can end in `SIGBUS`. So lines are
+//! reserved before they are handed out for the first time, [`CHUNK`] at a time, and one line more:
+//! a walk looks at the header behind the last range. The lock is held, so the head says how far.
+//!
 //! # What it refuses
 //!
 //! It gives nothing back to the system. In a pool that does not join (waiting calls, attaches), a
@@ -34,6 +40,7 @@
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
+use std::ops::Range;
 
 use crate::field::{get, put};
 use crate::lock::{Held, Owner, lock};
@@ -51,8 +58,13 @@ const NEXT_FRESH: usize = 1;
 const GIVEN: usize = 2;
 /// How often ranges were joined.
 const JOINS: usize = 3;
+/// How many lines of the pool have memory, at least.
+const RESERVED: usize = 4;
 const HEADER: usize = 6;
 const NEXT_FREE: usize = 7;
+
+/// Lines that are reserved at a time: 64 KiB.
+const CHUNK: u64 = 1024;
 
 const CLASS_MASK: u64 = 0xff;
 const USED: u64 = 1 << 8;
@@ -210,10 +222,21 @@ impl Pool {
 
     /// Takes a range that is free already, or one that was never handed out. The lock is held.
     fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
-        let line = self.pop(region, wanted).or_else(|| self.fresh(region, wanted, whose));
+        let line = self.pop(region, wanted).filter(|line| {
+            let has_memory = self.ensure(region, *line..line + (1 << wanted));
+            if !has_memory {
+                self.push(region, *line, wanted);
+            }
+            has_memory
+        });
+        let line = line.or_else(|| self.fresh(region, wanted, whose));
         line.or_else(|| {
             let pop = |class| Some((self.pop(region, class)?, class));
             let (line, class) = (wanted + 1..CLASSES).find_map(pop)?;
+            if !self.ensure(region, line..line + (1 << wanted)) {
+                self.push(region, line, class);
+                return None;
+            }
             self.cut(region, line, class, wanted);
             Some(line)
         })
@@ -224,12 +247,38 @@ impl Pool {
         let taken = get(fresh);
         let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
         let line = self.first + u32::try_from(taken).ok()?;
+        self.reserve(region, after + 1)?;
         // The header comes first: the walk that makes the lists anew goes by it.
         let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         region.line(line)[HEADER].store(header, Ordering::Release);
         put(fresh, after);
         Some(line)
+    }
+
+    /// Sees to it that the first `count` lines of the pool have memory. The lock is held.
+    fn reserve(&self, region: &Region, count: u64) -> Option<()> {
+        let word = &region.line(self.head)[RESERVED];
+        let (all, done) = (u64::from(self.lines), get(word));
+        let count = count.min(all);
+        if count <= done {
+            return Some(());
+        }
+        let is_reserved = |end: &u64| {
+            let lines = self.first + done as u32..self.first + *end as u32;
+            region.reserve(lines).is_ok()
+        };
+        // If there is no room for a chunk there may be for what is needed.
+        let end = [count.next_multiple_of(CHUNK).min(all), count].into_iter().find(is_reserved)?;
+        put(word, end);
+        Some(())
+    }
+
+    /// Sees to it that lines of the pool have memory, and returns false if there is none. Ranges
+    /// that `join` has made of lines that were never handed out may have none. The lock is held.
+    fn ensure(&self, region: &Region, lines: Range<u32>) -> bool {
+        let done = get(&region.line(self.head)[RESERVED]);
+        u64::from(lines.end - self.first) <= done || region.reserve(lines).is_ok()
     }
 
     fn pop(&self, region: &Region, class: u32) -> Option<u32> {

@@ -58,10 +58,11 @@ impl Identity {
 
     /// Returns that of the calling process.
     pub(crate) fn own() -> Self {
-        Self::of(std::process::id())
+        Program::own().identity
     }
 
     /// Returns that of the process that has `pid` now.
+    #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
     pub(crate) fn of(pid: u32) -> Self {
         Self::new(pid, stat(pid).map_or(0, |stat| stat.start))
     }
@@ -98,7 +99,40 @@ impl Identity {
     }
 }
 
+/// How other processes tell the calling program from all others.
+///
+/// It is read from `/proc`. A program that gives up its rights, its root directory or its
+/// descriptors before it registers reads it first: see [`crate::Namespace::adopt_as`].
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    pub(crate) identity: Identity,
+    /// Where the stack of the program began, or 0 if that is not known.
+    pub(crate) image: u64,
+    /// The inode number of the pid namespace, or 0 if that is not known.
+    pub(crate) pid_namespace: u64,
+}
+
+impl Program {
+    /// That of all tasks of a namespace that one process has.
+    pub(crate) const PRIVATE: Self =
+        Self { identity: Identity::PRIVATE, image: 0, pid_namespace: 0 };
+
+    /// Returns that of the calling process, as far as `/proc` shows it.
+    #[must_use]
+    pub fn own() -> Self {
+        let pid = std::process::id();
+        let (start, image) = stat(pid).map_or((0, 0), |stat| (stat.start, stat.image));
+        Self { identity: Identity::new(pid, start), image, pid_namespace: pid_namespace() }
+    }
+}
+
+/// Returns the number of the calling process's pid namespace, or 0 where it is not to be had.
+pub(crate) fn pid_namespace() -> u64 {
+    rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
+}
+
 /// Returns what tells the program of a process from those that it was and will be, or 0 if that is not known.
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
 pub(crate) fn image_of(pid: u32) -> u64 {
     stat(pid).map_or(0, |stat| stat.image)
 }

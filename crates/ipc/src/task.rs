@@ -36,7 +36,7 @@ use crate::msg::is_interruptible;
 use crate::namespace::{Limits, Shared};
 use crate::nested;
 use crate::perm::{Cred, CredCell};
-use crate::process::{Identity, Look, has_other_image, image_of};
+use crate::process::{Identity, Look, Program, has_other_image};
 use crate::recover;
 use crate::sem::{INTERRUPTED, STATUS, is_waiting};
 use crate::spare;
@@ -122,18 +122,30 @@ pub(crate) struct Hot {
 
 impl Task {
     pub(crate) fn register(shared: Arc<Shared>, cred: Cred, pid: u32) -> Result<Self, Errno> {
+        let is_shared = shared.scope == futex::Scope::Shared;
+        let program = if is_shared { Program::own() } else { Program::PRIVATE };
+        Self::register_as(shared, cred, pid, &program)
+    }
+
+    /// As [`Task::register`], for a program that is known.
+    pub(crate) fn register_as(
+        shared: Arc<Shared>,
+        cred: Cred,
+        pid: u32,
+        program: &Program,
+    ) -> Result<Self, Errno> {
         if pid >= PID_END {
             return Err(Errno::INVAL);
         }
-        if shared.scope == futex::Scope::Shared && is_in_other_pid_namespace(&shared.region) {
+        if is_in_other_pid_namespace(&shared.region, program) {
             return Err(Errno::XDEV);
         }
-        let owner = match claim_line(&shared, pid) {
+        let owner = match claim_line(&shared, pid, program) {
             Some(owner) => owner,
             None => {
                 // The lines may be those of the dead; what could be reaped is free then.
                 let _reaped = spare::reap_without_line(&shared);
-                claim_line(&shared, pid).ok_or(Errno::NOMEM)?
+                claim_line(&shared, pid, program).ok_or(Errno::NOMEM)?
             }
         };
         reap_beside(&shared, owner);
@@ -571,11 +583,8 @@ fn former_lines(shared: &Shared, owner: Owner, pid: u32) -> Vec<u32> {
 }
 
 /// Takes a free line for a task of this process.
-fn claim_line(shared: &Shared, pid: u32) -> Option<Owner> {
-    let (identity, image) = match shared.scope {
-        futex::Scope::Private => (Identity::PRIVATE, 0),
-        futex::Scope::Shared => (Identity::own(), image_of(std::process::id())),
-    };
+fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
+    let Program { identity, image, .. } = *program;
     let generation = next_generation(shared);
     lines_for(shared, pid).find_map(|index| {
         let line = task_line(shared, index);

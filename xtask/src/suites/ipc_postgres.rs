@@ -1,14 +1,19 @@
 //! PostgreSQL whose shared memory is that of a namespace in user space.
 //!
-//! Before it starts after a crash, PostgreSQL asks whether anybody still has the segment of the server before attached
-//! (`shm_nattch`), and refuses if so: two servers on one directory would destroy it. So attaches must be counted
-//! over fork, over the end of a process by whatever means, and for processes that never make a call.
+//! PostgreSQL counts the attaches of the segment of the server before it (`shm_nattch`) when it
+//! starts after a crash. It refuses to start while there are any, because two servers on one
+//! directory would destroy it. So the library must count attaches over fork, over the end of a
+//! process by any means, and for processes that never make a call.
 //!
-//! The suite runs a server under `corewalk ipc exec --shm`, with all of its memory in segments; kills it while one of its
-//! processes is stopped; sees that a start is refused, with and without `postmaster.pid`; ends that process; and sees
-//! that a start goes well, that the data is there, and that nothing is left at the end.
+//! The suite runs a server under `corewalk ipc exec --shm`, with all of its memory in segments. It
+//! kills the server while one of its processes is stopped. A start is then refused, with and without
+//! `postmaster.pid`. The suite ends the stopped process. A start succeeds, the data is complete, and
+//! no segment is left at the end.
 //!
-//! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1).
+//! All of this is done twice. The first time the server's user runs `corewalk`. The second time root
+//! runs it, and su(1) below it changes to the server's user.
+//!
+//! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1); su(1).
 
 use super::mount::Site;
 use super::work::{postgres_folder, quoted};
@@ -38,17 +43,20 @@ pub(super) fn ipc_postgres(site: &Site) -> Outcome {
             return Outcome::Failed(format!("{}: {error}", from.display()));
         }
     }
-    let script = format!("BIN={}\nWORK={}\n{SCRIPT}", quoted(&postgres), quoted(&work));
-    match site.run("ipc-postgres", Command::new("sh").args(["-euc", &script])) {
-        Ok(output) => {
-            output
+    for starter in ["user", "root"] {
+        let (bin, work) = (quoted(&postgres), quoted(&work));
+        let script = format!("STARTER={starter}\nBIN={bin}\nWORK={work}\n{SCRIPT}");
+        let ran = site
+            .run(&format!("ipc-postgres-{starter}"), Command::new("sh").args(["-euc", &script]));
+        match ran {
+            Ok(output) => output
                 .lines()
                 .filter(|line| line.starts_with("- "))
-                .for_each(|line| println!("{line}"));
-            Outcome::Passed
+                .for_each(|line| println!("{line}")),
+            Err(outcome) => return outcome,
         }
-        Err(outcome) => outcome,
     }
+    Outcome::Passed
 }
 
 /// Returns the preload library that was built with the program.
@@ -61,19 +69,34 @@ fn library(program: &Path) -> Option<PathBuf> {
 }
 
 const SCRIPT: &str = r#"
-cd "$WORK"
+HERE="$WORK/$STARTER"
+mkdir "$HERE"
+cd "$HERE"
 mkdir pg
 chown nobody pg
-NS="$WORK/pg/namespace"
 fail() { echo "FAILED: $*"; cat log refused 2> /dev/null || true; exit 1; }
-user() { setpriv --reuid=nobody --regid=nogroup --clear-groups -- env HOME="$WORK/pg" LC_ALL=C "$@"; }
-run_in() { user "$WORK/corewalk" ipc exec --namespace "$NS" --shm -- "$@"; }
+user() { setpriv --reuid=nobody --regid=nogroup --clear-groups -- env HOME="$HERE/pg" LC_ALL=C "$@"; }
+case $STARTER in
+user)
+    NS="$HERE/pg/namespace"
+    corewalk() { user "$WORK/corewalk" "$@"; }
+    run_in() { corewalk ipc exec --namespace "$NS" --shm -- "$@"; }
+    ;;
+root)
+    NS="$HERE/namespace"
+    corewalk() { "$WORK/corewalk" "$@"; }
+    run_in() {
+        corewalk ipc exec --namespace "$NS" --shm -- \
+            su -s /bin/sh nobody -c 'LC_ALL=C exec "$0" "$@"' -- "$@"
+    }
+    ;;
+esac
 postgres() {
-    run_in "$BIN/postgres" -D "$WORK/pg/data" -c listen_addresses= -c fsync=off \
-        -c unix_socket_directories="$WORK/pg" -c shared_memory_type=sysv
+    run_in "$BIN/postgres" -D "$HERE/pg/data" -c listen_addresses= -c fsync=off \
+        -c unix_socket_directories="$HERE/pg" -c shared_memory_type=sysv
 }
-psql_() { user "$BIN/psql" -h "$WORK/pg" -U bench -At "$@" postgres; }
-segments() { user "$WORK/corewalk" ipc ls --namespace "$NS" -m --json; }
+psql_() { user "$BIN/psql" -h "$HERE/pg" -U bench -At "$@" postgres; }
+segments() { corewalk ipc ls --namespace "$NS" -m --json; }
 # Waits for a command to succeed, two minutes at most.
 until_() {
     tries=0
@@ -103,8 +126,8 @@ attached() { segments | grep -c "\"nattch\":$1," > /dev/null; }
 run_in "$BIN/initdb" -D pg/data -U bench -A trust --locale=C > /dev/null
 test "$(segments)" = '{"shm":[]}' || fail "initdb has left segments: $(segments)"
 start
-user "$BIN/pgbench" -h "$WORK/pg" -U bench -i -q -s 1 postgres
-user "$BIN/pgbench" -h "$WORK/pg" -U bench -c 4 -j 2 -t 250 postgres
+user "$BIN/pgbench" -h "$HERE/pg" -U bench -i -q -s 1 postgres
+user "$BIN/pgbench" -h "$HERE/pg" -U bench -c 4 -j 2 -t 250 postgres
 echo "- $(segments)"
 
 # A process of the server that does not notice that it has gone.
@@ -134,5 +157,5 @@ test "$(psql_ -c 'SELECT (SELECT sum(abalance) FROM pgbench_accounts) =
 kill -s INT "$POSTMASTER"
 wait "$SERVER" || fail "the server has not ended well"
 test "$(segments)" = '{"shm":[]}' || fail "segments are left: $(segments)"
-test -z "$(ls "$NS.shm")" || fail "files are left: $(ls "$NS.shm")"
+test -z "$(ls "$NS.shm/segments")" || fail "files are left: $(ls "$NS.shm/segments")"
 "#;

@@ -1,8 +1,9 @@
 //! `corewalk ipc exec`: a command in a namespace.
 //!
-//! The command gets the preload library and the name of the namespace in its environment, and with
-//! it everything that it starts. This process waits for it, passes on signals that somebody sent to it,
-//! and ends as the command does. (A signal of the terminal has reached the command already.)
+//! The command gets the preload library and the namespace in its environment, and descriptors of
+//! the namespace's file and of the folder of segments; all that it starts inherits them. This process waits for it, passes on
+//! signals that were sent to it, and ends as the command does. (A signal of the terminal has
+//! reached the command already.)
 //!
 //! While it waits it looks after the namespace (`watch`).
 //!
@@ -26,7 +27,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
-use super::place::{Folder, NAMESPACE_ENV, Place, SHM_ENV};
+use super::place::{FD_ENV, Folder, NAMESPACE_ENV, Place, SHM_ENV, SHM_FD_ENV};
 use super::program::Refusal;
 use super::watch::Watch;
 use super::{preload, program};
@@ -71,12 +72,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
+    // Inside of another namespace these may be set.
+    for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
+        command.env_remove(name);
+    }
+    // Both are kept until the command has inherited them.
+    let handed = place.hand_on();
+    let mut handed_shm = None;
     if arguments.shm {
         place.make_shm()?;
         command.env(SHM_ENV, &place.shm);
-    } else {
-        // Inside of another namespace there may be one.
-        command.env_remove(SHM_ENV);
+        handed_shm = place.hand_on_shm();
+    }
+    for (name, handed) in [(FD_ENV, &handed), (SHM_FD_ENV, &handed_shm)] {
+        if let Some((_, word)) = handed {
+            command.env(name, word);
+        }
     }
     // Before the command: a signal that comes while it is started must not part us from it.
     let signals =
@@ -86,6 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ErrorKind::NotFound => refused(name, Refusal::NotFound),
         _ => Failure::Command(126, format!("{}: {error}", name.display())),
     })?;
+    drop((handed, handed_shm));
     let status = supervise(child, signals, &place)?;
     place.remove_marks();
     drop(place);

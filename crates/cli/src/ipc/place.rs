@@ -5,17 +5,24 @@
 //! namespace is a memfd, which goes with the last process that has it; it is sealed, so that nobody
 //! can cut it short under the others.
 //!
-//! What a name leads to is the user's own, or refused; see `open_named`.
+//! A file is the user's own, or refused; see `open_file`. The command inherits a descriptor of it,
+//! which serves also a program that may not open the file any more.
 //!
 //! # Shared memory
 //!
-//! The memory of segments is files in a folder: that of the namespace's file with `.shm` behind its name, or one
-//! in `/dev/shm` that goes with the command. It is made for who may use the namespace: the permissions of
-//! the file, and those to enter where there are those to read.
+//! The memory of segments is files in the folder `segments` of an outer folder. The outer folder
+//! has the name of the namespace's file with `.shm` behind it, or is one in `/dev/shm` that goes
+//! with the command. It has the permissions of the namespace's file. A user who may read the file
+//! may enter the folder.
 //!
-//! A folder without a name is locked (flock(2)) by its `exec` for as long as that runs. The next `exec` of the same user removes
-//! what a killed one has left, as do `ls`, `rm` and `serve`: a folder whose lock is free and of which no process has a segment attached. Pids say nothing of that, for
-//! pid namespaces may share `/dev/shm`.
+//! All users may write in `segments`, but the outer folder keeps strangers out. The command
+//! inherits a descriptor of `segments`, and so a program that has changed its user can make and
+//! attach segments, as far as the permissions of each segment go.
+//!
+//! An outer folder without a name is locked (flock(2)) by its `exec` for as long as that runs. The
+//! next `exec`, `ls`, `rm` or `serve` of the same user removes a folder that a killed `exec` has
+//! left: its lock is free, and no process has a segment of it attached. Pids cannot tell that,
+//! because pid namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -28,9 +35,9 @@ use std::path::{Path, PathBuf};
 use corewalk_ipc::{
     Backing, Cred, Elsewhere, Namespace, NamespaceOptions, OpenError, SegmentFiles, Task,
 };
-use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, fstat, open, stat};
-use rustix::io::Errno;
-use rustix::process::{Pid, geteuid, test_kill_process};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, fchmod, flock, fstat, open, stat};
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::process::{Pid, Resource, geteuid, getrlimit, test_kill_process};
 
 use crate::failure::Failure;
 
@@ -40,8 +47,23 @@ pub(super) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 /// Where the preload library finds the memory of segments.
 pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
+/// Where the preload library finds the descriptor that was handed on.
+pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
+
+/// Where the preload library finds the descriptor of the folder of segments.
+pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
+
+/// Numbers of descriptors among which the one that is handed on has a high one: the usual limit.
+const NUMBERS: u64 = 1024;
+
 /// Where folders without a name lie.
 const SHM_FOLDER: &str = "/dev/shm";
+
+/// The folder of segments in its outer folder.
+const SEGMENTS: &str = "segments";
+
+/// Permissions of the folder of segments: the outer folder decides which users reach it.
+const SEGMENTS_MODE: u32 = 0o777;
 
 /// Names that are tried for a folder.
 const NAMES_TRIED: u32 = 1000;
@@ -49,11 +71,11 @@ const NAMES_TRIED: u32 = 1000;
 /// Bytes of a name at most: a file's name is made of it.
 const NAME_MAX: usize = 200;
 
-/// Opens the file at `path`, which a name leads to; it is made if `flags` say so.
+/// Opens the file at `path`, which a word leads to; it is made if `flags` say so.
 ///
-/// Anybody may make a file of any name in `/dev/shm`. So it has to be the user's own, also for root: who owns it has
-/// all that is in it.
-fn open_named(path: &Path, flags: OFlags) -> Result<OwnedFd, OpenError> {
+/// It has to be the user's own: its owner has all that is in it. Root may use any file by its path,
+/// but not by a name: any user may make a file of any name in `/dev/shm`.
+fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
         // Apart from making it: with `fs.protected_regular` set Linux would refuse another user's file, less clearly.
@@ -66,7 +88,8 @@ fn open_named(path: &Path, flags: OFlags) -> Result<OwnedFd, OpenError> {
             made => break made?,
         }
     };
-    match fstat(&file)?.st_uid == geteuid().as_raw() {
+    let user = geteuid();
+    match fstat(&file)?.st_uid == user.as_raw() || is_path(word) && user.is_root() {
         true => Ok(file),
         false => Err(OpenError::OtherUser),
     }
@@ -95,14 +118,30 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
+/// Returns the path of the namespace `word`, for its removal. The file under a name may hold
+/// anything. The one under a path has to be a namespace, or to have been one: damaged, cut short,
+/// or of an earlier start of the machine.
+pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
+    let path = path(word)?;
+    let failed = |error: OpenError| Failure::of(path.display(), error);
+    let file = open_file(&path, word, OFlags::empty()).map_err(failed)?;
+    let opened = Namespace::open_fd(&file, without_shm());
+    match opened {
+        Err(error @ (OpenError::NotANamespace | OpenError::Os(_))) if is_path(word) => {
+            Err(failed(error))
+        }
+        _ => Ok(path),
+    }
+}
+
 /// A namespace, and how a process that this one starts finds it.
 pub(super) struct Place {
     pub(super) namespace: Namespace,
     pub(super) path: PathBuf,
-    /// Where the memory of segments is, if the namespace answers for them.
+    /// The folder of segments, if the namespace answers for them.
     pub(super) shm: PathBuf,
-    /// Kept open: the path leads through it.
-    _anonymous: Option<OwnedFd>,
+    /// The file. The path of a namespace without a name leads through it.
+    file: OwnedFd,
     /// Goes with this.
     folder: Option<Folder>,
 }
@@ -133,6 +172,7 @@ impl Folder {
             // Whoever looks for orphans may have been quicker.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
+            make_segments(&path)?;
             return Ok(Self { path, _lock: lock });
         }
         Err(Errno::EXIST.into())
@@ -165,14 +205,11 @@ impl Place {
     /// Joins the namespace `word`, which is made if need be.
     pub(super) fn open(word: &str) -> Result<Self, Failure> {
         let path = path(word)?;
-        let shm = beside(&path);
-        let opened = match is_path(word) {
-            true => Namespace::open(&path, options(&shm)),
-            false => open_named(&path, OFlags::CREATE)
-                .and_then(|file| Namespace::open_fd(&file, options(&shm))),
-        };
-        let namespace = opened.map_err(|error| Failure::of(path.display(), error))?;
-        Ok(Self { namespace, path, shm, _anonymous: None, folder: None })
+        let shm = beside(&path).join(SEGMENTS);
+        let opened = open_file(&path, word, OFlags::CREATE)
+            .and_then(|file| Ok((Namespace::open_fd(&file, options(&shm))?, file)));
+        let (namespace, file) = opened.map_err(|error| Failure::of(path.display(), error))?;
+        Ok(Self { namespace, path, shm, file, folder: None })
     }
 
     /// Joins the namespace `word`, or the one that this process runs in.
@@ -187,18 +224,30 @@ impl Place {
         };
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
-            Some(word) if !is_path(word) => open_named(&path, OFlags::empty()),
+            Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
             // The one that this process runs in is a path as well.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| failed(&error))?;
         // Beside a file in memory there is nothing.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
-        let shm = shm.map_or_else(|| beside(&path), PathBuf::from);
+        let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
         let opened = Namespace::open_fd(&file, options);
         let namespace = opened.map_err(|error| failed(&error))?;
-        Ok(Self { namespace, path, shm, _anonymous: None, folder: None })
+        Ok(Self { namespace, path, shm, file, folder: None })
+    }
+
+    /// Returns a descriptor of the file that the command inherits, and the word that tells the
+    /// preload library of it; or none if there is no descriptor left.
+    pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
+        hand_on(&self.file)
+    }
+
+    /// As [`Place::hand_on`], for the folder of segments.
+    pub(super) fn hand_on_shm(&self) -> Option<(OwnedFd, String)> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        hand_on(&open(&self.shm, flags, Mode::empty()).ok()?)
     }
 
     /// Returns this process as a task of the namespace.
@@ -220,40 +269,41 @@ impl Place {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("corewalk-ipc", flags).map_err(failed)?;
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let shm = folder.as_ref().map_or_else(PathBuf::new, |folder| folder.path.clone());
+        let shm = folder.as_ref().map_or_else(PathBuf::new, |folder| folder.path.join(SEGMENTS));
         let options = if folder.is_some() { options(&shm) } else { without_shm() };
         let opened = Namespace::open_fd(&file, options);
         let namespace = opened.map_err(|error| Failure::of("a namespace in memory", error))?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        Ok(Self { namespace, path: path.into(), shm, _anonymous: Some(file), folder })
+        Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
-    /// Makes the folder for the memory of segments, if it is not there.
+    /// Makes the folder of segments and its outer folder, if they are not there.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
         if self.folder.is_some() {
             return Ok(());
         }
-        let failed = |error: &dyn std::fmt::Display| Failure::of(self.shm.display(), error);
+        let outer = beside(&self.path);
+        let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
         let status = fs::metadata(&self.path).map_err(|error| failed(&error))?;
         let bits = status.mode() & 0o666;
-        // Who may read the namespace may enter.
+        // A user who may read the namespace may enter.
         let mode = bits | (bits & 0o444) >> 2;
-        match DirBuilder::new().mode(0o700).create(&self.shm) {
+        match DirBuilder::new().mode(0o700).create(&outer) {
             Ok(()) => {
                 let mode = fs::Permissions::from_mode(mode);
-                fs::set_permissions(&self.shm, mode).map_err(|error| failed(&error))?;
+                fs::set_permissions(&outer, mode).map_err(|error| failed(&error))?;
                 if geteuid().is_root() {
                     let (user, group) = (Some(status.uid()), Some(status.gid()));
-                    let given = std::os::unix::fs::chown(&self.shm, user, group);
+                    let given = std::os::unix::fs::chown(&outer, user, group);
                     given.map_err(|error| failed(&error))?;
                 }
-                Ok(())
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                self.check_shm(status.uid(), mode)
+                check_outer(&outer, status.uid(), mode)?;
             }
-            Err(error) => Err(failed(&error)),
+            Err(error) => return Err(failed(&error)),
         }
+        make_segments(&outer).map_err(|error| failed(&error))
     }
 
     /// Removes the marks that killed processes have left in the folder for the memory of segments.
@@ -266,25 +316,57 @@ impl Place {
             }
         }
     }
+}
 
-    /// Looks whether the folder that is there belongs to whom the namespace belongs to, and lets in nobody else:
-    /// all memory that is made goes to who has the folder.
-    fn check_shm(&self, owner: u32, mode: u32) -> Result<(), Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::of(self.shm.display(), error);
-        let status = fs::symlink_metadata(&self.shm).map_err(|error| failed(&error))?;
-        if !status.is_dir() {
-            return Err(failed(&"the memory of segments needs a folder of this name"));
-        }
-        if status.uid() != owner {
-            return Err(failed(&"the folder for the memory of segments is another user's"));
-        }
-        if status.mode() & 0o777 & !(mode | 0o700) != 0 {
-            return Err(failed(
-                &"the folder for the memory of segments lets in who may not read the namespace",
-            ));
-        }
-        Ok(())
+/// Returns a descriptor of `file` that a command inherits, and the word that tells the preload
+/// library of it; or none if there is no descriptor left.
+///
+/// Its number is high: programs count on the low ones.
+fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
+    let least = i32::try_from(limit / 8 * 7).ok()?;
+    let handed = fcntl_dupfd_cloexec(file, least).ok()?;
+    fcntl_setfd(&handed, FdFlags::empty()).ok()?;
+    let status = fstat(&handed).ok()?;
+    let word = format!("{}:{}:{}", handed.as_raw_fd(), status.st_dev, status.st_ino);
+    Some((handed, word))
+}
+
+/// Checks that an outer folder has the owner of the namespace, and lets in no other users than the
+/// namespace's file: a user who reaches the folder reaches the memory of all segments.
+fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
+    let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
+    if !status.is_dir() {
+        return Err(failed(&"the memory of segments needs a folder of this name"));
     }
+    if status.uid() != owner {
+        return Err(failed(&"the folder for the memory of segments is another user's"));
+    }
+    if status.mode() & 0o777 & !(mode | 0o700) != 0 {
+        return Err(failed(
+            &"the folder for the memory of segments lets in who may not read the namespace",
+        ));
+    }
+    Ok(())
+}
+
+/// Makes the folder of segments in an outer folder, if it is not there. It gets the owner of the
+/// outer folder.
+fn make_segments(outer: &Path) -> std::io::Result<()> {
+    let segments = outer.join(SEGMENTS);
+    match DirBuilder::new().mode(0o700).create(&segments) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    // Only a user whom the outer folder lets in can have made it, or a link of this name.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = open(&segments, flags, Mode::empty())?;
+    let owner = fs::metadata(outer)?;
+    if geteuid().is_root() {
+        std::os::unix::fs::fchown(&folder, Some(owner.uid()), Some(owner.gid()))?;
+    }
+    Ok(fchmod(&folder, Mode::from_raw_mode(SEGMENTS_MODE))?)
 }
 
 fn options(shm: &Path) -> NamespaceOptions {
@@ -297,7 +379,7 @@ fn without_shm() -> NamespaceOptions {
     NamespaceOptions { backing: Some(Box::new(Elsewhere)), ..NamespaceOptions::default() }
 }
 
-/// Returns the folder for the memory of segments of the namespace in the file `path`.
+/// Returns the outer folder of the segments of the namespace in the file `path`.
 pub(super) fn beside(path: &Path) -> PathBuf {
     let mut folder = path.as_os_str().to_owned();
     folder.push(".shm");
@@ -346,23 +428,26 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if somebody has a segment attached whose memory is in a folder.
-fn is_attached(folder: &Path) -> bool {
-    let files = SegmentFiles::new(folder);
-    let names = fs::read_dir(folder).into_iter().flatten().flatten();
+/// Returns true if a process has a segment attached whose memory is below an outer folder.
+fn is_attached(outer: &Path) -> bool {
+    let folder = outer.join(SEGMENTS);
+    let files = SegmentFiles::new(&folder);
+    let names = fs::read_dir(&folder).into_iter().flatten().flatten();
     let tasks = names.filter_map(|entry| {
         entry.file_name().to_str().and_then(|name| name.strip_prefix("task-")?.parse().ok())
     });
     tasks.into_iter().any(|task| files.is_held(task))
 }
 
-/// Removes a folder for the memory of segments, and what such a folder has in it; nothing else.
+/// Removes an outer folder with its folder of segments and the files that the library makes there;
+/// no other file.
 ///
 /// # Errors
 ///
 /// That of the folder, if it cannot be read or is not empty then.
-pub(super) fn remove_shm(folder: &Path) -> std::io::Result<()> {
-    for entry in fs::read_dir(folder)?.flatten() {
+pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
+    let folder = outer.join(SEGMENTS);
+    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
         let name = entry.file_name().into_string().unwrap_or_default();
         let is_number = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
         let is_ours = name.split_once('-').is_some_and(|(first, second)| {
@@ -372,7 +457,9 @@ pub(super) fn remove_shm(folder: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    fs::remove_dir(folder)
+    // Where this fails, the outer folder is not empty either, and says so.
+    let _gone = fs::remove_dir(&folder);
+    fs::remove_dir(outer)
 }
 
 #[cfg(test)]
@@ -392,9 +479,10 @@ mod tests {
         /// Makes what a process of another pid namespace, whose pid means nothing here, would have made.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
-            fs::create_dir_all(&path).expect("a folder of ours");
+            let segments = path.join(SEGMENTS);
+            fs::create_dir_all(&segments).expect("a folder of ours");
             for name in ["3-14", "exec-159", "task-26"] {
-                fs::write(path.join(name), "").expect("a folder of ours");
+                fs::write(segments.join(name), "").expect("a folder of ours");
             }
             path
         }
@@ -413,14 +501,15 @@ mod tests {
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
         // What is not ours keeps its folder.
-        fs::write(paths[1].join("letter"), "").expect("a folder of ours");
+        fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
-        let hold = SegmentFiles::new(&paths[3]).hold(26).expect("nobody has it");
+        let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");
         remove_orphans_in(&parent.0);
         let there = || paths.each_ref().map(|path| path.exists());
         assert_eq!(there(), [false, true, true, true, false]);
-        assert_eq!(fs::read_dir(&paths[1]).expect("it is there").count(), 1);
-        assert_eq!(fs::read_dir(&paths[2]).expect("it is there").count(), 3);
+        let count =
+            |at: usize| fs::read_dir(paths[at].join(SEGMENTS)).expect("it is there").count();
+        assert_eq!([count(1), count(2)], [1, 3]);
         drop((lock, hold));
         remove_orphans_in(&parent.0);
         assert_eq!(there(), [false, true, false, false, false]);
@@ -431,7 +520,7 @@ mod tests {
         let parent = Parent::new("attached");
         let make = || Folder::make_in(&parent.0).expect("there are names");
         let ours = make();
-        let path = ours.path.clone();
+        let path = ours.path.join(SEGMENTS);
         fs::write(path.join("3-14"), "").expect("a folder of ours");
         let hold = SegmentFiles::new(&path).hold(26).expect("nobody has it");
         drop(ours);
@@ -439,7 +528,7 @@ mod tests {
         assert!(path.join("3-14").exists());
         drop(hold);
         drop(make());
-        assert!(!path.exists());
+        assert!(!path.exists() && fs::read_dir(&parent.0).expect("it is there").count() == 0);
     }
 
     #[test]
@@ -448,7 +537,7 @@ mod tests {
         let theirs = parent.folder(std::process::id());
         let lock = locked(&theirs).expect("nobody has it");
         let ours = Folder::make_in(&parent.0).expect("there are more names");
-        assert!(ours.path != theirs && ours.path.is_dir() && theirs.join("3-14").exists());
+        assert!(ours.path != theirs && ours.path.is_dir() && theirs.join("segments/3-14").exists());
         assert!(locked(&ours.path).is_none(), "it is locked");
         let gone = ours.path.clone();
         drop((ours, lock));

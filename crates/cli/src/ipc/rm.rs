@@ -5,6 +5,7 @@
 //! Source: ipcrm(1).
 
 use std::io::ErrorKind;
+use std::path::Path;
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;
@@ -43,13 +44,23 @@ pub(crate) struct Arguments {
     #[arg(short = 'a', long, value_name = "KIND", group = "what", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "all", value_enum)]
     all: Vec<All>,
-    /// Remove the file of the namespace, and its segments. Who has them open keeps them; nobody can join the
-    /// namespace any more.
+    /// Remove the file of the namespace, and its segments, also if the file is damaged or from
+    /// before the last start of the machine. Processes that have it open keep it; no process can
+    /// join the namespace any more.
     #[arg(long, group = "what")]
     purge: bool,
     /// Say what is removed.
     #[arg(short = 'v', long)]
     verbose: bool,
+}
+
+impl Arguments {
+    fn is_purge_only(&self) -> bool {
+        let ids = [&self.queue_id, &self.shmem_id, &self.semaphore_id];
+        let keys = [&self.queue_key, &self.shmem_key, &self.semaphore_key];
+        let is_none = ids.into_iter().chain(keys).all(Vec::is_empty) && self.all.is_empty();
+        self.purge && is_none
+    }
 }
 
 /// What `--all` is about.
@@ -76,6 +87,9 @@ impl All {
 /// Removes them.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
+    if let Some(word) = arguments.namespace.as_deref().filter(|_| arguments.is_purge_only()) {
+        return purge(&place::to_purge(word)?);
+    }
     let place = Place::existing(arguments.namespace.as_deref())?;
     place.remove_marks();
     let task = place.register()?;
@@ -119,7 +133,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     drop(task);
     if arguments.purge {
-        purge(&place)?;
+        purge(&place.path)?;
     }
     match failures.is_empty() {
         true => Ok(()),
@@ -127,14 +141,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Removes the file of the namespace, and the folder with its segments.
-fn purge(place: &Place) -> Result<(), Failure> {
-    let removed = std::fs::remove_file(&place.path);
-    removed.map_err(|error| Failure::of(place.path.display(), error))?;
-    match remove_shm(&place.shm) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(Failure::of(place.shm.display(), error))
-        }
+/// Removes the file of a namespace, and the folder with its segments.
+fn purge(path: &Path) -> Result<(), Failure> {
+    let removed = std::fs::remove_file(path);
+    removed.map_err(|error| Failure::of(path.display(), error))?;
+    let shm = place::beside(path);
+    match remove_shm(&shm) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Failure::of(shm.display(), error)),
         _ => Ok(()),
     }
 }

@@ -217,7 +217,8 @@ fn objects_of_a_program_are_shown_and_removed() {
     ] {
         assert!(shown.contains(part), "{part} in\n{shown}");
     }
-    let segments = || fs::read_dir(format!("{path}.shm")).expect("a folder of ours").count();
+    let segments =
+        || fs::read_dir(format!("{path}.shm/segments")).expect("a folder of ours").count();
     assert_eq!(segments(), 1);
     assert!(ls(&["-m"]).contains("shmid") && !ls(&["-m"]).contains("semid"));
     assert!(ls(&["-m", "--json"]).contains("\"bytes\":5000,\"nattch\":0"));
@@ -322,14 +323,14 @@ fn files_that_killed_processes_leave_go_with_ls_and_rm() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
     of(&["exec", "--shm", "--namespace", &name, "--", "true"]);
-    let marks = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}.shm"));
+    let marks = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}.shm/segments"));
     // No process has such a number.
     let mark = marks.join(format!("exec-{}", i32::MAX));
     let commands: [&[&str]; 3] =
         [&["ls"], &["ls", "--namespace", &name], &["rm", "-a", "--namespace", &name]];
     for command in commands {
-        fs::create_dir(&left).expect("a folder");
-        fs::write(left.join("3-14"), "a segment").expect("a file");
+        fs::create_dir_all(left.join("segments")).expect("a folder");
+        fs::write(left.join("segments/3-14"), "a segment").expect("a file");
         fs::write(&mark, "").expect("a file");
         of(command);
         assert!(!left.exists(), "{command:?}");

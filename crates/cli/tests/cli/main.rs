@@ -9,6 +9,7 @@ mod daemon;
 mod fixtures;
 mod fstab;
 mod handles;
+mod handoff;
 mod host;
 mod ipc;
 mod limits;

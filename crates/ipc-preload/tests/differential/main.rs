@@ -1,19 +1,19 @@
-//! The scripts of `crates/ipc/tests/differential`, with the preload library on one side: every answer that
-//! a program gets through the library is the kernel's.
+//! The scripts of `crates/ipc/tests/differential`, with the preload library on one side: every
+//! answer that a program gets through the library is the kernel's.
 //!
-//! Both sides are processes of this one program, which reads operations from a pipe and makes the calls of
-//! libc. Half of them run with the library and a namespace in their environment, as `corewalk ipc exec`
-//! starts a command; this process is what looks after the namespace there. What is compared is all that a
-//! caller sees: results, errnos, the structures of `*_STAT` and `*_INFO`. Pids are mapped; of times it is compared
-//! whether there is one. Ids have to be the same on both sides.
+//! Both sides are processes of this one program, which reads operations from a pipe and makes the
+//! calls of libc. Half of them run with the library and a namespace in their environment, as
+//! `corewalk ipc exec` starts a command. This process looks after the namespace there. The
+//! comparison covers all that a caller sees: results, errnos, the structures of `*_STAT` and
+//! `*_INFO`. Pids are mapped. Of a time, only whether it is set is compared. Ids have to be equal.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
 //! namespace of its own, this program skips.
 //!
 //! The controls are a program whose answers are changed on purpose, each in one way.
 //!
-//! This has no test runner (`harness = false`): a process with one thread is what undoes its operations
-//! before it ends (guarantee P.4), and a process of the runner has two.
+//! This has no test runner (`harness = false`). Guarantee P.4 holds for a process with one thread,
+//! and a process of the runner has two.
 //!
 //! Source: `docs/developing/testing.md`.
 
@@ -44,7 +44,8 @@ use mapped::Change;
 use op::Kind;
 use pairing::{Extent, Pairing};
 
-/// A run that is not told otherwise: on a slow machine it takes longer for the least, and then comes to its end.
+/// The extent of a run by default. A slow machine takes longer for the least number of steps, and
+/// then ends the run.
 const EXTENT: Extent = Extent { steps: 20_000, least: 2_000, limit: Duration::from_secs(40) };
 
 /// Steps within which each change has to be found out.
@@ -97,7 +98,7 @@ fn corner_cases(mut pairing: Pairing) {
 fn control(change: Change, kinds: Kinds) {
     let mut pairing = Pairing::new(mapped::starter(Some(change))).expect("it was tried");
     let run = || pairing.fuzz(Seed(1), CONTROL, kinds);
-    // What is meant to fail need not say so at length.
+    // A control is meant to fail, so its panic prints nothing.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let fuzzed = catch_unwind(AssertUnwindSafe(run));

@@ -1,10 +1,12 @@
-//! The side with the preload library: a process per task, and a namespace that they all have mapped.
+//! The side with the preload library: a process per task, and a namespace that they all have
+//! mapped.
 //!
-//! A process that waits sleeps in futex(2). It may sleep there for a lock too, while another process of this
-//! side runs and has it; so it counts as waiting only once all of them sleep.
+//! A process that waits sleeps in futex(2). It may also sleep there for a lock that another process
+//! of this side holds. So it counts as waiting only once all of them sleep.
 //!
-//! A process that makes no call ends by itself or by SIGKILL, in turns. In the first case its undo is applied by
-//! then; in the second the namespace is put in order by this process, as `corewalk ipc exec` does.
+//! A process that makes no call ends by itself or by SIGKILL, in turns. In the first case it
+//! applies its undo. In the second case this process recovers the namespace, as `corewalk ipc exec`
+//! does.
 
 use std::cell::RefCell;
 use std::env;
@@ -47,7 +49,7 @@ pub(crate) enum Change {
     Type,
 }
 
-/// What the processes of this side share.
+/// The state that the processes of this side share.
 struct Common {
     namespace: Namespace,
     file: OwnedFd,
@@ -77,7 +79,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // There is nobody to tell.
+        // A failure changes no result.
         let _removed = fs::remove_dir_all(&self.0);
     }
 }
@@ -191,7 +193,7 @@ impl Side for Preloaded {
                 if !self.is_interrupted {
                     return None;
                 }
-                // It was about to look around when the signal came, and sleeps on: see the library's essay.
+                // It was about to look for dead processes when the signal came, and sleeps on.
                 self.worker().borrow_mut().interrupt();
             }
             patience.wait(&self.worker().borrow().socket);

@@ -136,7 +136,7 @@ pub(crate) fn semaphores() {
         call(libc::SYS_semtimedop, &[raw, add, 1, address])
     });
     assert_eq!((value(id, 0), value(id, 1)), (0, 0));
-    // What can be read to its last byte is read; writing to it is not needed.
+    // Operations that can be read to their last byte need not be writable.
     assert_eq!(call(libc::SYS_semop, &[raw, add, 2]), 0);
     assert_eq!((value(id, 0), value(id, 1)), (1, 1));
     semaphore_commands(&pages, id);
@@ -315,7 +315,7 @@ pub(crate) fn gone() {
         }
     }
     assert_eq!(value(id, 0), 18);
-    // What lies in the program cannot be written to.
+    // A constant of the program cannot be written to.
     let address = ptr::from_ref(&SOPS).expose_provenance();
     let refused = call(libc::SYS_semctl, &[id as usize, 0, libc::GETALL as usize, address]);
     assert_eq!(refused, libc::EFAULT);

@@ -14,10 +14,10 @@ const RELAXED: Ordering = Ordering::Relaxed;
 
 const UNDO: i16 = libc::SEM_UNDO as i16;
 
-/// Seconds after which who waits for ever shall not.
+/// Seconds after which an alarm ends a process that would wait for ever.
 const ALARM_S: u32 = 60;
 
-/// What a process waits in.
+/// The call that a process waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Semop,
@@ -122,7 +122,8 @@ extern "C" fn forks(_signal: libc::c_int) {
     }
 }
 
-/// A handler interrupts a call, forks and returns in both: both calls end with `EINTR`, and those of others are not concerned.
+/// A handler interrupts a call, forks and returns in both processes: both calls end with `EINTR`,
+/// and the calls of other processes go on.
 pub(crate) fn return_in_both() {
     for call in [Call::Semop, Call::Receive, Call::Send] {
         for by_number in [0, 1] {
@@ -169,7 +170,8 @@ fn fork_in(call: Call, is_granted_before: bool) {
     place.remove();
 }
 
-/// What a child of vfork(2) does, in its parent's memory: the set, how it ends, and whether all was well.
+/// The work of a child of vfork(2), in its parent's memory: the set, how it ends, and whether all
+/// was well.
 static SET: AtomicI64 = AtomicI64::new(0);
 static END: AtomicI64 = AtomicI64::new(0);
 static WELL: AtomicI64 = AtomicI64::new(0);
@@ -222,7 +224,7 @@ fn vforked(work: extern "C" fn(*mut c_void) -> libc::c_int) -> i32 {
     unsafe { libc::clone(work, top, flags, ptr::null_mut()) }
 }
 
-/// A child of vfork(2) makes a call before its parent does: it makes it as itself, and so does its parent after it.
+/// A child of vfork(2) makes a call before its parent does. Each of the two acts as itself.
 pub(crate) fn vfork_first() {
     for end in 0..3 {
         let id = set(2);
@@ -235,7 +237,7 @@ pub(crate) fn vfork_first() {
             // SAFETY: the call takes nothing.
             is_well &= sysv::semctl(id, 1, libc::GETPID, 0) == Ok(unsafe { libc::getpid() });
             if end == 0 {
-                // What it has become holds it still.
+                // The program after execve(2) holds it still.
                 is_well &= value(id, 0) == 1;
                 // SAFETY: the call takes numbers.
                 is_well &= unsafe { libc::kill(inner, libc::SIGKILL) } == 0;

@@ -1,6 +1,8 @@
-//! Roles with a handler that jumps out of the call that it has interrupted; they hold on the host kernel as well.
+//! Roles with a handler that jumps out of the call that it has interrupted. They hold on the host
+//! kernel as well.
 //!
-//! sigsetjmp(3) returns twice, which no function of Rust may; what stands for it here calls a function, and returns once.
+//! sigsetjmp(3) returns twice, which no function of Rust may. The function here in its place calls
+//! another function, and returns once.
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn jump() {}
@@ -46,7 +48,7 @@ mod here {
         )
     }
 
-    /// Returns to who has called [`protect`], which has not returned.
+    /// Returns to the caller of [`protect`], which has not returned.
     #[unsafe(naked)]
     unsafe extern "C" fn leave(place: &'static Place) -> ! {
         std::arch::naked_asm!(
@@ -63,11 +65,12 @@ mod here {
     }
 
     extern "C" fn handler(_signal: libc::c_int) {
-        // SAFETY: the one call of `protect` is under way, and nothing between it and this has anything to drop.
+        // SAFETY: the one call of `protect` is under way, and no frame above it has a value to
+        // drop.
         unsafe { leave(&PLACE) }
     }
 
-    /// What the protected calls wait for.
+    /// The sets that the protected calls wait for.
     static IDS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
     fn id(at: usize) -> i32 {
@@ -111,7 +114,7 @@ mod here {
             IDS[at].store(id as usize, Ordering::Relaxed);
         }
         let pid = child(|| {
-            // Who waits for ever shall not.
+            // The alarm ends a process that would wait for ever.
             // SAFETY: the call takes a number.
             unsafe { libc::alarm(300) };
             install(libc::SIGUSR1, Some(&action(handler as *const () as usize, libc::SA_NODEFER)));
@@ -181,7 +184,8 @@ mod here {
     }
 
     fn leave_nested(left: Left) {
-        // What is waited for outside and inside; how often was left, and that there is what is waited for.
+        // The semaphores of the outer and the inner wait, the number of jumps, and a sign that the
+        // value is there.
         let sems = set(4);
         // ORDERING: Relaxed. See `id`.
         IDS[0].store(sems as usize, Ordering::Relaxed);
@@ -199,7 +203,7 @@ mod here {
             let is_left = protect(&PLACE, take) == i32::from(left != Left::Inner);
             let_in(libc::SIG_BLOCK);
             let mut is_well = is_left && semop(sems, (2, 1, 0)) == Ok(0);
-            // When somebody has put it there.
+            // This waits until another process has added it.
             is_well &= semop(sems, (3, -1, 0)) == Ok(0);
             for num in 0..2 {
                 is_well &= semop(sems, (num, -1, 0)) == Ok(0);

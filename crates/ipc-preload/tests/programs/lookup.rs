@@ -67,7 +67,7 @@ fn opened(library: &CStr) -> *mut c_void {
     handle
 }
 
-/// What Python's `ctypes.CDLL("libc.so.6")` does.
+/// The look-up of Python's `ctypes.CDLL("libc.so.6")`.
 pub(crate) fn by_handle() {
     let handle = opened(c"libc.so.6");
     // A library that has the C library among those that it needs.

@@ -1,14 +1,16 @@
 //! Programs that know nothing of the library, with the library preloaded.
 //!
 //! A test starts this binary once more, with the library and a namespace in its environment and the
-//! name of a role; the role makes plain calls of libc, and forks. What a role finds wrong it says
-//! by a panic. The same roles run without the library as the control: the host kernel passes them too.
+//! name of a role. The role makes plain calls of libc, and forks. A role panics if an answer is
+//! wrong. As the control, the same roles run without the library: the host kernel passes them too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
 mod faults;
 mod forks;
+mod handed;
 mod jump;
 mod lookup;
+mod memory;
 mod proc;
 mod process;
 mod roles;
@@ -242,6 +244,11 @@ fn functions_that_are_looked_up_are_those_of_the_library() {
 }
 
 #[test]
+fn locked_memory_is_that_of_the_program() {
+    run("memory_locked", &Namespace::new());
+}
+
+#[test]
 fn segments_leave_no_file() {
     let namespace = Namespace::with_shm();
     for role in ["shm_calls", "shm_killed", "shm_fork"] {
@@ -263,13 +270,39 @@ fn control_roles_pass_on_the_host_kernel() {
 }
 
 #[test]
-fn process_without_its_namespace_ends_with_a_line() {
+fn process_without_its_namespace_gets_an_error_and_says_why_once() {
     for namespace in [Namespace::missing(), Namespace::damaged(), Namespace::unnamed()] {
-        let output = process::start("by_number", &namespace);
+        let output = process::start("without", &namespace);
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(127), "{said}");
+        assert_eq!(output.status.code(), Some(0), "{said}");
         let lines: Vec<&str> = said.lines().filter(|line| line.contains("corewalk ipc")).collect();
         assert_eq!(lines.len(), 1, "{said}");
+    }
+}
+
+#[test]
+fn descriptor_of_the_namespace_stays_open() {
+    run("handed_closed", &Namespace::handed());
+}
+
+#[test]
+fn first_call_of_a_process_without_rights_is_answered() {
+    for role in ["handed_none_left", "handed_filtered", "handed_other_user"] {
+        for namespace in [Namespace::new(), Namespace::handed()] {
+            run(role, &namespace);
+        }
+    }
+}
+
+/// Another file has the number by now, or the descriptor is closed.
+#[test]
+fn descriptor_of_another_file_is_left_alone() {
+    let handed = Namespace::handed();
+    for word in [format!("{}:1:1", handed.number()), "1000000:1:1".to_owned(), "text".to_owned()] {
+        let mut command = process::command("without");
+        command.env(process::FD_ENV, word);
+        let output = process::output_of(command, &Namespace::unnamed());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

@@ -1,8 +1,8 @@
 //! The files of proc(5) that tell of the objects and limits: their text is that of the kernel, byte
 //! by byte.
 //!
-//! What a file has to say is made here from what the calls tell, in the formats of the kernel,
-//! which the role is run on as well.
+//! The wanted text is made here from the answers of the calls, in the formats of the kernel. The
+//! role runs on the kernel as well.
 
 use corewalk_testkit::sysv;
 use libc::{c_char, c_int, c_long};
@@ -125,7 +125,7 @@ pub(crate) fn limits() {
 fn drained(fd: c_long) -> String {
     let fd = c_int::try_from(fd).expect("a descriptor");
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, and no other value owns it.
     let mut file = unsafe { File::from_raw_fd(fd) };
     let mut text = String::new();
     file.read_to_string(&mut text).expect("it is open for reading");

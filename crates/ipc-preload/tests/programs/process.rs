@@ -2,6 +2,8 @@
 
 use std::env;
 use std::fs::{self, File};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -13,9 +15,14 @@ use crate::roles::ROLES;
 /// Names the role that a process is to play.
 const ROLE: &str = "COREWALK_PRELOAD_ROLE";
 
+/// Names the descriptor of the namespace's file.
+pub(crate) const FD_ENV: &str = "COREWALK_IPC_FD";
+
 /// A file for a namespace, which goes with the test.
 pub(crate) struct Namespace {
     path: Option<PathBuf>,
+    /// A descriptor that processes inherit in place of the path.
+    handed: Option<OwnedFd>,
     /// Where the memory of segments is.
     shm: Option<PathBuf>,
 }
@@ -42,13 +49,32 @@ impl Namespace {
         let folder = self.shm.as_ref().expect("it has a folder");
         let names = fs::read_dir(folder).expect("a folder").flatten();
         let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        // What else there is says who has something attached.
+        // The other files are marks of processes with segments attached.
         names.filter(|name| !name.starts_with("exec-")).count()
     }
 
     pub(crate) fn missing() -> Self {
         let name = format!("corewalk-preload-{}-{}", std::process::id(), sysv::thread_id());
-        Self { path: Some(env::temp_dir().join(name)), shm: None }
+        Self { path: Some(env::temp_dir().join(name)), handed: None, shm: None }
+    }
+
+    /// As [`Namespace::new`], known by an inherited descriptor only.
+    pub(crate) fn handed() -> Self {
+        let mut namespace = Self::new();
+        let path = namespace.path.as_ref().expect("it has a path");
+        let file = File::options().read(true).write(true).open(path).expect("a file");
+        // SAFETY: the call takes numbers.
+        let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, 900) };
+        assert!(number >= 900);
+        // SAFETY: the descriptor is new, and no other value owns it.
+        let handed = unsafe { OwnedFd::from_raw_fd(number) };
+        namespace.handed = Some(handed);
+        namespace
+    }
+
+    /// Returns the number of the descriptor.
+    pub(crate) fn number(&self) -> i32 {
+        self.handed.as_ref().expect("it is handed on").as_raw_fd()
     }
 
     pub(crate) fn damaged() -> Self {
@@ -58,7 +84,7 @@ impl Namespace {
     }
 
     pub(crate) fn unnamed() -> Self {
-        Self { path: None, shm: None }
+        Self { path: None, handed: None, shm: None }
     }
 }
 
@@ -96,8 +122,20 @@ pub(crate) fn start(role: &str, namespace: &Namespace) -> Output {
 
 /// Runs a command with the library.
 fn started(mut command: Command, namespace: &Namespace) -> Output {
+    command.env_remove(FD_ENV);
+    if let Some(handed) = &namespace.handed {
+        let path = format!("/proc/self/fd/{}", handed.as_raw_fd());
+        let status = fs::metadata(path).expect("it is open");
+        let word = format!("{}:{}:{}", handed.as_raw_fd(), status.dev(), status.ino());
+        command.env(FD_ENV, word);
+    }
+    output_of(command, namespace)
+}
+
+/// Runs a command with the library; which descriptor was handed on is in its environment.
+pub(crate) fn output_of(mut command: Command, namespace: &Namespace) -> Output {
     command.env("LD_PRELOAD", library()).env_remove("COREWALK_IPC_NAMESPACE");
-    if let Some(path) = &namespace.path {
+    if let Some(path) = namespace.path.as_ref().filter(|_| namespace.handed.is_none()) {
         command.env("COREWALK_IPC_NAMESPACE", path);
     }
     command.env_remove("COREWALK_IPC_SHM");
@@ -107,8 +145,8 @@ fn started(mut command: Command, namespace: &Namespace) -> Output {
     command.output().expect("the role starts")
 }
 
-/// Returns what a script of the shell says with the library, and what it says in an IPC namespace of the host kernel;
-/// or none if that is not allowed.
+/// Returns the output of a shell script with the library, and its output in an IPC namespace of the
+/// host kernel; or none if that is not allowed.
 pub(crate) fn said_by_both(script: &str, namespace: &Namespace) -> Option<[String; 2]> {
     let shell = || {
         let mut command = Command::new("sh");
@@ -143,7 +181,8 @@ pub(crate) fn run_beside_linux(role: &str, namespace: &Namespace) {
     }
 }
 
-/// Gives this thread an IPC namespace of its own of the host kernel; returns false if that is not allowed.
+/// Gives this thread an IPC namespace of its own of the host kernel. Returns false if that is not
+/// allowed.
 fn has_own_linux() -> bool {
     let unshared = sysv::unshare_ipc();
     if let Err(errno) = unshared {
@@ -162,7 +201,9 @@ fn judge(role: &str, output: &Output) {
 /// Plays the role that the environment names; does nothing without one.
 pub(crate) fn play() {
     let Ok(name) = env::var(ROLE) else { return };
-    let (_, role) = ROLES.iter().find(|(known, _)| *known == name).expect("a role of that name");
+    let roles = ROLES.iter().chain(&[("without", crate::handed::without as fn())]);
+    let (_, role) =
+        roles.into_iter().find(|(known, _)| *known == name).expect("a role of that name");
     role();
     println!("played {name}");
 }

@@ -1,6 +1,6 @@
 //! Roles with shared memory; they hold on the host kernel as well.
 //!
-//! Those who wait for each other do so at a pipe, so that a child which is to make no call makes none.
+//! Processes wait for each other at a pipe, so that a child makes no call of its own.
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{Need, has_root, skip};
@@ -129,7 +129,7 @@ pub(crate) fn calls() {
     let second = attach(id, 0, libc::SHM_RDONLY).expect("an address");
     assert_eq!((read(second + 4999), nattch(id)), (7, 2));
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the segment is attached there; nothing changes but who may write.
+    // SAFETY: the segment is attached there; only the permission to write changes.
     let made = unsafe { libc::mprotect(ptr::with_exposed_provenance_mut(second), PAGE, access) };
     assert_eq!(number(made), Err(libc::EACCES), "attached for reading only");
     let free = second;
@@ -221,7 +221,7 @@ pub(crate) fn fork() {
     });
     assert_eq!(exited(wait(pid)), 0);
     assert_eq!((nattch(id), detach(at)), (1, Ok(0)));
-    // What the parent has no more, its child has not either.
+    // A child does not have a segment that its parent has detached.
     let pid = child(|| i32::from(nattch(id) != 0 || detach(at) != Err(libc::EINVAL)));
     assert_eq!(exited(wait(pid)), 0);
     remove(id);
@@ -245,7 +245,8 @@ pub(crate) fn raw_fork() {
 
 /// A child that makes no call and whose parent is killed has what its parent had attached.
 ///
-/// It is made without the C library: so it is what every child is between fork(2) and the moment in which it is counted.
+/// It is made without the C library. Every child is in that state between fork(2) and the moment in
+/// which it is counted.
 pub(crate) fn orphan() {
     // SAFETY: the call takes numbers. Whose parent is gone becomes our child.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
@@ -293,12 +294,12 @@ pub(crate) fn orphan() {
     }
 }
 
-/// A fork that fails holds up nobody: the pipe of `fork` has no other end then.
+/// A fork that fails does not make its parent wait: the pipe of `fork` has no other end then.
 pub(crate) fn failing_fork() {
     let id = segment(PAGE);
     attach(id, 0, 0).expect("an address");
     let pid = child(|| {
-        // Root and who has the capability are above the limit.
+        // The limit does not bind root, nor a process with the capability.
         // SAFETY: the call takes numbers.
         let is_nobody = unsafe { libc::setresgid(65534, 65534, 65534) } == 0
             // SAFETY: as above.
@@ -404,7 +405,7 @@ pub(crate) fn threads() {
             });
         }
         for _ in 0..20 {
-            // What it has attached is mapped, and the other way round.
+            // It has attached exactly the segments that are mapped.
             let pid =
                 child(|| i32::from(nattch(id) < 2 || read(keep) > 1 || detach(keep) != Ok(0)));
             assert_eq!(exited(wait(pid)), 0);
@@ -414,10 +415,11 @@ pub(crate) fn threads() {
     remove(id);
 }
 
-/// A thread does not attach while another is about to fork, also if nothing is attached yet: the child would not know whether it has
-/// the segment.
+/// A thread does not attach while another is about to fork, also if nothing is attached yet: the
+/// child would not know whether it has the segment.
 ///
-/// The one that forks is traced, and stopped at the entry of clone(2). (The kernel has no such instant.)
+/// The thread that forks is traced, and stopped at the entry of clone(2). The kernel has no such
+/// instant.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn first_attach() {
     /// Looks at the number of attaches, a millisecond apart.
@@ -461,7 +463,7 @@ pub(crate) fn first_attach() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn first_attach() {}
 
-/// Who counts nobody may count on it: what is detached is unmapped before that is seen.
+/// A segment is unmapped before its number of attaches falls: if that is 0, no mapping is left.
 ///
 /// The child is stopped when it is about to unmap. (The kernel's own shmdt has no such instant.)
 #[cfg(target_arch = "x86_64")]
@@ -492,7 +494,7 @@ pub(crate) fn detach_order() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn detach_order() {}
 
-/// What a segment is to a process of another user.
+/// A process of another user meets the permissions of a segment.
 pub(crate) fn permissions() {
     if !has_root() {
         return;

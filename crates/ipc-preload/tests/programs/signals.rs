@@ -87,7 +87,7 @@ pub(crate) fn soon() {
     sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
 }
 
-/// What a program asks for is what it gets, and what it is told.
+/// A program gets the handler, flags and mask that it asks for, and sigaction(2) returns them.
 pub(crate) fn kept() {
     let nothing = nothing as *const () as usize;
     let other = other as *const () as usize;
@@ -106,7 +106,7 @@ pub(crate) fn kept() {
     assert_eq!(exited(wait(child(on_a_stack))), 3);
 }
 
-/// How often each of two handlers has run, and how often with what the other one was installed with.
+/// How often each of two handlers has run, and how often with the flags of the other one.
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static MIXED: AtomicU64 = AtomicU64::new(0);
 
@@ -142,8 +142,8 @@ fn both() -> [libc::sigaction; 2] {
     [first, second]
 }
 
-/// A handler runs with the mask that it was installed with, also while another is being installed, and so do those
-/// that two threads install at once.
+/// A handler runs with the mask that it was installed with, also while another is being installed.
+/// So do handlers that two threads install at once.
 pub(crate) fn flags() {
     assert_eq!(exited(wait(child(|| i32::from(!changes_beside_signals())))), 0);
     assert_eq!(exited(wait(child(|| i32::from(!changes_beside_changes())))), 0);
@@ -182,7 +182,7 @@ fn changes_beside_changes() -> bool {
     let [begun, done] = [(); 2].map(|()| AtomicU64::new(0));
     let wait_for = |cell: &AtomicU64, round| {
         let mut looks = 0u32;
-        // ORDERING: Acquire. What the other thread has done in the round happens before.
+        // ORDERING: Acquire. The stores of the other thread in the round happen before.
         while cell.load(Ordering::Acquire) < round {
             looks += 1;
             // Both have to be at it at once, where there are processors for it.
@@ -301,10 +301,12 @@ fn on_a_stack() -> i32 {
     5
 }
 
-/// The same for the one instant that matters: the call is queued, and the next instruction would sleep.
+/// The same for the one instant that matters: the call is queued, and the next instruction would
+/// sleep.
 ///
-/// The child is traced. At the entry of futex(2) the call is skipped and its instruction put in front again, and
-/// there the signal is delivered. (The kernel's own semop has no such instant.)
+/// The child is traced. At the entry of futex(2) the tracer skips the call and sets the program
+/// back to its instruction. There the signal is delivered. The kernel's own semop has no such
+/// instant.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn before_sleep() {
     if std::env::var_os("LD_PRELOAD").is_none() {
@@ -355,7 +357,8 @@ pub(crate) fn is_traced() -> bool {
     is_traced
 }
 
-/// Waits for the first stop of a child that wants to be traced; returns true if it has ended instead.
+/// Waits for the first stop of a child that wants to be traced. Returns true if it has ended
+/// instead.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn exited_early(pid: i32) -> bool {
     let mut status = 0;

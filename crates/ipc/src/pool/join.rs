@@ -59,9 +59,13 @@ impl Pool {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
-        // What was never handed out is a part of the last run.
+        // Lines that were never handed out are a part of the last run, if there is memory for
+        // headers in them.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
-        self.divide(region, fresh, self.first + self.lines);
+        let all = self.first + self.lines;
+        let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));
+        let end = if is_room { all } else { fresh };
+        self.divide(region, fresh, end);
         for (line, header) in self.ranges(region) {
             count += 1;
             if header.is_used() {
@@ -72,20 +76,24 @@ impl Pool {
             }
         }
         if count > 1 {
-            self.divide(region, start, self.first + self.lines);
+            self.divide(region, start, end);
         }
         self.rebuild(region);
         put(&head[GIVEN], 0);
         true
     }
 
-    /// Cuts off what a free range, which is in no list, has too much. The lock is held.
+    /// Cuts off the lines that a free range, which is in no list, has too much. It stays larger if
+    /// there is no memory for a header in them. The lock is held.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;
         }
         for class in (wanted..class).rev() {
             let rest = line + (1 << class);
+            if !self.ensure(region, rest..rest + 1) {
+                return;
+            }
             self.write_free(region, rest, class);
             // The rest is a range once this one ends before it.
             self.write_free(region, line, class);
@@ -95,13 +103,7 @@ impl Pool {
 
     /// Makes free ranges of lines that no used range has a part of, as large as there are.
     fn divide(&self, region: &Region, start: u32, end: u32) {
-        let mut pieces = Vec::new();
-        let mut at = start;
-        while at < end {
-            let class = (end - at).ilog2().min(CLASSES - 1);
-            pieces.push((at, class));
-            at += 1 << class;
-        }
+        let pieces: Vec<(u32, u32)> = pieces(start, end).collect();
         for (line, class) in pieces.into_iter().rev() {
             self.write_free(region, line, class);
         }
@@ -181,6 +183,12 @@ impl Pool {
             self.give_back(region, line);
         }
     }
+}
+
+/// Returns the lines and classes of the ranges that cover some lines, as large as there are.
+fn pieces(start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
+    let piece = move |at: u32| (at < end).then(|| (at, (end - at).ilog2().min(CLASSES - 1)));
+    std::iter::successors(piece(start), move |(at, class)| piece(at + (1 << class)))
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

@@ -4,6 +4,10 @@
 //! the namespace ever has. The folder says who may reach the segments: its files get its owner, its group
 //! and its permission bits (without those to execute), whoever of those who share the namespace makes them.
 //!
+//! A process that has changed its user or its root directory may not reach the folder by its path.
+//! It opens the folder through an inherited descriptor ([`SegmentFiles::of_descriptor`]), so no
+//! outer folder has to let the process in.
+//!
 //! # What a kill leaves
 //!
 //! Who is killed between making a file and publishing the segment, or between removing the segment and its
@@ -28,8 +32,8 @@
 
 use corewalk_base::primitives::thread;
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, Stat, fchmod, fchown, flock, fstat, ftruncate, open,
-    openat, statvfs, unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, Stat, fchmod, fchown, flock, fstat, fstatvfs, ftruncate,
+    open, openat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
@@ -42,6 +46,10 @@ use super::backing::{Access, Backing, SegmentName};
 
 /// The permission bits that a file takes over from its folder.
 const FILE_BITS: u32 = 0o666;
+
+/// Flags for a file that another user may have made: no link is followed, and the open of a FIFO does
+/// not wait.
+const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// How often a hold is asked for: those who look have it for two system calls.
 const HOLD_TRIES: u32 = 1000;
@@ -67,7 +75,18 @@ const HOLD_TRIES: u32 = 1000;
 /// ```
 #[derive(Clone, Debug)]
 pub struct SegmentFiles {
-    folder: PathBuf,
+    folder: Folder,
+}
+
+/// How a process reaches the folder.
+#[derive(Clone, Debug)]
+enum Folder {
+    Path(PathBuf),
+    Descriptor {
+        number: BorrowedFd<'static>,
+        /// The device and inode of the folder.
+        identity: (u64, u64),
+    },
 }
 
 impl SegmentFiles {
@@ -75,24 +94,59 @@ impl SegmentFiles {
     /// should be absolute: processes change their folder.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into() }
+        Self { folder: Folder::Path(folder.into()) }
     }
 
-    /// Returns the folder.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// Returns the files in the folder of a descriptor, for a process that may not reach the folder
+    /// by its path. Each call opens the folder again through the descriptor. A call fails if the
+    /// program has closed the descriptor, or has opened another file under its number.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTDIR` if the descriptor is not that of a folder; `EACCES` if the process may not enter the
+    /// folder.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::SegmentFiles;
+    /// use std::os::fd::AsFd;
+    ///
+    /// let folder: &'static std::fs::File = Box::leak(Box::new(std::fs::File::open("/tmp")?));
+    /// let files = SegmentFiles::of_descriptor(folder.as_fd())?;
+    /// # let _ = files;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn of_descriptor(folder: BorrowedFd<'static>) -> Result<Self, Errno> {
+        let status = fstat(folder)?;
+        let identity = (status.st_dev, status.st_ino);
+        let files = Self { folder: Folder::Descriptor { number: folder, identity } };
+        files.open_folder().map(|_| files)
     }
 
-    fn open_folder(&self) -> Result<OwnedFd, Errno> {
+    /// Opens the folder: a descriptor with `O_PATH`.
+    ///
+    /// # Errors
+    ///
+    /// Those of open(2). `EBADF` if the descriptor of the folder is now that of another file.
+    pub fn open_folder(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        open(&self.folder, flags, Mode::empty())
+        match &self.folder {
+            Folder::Path(path) => open(path, flags, Mode::empty()),
+            Folder::Descriptor { number, identity } => {
+                let folder = openat(number, ".", flags, Mode::empty())?;
+                let status = fstat(&folder)?;
+                let is_same = *identity == (status.st_dev, status.st_ino);
+                if is_same { Ok(folder) } else { Err(Errno::BADF) }
+            }
+        }
     }
 
-    /// Returns true if there is no folder any more. A process in another root directory has none either, nor
-    /// where it would be: it does not know.
+    /// Returns true if there is no folder any more. A process in another root directory, or one that
+    /// has closed the descriptor, cannot tell.
     fn is_gone(&self) -> bool {
-        let is_parent_there = self.folder.parent().is_some_and(Path::is_dir);
+        let Folder::Path(path) = &self.folder else { return false };
+        let is_parent_there = path.parent().is_some_and(Path::is_dir);
         is_parent_there && matches!(self.open_folder(), Err(Errno::NOENT))
     }
 }
@@ -110,7 +164,7 @@ impl Backing for SegmentFiles {
             // There is seldom one. What it takes is room for the new one.
             let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
         }
-        let room = statvfs(&self.folder).map_err(of_shmget)?;
+        let room = fstatvfs(&folder).map_err(of_shmget)?;
         // As Linux refuses what is more than all of memory and swap.
         if room.f_blocks.saturating_mul(room.f_frsize) < rounded {
             return Err(Errno::NOMEM);
@@ -128,8 +182,8 @@ impl Backing for SegmentFiles {
             Access::Read => OFlags::RDONLY,
             Access::Write => OFlags::RDWR,
         };
-        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&folder, file_name(name), flags, Mode::empty()).map_err(of_shmat)?;
+        let file = openat(&folder, file_name(name), access | FOREIGN, Mode::empty());
+        let file = file.map_err(of_shmat)?;
         Ok(Arc::new(file))
     }
 
@@ -142,9 +196,12 @@ impl Backing for SegmentFiles {
 
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         let folder = self.open_folder()?;
-        let flags = OFlags::CREATE | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
         let file = openat(&folder, hold_name(task), flags, Mode::RUSR | Mode::WUSR)?;
-        if fstat(&file)?.st_uid == rustix::process::geteuid().as_raw() {
+        let status = fstat(&file)?;
+        // Another user who may write in the folder may have linked a file of ours here.
+        let is_only_here = status.st_nlink == 1;
+        if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {
             hand_over(&file, &fstat(&folder)?)?;
         }
         for _ in 0..HOLD_TRIES {
@@ -159,7 +216,7 @@ impl Backing for SegmentFiles {
 
     fn is_held(&self, task: u32) -> bool {
         let look = |folder| {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let flags = OFlags::RDONLY | FOREIGN;
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
@@ -227,6 +284,7 @@ fn of_shmat(errno: Errno) -> Errno {
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
+    use rustix::fs::statvfs;
     use std::fs;
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
@@ -270,6 +328,27 @@ mod tests {
         assert!(files.remove(NAME));
         let opened = files.open(NAME, Access::Write);
         assert_eq!((folder.names(), opened.err()), (vec![], Some(Errno::IDRM)));
+    }
+
+    #[test]
+    fn folder_of_a_descriptor_is_reached_as_long_as_the_descriptor_is_its() {
+        let folder = Folder::new("descriptor");
+        let open = |path: &Path| -> &'static fs::File {
+            Box::leak(Box::new(fs::File::open(path).unwrap()))
+        };
+        let files = SegmentFiles::of_descriptor(open(&folder.0).as_fd()).unwrap();
+        files.create(NAME, 1).unwrap();
+        let hold = files.hold(7).unwrap();
+        assert_eq!(folder.names(), ["7-3", "task-7"]);
+        // Another folder has the number by now.
+        let number = open(folder.0.parent().unwrap()).as_fd();
+        let super::Folder::Descriptor { identity, .. } = files.folder else { unreachable!() };
+        let lost = SegmentFiles { folder: super::Folder::Descriptor { number, identity } };
+        assert!(lost.is_held(7) && !lost.remove(NAME) && lost.create(NAME, 1).is_err());
+        drop(hold);
+        assert!(!files.is_held(7) && files.remove(NAME));
+        let file = open(&folder.0.join("task-7")).as_fd();
+        assert_eq!(SegmentFiles::of_descriptor(file).err(), Some(Errno::NOTDIR));
     }
 
     #[test]
@@ -322,6 +401,28 @@ mod tests {
         assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "nobody knows");
     }
 
+    /// Another user may write in the folder.
+    #[test]
+    fn file_of_another_name_and_fifo_are_left_alone() {
+        let folder = Folder::new("foreign");
+        let letter = folder.0.join("letter");
+        fs::write(&letter, "").unwrap();
+        fs::set_permissions(&letter, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::hard_link(&letter, folder.0.join("task-7")).unwrap();
+        let files = SegmentFiles::new(&folder.0);
+        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o777)).unwrap();
+        drop((files.hold(7).unwrap(), files.hold(8).unwrap()));
+        let mode = |name| fs::metadata(folder.0.join(name)).unwrap().mode() & 0o777;
+        assert_eq!((mode("letter"), mode("task-8")), (0o600, 0o666));
+        let fifo = |name| {
+            let kind = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, folder.0.join(name), kind, Mode::RUSR, 0).unwrap();
+        };
+        ["7-3", "task-9"].into_iter().for_each(fifo);
+        let _opened = files.open(NAME, Access::Read);
+        let _held = files.is_held(9);
+    }
+
     #[test]
     fn file_that_cannot_be_removed_is_not_gone() {
         let folder = Folder::new("kept");
@@ -358,6 +459,5 @@ mod tests {
         assert!(folder.names().is_empty());
         let nowhere = SegmentFiles::new(folder.0.join("nowhere"));
         assert_eq!(nowhere.create(NAME, 1), Err(Errno::NOMEM));
-        assert_eq!(nowhere.folder(), folder.0.join("nowhere"));
     }
 }

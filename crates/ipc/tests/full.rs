@@ -1,0 +1,122 @@
+//! A namespace in a file whose file system is full: errors, and never a signal.
+//!
+//! Each test starts this program once more in a mount namespace of its own, with a small tmpfs in
+//! it.
+
+use std::env;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use corewalk_ipc::{
+    Cred, Errno, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, OpenError, SEM_UNDO, SemBuf,
+    Task,
+};
+
+/// Names the folder of the small file system, in the process that has it.
+const FOLDER: &str = "COREWALK_TEST_FULL";
+
+/// Mounts a tmpfs and runs the rest of the arguments.
+const SCRIPT: &str = r#"
+mount -t tmpfs -o "size=$1" none "$2"
+export COREWALK_TEST_FULL="$2"
+shift 2
+exec "$@"
+"#;
+
+/// Returns the folder of a small file system, or plays the test in a process that has one.
+fn small(test: &str, size: &str) -> Option<PathBuf> {
+    if let Some(folder) = env::var_os(FOLDER) {
+        return Some(folder.into());
+    }
+    let folder = env::temp_dir().join(format!("corewalk-full-{test}-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    command.args(["--mount", "--", "sh", "-euc", SCRIPT, "sh", size]).arg(&folder);
+    command.arg(env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
+    let output = command.output().unwrap();
+    fs::remove_dir(&folder).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if ["unshare: unshare failed", "mount: "].iter().any(|why| said.starts_with(why)) {
+        println!("skipped: {said}");
+        return None;
+    }
+    assert!(output.status.success(), "{:?}\n{said}", output.status);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("1 passed"), "{said}");
+    None
+}
+
+fn open(folder: &Path) -> Result<Namespace, OpenError> {
+    Namespace::open(folder.join("namespace"), NamespaceOptions::default())
+}
+
+/// Takes all the room that is left.
+fn fill(folder: &Path) {
+    let mut file = fs::File::create(folder.join("rest")).unwrap();
+    for size in [1 << 16, 1 << 12] {
+        while file.write_all(&vec![1; size]).is_ok() {}
+    }
+}
+
+/// Makes calls of all kinds until each of them fails, and returns the errors.
+fn fail_each(task: &Task) -> Vec<Errno> {
+    let mut errnos = Vec::new();
+    let mut until_it_fails = |call: &mut dyn FnMut() -> Result<(), Errno>| {
+        let mut calls = (0..40_000).map(|_| call());
+        errnos.push(calls.find_map(Result::err).expect("there is an end to it"));
+    };
+    until_it_fails(&mut || {
+        let id = task.semget(IPC_PRIVATE, 32_000, 0o600)?;
+        task.semop(id, &[SemBuf::new(31_999, 1, SEM_UNDO)])
+    });
+    let mut queue = task.msgget(IPC_PRIVATE, 0o600).unwrap();
+    until_it_fails(&mut || match task.msgsnd(queue, 1, &[7; 8192], IPC_NOWAIT.into()) {
+        Err(Errno::AGAIN) => task.msgget(IPC_PRIVATE, 0o600).map(|next| queue = next),
+        done => done,
+    });
+    until_it_fails(&mut || task.semget(IPC_PRIVATE, 1, 0o600).map(drop));
+    errnos
+}
+
+#[test]
+fn calls_fail_when_there_is_no_room() {
+    let Some(folder) = small("calls_fail_when_there_is_no_room", "24m") else { return };
+    let namespace = open(&folder).unwrap();
+    let task = namespace.register(Cred::root(), 1).unwrap();
+    let (set, queue) = (task.semget(1, 3, 0o1600).unwrap(), task.msgget(1, 0o1600).unwrap());
+    task.msgsnd(queue, 1, b"kept", 0).unwrap();
+    let is_full = |errno: &Errno| [Errno::NOMEM, Errno::NOSPC].contains(errno);
+    let errnos = fail_each(&task);
+    assert!(errnos.iter().all(is_full), "{errnos:?}");
+    fill(&folder);
+    let errno = (0..40_000).find_map(|_| task.semget(IPC_PRIVATE, 3_000, 0o600).err());
+    assert!(errno.as_ref().is_some_and(is_full), "{errno:?}");
+    // Objects that are there serve on, also for a process that comes now.
+    let other = open(&folder).unwrap();
+    let late = other.register(Cred::root(), 2).unwrap();
+    late.semop(set, &[SemBuf::new(2, 1, 0)]).unwrap();
+    assert_eq!(task.sem_getall(set).unwrap(), [0, 0, 1]);
+    let mut text = [0; 4];
+    late.msgrcv(queue, &mut text, 0, 0).unwrap();
+    assert_eq!(&text, b"kept");
+    for index in 0..32_768 {
+        for remove in [Task::sem_rmid, Task::msg_rmid] {
+            let _absent = remove(&late, index);
+        }
+    }
+    // Room that the objects have left serves others.
+    assert!(late.semget(IPC_PRIVATE, 32_000, 0o600).is_ok());
+}
+
+#[test]
+fn namespace_that_there_is_no_room_for_is_refused() {
+    let test = "namespace_that_there_is_no_room_for_is_refused";
+    let Some(folder) = small(test, "4m") else { return };
+    assert_eq!(open(&folder).err(), Some(OpenError::Os(Errno::NOSPC)));
+    assert_eq!(fs::metadata(folder.join("namespace")).unwrap().len(), 0);
+}
