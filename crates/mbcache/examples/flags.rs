@@ -35,7 +35,7 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
         let is_there = cache.get(KEY, VALUE);
-        // What is marked as used stays.
+        // An entry that is marked as used stays.
         let is_kept = cache.scan(1) == 0;
         if !is_there || !is_kept {
             lost += 1;
@@ -45,8 +45,8 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// Clears and sets the reusable flag of the entry, which is held so that it stays; counts how often it was
-/// not as it was left.
+/// Clears and sets the reusable flag of the entry, with a handle so that the entry stays; counts
+/// how often the flag was not as it was left.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {

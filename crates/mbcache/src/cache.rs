@@ -73,8 +73,8 @@ impl std::error::Error for CreateError {}
 pub struct Stats {
     /// Entries now.
     pub entries: u64,
-    /// Bytes of the index, at most [`MbcacheOptions::budget_bytes`]. It does not grow or shrink. The
-    /// system gives memory for a page of it when an entry first comes there.
+    /// Bytes of the index, at most [`MbcacheOptions::budget_bytes`]. It does not grow or shrink.
+    /// The system gives memory for a page of it when an entry first comes there.
     pub bytes: u64,
     /// Entries dropped by [`Mbcache::scan`], or to make room.
     pub reclaimed: u64,
@@ -212,7 +212,8 @@ impl Mbcache {
         Ok(Mbcache { index: Index::new(1, Secret::new(Some(0)))?, users_max: 1 })
     }
 
-    /// Returns how many entries there may be before any is dropped, if no key has more than 200 values.
+    /// Returns how many entries there may be before any is dropped, if no key has more than 200
+    /// values.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         (self.index.bytes() / LINE_BYTES * u64::from(SLOTS) / SLOTS_PER_ENTRY) as u32
@@ -226,8 +227,9 @@ impl Mbcache {
 
     /// Returns true if a pair is there, and marks it as used.
     ///
-    /// `get` takes no lock, and stores nothing if the pair was used since reclaim last looked at it.
-    /// It also returns true for a pair whose value may have no more users, if another thread holds it.
+    /// `get` takes no lock, and stores nothing if the pair was used since reclaim last looked at
+    /// it. It also returns true for a pair whose value may have no more users, if another thread
+    /// holds it.
     ///
     /// # Examples
     ///
@@ -307,7 +309,8 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Enters a pair. If its part of the index is full, an entry is dropped that was not used lately.
+    /// Enters a pair. If its part of the index is full, an entry is dropped that was not used
+    /// lately.
     ///
     /// # Errors
     ///
@@ -351,8 +354,8 @@ impl Mbcache {
 
     /// Takes a pair out, unless another thread has a handle; then returns the entry to wait for.
     ///
-    /// `None`: the pair is not there any more, or was not, and no thread has a handle. The value may
-    /// be freed. The value's last user calls this before it frees the value.
+    /// `None`: the pair is not there any more, or was not, and no thread has a handle. The value
+    /// may be freed. The value's last user calls this before it frees the value.
     ///
     /// # Examples
     ///
@@ -373,7 +376,7 @@ impl Mbcache {
         let home = self.index.home(key);
         loop {
             let (slot, state) = self.index.look_up(home, (key, value))?;
-            if self.index.end(home, slot, state, Spare::Held) {
+            if self.index.end(slot, state, Spare::Held) {
                 return None;
             }
             let now = slots::state(slot.words);
@@ -385,12 +388,12 @@ impl Mbcache {
 
     /// Tells how many users a value has now, and returns whether it may be found from here on.
     ///
-    /// With [`users_max`](Mbcache::users_max) users or more the pair is taken out; if a thread has a
-    /// handle, the pair is not found any more and goes with the last handle. With fewer users the pair
-    /// is there, entered again if it was not, unless there is no room. So a find does not meet values
-    /// that it could not return, however many there are (trap T39). The caller needs to call this when
-    /// the number of users reaches the maximum, and when it leaves it. The caller counts users under a
-    /// lock of its own, and calls this under the same lock.
+    /// With [`users_max`](Mbcache::users_max) users or more the pair is taken out; if a thread has
+    /// a handle, the pair is not found any more and goes with the last handle. With fewer users the
+    /// pair is there, entered again if it was not, unless there is no room. So a find does not meet
+    /// values that it could not return, however many there are (trap T39). The caller needs to call
+    /// this when the number of users reaches the maximum, and when it leaves it. The caller counts
+    /// users under a lock of its own, and calls this under the same lock.
     ///
     /// # Examples
     ///
@@ -410,7 +413,7 @@ impl Mbcache {
         let is_reusable = users < self.users_max;
         let home = self.index.home(key);
         while let Some((slot, state)) = self.index.look_up(home, (key, value)) {
-            let is_ended = !is_reusable && self.index.end(home, slot, state, Spare::Held);
+            let is_ended = !is_reusable && self.index.end(slot, state, Spare::Held);
             if is_ended || slots::set_reusable(slot.words, state, is_reusable) {
                 return is_reusable;
             }
@@ -430,7 +433,8 @@ impl Mbcache {
     /// Looks at `entries` entries, at most once at each, and drops those that are not held and were
     /// not used since the last look; returns how many were dropped.
     ///
-    /// This is the shrinker. Reclaim moves a hand over all slots, so it passes over free slots, too.
+    /// This is the shrinker. Reclaim moves a hand over all slots, so it passes over free slots,
+    /// too.
     ///
     /// # Examples
     ///

@@ -54,9 +54,9 @@ impl Entry<'_> {
 
     /// Tells how many users the value has now.
     ///
-    /// With [`Mbcache::users_max`] users or more the value is not found any more, and its entry ends
-    /// with the last handle. The caller counts users under a lock of its own, and calls this under
-    /// the same lock. See [`Mbcache::note_users`].
+    /// With [`Mbcache::users_max`] users or more the value is not found any more, and its entry
+    /// ends with the last handle. The caller counts users under a lock of its own, and calls this
+    /// under the same lock. See [`Mbcache::note_users`].
     ///
     /// # Examples
     ///
@@ -83,11 +83,9 @@ impl Entry<'_> {
 impl Drop for Entry<'_> {
     #[inline]
     fn drop(&mut self) {
-        // After the put the slot may have another key.
-        let key = self.key();
         let put = slots::put(self.slot.words, self.state);
         if put.is_ended {
-            self.cache.index.note_ended(self.cache.index.home(key), self.slot.number);
+            self.cache.index.note_ended(self.slot.number);
         }
         if put.wakes {
             slots::wake(self.slot.words);
@@ -112,11 +110,13 @@ pub struct Busy<'c> {
 }
 
 impl Busy<'_> {
-    /// Sleeps until the entry has had no handle at some moment, or has ended; may also return early.
+    /// Sleeps until the entry has had no handle at some moment, or has ended; may also return
+    /// early.
     ///
     /// While a thread sleeps here, finds give out no handle of the entry. Handles that are taken
     /// afterwards do not prolong the wait. The caller then decides anew, since a thread that had a
-    /// handle may have become a user. The caller has no handle of this entry, or it waits for itself.
+    /// handle may have become a user. The caller has no handle of this entry, or it waits for
+    /// itself.
     ///
     /// # Examples
     ///

@@ -2,27 +2,27 @@
 //!
 //! ```text
 //! word 0     lock of the line
-//! word 1     passed: entries that stand behind this line on their way from their home
+//! word 1     reach of the home: how many lines further its entries stand at most
 //! words 2..5 a slot
 //! words 5..8 another slot
 //! ```
 //!
 //! The hash of a key gives its *home*, a line. An entry stands in the first line from its home on
-//! that has a free slot, and stays there until it ends. An entry that is not in its home line is
-//! counted in the word *passed* of each line from its home to the line before it. A search ends
-//! behind the first line whose count is zero. So a look at one line is enough for most keys, and a
-//! search never has to begin anew, whatever other threads do meanwhile.
+//! that has a free slot, and stays there until it ends. The home knows its *reach*: a search looks at
+//! so many lines more. So a look at one line is enough for most keys, and a search never has to begin
+//! anew, whatever other threads do meanwhile. A `create` that has to look further than the home line
+//! lowers the reach by one if no entry needs it any more.
 //!
 //! A search goes at most [`WINDOW`] lines far. A `create` that finds no free slot in that window
 //! drops an entry of it.
 //!
 //! # Load
 //! Searches get long in a table that is nearly full. So the index counts the entries in one of
-//! [`SAMPLE`] slots, in a sharded counter. When three quarters of these slots are in use, each thread
-//! that enters more runs the hand of reclaim for as many.
+//! [`SAMPLE`] slots, in a sharded counter. When three quarters of these slots are in use, each
+//! thread that enters more runs the hand of reclaim for as many.
 //!
 //! # Invariants
-//! - I.1: while an entry is live, each line that it has passed counts it.
+//! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the home.
 //! - I.2: a pair is live at most once: `create` holds the lock of the home from the search for the
 //!   pair until the pair is live.
 //!
@@ -66,7 +66,7 @@ const LINE_WORDS: usize = 8;
 /// Bytes of a line.
 pub(crate) const LINE_BYTES: u64 = LINE_WORDS as u64 * 8;
 pub(crate) const LOCK: usize = 0;
-pub(crate) const PASSED: usize = 1;
+pub(crate) const REACH: usize = 1;
 const ENTRIES: usize = 2;
 
 /// The words of one line.
@@ -166,14 +166,18 @@ impl Index {
     }
 
     /// Returns the entry of a pair, and its state.
+    ///
+    /// The first look is apart from the others, since it mostly is the last: so the processor predicts
+    /// the branch, and begins with the next call while it waits for the line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
-        self.probe(home, preferred(pair.1)).find_map(|slot| {
-            let state = slots::state(slot.words);
-            let is_it = slots::pair_of(slot.words) == pair && state.is_live();
-            // If the entry has ended meanwhile it is not there.
-            (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
-        })
+        let [first, _] = self.both(home, pair.1);
+        entry_in(first, pair).or_else(|| self.look_up_further(home, pair))
+    }
+
+    #[inline(never)]
+    fn look_up_further(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
+        self.probe(home, preferred(pair.1)).find_map(|slot| entry_in(slot, pair))
     }
 
     /// Takes a handle of an entry under `key`, behind the slot `after` if there is one.
@@ -196,16 +200,29 @@ impl Index {
         pair: (u64, u64),
         tries: u32,
     ) -> Result<u32, Refused> {
-        let mut free = None;
-        for slot in self.probe(home, preferred(pair.1)) {
-            let state = slots::state(slot.words);
-            if !state.is_live() {
-                free = free.or((slot.number / SLOTS == home).then_some(slot));
-            } else if slots::pair_of(slot.words) == pair && slots::is_still(slot.words, state) {
-                return Err(Refused::Exists);
-            }
+        let [first, second] = self.both(home, pair.1);
+        let is_free = !slots::state(first.words).is_live();
+        if is_free && self.reach(home) == 0 && slots::pair_of(second.words) != pair {
+            slots::fill(first.words, pair, locked);
+            return Ok(first.number);
         }
-        match free {
+        self.enter_anywhere(locked, home, pair, tries)
+    }
+
+    /// As `enter`, of a pair that may be there.
+    #[inline(never)]
+    fn enter_anywhere(
+        &self,
+        locked: &Locked<'_>,
+        home: u32,
+        pair: (u64, u64),
+        tries: u32,
+    ) -> Result<u32, Refused> {
+        if self.look_up_further(home, pair).is_some() {
+            return Err(Refused::Exists);
+        }
+        self.trim(home);
+        match self.free_in(home, pair.1, false) {
             Some(slot) => {
                 slots::fill(slot.words, pair, locked);
                 Ok(slot.number)
@@ -217,8 +234,9 @@ impl Index {
     /// Enters a pair that is not there, and for which there was no free slot in its home line.
     ///
     /// First the free slots of the window are tried. Then an entry is dropped that was not used
-    /// lately, and at last any that is not held. A line is passed over that another thread has locked;
-    /// if that leaves no free slot, the caller tries again, some times, before anything is dropped.
+    /// lately, and at last any that is not held. A line is passed over that another thread has
+    /// locked; if that leaves no free slot, the caller tries again, some times, before anything is
+    /// dropped.
     #[cold]
     fn enter_elsewhere(
         &self,
@@ -230,7 +248,7 @@ impl Index {
         let mut is_locked = false;
         for may_drop in [false, true, true] {
             let mut line = home;
-            for _ in 0..self.window_lines() {
+            for distance in 0..u64::from(WINDOW.min(self.count)) {
                 let other = (line != home).then(|| self.try_lock(line));
                 let lock = match &other {
                     None => Some(locked),
@@ -240,10 +258,10 @@ impl Index {
                 if let Some(lock) = lock
                     && let Some(slot) = self.free_in(line, pair.1, may_drop)
                 {
-                    self.each_passed(home, line, |passed| {
-                        // ORDERING: Relaxed. The state publishes the entry; this comes before.
-                        passed.fetch_add(1, Ordering::Relaxed);
-                    });
+                    if distance > self.reach(home) {
+                        // ORDERING(mbcache-reach): Release. See `reach`.
+                        self.line(home)[REACH].store(distance, Ordering::Release);
+                    }
                     slots::fill(slot.words, pair, lock);
                     return Ok(slot.number);
                 }
@@ -256,11 +274,32 @@ impl Index {
         Err(Refused::Full)
     }
 
+    /// Lowers the reach of a home that the caller has locked, if no entry needs it.
+    fn trim(&self, home: u32) {
+        let reach = self.reach(home);
+        let last = ((u64::from(home) + reach) % u64::from(self.count)) as u32;
+        let is_needed = self.both(last, 0).iter().any(|slot| {
+            let is_live = slots::state(slot.words).is_live();
+            // Entries of this home come only under its lock. Those that are there are read whole.
+            is_live && self.home(slots::pair_of(slot.words).0) == home
+        });
+        if reach > 0 && !is_needed {
+            // ORDERING(mbcache-reach): Release. A search that ends here sees the work of the last
+            // holders of entries that have ended, as one that sees the slot itself does.
+            self.line(home)[REACH].store(reach - 1, Ordering::Release);
+        }
+    }
+
+    /// Returns how many lines an entry with this home may be away from it.
+    #[inline(always)]
+    fn reach(&self, home: u32) -> u64 {
+        // ORDERING(mbcache-reach): Acquire. See `trim`.
+        self.line(home)[REACH].load(Ordering::Acquire)
+    }
+
     /// Returns a free slot of a line, if there is one, or if an entry can be dropped.
     fn free_in(&self, line: u32, value: u64, may_drop: bool) -> Option<Slot<'_>> {
-        let mut both =
-            [0, 1].map(|nth| self.slot(SLOTS * line + (nth ^ preferred(value)))).into_iter();
-        both.find(|slot| {
+        self.both(line, value).into_iter().find(|slot| {
             if may_drop {
                 self.look(*slot);
             }
@@ -268,28 +307,24 @@ impl Index {
         })
     }
 
-    /// Ends the entry of `state`, which has this home, as [`slots::end`] does.
+    /// Returns the slots of a line, first the preferred one of an entry with this value.
+    #[inline(always)]
+    fn both(&self, line: u32, value: u64) -> [Slot<'_>; 2] {
+        [0, 1].map(|nth| self.slot(SLOTS * line + (nth ^ preferred(value))))
+    }
+
+    /// Ends the entry of `state`, as [`slots::end`] does.
     #[inline]
-    pub(crate) fn end(&self, home: u32, slot: Slot<'_>, state: State, spare: Spare) -> bool {
+    pub(crate) fn end(&self, slot: Slot<'_>, state: State, spare: Spare) -> bool {
         let is_ended = slots::end(slot.words, state, spare);
         if is_ended {
-            self.note_ended(home, slot.number);
+            self.note_ended(slot.number);
         }
         is_ended
     }
 
-    /// Calls `each` with the count of each line that an entry in `line` has passed (I.1).
-    #[cold]
-    fn each_passed(&self, home: u32, line: u32, each: impl Fn(&AtomicU64)) {
-        let mut at = home;
-        while at != line {
-            each(&self.line(at)[PASSED]);
-            at = self.next(at);
-        }
-    }
-
-    /// Drops some entries if the table is too full. The caller has just entered one in this slot, and
-    /// holds no lock.
+    /// Drops some entries if the table is too full. The caller has just entered one in this slot,
+    /// and holds no lock.
     #[inline]
     pub(crate) fn note_entered(&self, number: u32) {
         if number & (self.sample - 1) != 0 {
@@ -304,24 +339,16 @@ impl Index {
         }
     }
 
-    /// Notes that the entry of a slot has ended, which had this home.
+    /// Notes that the entry of a slot has ended.
     #[inline]
-    pub(crate) fn note_ended(&self, home: u32, number: u32) {
+    pub(crate) fn note_ended(&self, number: u32) {
         if number & (self.sample - 1) == 0 {
             self.counted.add(-1);
         }
-        let line = number / SLOTS;
-        if home != line {
-            self.each_passed(home, line, |passed| {
-                // ORDERING(mbcache-passed): Release. A search that ends at this line sees the work of
-                // the last holders, as one that sees the slot itself does.
-                passed.fetch_sub(1, Ordering::Release);
-            });
-        }
     }
 
-    /// Looks at `entries` entries, and drops those that are not held and were not used since the last
-    /// look; returns how many were dropped.
+    /// Looks at `entries` entries, and drops those that are not held and were not used since the
+    /// last look; returns how many were dropped.
     pub(crate) fn scan(&self, entries: u64) -> u64 {
         let (mut looked, mut dropped) = (0, 0);
         let slots = u64::from(self.count * SLOTS);
@@ -348,9 +375,7 @@ impl Index {
             slots::age(slot.words, state);
             return Look::Stays;
         }
-        // If this is another entry's key by now, the entry of `state` has ended.
-        let home = self.home(slots::pair_of(slot.words).0);
-        if !self.end(home, slot, state, Spare::Referenced) {
+        if !self.end(slot, state, Spare::Referenced) {
             return Look::Stays;
         }
         self.reclaimed.add(1);
@@ -378,12 +403,7 @@ impl Index {
     /// `preferred` one. It ends when no such entry can be in a further line.
     #[inline(always)]
     pub(crate) fn probe(&self, home: u32, preferred: u32) -> Probe<'_> {
-        Probe { index: self, line: home, nth: 0, preferred, left: self.window_lines() - 1 }
-    }
-
-    #[inline(always)]
-    fn window_lines(&self) -> u32 {
-        WINDOW.min(self.count)
+        Probe { index: self, line: home, nth: 0, preferred, left: self.reach(home) as u32 }
     }
 
     #[inline(always)]
@@ -409,7 +429,8 @@ impl Probe<'_> {
     fn go_behind(&mut self, home: u32, slot: u32) {
         let line = slot / SLOTS;
         let count = self.index.count;
-        self.left -= if line < home { line + count - home } else { line - home };
+        let distance = if line < home { line + count - home } else { line - home };
+        self.left = self.left.saturating_sub(distance);
         (self.line, self.nth) = (line, slot % SLOTS + 1);
     }
 }
@@ -420,9 +441,7 @@ impl<'a> Iterator for Probe<'a> {
     #[inline(always)]
     fn next(&mut self) -> Option<Slot<'a>> {
         if self.nth == SLOTS {
-            // ORDERING(mbcache-passed): Acquire. See `note_ended`.
-            let passed = self.index.line(self.line)[PASSED].load(Ordering::Acquire);
-            if passed == 0 || self.left == 0 {
+            if self.left == 0 {
                 return None;
             }
             self.left -= 1;
@@ -440,6 +459,15 @@ impl Drop for Locked<'_> {
         // ORDERING(mbcache-lock): Release. The work under the lock happens before the next lock.
         self.word.store(0, Ordering::Release);
     }
+}
+
+/// Returns the state of a slot if it has the entry of this pair.
+#[inline(always)]
+fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
+    let state = slots::state(slot.words);
+    let is_it = slots::pair_of(slot.words) == pair && state.is_live();
+    // If the entry has ended meanwhile it is not there.
+    (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 
 /// Returns the slot of a line that an entry with this value is put into if both are free.

@@ -1,10 +1,8 @@
 //! A de-duplication index: from the hash of a blob to the places where such a blob is stored.
 //!
-//! A store of many small blobs that are often equal (extended attributes, access control lists,
-//! labels, chunks) wants to keep each once. It needs an index from the hash of a content, the *key*,
-//! to the places that may hold the content, the *values*. A key has any number of values, and a pair
-//! is there once. What is not found costs a second copy, no more. So the index may forget, and keeps
-//! to a budget of bytes.
+//! A store of many small blobs that are often equal wants to keep each once. It needs an index from
+//! the hash of a content, the *key*, to places that may hold the content, the *values*. A blob that
+//! is not found costs a second copy, no more. So the index may forget, and keeps to a budget.
 //!
 //! | call | for | lock |
 //! |---|---|---|
@@ -12,37 +10,33 @@
 //! | [`Mbcache::get`] | whether a pair is there; marks it as used | none |
 //! | [`Mbcache::create`] | a blob was stored | of one line |
 //! | [`Mbcache::delete_or_get`], [`Busy::wait`] | the last user of a blob leaves | none |
-//! | [`Mbcache::note_users`], [`Entry::note_users`] | a blob has as many users as it may have, or less | as `create` |
+//! | [`Mbcache::note_users`], [`Entry::note_users`] | a blob is full, or not any more | as `create` |
 //! | [`Mbcache::scan`] | memory is short | none |
 //!
 //! # The protocol
-//! The store keeps a count of users with each blob, under a lock of its own.
+//! The store counts the users of each blob under a lock of its own; [`Mbcache`] has an example.
 //! - To store: for each entry found, compare the content and lock the blob. If it has users, fewer
-//!   than [`Mbcache::users_max`], add one, call [`Entry::note_users`] and drop the entry. If no blob
-//!   fits, store a new one and `create`.
+//!   than [`Mbcache::users_max`], add one, call [`Entry::note_users`] and drop the entry. If no
+//!   blob fits, store a new one and `create`.
 //! - To release: lock the blob. If it has other users, take one off and call `note_users`. The last
-//!   user calls `delete_or_get` *before* it frees the blob. On [`Busy`] it unlocks the blob, waits, and
-//!   begins again, since another thread is about to become a user (trap T34).
+//!   user calls `delete_or_get` *before* it frees the blob. On [`Busy`] it unlocks the blob, waits,
+//!   and begins again, since another thread is about to become a user (trap T34).
 //! - To change a blob in place, as its only user: delete its entry, look for the new content, and
 //!   only if that is not there create the entry anew (trap T38).
 //!
 //! # Guarantees
-//! - G.1: a pair is found that is there during the whole look. While a thread waits to delete it, no
-//!   new handle is given out; handles that are taken later do not prolong the wait.
+//! - G.1: a pair is found that is there during the whole look. While a thread waits to delete it,
+//!   no new handle is given out; handles that are taken later do not prolong the wait.
 //! - G.2: the pair of a live [`Entry`] stays. The work under an `Entry` happens before a deletion.
-//! - G.3: a loop with `find_next` ends, and meets an entry once. A pair that is deleted and created
-//!   anew during the loop may be met again.
-//! - G.4: nothing is dropped while there are at most [`Mbcache::entries_max`] entries, and no key has
-//!   more than some 200 values. Under pressure, entries that were used stay longer (trap T37).
+//! - G.3: a loop with `find_next` ends, and meets an entry once, but a pair created anew again.
+//! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
+//!   dropped only if many hashes fall together by chance. Used entries stay longer (trap T37).
 //! - G.5: after `new` nothing allocates, but the first sleep of a thread (trap T41).
 //! - G.6: `get` of a pair that is marked as used stores nothing.
 //! - G.7: operations on keys whose entries are in their home lines write no common line.
 //!   `tests/conflicts.rs` records it. One `create` in a thousand reads counters of all threads.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`.
-//!
-//! # Examples
-//! [`Mbcache`] has a store of blobs as an example.
 
 #![forbid(unsafe_code)]
 

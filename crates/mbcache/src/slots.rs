@@ -104,8 +104,8 @@ impl State {
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
     // ORDERING(mbcache-fill): Acquire. See `fill`.
-    // ORDERING(mbcache-state): Acquire. See `step`: a slot that is not live any more shows the work of
-    // its last holders.
+    // ORDERING(mbcache-state): Acquire. See `step`: a slot that is not live any more shows the work
+    // of its last holders.
     State(words[STATE].load(Ordering::Acquire))
 }
 
@@ -131,8 +131,8 @@ pub(crate) fn is_still(words: &Words, state: State) -> bool {
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
     debug_assert!(!before.is_live(), "S.1");
-    // ORDERING(mbcache-refill): Release fence. A reader that sees a word stored below also sees that
-    // the entry before has ended.
+    // ORDERING(mbcache-refill): Release fence. A reader that sees a word stored below also sees
+    // that the entry before has ended.
     fence(Ordering::Release);
     // ORDERING: Relaxed. See above.
     words[KEY].store(pair.0, Ordering::Relaxed);
@@ -154,7 +154,8 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> bool {
     ended.is_some()
 }
 
-/// Takes a handle of the entry of `state`, if it is `key`'s and may be found; returns the new state.
+/// Takes a handle of the entry of `state`, if it is `key`'s and may be found; returns the new
+/// state.
 #[inline]
 pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     let seen = state(words);
@@ -212,8 +213,8 @@ pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> bo
     flagged.is_some()
 }
 
-/// Asks the last handle of the entry of `state` to wake this thread; `None` if there is no handle, or
-/// the entry has ended.
+/// Asks the last handle of the entry of `state` to wake this thread; `None` if there is no handle,
+/// or the entry has ended.
 pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     change(words, state, |now| {
         (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED)
@@ -222,8 +223,8 @@ pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
 
 /// Sleeps until the last handle was put, after [`await_unused`]; may also return early.
 ///
-/// The thread waits for the flag, not for the count. So it does not wait for handles that were taken
-/// after the last one was put.
+/// The thread waits for the flag, not for the count. So it does not wait for handles that were
+/// taken after the last one was put.
 pub(crate) fn sleep_while_awaited(words: &Words, awaited: State) {
     let mask = GENERATION | LIVE | AWAITED;
     corewalk_sync::park::wait(&words[STATE], mask, awaited.0 & mask);
@@ -255,8 +256,8 @@ fn change(words: &Words, seen: State, mut next: impl FnMut(State) -> Option<u64>
 /// entry's words are stored after the end of this entry, which comes after this step.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
-    // ORDERING(mbcache-state): AcqRel. Release: the work under a handle happens before the step that
-    // ends the entry. Acquire: the other side of that. On failure as for the load in `state`.
+    // ORDERING(mbcache-state): AcqRel. Release: the work under a handle happens before the step
+    // that ends the entry. Acquire: the other side of that. On failure as for the load in `state`.
     words[STATE]
         .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
         .map(drop)

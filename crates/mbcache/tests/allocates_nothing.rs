@@ -1,5 +1,6 @@
-//! After `new` nothing allocates (guarantee G.5), but the first sleep of a thread: so no allocator can ask for memory
-//! back, and come upon a lock of ours, in the middle of an operation that does not sleep.
+//! After `new` nothing allocates (guarantee G.5), but the first sleep of a thread: so no allocator
+//! can ask for memory back, and come upon a lock of ours, in the middle of an operation that does
+//! not sleep.
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
 use corewalk_sync::primitives::thread;
@@ -10,7 +11,7 @@ use std::{fs, hint::black_box, path::PathBuf, sync::mpsc, time::Duration};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// Every call there is, over a budget that is too small, so that slots move and entries are reclaimed.
+/// Every call there is, over a budget that is too small, so that entries are reclaimed.
 fn all_calls(cache: &Mbcache) {
     for value in 0..20_000 {
         let key = value / 3;
@@ -41,7 +42,7 @@ fn all_calls(cache: &Mbcache) {
 }
 
 fn allocations_of(run: impl FnOnce()) -> u64 {
-    // What the thread's first use of a thread-local may allocate is not the cache's.
+    // The thread's first use of a thread-local may allocate; that is not the cache's.
     drop(black_box(Box::new(1)));
     let before = thread_allocations();
     run();
@@ -69,7 +70,8 @@ fn control_one_allocation_is_counted() {
     assert_eq!(allocations_of(run), 1);
 }
 
-/// Returns what a thread that waits for a handle allocates in each of its waits; it sleeps in all of them.
+/// Returns what a thread that waits for a handle allocates in each of its waits; it sleeps in all
+/// of them.
 fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     let (told, tell) = mpsc::channel();
     (0..waits).for_each(|key| cache.create(key, 1).unwrap());
@@ -95,7 +97,7 @@ fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     })
 }
 
-/// What G.5 excepts: a thread that sleeps for the first time, in a process in which none had.
+/// G.5 excepts a thread that sleeps for the first time, in a process in which none had.
 #[test]
 fn waits_of_a_thread_allocate_the_first_time_only() {
     let _watchdog = Watchdog::start("waits of a thread", Duration::from_secs(120));

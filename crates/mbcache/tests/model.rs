@@ -1,7 +1,8 @@
 //! Any sequence of calls, against a multimap.
 //!
-//! The model knows which pairs there are, which may be found, which were used and which are held. The
-//! cache may forget only where it is asked to (`scan`), and then only what is neither held nor used.
+//! The model knows which pairs there are, which may be found, which were used and which are held.
+//! The cache may forget only where it is asked to (`scan`), and then only what is neither held nor
+//! used.
 
 use corewalk_mbcache::{CreateError, Entry, Mbcache, MbcacheOptions};
 use proptest::prelude::*;
@@ -20,7 +21,7 @@ enum Call {
     Scan(u64),
 }
 
-/// What the model knows of a pair.
+/// A pair, as far as the model knows it.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     is_reusable: bool,
@@ -95,7 +96,7 @@ impl Run<'_> {
         assert_eq!(self.cache.count(), self.model.len() as u64);
     }
 
-    /// What may have no more users goes with its last handle.
+    /// A pair whose value may have no more users goes with its last handle.
     fn drop_if_full(&mut self, pair: (u64, u64)) {
         if self.model.get(&pair).is_some_and(|pair| !pair.is_reusable && pair.handles == 0) {
             self.model.remove(&pair);

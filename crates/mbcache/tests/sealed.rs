@@ -1,7 +1,8 @@
 //! A get of a pair that is marked as used stores nothing (guarantee G.6): proved, not argued.
 //!
-//! The memory of a cache is made read-only, and its pairs, and some that are missing, are asked for. The
-//! controls are the smallest stores there are: a get that has a bit to set, and a find, which counts.
+//! The memory of a cache is made read-only, and its pairs, and some that are missing, are asked
+//! for. The controls are the smallest stores there are: a get that has a bit to set, and a find,
+//! which counts.
 #![cfg(not(miri))]
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};

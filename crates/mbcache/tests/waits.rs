@@ -77,7 +77,7 @@ fn waits_beside_finders_all_end() {
         }
         waited
     });
-    assert!(waited[0] >= WAITS, "nobody had to wait");
+    assert!(waited[0] >= WAITS, "no deletion had to wait");
 }
 
 /// G.1: a thread waits for the handles that there are, not for those that are taken later.
