@@ -30,12 +30,10 @@ const ARM_EMULATOR: &str = "qemu-aarch64-static";
 /// Where Debian has the C library for it.
 const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 /// The crates whose unit tests an emulator runs in seconds.
-const ARM_PACKAGES: [&str; 2] = ["corewalk-sync", "corewalk-mbcache"];
-/// Tests that start their own program again, which needs an emulator that the kernel knows.
-const ARM_LEFT_OUT: &str = "thread_reads_though_the_registry_is_locked_for_ever";
+const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbcache"];
 
 /// The crates with unsafe code, which is what miri is for.
-const UNSAFE_PACKAGES: [&str; 2] = ["corewalk-sync", "corewalk-testkit"];
+const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
 
 /// Runs the models under loom.
 pub(crate) fn loom(root: &Path) -> Outcome {
@@ -54,6 +52,11 @@ pub(crate) fn crash(root: &Path) -> Outcome {
 
 /// Runs the unit tests of the unsafe crates under miri, if the toolchain has it.
 pub(crate) fn miri(root: &Path) -> Outcome {
+    miri_with(root, "")
+}
+
+/// As [`miri`], with more flags of miri.
+pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
     if !is_quiet_success(Command::new("cargo").args(["+nightly", "--version"])) {
         return Outcome::Skipped("miri: no nightly toolchain".to_owned());
     }
@@ -71,7 +74,7 @@ pub(crate) fn miri(root: &Path) -> Outcome {
     let mut command = cargo(root, "miri");
     command
         .args(["+nightly", "miri", "test", "--lib"])
-        .env("MIRIFLAGS", "-Zmiri-disable-isolation");
+        .env("MIRIFLAGS", format!("-Zmiri-disable-isolation {flags}"));
     for package in UNSAFE_PACKAGES {
         command.args(["-p", package]);
     }
@@ -87,7 +90,7 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     let flags = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg corewalk_tsan";
     let tsan = |words: &[&str]| {
         let mut command = cargo(root, "tsan");
-        command.args(words).args(["--release", "--target", HOST, "-p", "corewalk-sync"]);
+        command.args(words).args(["--profile", "models", "--target", HOST, "-p", "corewalk-sync"]);
         command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", flags);
         let suppressions = root.join("crates/sync/tests/tsan.supp");
         let options = format!("halt_on_error=1 suppressions={}", suppressions.display());
@@ -133,7 +136,7 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     for package in ARM_PACKAGES {
         tests.args(["-p", package]);
     }
-    tests_ran(tests.args(["--", "--skip", ARM_LEFT_OUT]), root, "aarch64")
+    tests_ran(&mut tests, root, "aarch64")
 }
 
 /// Runs the tests of each crate that names `cfg`, with that cfg.
@@ -147,7 +150,7 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     }
     for (package, target) in found {
         let mut command = cargo(root, cfg.trim_start_matches("corewalk_"));
-        command.args(["test", "--release", "-p", &package]);
+        command.args(["test", "--profile", "models", "-p", &package]);
         command.env("RUSTFLAGS", format!("--cfg {cfg}"));
         let what = match &target {
             // Ordinary unit tests use the model's atomics outside of a model, which panics.

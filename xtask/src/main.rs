@@ -12,8 +12,10 @@
 //! Source: the xtask convention, <https://github.com/matklad/cargo-xtask>; TigerBeetle's tidy.zig.
 #![forbid(unsafe_code)]
 
+mod check;
 mod checks;
 mod ci;
+mod nightly;
 mod process;
 mod source;
 mod suites;
@@ -25,11 +27,15 @@ use std::{env, path::PathBuf, process::ExitCode};
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
+  check               format, tidy, traps, clippy and unit tests of what changed: minutes
   ci [--quick]        everything below; --quick leaves out the suites on a mount
+  ci --tested STATUS  the same after a `cargo test --workspace` that ended with STATUS
+  nightly             the long versions of the randomized checks: hours
   tidy                the rules of docs/style.md that a program can check
   traps [--strict]    which test covers which trap of docs/traps.md
   loom                the models under loom
   shuttle             the models under shuttle
+  crash               the models that stop a task before every store
   miri                the unit tests of the unsafe crates under miri
   tsan                the stress tests under ThreadSanitizer
   aarch64             everything compiled for 64-bit ARM, some unit tests in an emulator
@@ -72,12 +78,16 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let root = repository_root();
     let outcome = match words.as_slice() {
-        ["ci"] => ci::run(&root, ci::Extent::Full),
-        ["ci", "--quick"] => ci::run(&root, ci::Extent::Quick),
+        ["check"] => check::run(&root),
+        ["ci"] => ci::run(&root, ci::Extent::Full, ci::Tests::Run),
+        ["ci", "--quick"] => ci::run(&root, ci::Extent::Quick, ci::Tests::Run),
+        ["ci", "--tested", status] => ci::run(&root, ci::Extent::Full, ci::Tests::Ended(status)),
+        ["nightly"] => nightly::run(&root),
         ["tidy"] => tidy::run(&root),
         ["traps"] => traps::run(&root, traps::Strictness::Report),
         ["traps", "--strict"] => traps::run(&root, traps::Strictness::Demand),
         ["loom"] => checks::loom(&root),
+        ["crash"] => checks::crash(&root),
         ["shuttle"] => checks::shuttle(&root),
         ["miri"] => checks::miri(&root),
         ["tsan"] => checks::tsan(&root),

@@ -84,6 +84,9 @@ pub(crate) const CI: [&str; 25] = [
 /// The exit status inside that means skipped, as automake has it.
 const SKIPPED_STATUS: i32 = 77;
 
+/// How often a download is tried.
+const INSTALL_TRIES: u32 = 3;
+
 /// What it takes to build and run pjdfstest.
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
@@ -196,7 +199,7 @@ pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
         return Outcome::Failed(format!("there is no suite {unknown}; see suites --list"));
     }
     let names = if names.is_empty() { CI.as_slice() } else { names };
-    let mut tally = Tally::default();
+    let mut tally = Tally::new();
     for name in names {
         tally.step(name, || run_one(root, name));
     }

@@ -1,7 +1,7 @@
 //! The rules of the house style that a program can check.
 //!
 //! Every finding is one line, `file:line: rule: what to do instead`, so that an editor can jump to
-//! it. What the compiler or clippy checks is not repeated here: the length of functions is
+//! it. The checks of the compiler and of clippy are not repeated: the length of functions is
 //! `clippy::too_many_lines`, comments on unsafe blocks are `clippy::undocumented_unsafe_blocks`.
 //!
 //! | module | rules |
@@ -9,6 +9,7 @@
 //! | `text` | length of files, ASCII, words that must not land, names of files |
 //! | `atomics` | where atomics and threads may be named, ORDERING comments and their tags |
 //! | `names` | banned type names, names of tests |
+//! | `prose` | plain words, length of sentences, of lines of comments, and of essays |
 //! | `layers` | which crate may depend on which, which crate may be unsafe |
 //!
 //! A rule is a function from a file, or from all files where a rule spans files, to findings. Each
@@ -19,12 +20,42 @@
 mod atomics;
 mod layers;
 mod names;
+mod prose;
 mod text;
 
 #[cfg(test)]
 use crate::source::RustFile;
 use crate::{Outcome, source};
 use std::{fmt, fs, io, path::Path};
+
+/// Folders and files that are not yet written in plain words. The list only ever becomes shorter.
+const NOT_YET_PLAIN: [&str; 21] = [
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "crates/cli/",
+    "crates/corewalk/",
+    "crates/fuse/",
+    "crates/hostfs/",
+    "crates/ipc-preload/",
+    "crates/ipc/",
+    "crates/lab/",
+    "crates/store/",
+    "crates/testkit/",
+    "docs/ipc.md",
+    "docs/limits.md",
+    "docs/results/",
+    "docs/store.md",
+    "docs/style.md",
+    "docs/testing.md",
+    "docs/traps.md",
+    "xtask/",
+];
+
+fn is_prose_checked(path: &str) -> bool {
+    !NOT_YET_PLAIN.iter().any(|start| path.starts_with(start))
+}
 
 /// One place where a rule is broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +113,15 @@ fn collect_findings(root: &Path) -> io::Result<Vec<Finding>> {
         findings.extend(atomics::comments(file));
         findings.extend(names::types(file));
         findings.extend(names::tests(file));
+        if is_prose_checked(&file.path) {
+            findings.extend(prose::comments(file));
+        }
+    }
+    for path in source::collect_files(root, &["md"])? {
+        let relative = source::relative(root, &path);
+        if is_prose_checked(&relative) {
+            findings.extend(prose::page(&relative, &fs::read_to_string(&path)?));
+        }
     }
     findings.extend(atomics::lonely_tags(&files));
     findings.extend(layers::unsafe_crates(&files));

@@ -4,7 +4,7 @@
 //! says so in its doc comment: `Trap T13.`, or `Traps T13, T14.` for several. This module reads all
 //! doc comments, looks which of them stand on a test, and prints a table. A trap that the design
 //! makes impossible has no test; it has a line in `docs/races.md` that argues so, in the form
-//! `- T12: why it cannot happen.`.
+//! `- T12: why it cannot happen.`. The tests that this page names for races must exist as well.
 //!
 //! What counts as a test is a function with `#[test]`, or an item whose documentation holds a
 //! `compile_fail` example. Doc comments elsewhere may mention a trap without covering it.
@@ -15,7 +15,12 @@ use crate::{
     Outcome,
     source::{self, Line, RustFile},
 };
-use std::{collections::BTreeMap, fs, ops::RangeInclusive, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    ops::RangeInclusive,
+    path::Path,
+};
 
 /// The traps that must be covered; the others belong to crates that are still to come.
 const DEMANDED: [(char, RangeInclusive<u32>); 4] =
@@ -50,7 +55,8 @@ pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
             covered.entry(trap).or_default().push(place);
         }
     }
-    let argued = argued(&fs::read_to_string(root.join(RACES)).unwrap_or_default());
+    let races = fs::read_to_string(root.join(RACES)).unwrap_or_default();
+    let argued = argued(&races);
     let mut open = Vec::new();
     let mut count = 0;
     for trap @ (letter, number) in demanded() {
@@ -66,6 +72,10 @@ pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
         }
     }
     println!("{} of {count} traps are covered", count - open.len());
+    let missing = missing_tests(&races, &files);
+    if !missing.is_empty() {
+        return Outcome::Failed(format!("{RACES} names no function: {}", missing.join(" ")));
+    }
     if open.is_empty() || strictness == Strictness::Report {
         return Outcome::Passed;
     }
@@ -146,6 +156,27 @@ fn argued(races: &str) -> BTreeMap<Trap, String> {
         .collect()
 }
 
+/// Returns the tests that `races` names in backticks and that no file defines. A name with three
+/// underscores or more is taken for that of a test.
+fn missing_tests(races: &str, files: &[RustFile]) -> Vec<String> {
+    let defined: BTreeSet<&str> = files
+        .iter()
+        .flat_map(|file| &file.lines)
+        .filter(|line| line.code.contains("fn "))
+        .map(|line| item_name(line.code.trim()))
+        .collect();
+    let is_letter =
+        |letter: char| letter.is_ascii_lowercase() || letter == '_' || letter.is_ascii_digit();
+    races
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| name.chars().all(is_letter) && name.matches('_').count() >= 3)
+        .filter(|name| !defined.contains(name))
+        .map(str::to_owned)
+        .collect()
+}
+
 fn parse(name: &str) -> Option<Trap> {
     let letter = name.chars().next().filter(|letter| "TPI".contains(*letter))?;
     let number = name[1..].parse().ok()?;
@@ -197,5 +228,12 @@ mod tests {
         let traps: Vec<Trap> = argued.keys().copied().collect();
         assert_eq!(traps, [('T', 5), ('T', 6), ('T', 12)]);
         assert_eq!(argued[&('T', 12)], "one probe.");
+    }
+
+    #[test]
+    fn name_in_races_without_a_function_is_found() {
+        let file = RustFile::parse("a.rs", "#[test]\nfn name_moves_or_stays() {}");
+        let races = "| A race in `rename`. | `name_moves_or_stays`, `name_moves_at_last` |";
+        assert_eq!(missing_tests(races, &[file]), ["name_moves_at_last"]);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! `corewalk mount SOURCE MOUNTPOINT` serves a file system through FUSE, `corewalk fsck store:DIR`
 //! checks a store, `corewalk stat MOUNTPOINT` shows the counters of a mount, `corewalk ipc` gives
-//! programs System V IPC in user space, `corewalk lab` measures; a link `mount.corewalk` to the
-//! program is a helper of mount(8). Each subcommand is a module; this file parses the command line,
+//! programs System V IPC in user space; a link `mount.corewalk` to the program is a helper of
+//! mount(8). Each subcommand is a module; this file parses the command line,
 //! and turns what went wrong into one line on the standard error and an exit status: 1 for a
 //! failure, 2 for a command line that cannot be meant (`fsck` has those of fsck(8)).
 
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 use failure::Failure;
 
@@ -48,8 +48,6 @@ enum Command {
     Stat(stat::Arguments),
     /// Gives programs System V IPC in user space.
     Ipc(ipc::Arguments),
-    /// Measures corewalk beside the host kernel and the usual designs.
-    Lab(corewalk_lab::LabArgs),
 }
 
 fn main() -> ExitCode {
@@ -79,10 +77,6 @@ fn run() -> ExitCode {
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
         Command::Ipc(arguments) => ipc::run(&arguments),
-        Command::Lab(arguments) => {
-            let done = corewalk_lab::run(arguments, &["lab"]);
-            done.map_err(|error| Failure::of("lab", format!("{error:#}")))
-        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -23,8 +23,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use corewalk::Errno;
+use corewalk_base::primitives::thread;
 use corewalk_fuse::{Mount, MountError, Mountpoint, Unmounted};
-use corewalk_sync::primitives::thread;
 use rustix::fs::{AtFlags, Mode, OFlags, open, statat, unlinkat};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

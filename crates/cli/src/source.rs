@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use corewalk::FileSystem;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk_base::primitives::thread;
 use corewalk_fuse::Options;
 use corewalk_hostfs::{HostFs, HostFsOptions};
 use corewalk_store::{OpenError, Store, StoreOptions};
-use corewalk_sync::primitives::thread;
 
 use crate::failure::{Failure, in_silence};
 

@@ -25,7 +25,7 @@ Since the mount began:
     reclaimed, renames, requests entries evicted; renames and exchanges; requests served
     refused_forgets, panics      forgets of more than the kernel held; requests that panicked: 0, if all is well
 Of a tmpfs, now:
-    tmpfs_inodes (with further names of files), tmpfs_used_bytes
+    tmpfs_inodes (with further names of files), tmpfs_used_bytes, tmpfs_table_bytes (memory of inodes)
     tmpfs_shared_sets, tmpfs_waiting  sets of attributes that are shared; files whose sets are shared soon
 Of a store, store_*: inodes, used_bytes, free_bytes, commits, logged_commits, shared_commits (which
     found theirs done by another), logged_bytes, log_bytes, log_held_bytes, log_failures, records, syncs,

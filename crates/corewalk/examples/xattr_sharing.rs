@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{FileKind, FileSystem, Make, Name, Node, XattrMode};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 const ROUNDS: usize = 9;
 const NAME: &[u8] = b"user.test";

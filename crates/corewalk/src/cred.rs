@@ -1,4 +1,4 @@
-//! Who is asking: credentials, capabilities and the security hook.
+//! The credentials and capabilities of a caller.
 //!
 //! A [`Cred`] is what the kernel calls the file system credentials of a task: `fsuid`, `fsgid`,
 //! supplementary groups and those capabilities that concern files. A server that has had
@@ -8,9 +8,6 @@
 //! Source: credentials(7), capabilities(7).
 
 use bitflags::bitflags;
-
-use crate::Errno;
-use crate::attr::FileKind;
 
 bitflags! {
     /// The capabilities that matter to a file system, as capabilities(7) describes them.
@@ -89,48 +86,4 @@ impl Cred {
     pub fn has(&self, caps: Caps) -> bool {
         self.caps.contains(caps)
     }
-}
-
-/// What a security hook says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Go on.
-    Allow,
-    /// Fail with this error, `EACCES` or `EPERM`.
-    Deny(Errno),
-    /// The hook would have to block to know: it is asked again where it may (trap T58).
-    WouldBlock,
-}
-
-/// Whether a hook may block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blocking {
-    /// It runs inside a walk that holds nothing and must not wait.
-    Never,
-    /// It may take its time.
-    Allowed,
-}
-
-/// What a security hook is asked about.
-#[derive(Clone, Copy, Debug)]
-pub struct Subject {
-    /// The inode number.
-    pub ino: u64,
-    /// The kind of file.
-    pub kind: FileKind,
-}
-
-/// A check beyond mode bits, ACLs and capabilities, such as a label policy. It can only refuse.
-///
-/// Analogous to Linux's `security_inode_permission`.
-pub trait Security: Send + Sync {
-    /// Returns whether `cred` may do `what` with `subject`. Called for every directory that is
-    /// searched, after the ordinary checks have passed.
-    fn inode_permission(
-        &self,
-        cred: &Cred,
-        subject: Subject,
-        what: May,
-        blocking: Blocking,
-    ) -> Verdict;
 }

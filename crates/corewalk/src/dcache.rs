@@ -1,77 +1,80 @@
-//! The dentry cache: which names exist in a directory, as far as is known.
+//! The dentry cache: the known names of each directory.
 //!
 //! A lookup hashes (number of the directory, name), scans one line of the table and compares one
-//! dentry; it takes no lock and writes nothing. Changes are made by whoever holds the claim of the name
-//! (`claim`), after the back end has agreed: they appear to readers at one instant, the end of a
-//! write section (or the entry into the table, for a name that was not cached).
+//! dentry. It takes no lock and writes nothing. A change is made by the holder of the in-lookup
+//! lock of the name (`key_lock`), after the back end has made it. Readers see a change at one
+//! instant: the end of a write section, or for a new name the entry into the table.
 //!
-//! A directory's children know it by its slot and its child generation. Invalidating a directory of
-//! any size is one increment of that generation: the children can no longer be found. They go when
-//! reclaim passes, or are put back when their name is entered again; the hash of a name does not
-//! depend on the generation, so whoever enters it meets them.
+//! The children of a directory know it by its slot and its child generation. So one increment of
+//! the generation invalidates a directory of any size: no lookup finds the children any more.
+//! Reclaim evicts them, or they are put back when their names are entered again. The hash of a name
+//! does not depend on the generation, so a thread that enters a name finds them.
 //!
 //! # Guarantees
-//! - C.1: a cached answer is the one of the last committed change, or of a fill that no change,
+//! - C.1: a cached answer is that of the last committed change, or of a fill that no change,
 //!   invalidation or removal overlapped (traps T15, T25, P12).
-//! - C.2: a rename appears at once: no reader finds neither name, nor, with a target, two files
-//!   under one name (traps T12, T13).
-//! - C.3: nobody waits for a dying entry (trap T47); nothing here calls a back end while it holds a
-//!   lock, and the last reference to an inode is dropped outside of all of them (trap T50).
+//! - C.2: a rename appears at one instant. No reader misses both names, or finds two files under
+//!   one name (traps T12, T13).
+//! - C.3: no thread waits for a dying entry (trap T47). No back end is called under a lock of the
+//!   cache. The last reference to an inode is dropped outside of all locks (trap T50).
 //!
 //! # Lock order
-//! claims, `topology`, dentry locks (by slot), an inode's lock. A stripe of the table is locked with
-//! no dentry lock held, since a stripe's exact lookup may wait for a dentry's writer.
+//! In-lookup locks, `topology`, dentry locks (by slot), an inode's lock. A stripe of the table is
+//! locked with no dentry lock held, since an exact lookup in it may wait for a dentry's writer.
 //!
 //! Source: Linux `fs/dcache.c`, path-lookup.rst; documents 001 and 003.
 
 mod change;
 mod reclaim;
 
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::{SeqRwLock, ShardedCounter};
+use corewalk_base::ShardedCounter;
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_sync::SeqRwLock;
 
 use crate::Errno;
-use crate::claim::{Claims, SHARDS_MANY};
 use crate::dentry::{
-    Body, Dentries, Flags, Glimpse, Image, Key, Line, NameCopy, Needle, SHORT_MAX, ShortNeedle,
-    directory_id,
+    Body, Dentries, Flags, Image, Line, LookupKey, NameCopy, ParentKey, SHORT_MAX, ShortLookupKey,
+    Snapshot, directory_id,
 };
-use crate::hash::{Keys, NameHash};
+use crate::hash::{HashKeys, NameHash};
 use crate::inode::{self, Inodes};
+use crate::key_lock::{KeyLocks, SHARDS_MANY};
 use crate::name::Name;
 use crate::table::{Extent, Table};
 
-pub(crate) use change::{Mounted, Node, is_attached};
+pub(crate) use change::{DentryInode, Mounted, is_attached};
 pub(crate) use reclaim::Hand;
 
-/// Who is told what the cache lets go of, and asked to let go of what it holds.
+/// The owner of the cache, which is told of inodes that the cache drops.
 pub(crate) trait Host: Send + Sync {
-    /// The cache has let go of an inode. Its slot is free once this returns.
+    /// The cache has dropped an inode. Its slot is free once this returns.
     fn forget(&self, superblock: u32, ino: u64, slot: u32);
 
-    /// The cache is over its budget, and the host's use of the inode called `name` keeps it.
+    /// The cache is over its budget. The host's use of the inode called `name` keeps an entry.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
 /// The names and inodes of one namespace.
 pub(crate) struct Dcache {
-    pub(crate) keys: Keys,
+    pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
+    /// The index of the dentries by name.
     table: Table,
-    pub(crate) claims: Claims,
-    /// Written while a directory is moved; locking readers keep directories in place.
+    /// The in-lookup locks of names.
+    pub(crate) in_lookup: KeyLocks,
+    /// Write-locked while a directory moves. Shared locks keep directories in place.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
     host: Box<dyn Host>,
 }
 
-/// What has happened so far. Nothing here is written by a lookup that hits.
+/// Event counts. A lookup that hits writes none of them.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) negatives: ShardedCounter,
-    /// Dentries of removed names that somebody still holds, or that have children.
+    /// Dentries of removed names that are still referenced, or have children.
     pub(crate) unhashed: ShardedCounter,
     pub(crate) fills: ShardedCounter,
     pub(crate) refused_fills: ShardedCounter,
@@ -82,20 +85,20 @@ pub(crate) struct Counters {
     pub(crate) fallbacks: ShardedCounter,
 }
 
-/// A directory, as its children's key was at one instant.
+/// A directory, with the key of its children at one instant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Directory {
     pub(crate) slot: u32,
     pub(crate) seq: u64,
     pub(crate) inode: u32,
-    pub(crate) key: Key,
+    pub(crate) key: ParentKey,
     pub(crate) flags: Flags,
 }
 
-/// A dentry as it was seen under a name.
+/// A dentry that was found under a name.
 pub(crate) struct Child<'a> {
     pub(crate) slot: u32,
-    pub(crate) seen: Glimpse,
+    pub(crate) seen: Snapshot,
     pub(crate) line: Line<'a>,
 }
 
@@ -105,12 +108,12 @@ impl Dcache {
         seed: Option<u64>,
         host: Box<dyn Host>,
     ) -> std::io::Result<Dcache> {
-        let keys = Keys::new(seed);
+        let keys = HashKeys::new(seed);
         Ok(Dcache {
             dentries: Dentries::new(slots_max)?,
             inodes: Inodes::new(slots_max, keys.clone())?,
             table: Table::new("corewalk-dentry-table", slots_max, 6)?,
-            claims: Claims::new(SHARDS_MANY),
+            in_lookup: KeyLocks::new(SHARDS_MANY),
             topology: SeqRwLock::new(),
             hand: Hand::new(),
             counters: Counters::default(),
@@ -121,24 +124,24 @@ impl Dcache {
 
     // Lookup.
 
-    /// Returns `name` with its hash.
+    /// Returns the lookup key of `name`.
     #[inline]
-    pub(crate) fn needle<'a>(&self, name: Name<'a>) -> Needle<'a> {
-        Needle::new(name, &self.keys)
+    pub(crate) fn lookup_key<'a>(&self, name: Name<'a>) -> LookupKey<'a> {
+        LookupKey::new(name, &self.keys)
     }
 
-    /// Returns what the children of a directory, on whose dentry the caller has a reference, are entered
-    /// under now. Those of one that has been removed are found by nobody.
+    /// Returns the current key of a directory's children. The caller holds a reference on its
+    /// dentry. No lookup finds the children of a removed directory.
     #[inline]
-    pub(crate) fn key_of_held(&self, slot: u32) -> Key {
-        Key::new(slot, self.dentries.child_generation_now(slot))
+    pub(crate) fn key_of_held(&self, slot: u32) -> ParentKey {
+        ParentKey::new(slot, self.dentries.child_generation_now(slot))
     }
 
     /// Returns the directory in `slot`, or None if there is none.
     pub(crate) fn directory(&self, slot: u32) -> Option<Directory> {
         loop {
-            let seen = self.dentries.glimpse(slot);
-            let key = Key::new(slot, self.dentries.child_generation(slot));
+            let seen = self.dentries.snapshot(slot);
+            let key = ParentKey::new(slot, self.dentries.child_generation(slot));
             if self.dentries.is_unchanged(slot, seen.seq) {
                 let flags = seen.body.flags();
                 return (flags.contains(Flags::DIRECTORY) && !seen.body.is_negative()).then(|| {
@@ -148,40 +151,45 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentry of a name. None means that none is cached or that it was missed; only
-    /// [`Dcache::find_exact`] knows.
+    /// Returns the dentry of a name. None proves nothing; [`Dcache::find_exact`] does.
     #[inline]
-    pub(crate) fn find(&self, key: Key, needle: &Needle<'_>) -> Option<(u32, Glimpse)> {
-        let hash = self.hash(key.parent(), needle.hash);
-        self.table
-            .find(hash, |slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
+    pub(crate) fn find(
+        &self,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
+    ) -> Option<(u32, Snapshot)> {
+        let hash = self.hash(key.parent(), lookup_key.hash);
+        self.table.find(hash, |slot| {
+            self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen))
+        })
     }
 
-    /// As [`Dcache::find`], of the component that begins at `start` of a path and ends with it, in the
-    /// directory that `id` tells apart. Only what is neither a symbolic link nor a mount point is found;
-    /// the caller validates what it was seen under.
+    /// As [`Dcache::find`], for the component from `start` to the end of a path, in the directory
+    /// with the number `id` and the parent key `key`. It finds only plain dentries: neither
+    /// symbolic links nor mount points. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
-        (id, key): (u64, Key),
+        (id, key): (u64, ParentKey),
         (path, start): (&[u8], usize),
-    ) -> Option<(u32, Glimpse)> {
-        let needle = Needle::of_component(path, start, &self.keys);
-        self.table.find(needle.hash.child(id) as u32, |slot| {
+    ) -> Option<(u32, Snapshot)> {
+        let lookup_key = LookupKey::of_component(path, start, &self.keys);
+        self.table.find(lookup_key.hash.child(id) as u32, |slot| {
             let line = self.dentries.line(slot);
-            let seen = line.glimpse_now();
+            let seen = line.snapshot_now();
             let is_plain = !seen.body.flags().intersects(Flags::SYMLINK | Flags::MOUNTED);
-            let is_it = is_plain && seen.key == key && line.is_named(seen, &needle, &self.dentries);
+            let is_it =
+                is_plain && seen.key == key && line.is_named(seen, &lookup_key, &self.dentries);
             is_it.then_some((slot, seen))
         })
     }
 
-    /// As [`Dcache::find_plain`], if one look is enough for it and it has the flags in `needed`. `before` is called with the slot that may
-    /// be the name's, before it is looked at.
+    /// As [`Dcache::find_plain`], for the first entry with the tag, and flags in `needed`. `before`
+    /// is called with the slot of that entry before its line is loaded.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
         extent: Extent,
-        (id, key): (u64, Key),
+        (id, key): (u64, ParentKey),
         (path, start): (&[u8], usize),
         needed: Flags,
         before: impl Fn(u32),
@@ -189,11 +197,11 @@ impl Dcache {
         if path.len() - start > SHORT_MAX {
             return None;
         }
-        let needle = ShortNeedle::of_component((path, start), needed, &self.keys);
-        let slot = self.table.first_within(extent, needle.hash.child(id) as u32)?;
+        let lookup_key = ShortLookupKey::of_component((path, start), needed, &self.keys);
+        let slot = self.table.first_within(extent, lookup_key.hash.child(id) as u32)?;
         before(slot);
         let line = self.dentries.line(slot);
-        line.plain(key, &needle).map(|seen| Child { slot, seen, line })
+        line.plain(key, &lookup_key).map(|seen| Child { slot, seen, line })
     }
 
     /// Returns the size of the index, for [`Dcache::find_at_once`].
@@ -202,30 +210,35 @@ impl Dcache {
         self.table.extent()
     }
 
-    /// Returns the dentry of a name, for sure if the caller holds the name's claim.
-    pub(crate) fn find_exact(&self, key: Key, needle: &Needle<'_>) -> Option<(u32, Glimpse)> {
+    /// Returns the dentry of a name. None is exact if the caller holds the in-lookup lock of the
+    /// name.
+    pub(crate) fn find_exact(
+        &self,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
+    ) -> Option<(u32, Snapshot)> {
         self.table
-            .lock(self.hash(key.parent(), needle.hash))
-            .find(|slot| self.dentries.compare(slot, key, needle).map(|seen| (slot, seen)))
+            .lock(self.hash(key.parent(), lookup_key.hash))
+            .find(|slot| self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen)))
     }
 
-    /// Takes `n` references on the inode of `needle` in the directory numbered `ino` of the first file
-    /// system, and returns its number. Nothing else of that directory is looked at but whether it
-    /// still is the parent. None if that needs more than a look: the name is not cached, was missed,
-    /// is negative, or changes.
+    /// Takes `n` references on the inode called `name` in the directory `ino` of the first file
+    /// system, and returns its number. The directory is not looked up; the child is checked to be
+    /// in it. None if the fast path does not suffice: the name is not cached, was missed, is
+    /// negative, or changes.
     ///
-    /// The instant of the answer is the look at the parent's generation: the dentry was the same
-    /// before it and after the count went up.
+    /// The answer is that of the instant at which the parent's generation was loaded. The dentry
+    /// was the same before that load and after the count went up.
     #[inline]
-    pub(crate) fn count_by_number(&self, ino: u64, name: &[u8], n: u64) -> Option<u64> {
-        let needle = Needle::new(Name::unchecked(name), &self.keys);
-        let hash = needle.hash.child(directory_id(0, ino)) as u32;
+    pub(crate) fn count_by_ino(&self, ino: u64, name: &[u8], n: u64) -> Option<u64> {
+        let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
+        let hash = lookup_key.hash.child(directory_id(0, ino)) as u32;
         let (dentry, seen) = self.table.find(hash, |slot| {
             self.inodes.prefetch(slot);
             let dentry = self.dentries.line(slot);
-            let seen = dentry.glimpse_now();
+            let seen = dentry.snapshot_now();
             let is_it =
-                dentry.is_named(seen, &needle, &self.dentries) && self.is_parent(seen.key, ino);
+                dentry.is_named(seen, &lookup_key, &self.dentries) && self.is_parent(seen.key, ino);
             is_it.then_some((dentry, seen))
         })?;
         let inode = seen.body.inode();
@@ -233,14 +246,14 @@ impl Dcache {
             return None;
         }
         let (lockref, number) = self.inodes.counted(inode);
-        // One at first: before the dentry is validated they are not the client's, and one that forgets
-        // more than it has would take them, and with them what the slot is reused for.
+        // Take one reference before the dentry is validated. A client that forgets too much could
+        // take away more, and with them the references on the next inode in the slot.
         if !lockref.get_not_dead() {
             return None;
         }
-        // Counts that are as good as full are left to the slow path, which lets them be.
+        // The slow path handles saturated counts.
         if !dentry.is_unchanged(seen.seq) || !lockref.get_many_below(n - 1, n << 32) {
-            return self.uncount(inode);
+            return self.undo_count(inode);
         }
         // ORDERING: Relaxed. Fixed while a reference is held.
         Some(number.load(Ordering::Relaxed))
@@ -248,25 +261,25 @@ impl Dcache {
 
     #[cold]
     #[inline(never)]
-    fn uncount(&self, inode: u32) -> Option<u64> {
+    fn undo_count(&self, inode: u32) -> Option<u64> {
         self.put_inode(inode, 1);
         None
     }
 
-    /// Returns true if `key`, of a child in the first file system, is that of the directory numbered
-    /// `ino`. As good as the child's sequence says afterwards: a child holds its parent, whose number
-    /// is fixed (D.3, D.4), and the generation is one word, which tells the instant. A directory that
-    /// is removed gets another generation, so it need not be looked at whether it has a name.
+    /// Returns true if `key`, of a child in the first file system, is that of the directory
+    /// numbered `ino`. The caller validates the child. The child holds its parent, whose number is
+    /// fixed (D.3, D.4). The generation is a single word, and its load is the instant of the
+    /// answer. A removed directory gets another generation, so its flags need no check.
     #[inline]
-    fn is_parent(&self, key: Key, ino: u64) -> bool {
+    fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// Returns the claim key of a name in a directory. The generation has no part in it: a name is
-    /// the same name before and after an invalidation.
-    pub(crate) fn claim_key(&self, directory: u32, needle: &Needle<'_>) -> u64 {
-        needle.hash.child(u64::from(directory) << 32)
+    /// Returns the key of a name's in-lookup lock. It does not depend on the generation: a name
+    /// stays the same across an invalidation.
+    pub(crate) fn in_lookup_key(&self, directory: u32, lookup_key: &LookupKey<'_>) -> u64 {
+        lookup_key.hash.child(u64::from(directory) << 32)
     }
 
     #[inline]
@@ -274,17 +287,17 @@ impl Dcache {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
-    /// Returns the table hash of what `image` says. The caller holds the dentry's lock or owns it.
+    /// Returns the table hash of an image. The caller holds the dentry's lock or owns the dentry.
     fn hash_of(&self, slot: u32, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
         let name = Name::new(copy.as_bytes()).expect("a hashed dentry has a valid name");
-        self.hash(image.key.parent(), self.needle(name).hash)
+        self.hash(image.key.parent(), self.lookup_key(name).hash)
     }
 
     // References.
 
-    /// Takes a reference on a dentry that was seen under `seq`. Fails if it has changed since.
+    /// Takes a reference on a dentry. Fails if the dentry has changed since `seq`.
     pub(crate) fn get(&self, slot: u32, seq: u64) -> bool {
         if !self.dentries.lockref(slot).get_not_dead() {
             return false;
@@ -297,8 +310,7 @@ impl Dcache {
         false
     }
 
-    /// Takes a reference on the inode of a dentry that was seen under `seq`. Fails if the dentry has
-    /// changed since.
+    /// Takes a reference on the inode of a dentry. Fails if the dentry has changed since `seq`.
     #[inline]
     pub(crate) fn get_inode(&self, slot: u32, seq: u64, inode: u32) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
@@ -311,8 +323,8 @@ impl Dcache {
         false
     }
 
-    /// Drops a reference on a dentry. An unhashed one dies with its last reference, and then drops
-    /// its own on its parent: a loop, however deep the tree (trap T43).
+    /// Drops a reference on a dentry. An unhashed dentry dies with its last reference, and drops
+    /// its own on its parent. This is a loop, however deep the tree is (trap T43).
     pub(crate) fn put(&self, slot: u32) {
         let mut slot = slot;
         while slot != 0 {
@@ -341,7 +353,7 @@ impl Dcache {
         }
     }
 
-    /// Returns a counted dentry of a directory inode, if it has one.
+    /// Returns a dentry of a directory inode with a reference on it, if there is one.
     pub(crate) fn get_directory(&self, inode: u32) -> Option<Directory> {
         loop {
             let slot = self.inodes.alias(inode);
@@ -357,12 +369,12 @@ impl Dcache {
         }
     }
 
-    /// Returns a counted dentry of an inode, if it has one.
+    /// Returns a dentry of an inode with a reference on it, if there is one.
     pub(crate) fn get_alias(&self, inode: u32) -> Option<u32> {
         loop {
             let slot = self.inodes.alias(inode);
             if slot != 0 && self.dentries.lockref(slot).get_not_dead() {
-                if self.dentries.glimpse(slot).body.inode() == inode {
+                if self.dentries.snapshot(slot).body.inode() == inode {
                     return Some(slot);
                 }
                 self.put(slot);
@@ -373,21 +385,21 @@ impl Dcache {
         }
     }
 
-    /// Returns the parent's slot; the root is its own parent.
+    /// Returns the slot of the parent and the sequence. The root is its own parent.
     pub(crate) fn parent(&self, slot: u32) -> (u32, u64) {
         loop {
-            let seen = self.dentries.glimpse(slot);
+            let seen = self.dentries.snapshot(slot);
             if self.dentries.is_unchanged(slot, seen.seq) {
                 return (seen.key.parent(), seen.seq);
             }
         }
     }
 
-    /// Returns the parent's slot and the name of a dentry, as they were at one instant.
+    /// Returns the slot of the parent and the name of a dentry, at one instant.
     pub(crate) fn name_of(&self, slot: u32) -> (u32, NameCopy) {
         let mut copy = NameCopy::new();
         loop {
-            let seen = self.dentries.glimpse(slot);
+            let seen = self.dentries.snapshot(slot);
             self.dentries.copy_name(slot, seen.body, &mut copy);
             if self.dentries.is_unchanged(slot, seen.seq) {
                 return (seen.key.parent(), copy);
@@ -395,8 +407,8 @@ impl Dcache {
         }
     }
 
-    /// Returns true if `slot` is `ancestor` or below it. The caller holds `topology`, so that no
-    /// directory moves; otherwise the answer is a guess.
+    /// Returns true if `slot` is `ancestor` or below it. The caller holds `topology`, so no
+    /// directory moves. Otherwise the answer is a guess.
     pub(crate) fn is_subdir(&self, slot: u32, ancestor: u32) -> bool {
         let mut at = slot;
         loop {
@@ -413,13 +425,13 @@ impl Dcache {
 
     // Statistics.
 
-    /// Returns the bytes that the cache takes: dentries, inodes, names and tables in use.
+    /// Returns the bytes of the cache: dentries, inodes, names and tables in use.
     pub(crate) fn bytes(&self) -> u64 {
         self.dentries.bytes(inode::WORDS) + self.inodes.table_bytes() + self.table.bytes()
     }
 }
 
-/// Ends the life of an inode, also if the back end panics when it is told.
+/// Ends the life of an inode, also if the back end panics.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: u32,
@@ -431,12 +443,12 @@ impl Drop for EndOfInode<'_> {
     }
 }
 
-/// Returns `ENOMEM` where an arena has no slot left.
+/// Returns `ENOMEM` if an arena has no slot left.
 pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
     slot.ok_or(Errno::NOMEM)
 }
 
-/// Returns the body of a dentry that nobody can find any more: without an inode, too.
+/// Returns the body of an unhashed dentry, which has no inode either.
 fn unhashed(body: Body) -> Body {
     body.with_flags(body.flags() - Flags::HASHED).with_inode(0)
 }

@@ -1,9 +1,10 @@
 //! The dentry: a name in a directory, in one cache line that readers copy without a lock.
 //!
-//! A dentry lives in a slot of eight words that is never unmapped. Every word a reader can reach is
-//! valid memory, and the sequence in word 0 says whether what was read belongs together; so a torn
-//! name cannot be believed, and no reader needs a guard. The reference count and what reclaim wants
-//! to know are in a second record on another line ([`Cold`]), which the walk does not touch.
+//! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words that is never
+//! unmapped, so each word that a reader can reach is valid memory. The sequence in word 0 says
+//! whether the words that were read belong together. So no reader trusts a torn name, and no reader
+//! needs a guard. The reference count and the state of reclaim lie in a second record on another
+//! line ([`Cold`]), which the walk does not touch.
 //!
 //! ```text
 //! word 0  sequence: odd while the dentry changes; never repeats, also not when the slot is reused
@@ -11,71 +12,72 @@
 //! word 2  body: inode slot << 32 | name length << 24 | superblock << 8 | flags
 //! 3 .. 7  name words; for a directory word 6 is its inode number, word 7 its child generation
 //! ```
-//! What the words of a name are: `needle`. A name that does not fit has a reference to a longer, equally
-//! stable slot (`long`) in its last word.
+//! The module `lookup_key` defines the name words. If a name does not fit, its last word refers to
+//! a longer, equally stable slot.
 //!
-//! A slot has room for an inode too (`inode`), and the inode of a name lies in the slot of that name
-//! whenever it can: a lookup that has found the slot knows where the count will be before it has read
-//! the dentry, and the processor fetches both at once. The two halves live and die on their own (a
-//! removed name, a hard link, a negative dentry); the slot is given back when both are free.
+//! A slot also has room for an inode (`inode`). The inode of a name lies in the slot of that name
+//! whenever it can. With the slot number from the index, a lookup can prefetch the inode's count in
+//! parallel with the dentry. The two halves live and die separately: names are removed, inodes have
+//! several names, negative dentries have no inode. The slot is freed when both halves are free.
 //!
 //! # Invariants
-//! - D.1: words 1 to 7 change only inside a write section of word 0, by whoever holds the lock of
-//!   the cold record (or owns a slot that nobody can find yet).
+//! - D.1: words 1 to 7 change only inside a write section of word 0. The writer holds the lock of
+//!   the cold record, or owns a slot that no other thread can find yet.
 //! - D.2: a dentry with [`Flags::HASHED`] has exactly one entry in the table under its name, except
-//!   while it is renamed.
-//! - D.3: the inode number of a directory dentry and its superblock do not change while it lives.
-//! - D.4: a dentry holds one reference on its parent dentry from birth to death, and one on its
-//!   inode while it is hashed (a root: always), so neither slot is reused under it.
+//!   during a rename.
+//! - D.3: the inode number and the superblock of a directory dentry do not change while it lives.
+//! - D.4: a dentry holds a reference on its parent dentry from birth to death. While it is hashed
+//!   (a root: always) it holds one on its inode. So neither slot is reused under it.
 //!
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
 
 mod cold;
-mod key;
-mod needle;
+mod lookup_key;
+mod parent_key;
 
 use bitflags::bitflags;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::{Group, Lockref, SeqCount, ShardedCounter, SlotArena, WordPair};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::{ShardedCounter, WordPair};
+use corewalk_sync::{Group, Lockref, SeqCount, SlotArena};
 
 use crate::attr::FileKind;
-use crate::name::NAME_MAX;
+use crate::name::{NAME_MAX, name_word};
 use cold::{Cold, Half};
-pub(crate) use key::Key;
-use needle::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
-pub(crate) use needle::{Needle, SHORT_MAX, ShortNeedle, name_word};
+use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
+pub(crate) use lookup_key::{LookupKey, SHORT_MAX, ShortLookupKey};
+pub(crate) use parent_key::ParentKey;
 
-/// Words of a name that lie in the dentry itself; 40 bytes, or 24 for a directory. Models take
-/// fewer, to have fewer steps.
+/// Name words in the dentry itself: 40 bytes, or 24 for a directory. Models use fewer, for fewer
+/// steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
-/// Words that a directory has instead of the last of a name.
+/// Words that a directory keeps in place of its last name words.
 const DIRECTORY_WORDS: usize = 2;
-/// Words of a directory's name that do.
+/// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
 /// Words of a dentry.
 pub(crate) const WORDS: usize = 3 + INLINE_WORDS;
-/// Pairs of words from the body on.
+/// Pairs of words from the body to the end.
 const PAIRS: usize = (WORDS - 2) / 2;
 /// Words of a cold record.
 const COLD_WORDS: usize = 2;
-/// Words of the slots for what is left of a long name, by size. Of 100,000 names below /usr 14 % are
-/// long; 91 % of those fit the smallest, which is half a cache line, and nearly all the others the
-/// second.
+/// Words of the slots for the rest of a long name, by size class. Of 100,000 names below /usr, 14 %
+/// are long. The smallest class, half a cache line, holds 91 % of those; the second holds nearly
+/// all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
-/// In the reference to a long name: where the number of its size is, above that of its slot.
+/// Shift of the size class in the reference to a long name; the slot is below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
 bitflags! {
-    /// What a walk must know of a dentry besides its name.
+    /// The state of a dentry that a walk needs besides the name.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
-        /// It can be found by its name.
+        /// A lookup by name finds it.
         const HASHED = 1;
-        /// It is the root of a file system: it has no name and is its own parent.
+        /// The root of a file system: it has no name and is its own parent.
         const ROOT = 1 << 1;
         /// Something is mounted on it.
         const MOUNTED = 1 << 2;
-        /// Its name goes on in a long slot.
+        /// Its name continues in a long slot.
         const LONG = 1 << 3;
         /// Any caller may search it: mode bits give x to all, and it has no ACL.
         const SEARCHABLE = 1 << 4;
@@ -97,7 +99,7 @@ impl Body {
         Body(place | ((len as u64) << 24) | u64::from(flags.bits()))
     }
 
-    /// Returns which file system the inode belongs to.
+    /// Returns the file system of the inode.
     #[inline]
     pub(crate) fn superblock(self) -> u32 {
         (self.0 >> 8) as u32 & 0xffff
@@ -143,33 +145,33 @@ impl Body {
     }
 }
 
-/// The slots of one namespace: dentries with their cold records and long names, and which halves of
-/// a slot are in use.
+/// The slots of one namespace: dentries with their cold records and long names, and the halves in
+/// use.
 pub(crate) struct Dentries {
     hot: SlotArena<WORDS>,
     cold: SlotArena<COLD_WORDS>,
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,
     large: SlotArena<{ LONG_WORDS[2] }>,
-    /// Dentries in use; the slots in use may be more.
+    /// Dentries in use. More slots may be in use, by inodes.
     count: ShardedCounter,
 }
 
-/// What a dentry is to become, made before the write section that stores it.
+/// The new content of a dentry, built before the write section that stores it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
-    pub(crate) key: Key,
+    pub(crate) key: ParentKey,
     pub(crate) body: Body,
     words: [u64; INLINE_WORDS],
 }
 
 impl Image {
-    /// Returns the reference to a long name, 0 if the name is short.
+    /// Returns the reference to a long name; 0 if the name is short.
     fn long(&self) -> u64 {
         if self.body.flags().contains(Flags::LONG) { self.words[long_at(self.body)] } else { 0 }
     }
 
-    /// Returns what a directory has instead of the last words of a name; zeroes for other files.
+    /// Returns the words of a directory; zeroes for other files.
     pub(crate) fn directory_words(&self) -> DirectoryWords {
         if !self.body.is_directory() {
             return DirectoryWords::default();
@@ -185,18 +187,18 @@ impl Image {
     }
 }
 
-/// What is known of a directory besides its name: the words it has instead of the last of a name.
+/// The words that a directory keeps in place of its last name words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectoryWords {
     pub(crate) ino: u64,
     pub(crate) child_generation: u64,
 }
 
-/// A copy of the first three words of a dentry and the sequence they were read under.
+/// A snapshot: the first three words of a dentry, and the sequence under which they were read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Glimpse {
+pub(crate) struct Snapshot {
     pub(crate) seq: u64,
-    pub(crate) key: Key,
+    pub(crate) key: ParentKey,
     pub(crate) body: Body,
 }
 
@@ -214,13 +216,13 @@ impl Dentries {
 
     // Reading.
 
-    /// Returns the dentry's line, for readers that take several looks at it.
+    /// Returns the dentry's line, for readers that load it several times.
     #[inline]
     pub(crate) fn line(&self, slot: u32) -> Line<'_> {
         Line(self.hot.get(slot))
     }
 
-    /// Hints that the line of a slot will be needed.
+    /// Prefetches the line of a slot.
     #[inline]
     pub(crate) fn prefetch(&self, slot: u32) {
         self.hot.prefetch(slot);
@@ -231,20 +233,21 @@ impl Dentries {
         SeqCount::from_word(&self.hot.get(slot)[0])
     }
 
-    /// Returns the key and body, read under an even sequence; the caller validates with
-    /// [`Dentries::is_unchanged`] before it believes them.
+    /// Returns a snapshot under an even sequence. The caller validates it with
+    /// [`Dentries::is_unchanged`].
     #[inline]
-    pub(crate) fn glimpse(&self, slot: u32) -> Glimpse {
+    pub(crate) fn snapshot(&self, slot: u32) -> Snapshot {
         let words = self.hot.get(slot);
         let seq = self.stable_seq(slot);
-        // ORDERING: Relaxed. Data of a sequence section; the sequence tells whether it is whole.
-        let key = Key(words[1].load(Ordering::Relaxed));
+        // ORDERING: Relaxed. Data of a sequence section; the sequence tells whether it is torn.
+        let key = ParentKey(words[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(words[2].load(Ordering::Relaxed));
-        Glimpse { seq, key, body }
+        Snapshot { seq, key, body }
     }
 
-    /// Returns an even sequence. A writer that takes long is waited for on its lock (trap T30).
+    /// Returns an even sequence. A reader that meets a slow writer waits on the writer's lock (trap
+    /// T30).
     #[inline]
     pub(crate) fn stable_seq(&self, slot: u32) -> u64 {
         let seq = self.seq(slot).raw_begin();
@@ -258,10 +261,10 @@ impl Dentries {
             if seq & 1 == 0 {
                 return seq;
             }
-            corewalk_sync::primitives::hint::spin_loop();
+            corewalk_base::primitives::hint::spin_loop();
         }
         loop {
-            // A write section runs under the lock, so whoever gets it finds an even sequence.
+            // A write section runs under the lock, so with the lock the sequence is even.
             drop(self.lockref(slot).lock());
             let seq = self.seq(slot).raw_begin();
             if seq & 1 == 0 {
@@ -275,27 +278,32 @@ impl Dentries {
         !self.seq(slot).read_retry(seq)
     }
 
-    /// Returns zero if nothing was written since `seq`, which was even: for whoever looks at many and
-    /// branches once, after [`SeqCount::end_of_reads`].
+    /// Returns zero if no write section has begun since the even sequence `seq`. A reader of
+    /// several dentries combines the results and branches once, after [`SeqCount::end_of_reads`].
     #[inline(always)]
     pub(crate) fn difference(&self, slot: u32, seq: u64) -> u64 {
         self.seq(slot).difference(seq)
     }
 
-    /// Returns the sequence if the dentry's name under `key` is `needle`, and its body. A dentry
-    /// that changes meanwhile is read again.
+    /// Returns the snapshot if the dentry has the name `lookup_key` under `key`. Reads again a
+    /// dentry that changes meanwhile.
     #[inline]
-    pub(crate) fn compare(&self, slot: u32, key: Key, needle: &Needle<'_>) -> Option<Glimpse> {
+    pub(crate) fn compare(
+        &self,
+        slot: u32,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
+    ) -> Option<Snapshot> {
         loop {
-            let seen = self.glimpse(slot);
-            let same = seen.key == key && self.line(slot).is_named(seen, needle, self);
+            let seen = self.snapshot(slot);
+            let same = seen.key == key && self.line(slot).is_named(seen, lookup_key, self);
             if self.is_unchanged(slot, seen.seq) {
                 return same.then_some(seen);
             }
         }
     }
 
-    /// As [`Line::is_named`], of a name of which some words are elsewhere.
+    /// As [`Line::is_named`], for a name with words in a long slot.
     #[inline(never)]
     fn is_named_at_length(&self, line: &Line<'_>, body: Body, name: &[u8]) -> bool {
         let (words, inline) = (line.0, long_at(body));
@@ -311,7 +319,7 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // In a small slot there are no words but those of a name, so all are compared.
+        // A small slot holds only words of the name, so compare all of them.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -326,9 +334,9 @@ impl Dentries {
         difference == 0
     }
 
-    /// Returns the words that a reference to the rest of a long name leads to. The reference may be
-    /// bytes of another name by now: validation will fail, but first it must not lead out of the
-    /// arena.
+    /// Returns the words that a reference to the rest of a long name leads to. A torn read may
+    /// yield other bytes as the reference. Validation will then fail, but the reference must not
+    /// lead out of the arena.
     fn rest_of(&self, reference: u64) -> &[AtomicU64] {
         let slot = reference as u32;
         if slot >= self.large.max_slots() {
@@ -341,7 +349,7 @@ impl Dentries {
         }
     }
 
-    /// Copies the name into `out`. The copy is only as good as the sequence says afterwards.
+    /// Copies the name into `out`. The caller validates the copy with the sequence.
     pub(crate) fn copy_name(&self, slot: u32, body: Body, out: &mut NameCopy) {
         let words = self.hot.get(slot);
         out.len = body.len();
@@ -361,38 +369,39 @@ impl Dentries {
         let wanted = words_of(out.len);
         (0..inline.min(wanted)).for_each(|i| put(i, &words[3 + i]));
         if body.flags().contains(Flags::LONG) {
-            // ORDERING: Relaxed. Data of a sequence section, and so perhaps no reference at all.
+            // ORDERING: Relaxed. Data of a sequence section; it may be other bytes than a
+            // reference.
             let rest = self.rest_of(words[3 + inline].load(Ordering::Relaxed));
             let wanted = wanted.saturating_sub(inline).min(rest.len());
             rest[..wanted].iter().enumerate().for_each(|(i, word)| put(inline + i, word));
         }
     }
 
-    /// Returns the child generation of a directory, part of the section that `seq` began.
+    /// Returns the child generation of a directory. The caller validates it with the sequence.
     #[inline]
     pub(crate) fn child_generation(&self, slot: u32) -> u64 {
         // ORDERING: Relaxed. Data of a sequence section.
         self.hot.get(slot)[WORDS - 1].load(Ordering::Relaxed)
     }
 
-    /// Returns the child generation of a directory, which is one word: what the caller does after this is
-    /// done after it was read.
+    /// Returns the child generation of a directory, which is a single word. Later loads of the
+    /// caller happen after this one.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: u32) -> u64 {
-        // ORDERING: Acquire. A back end that is asked after this is asked under this
-        // generation or a newer one, and says what it said to whoever made it: pairs with the release
-        // fence that begins that write section.
+        // ORDERING: Acquire. A back end that is asked after this is asked under this generation or
+        // a newer one. Its answer includes the change that made this generation. Pairs with the
+        // release fence at the start of that write section.
         self.hot.get(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
-    /// Returns the words of a directory, part of the section that `seq` began.
+    /// Returns the words of a directory. The caller validates them with the sequence.
     #[inline]
     pub(crate) fn directory_words(&self, slot: u32) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
-    /// Returns what tells a directory apart in the hashes of its children: fixed for as long as
-    /// somebody holds the dentry (D.3).
+    /// Returns the number that stands for a directory in the hashes of its children. It is fixed
+    /// while the dentry is held (D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: u32) -> u64 {
         let words = self.hot.get(slot);
@@ -402,13 +411,14 @@ impl Dentries {
         directory_id(body.superblock(), words[WORDS - 2].load(Ordering::Relaxed))
     }
 
-    /// Returns what the dentry is now. The caller holds its lock, or nobody else can find it.
+    /// Returns the content of the dentry. The caller holds its lock, or no other thread can find
+    /// it.
     pub(crate) fn image(&self, slot: u32) -> Image {
         let words = self.hot.get(slot);
         // ORDERING: Relaxed. Stable under the lock the caller holds.
         let load = |i: usize| words[i].load(Ordering::Relaxed);
         Image {
-            key: Key(load(1)),
+            key: ParentKey(load(1)),
             body: Body(load(2)),
             words: std::array::from_fn(|i| load(3 + i)),
         }
@@ -428,9 +438,9 @@ impl Dentries {
 
     // Writing.
 
-    /// Returns a slot for a dentry, with no references: that of the inode in `beside` if the dentry
-    /// half is free there (0 is none), and otherwise one of `group`. None when `slots_max` are in use.
-    /// The caller holds a reference on that inode.
+    /// Allocates a slot for a dentry, without references: the slot of the inode in `beside` if its
+    /// dentry half is free (0 is none), otherwise a slot of `group`. None when `slots_max` are in
+    /// use. The caller holds a reference on that inode.
     pub(crate) fn alloc(&self, beside: u32, group: Group) -> Option<u32> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside, group);
@@ -440,15 +450,15 @@ impl Dentries {
         slot
     }
 
-    /// Gives the dentry half of a slot back. Its sequence goes on from where it is.
+    /// Frees the dentry half of a slot. Its sequence continues from its value.
     pub(crate) fn free(&self, slot: u32) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot);
     }
 
-    /// Returns a slot for an inode: that of the dentry in `beside` if the inode half is free there
-    /// (0 is none), and otherwise one of `group`; for the few the group comes first. The caller holds a
-    /// reference on that dentry.
+    /// Allocates a slot for an inode: the slot of the dentry in `beside` if its inode half is free
+    /// (0 is none), otherwise a slot of `group`. For [`Group::Few`] the group comes first. The
+    /// caller holds a reference on that dentry.
     pub(crate) fn alloc_inode(&self, beside: u32, group: Group) -> Option<u32> {
         match group {
             Group::Many => self.alloc_half(Half::Inode, beside, group),
@@ -458,14 +468,13 @@ impl Dentries {
         }
     }
 
-    /// Gives the inode half of a slot back.
+    /// Frees the inode half of a slot.
     pub(crate) fn free_inode(&self, slot: u32) {
         self.free_half(Half::Inode, slot);
     }
 
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // The other half is in use and stays so, for the caller holds it: so the slot is nobody
-        // else's to take.
+        // The caller holds the other half, so no other thread can allocate the slot.
         if beside != 0 && self.cold(beside).take(half) {
             return Some(beside);
         }
@@ -482,12 +491,12 @@ impl Dentries {
         }
     }
 
-    /// Returns the image of a dentry called `name`, whose inode is at `place` (superblock and slot;
-    /// slot 0 is a negative dentry), with the rest of a long name stored. The image
-    /// must be stored or given to [`Dentries::drop_image`]. None if there is no room.
+    /// Builds the image of a dentry called `name`, and stores the rest of a long name. `place` is
+    /// the superblock and the slot of its inode; slot 0 makes a negative dentry. The caller stores
+    /// the image or gives it to [`Dentries::drop_image`]. None if no slot is left for a long name.
     pub(crate) fn new_image(
         &self,
-        key: Key,
+        key: ParentKey,
         place: (u32, u32),
         name: &[u8],
         flags: Flags,
@@ -508,7 +517,7 @@ impl Dentries {
         Some(Image { key, body: Body::new(place, name.len(), flags), words })
     }
 
-    /// Stores `image` and returns the one before; the caller is inside a write section (D.1).
+    /// Stores `image` and returns the image before. The caller is inside a write section (D.1).
     pub(crate) fn store(&self, slot: u32, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.hot.get(slot);
@@ -523,25 +532,25 @@ impl Dentries {
         before
     }
 
-    /// Stores a new key alone; the caller is inside a write section.
-    pub(crate) fn store_key(&self, slot: u32, key: Key) {
+    /// Stores a new key alone. The caller is inside a write section.
+    pub(crate) fn store_key(&self, slot: u32, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.hot.get(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body alone; the caller is inside a write section.
+    /// Stores a new body alone. The caller is inside a write section.
     pub(crate) fn store_body(&self, slot: u32, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.hot.get(slot)[2].store(body.0, Ordering::Relaxed);
     }
 
-    /// Stores a new child generation; the caller is inside a write section.
+    /// Stores a new child generation. The caller is inside a write section.
     pub(crate) fn store_child_generation(&self, slot: u32, child_generation: u64) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.hot.get(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Gives back what an image that is no longer stored holds.
+    /// Frees the long slot of an image that is no longer stored.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -553,7 +562,7 @@ impl Dentries {
         }
     }
 
-    /// Stores the words of `name` from byte `start` on in a slot of their own.
+    /// Stores the words of `name` from byte `start` on in a long slot.
     fn store_long(&self, name: &[u8], start: usize) -> Option<u64> {
         let wanted = words_of(name.len() - start);
         let size = LONG_WORDS.iter().position(|&words| wanted <= words)?;
@@ -564,10 +573,9 @@ impl Dentries {
         }?;
         let reference = ((size as u64) << LONG_SIZE_SHIFT) | u64::from(slot);
         let words = self.rest_of(reference);
-        // ORDERING: Release fence. The slot may have served another name: a reader who
-        // sees a word stored below also sees that that dentry's sequence has moved on, since its
-        // owner ended that section before it freed the slot. Pairs with the Acquire fence in
-        // `SeqCount::read_retry`.
+        // ORDERING: Release fence. The slot may have served another name, whose owner ended its
+        // write section before it freed the slot. So a reader that sees a word stored below also
+        // sees that sequence moved on. Pairs with the Acquire fence in `SeqCount::read_retry`.
         fence(Ordering::Release);
         for (i, word) in words[..wanted.max(LONG_WORDS[0])].iter().enumerate() {
             // ORDERING: Relaxed. Published with the dentry that refers to it.
@@ -576,8 +584,8 @@ impl Dentries {
         Some(reference)
     }
 
-    /// Returns the bytes of slots in use, of which each takes `inode_words` more for its inode half,
-    /// and of long names.
+    /// Returns the bytes of long names and of slots in use. Each slot has `inode_words` more for
+    /// its inode half.
     pub(crate) fn bytes(&self, inode_words: usize) -> u64 {
         8 * (self.hot.in_use() * (WORDS + COLD_WORDS + inode_words) as u64
             + self.small.in_use() * LONG_WORDS[0] as u64
@@ -585,12 +593,12 @@ impl Dentries {
             + self.large.in_use() * LONG_WORDS[2] as u64)
     }
 
-    /// Returns how many dentries there are.
+    /// Returns the number of dentries.
     pub(crate) fn in_use(&self) -> u64 {
         self.count.sum().max(0) as u64
     }
 
-    /// Returns one more than the highest slot ever handed out.
+    /// Returns one more than the highest slot ever allocated.
     pub(crate) fn slots_touched(&self) -> u32 {
         self.hot.len_touched()
     }
@@ -600,23 +608,23 @@ impl Dentries {
 pub(crate) struct Line<'a>(&'a [AtomicU64; WORDS]);
 
 impl Line<'_> {
-    /// Returns key and body with the sequence as it is. Under an odd one, of a writer inside, nothing
-    /// validates.
+    /// Returns a snapshot without waiting. Under an odd sequence, of a writer inside its section,
+    /// it never validates.
     #[inline]
-    pub(crate) fn glimpse_now(&self) -> Glimpse {
+    pub(crate) fn snapshot_now(&self) -> Snapshot {
         let seq = SeqCount::from_word(&self.0[0]).raw_begin();
         // ORDERING: Relaxed. Data of a sequence section.
-        let key = Key(self.0[1].load(Ordering::Relaxed));
+        let key = ParentKey(self.0[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(self.0[2].load(Ordering::Relaxed));
-        Glimpse { seq, key, body }
+        Snapshot { seq, key, body }
     }
 
-    /// Returns the key; as good as the sequence says afterwards.
+    /// Returns the key. The caller validates it with the sequence.
     #[inline]
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> ParentKey {
         // ORDERING: Relaxed. Data of a sequence section.
-        Key(self.0[1].load(Ordering::Relaxed))
+        ParentKey(self.0[1].load(Ordering::Relaxed))
     }
 
     #[inline]
@@ -624,16 +632,22 @@ impl Line<'_> {
         !SeqCount::from_word(&self.0[0]).read_retry(seq)
     }
 
-    /// Returns true if it is hashed and its name is `needle`; as good as the sequence says afterwards.
+    /// Returns true if it is hashed and has the name `lookup_key`. The caller validates with the
+    /// sequence.
     #[inline(always)]
-    pub(crate) fn is_named(&self, seen: Glimpse, needle: &Needle<'_>, dentries: &Dentries) -> bool {
-        // Whether the needle is long is known before anything of the dentry has arrived.
-        if !needle.is_long() {
+    pub(crate) fn is_named(
+        &self,
+        seen: Snapshot,
+        lookup_key: &LookupKey<'_>,
+        dentries: &Dentries,
+    ) -> bool {
+        // This branch does not wait for the line of the dentry.
+        if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
-            let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(needle.pairs[i]);
+            let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(lookup_key.pairs[i]);
             let first = WordPair::new(NAMED_MASK, u64::MAX);
-            let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(needle.last));
+            let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(lookup_key.last));
             for i in 1..PAIRS - 1 {
                 difference = difference.or(differ(i));
             }
@@ -641,30 +655,30 @@ impl Line<'_> {
                 return true;
             }
         }
-        // A directory has less room: its name may be long where that of a file is not.
-        let len = needle.name.as_bytes().len();
+        // A directory has fewer inline words, so its name may be long where a file's is short.
+        let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
-        is_long && dentries.is_named_at_length(self, seen.body, needle.name.as_bytes())
+        is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
-    /// Returns the sequence, key and body if the dentry is what `needle` seeks under `key`; as good as the
-    /// sequence says afterwards.
+    /// Returns the snapshot if the dentry has the name `lookup_key` under `key` and is plain. The
+    /// caller validates it with the sequence.
     #[inline(always)]
-    pub(crate) fn plain(&self, key: Key, needle: &ShortNeedle) -> Option<Glimpse> {
+    pub(crate) fn plain(&self, key: ParentKey, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
         let seq = SeqCount::from_word(&self.0[0]).raw_begin();
         // ORDERING: Relaxed. Data of a sequence section.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
-        // One after the other: each word is needed no longer than it is compared.
+        // One word at a time: each occupies a register only for its comparison.
         if word(1) != key.0 {
             return None;
         }
         let body = Body(word(2));
-        let is_it =
-            needle.is_of(body) && (0..DIRECTORY_ROOM).all(|i| word(3 + i) == needle.words[i]);
-        is_it.then_some(Glimpse { seq, key, body })
+        let is_it = lookup_key.is_of(body)
+            && (0..DIRECTORY_ROOM).all(|i| word(3 + i) == lookup_key.words[i]);
+        is_it.then_some(Snapshot { seq, key, body })
     }
 
-    /// Returns the name words; the last two of a directory are something else.
+    /// Returns the name words. The last two words of a directory are its directory words.
     #[inline]
     pub(crate) fn name_words(&self) -> [u64; INLINE_WORDS] {
         // ORDERING: Relaxed. Data of a sequence section.
@@ -682,7 +696,7 @@ impl Line<'_> {
     }
 }
 
-/// Room for one copied name.
+/// A buffer for one copied name.
 pub(crate) struct NameCopy {
     bytes: [u8; 8 * (INLINE_WORDS + LONG_WORDS[2])],
     len: usize,
@@ -698,8 +712,8 @@ impl NameCopy {
     }
 }
 
-/// Returns which slots the name and the inode of a file lie among. Directories are looked at on the
-/// way to everything in them, and are few, so they have pages of their own.
+/// Returns the group of slots for the name and the inode of a file. Directories are few, and each
+/// path reads them, so they have pages of their own.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {
         FileKind::Directory => Group::Few,
@@ -707,7 +721,7 @@ pub(crate) fn group_of(kind: FileKind) -> Group {
     }
 }
 
-/// Returns the flags that say what kind of file an inode is.
+/// Returns the flags of a kind of file.
 pub(crate) fn kind_flags(kind: FileKind) -> Flags {
     match kind {
         FileKind::Directory => Flags::DIRECTORY,
@@ -716,12 +730,12 @@ pub(crate) fn kind_flags(kind: FileKind) -> Flags {
     }
 }
 
-/// Returns which name word holds the reference of a long name.
+/// Returns the index of the name word that refers to a long name.
 fn long_at(body: Body) -> usize {
     INLINE_WORDS - 1 - if body.is_directory() { DIRECTORY_WORDS } else { 0 }
 }
 
-/// Returns what tells a directory apart in the hashes of its children.
+/// Returns the number that stands for a directory in the hashes of its children.
 #[inline]
 pub(crate) fn directory_id(superblock: u32, ino: u64) -> u64 {
     ino.wrapping_add(u64::from(superblock) << 48)
@@ -733,28 +747,28 @@ mod loom_models;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash::Keys;
+    use crate::hash::HashKeys;
     use crate::name::Name;
 
-    /// Whatever its length, a name is what its words are put together to, and no other name has them.
+    /// A dentry has the name that was stored, of any length, and no other name.
     #[test]
-    fn words_of_a_name_tell_it() {
+    fn dentry_has_its_name_and_no_other() {
         let dentries = Dentries::new(4).unwrap();
-        let keys = Keys::new(Some(1));
+        let keys = HashKeys::new(Some(1));
         let bytes: Vec<u8> = (1..=255).collect();
         for (len, flags) in (1..=255).flat_map(|len| [(len, Flags::HASHED), (len, DIRECTORY)]) {
             let name = &bytes[..len];
-            let (key, place) = (Key::new(1, 1), (0, 1));
+            let (key, place) = (ParentKey::new(1, 1), (0, 1));
             let slot = dentries.alloc(0, Group::Many).unwrap();
             let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
             dentries.store(slot, &image.unwrap());
-            let seen = dentries.glimpse(slot);
+            let seen = dentries.snapshot(slot);
             let mut copy = NameCopy::new();
             dentries.copy_name(slot, seen.body, &mut copy);
             assert_eq!(copy.as_bytes(), name);
             let is_named = |name: &[u8]| {
-                let needle = Needle::new(Name::unchecked(name), &keys);
-                dentries.line(slot).is_named(seen, &needle, &dentries)
+                let lookup_key = LookupKey::new(Name::unchecked(name), &keys);
+                dentries.line(slot).is_named(seen, &lookup_key, &dentries)
             };
             assert!(is_named(name), "{len} {flags:?}");
             let mut other = name.to_vec();

@@ -1,26 +1,26 @@
 //! Path translation: from a dentry to its pathname, as a snapshot.
 //!
-//! The names up to the root are collected, each with the sequence it was read under; then every
-//! sequence is checked once more. If none has moved, all of the names were there together at the
-//! instant between the two passes: the path existed (traps T1, T8, P8). There is no sequence that
-//! every rename bumps, so only a rename of the dentry itself or of one of its ancestors makes a pass
-//! fail. After a few passes the translator keeps directories in place, as a shared reader of
-//! `topology`, and locks the leaf, so that no storm of renames can starve it (trap T9).
+//! A pass collects the names up to the root, each with its sequence in a read set, and then
+//! validates the read set. If it is valid, all names existed together at the instant between the
+//! two steps, so the path existed (traps T1, T8, P8). There is no global rename sequence: only a
+//! rename of the dentry or of an ancestor makes a pass fail. After a few passes the translation
+//! takes `topology` shared, which keeps directories in place, and locks the leaf. So no storm of
+//! renames can starve it (trap T9).
 //!
-//! The result says what kind of path it is; the spellings of d_path and getcwd are built on that
+//! The result includes the kind of path, from which the formattings of d_path and getcwd follow
 //! (trap T11).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 
-mod trail;
+mod path_buffer;
 
 use corewalk_sync::Pass;
 
 use crate::Errno;
 use crate::dcache::Dcache;
 use crate::mount::Mount;
-use crate::passed::STEPS;
-pub(crate) use trail::Trail;
+use crate::read_set::STEPS;
+pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
@@ -39,41 +39,42 @@ pub enum PathKind {
     Unlinked,
     /// From the root of the namespace, to a dentry that is not below the root that was asked for.
     OutsideRoot,
-    /// From the top of what the dentry hangs on, which is not mounted anywhere.
+    /// From the top of a tree that is not mounted, to the dentry.
     Unreachable,
 }
 
-/// What a translation goes along.
+/// The route of a translation.
 #[derive(Clone, Copy)]
-pub(crate) enum Way<'m> {
+pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(u32),
-    /// From a dentry in a mount to the root, a mount and a dentry in it, or to the root of the namespace.
+    /// From a dentry in a mount to the root, which is a mount and a dentry, or to the namespace's
+    /// root.
     Mounts((&'m Mount, u32), Option<(u64, u32)>),
 }
 
-impl Way<'_> {
+impl Route<'_> {
     fn leaf(self) -> u32 {
         match self {
-            Way::Names(slot) | Way::Mounts((_, slot), _) => slot,
+            Route::Names(slot) | Route::Mounts((_, slot), _) => slot,
         }
     }
 
-    fn climb<const N: usize>(self, trail: &mut Trail<'_, N>, dcache: &Dcache, pass: Pass) {
+    fn prepend<const N: usize>(self, buffer: &mut PathBuffer<'_, N>, dcache: &Dcache, pass: Pass) {
         match self {
-            Way::Names(slot) => trail.climb(dcache, slot, 0, pass),
-            Way::Mounts(from, root) => trail.climb_mounts(dcache, from, root, pass),
+            Route::Names(slot) => buffer.prepend(dcache, slot, 0, pass),
+            Route::Mounts(from, root) => buffer.prepend_mounts(dcache, from, root, pass),
         }
     }
 }
 
-impl<const N: usize> Trail<'_, N> {
-    /// Collects a trail that existed at one instant. The caller holds the dentry at its beginning.
-    pub(crate) fn collect(&mut self, dcache: &Dcache, way: Way<'_>) {
+impl<const N: usize> PathBuffer<'_, N> {
+    /// Collects a path that existed at one instant. The caller holds the dentry at its beginning.
+    pub(crate) fn collect(&mut self, dcache: &Dcache, route: Route<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
-            way.climb(self, dcache, Pass::Optimistic);
-            if self.is_cut() {
+            route.prepend(self, dcache, Pass::Optimistic);
+            if self.is_truncated() {
                 break;
             }
             if self.is_unchanged(dcache) {
@@ -81,34 +82,34 @@ impl<const N: usize> Trail<'_, N> {
             }
             dcache.counters.retries.add(1);
         }
-        if self.is_cut() && N < DEEP {
+        if self.is_truncated() && N < DEEP {
             return;
         }
         dcache.counters.fallbacks.add(1);
         let _still = dcache.topology.read_shared();
-        let _leaf = dcache.dentries.lockref(way.leaf()).lock();
+        let _leaf = dcache.dentries.lockref(route.leaf()).lock();
         self.clear();
-        way.climb(self, dcache, Pass::Locked);
+        route.prepend(self, dcache, Pass::Locked);
     }
 }
 
-/// Leaves a path that existed at one instant at the end of `buf`, and returns where it begins. The caller
-/// holds the dentry at the beginning of `way`. Nothing is allocated.
+/// Writes a path that existed at one instant to the end of `buf`, and returns where it begins. The
+/// caller holds the dentry at the beginning of `route`. Nothing is allocated.
 ///
 /// # Errors
 /// `ENAMETOOLONG` if it does not fit.
 pub(crate) fn path_into(
     dcache: &Dcache,
-    way: Way<'_>,
+    route: Route<'_>,
     buf: &mut [u8],
 ) -> Result<(usize, PathKind), Errno> {
-    let mut trail = Trail::<STEPS>::lent(buf);
-    trail.collect(dcache, way);
-    if trail.is_cut() {
-        return deep_path_into(dcache, way, buf);
+    let mut buffer = PathBuffer::<STEPS>::lent(buf);
+    buffer.collect(dcache, route);
+    if buffer.is_truncated() {
+        return deep_path_into(dcache, route, buf);
     }
-    let kind = trail.kind;
-    Ok((trail.into_buffer()?, kind))
+    let kind = buffer.kind;
+    Ok((buffer.into_buffer()?, kind))
 }
 
 /// As [`path_into`], of a path with many names.
@@ -116,13 +117,13 @@ pub(crate) fn path_into(
 #[inline(never)]
 fn deep_path_into(
     dcache: &Dcache,
-    way: Way<'_>,
+    route: Route<'_>,
     buf: &mut [u8],
 ) -> Result<(usize, PathKind), Errno> {
-    let mut trail = Trail::<DEEP>::lent(buf);
-    trail.collect(dcache, way);
-    let kind = trail.kind;
-    Ok((trail.into_buffer()?, kind))
+    let mut buffer = PathBuffer::<DEEP>::lent(buf);
+    buffer.collect(dcache, route);
+    let kind = buffer.kind;
+    Ok((buffer.into_buffer()?, kind))
 }
 
 /// Appends a path of an inode from the root of its file system to `out`, `/` for the root itself.
@@ -134,14 +135,14 @@ pub(crate) fn append_inode_path(
     inode: u32,
     out: &mut Vec<u8>,
 ) -> Result<(), Errno> {
-    let mut trail = Trail::new();
+    let mut buffer = PathBuffer::new();
     loop {
         let alias = dcache.inodes.alias(inode);
         if alias == 0 {
             return Err(Errno::NOENT);
         }
-        if collect_alias(dcache, (alias, inode), &mut trail) {
-            out.extend_from_slice(trail.whole());
+        if collect_alias(dcache, (alias, inode), &mut buffer) {
+            out.extend_from_slice(buffer.whole());
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
@@ -156,26 +157,30 @@ pub(crate) fn append_inode_path(
 /// Returns paths of an inode by names that [`append_inode_path`] does not ask for first.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: u32) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
-    let mut trail = Trail::new();
+    let mut buffer = PathBuffer::new();
     let path = |alias| {
-        let is_there = collect_alias(dcache, (alias, inode), &mut trail);
-        is_there.then(|| trail.whole().to_vec())
+        let is_there = collect_alias(dcache, (alias, inode), &mut buffer);
+        is_there.then(|| buffer.whole().to_vec())
     };
     aliases.into_iter().filter_map(path).collect()
 }
 
-/// Collects the names from a dentry to the root; false if it is not one of the inode, or not below the
-/// root.
-fn collect_alias(dcache: &Dcache, (alias, inode): (u32, u32), trail: &mut Trail<'static>) -> bool {
+/// Collects the names from a dentry to the root. False if the dentry is not an alias of the inode,
+/// or not below the root.
+fn collect_alias(
+    dcache: &Dcache,
+    (alias, inode): (u32, u32),
+    buffer: &mut PathBuffer<'static>,
+) -> bool {
     if !dcache.dentries.lockref(alias).get_not_dead() {
         return false;
     }
     let is_alias = dcache.dentries.image(alias).body.inode() == inode;
     if is_alias {
-        trail.collect(dcache, Way::Names(alias));
+        buffer.collect(dcache, Route::Names(alias));
     }
     dcache.put(alias);
-    is_alias && trail.kind == PathKind::Linked
+    is_alias && buffer.kind == PathKind::Linked
 }
 
 /// A path of an inode, and the inodes on it: that one first, the root last.
@@ -194,7 +199,8 @@ pub(crate) fn chain_of_inode(dcache: &Dcache, inode: u32) -> Result<Chain, Errno
     names_of(dcache, inode, |name| chain_of_name(dcache, (name, inode))).ok_or(Errno::NOENT)
 }
 
-/// Returns a dentry of an inode that is not removed and below the root, counted; None if it has none.
+/// Returns an alias of an inode that is linked below the root, with a reference; None if there is
+/// none.
 pub(crate) fn hold_name(dcache: &Dcache, inode: u32) -> Option<u32> {
     names_of(dcache, inode, |name| {
         if !dcache.dentries.lockref(name).get_not_dead() {
@@ -226,20 +232,20 @@ fn names_of<T>(dcache: &Dcache, inode: u32, look: impl Fn(u32) -> Option<T>) -> 
     }
 }
 
-/// Returns the path that ends at a dentry; None if it is not one of the inode, or not below the root.
+/// Returns the path to a dentry. None if it is not an alias of the inode, or not below the root.
 pub(crate) fn chain_of_name(dcache: &Dcache, (name, inode): (u32, u32)) -> Option<Chain> {
-    let mut trail = Trail::new();
+    let mut buffer = PathBuffer::new();
     let mut passes = 0;
     loop {
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
-        trail.clear();
-        trail.climb(dcache, name, 0, Pass::Optimistic);
+        buffer.clear();
+        buffer.prepend(dcache, name, 0, Pass::Optimistic);
         // A slot that another dentry has taken since shows in its sequence.
-        let inode_of = |slot| dcache.dentries.glimpse(slot).body.inode();
-        let inodes: Vec<u32> = trail.slots().map(inode_of).collect();
-        if trail.is_unchanged(dcache) {
-            let is_path = inodes.first() == Some(&inode) && trail.kind == PathKind::Linked;
-            return is_path.then(|| Chain { path: trail.whole().to_vec(), inodes });
+        let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
+        let inodes: Vec<u32> = buffer.slots().map(inode_of).collect();
+        if buffer.is_unchanged(dcache) {
+            let is_path = inodes.first() == Some(&inode) && buffer.kind == PathKind::Linked;
+            return is_path.then(|| Chain { path: buffer.whole().to_vec(), inodes });
         }
         dcache.counters.retries.add(1);
         passes += 1;
@@ -255,20 +261,20 @@ pub(crate) fn path_of_number(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     if alias == 0 {
         return None;
     }
-    let mut trail = Trail::new();
-    trail.climb(dcache, alias, 0, Pass::Optimistic);
+    let mut buffer = PathBuffer::new();
+    buffer.prepend(dcache, alias, 0, Pass::Optimistic);
     // A dentry that has an inode holds it, so the number read here is that of the instant at which
     // nothing had changed.
-    let leaf = dcache.dentries.line(alias).glimpse_now().body;
+    let leaf = dcache.dentries.line(alias).snapshot_now().body;
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
-    if !trail.is_unchanged(dcache) {
+    if !buffer.is_unchanged(dcache) {
         dcache.counters.retries.add(1);
         return None;
     }
-    if !is_it || trail.kind != PathKind::Linked {
+    if !is_it || buffer.kind != PathKind::Linked {
         return None;
     }
-    Some(trail.whole().to_vec())
+    Some(buffer.whole().to_vec())
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

@@ -10,6 +10,7 @@
 //!   while another call for that name runs. Calls for different names do overlap.
 //! - F.2: no lock of corewalk is held during a call: it may take as long as it likes, and stalls
 //!   only those who need its answer. It may panic: the panic reaches the caller, waiters go on.
+//!   If it panics again in a call that the unwinding makes (`forget`), that panic ends there.
 //! - F.3: permission has been checked, names are valid, and the kinds of file fit the call (`rmdir`
 //!   gets a directory, `read` a regular file).
 //! - F.4: `forget` is called once for each time an inode entered the cache (by `root`, `lookup`,

@@ -1,94 +1,92 @@
 //! Keyed hashes of names and inode numbers.
 //!
-//! Every [`Keys`] is seeded at random, so that a caller who chooses the names cannot choose the
-//! buckets (trap T54); a fixed seed makes runs repeatable. A name is hashed once, on its own, to two
-//! words ([`NameHash`]), and one multiplication mixes these with what tells its directory apart. So a
-//! walk hashes each component before it knows the directory, and the two steps overlap.
+//! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose buckets (trap
+//! T54). A fixed seed makes runs repeatable. A name alone is hashed to two words ([`NameHash`]).
+//! One multiplication then mixes these words with the number of the directory. So a walk hashes
+//! each component before it knows the directory, and the two steps overlap.
 //!
-//! The mixing is our own, after the folded multiply that wyhash and foldhash use: it takes the words that
-//! names are compared by, and every factor has a secret in it. foldhash 0.2 multiplies words of a long
-//! input with a constant that can be read in its source, so that names can be made which collide under
-//! every key.
+//! The mixing follows the folded multiply of wyhash and foldhash. It takes the words that names are
+//! compared by, and each factor contains a secret. foldhash 0.2 multiplies the words of a long
+//! input with a public constant, so an attacker can construct names that collide under every key.
 //!
-//! The tables index with 32 bits. A collision costs one look at a dentry whose name differs.
+//! The tables index with 32 bits. A collision costs one comparison with a dentry of another name.
 
 use std::hash::BuildHasher;
 
-use crate::dentry::{INLINE_WORDS, name_word};
+use crate::name::name_word;
 
-/// Words of a name that the first part of its hash is made from.
+/// Words of a name in the first part of its hash.
 pub(crate) const SHORT_WORDS: usize = 3;
 
-/// The secret of one namespace.
+/// The secrets of the hashes of one namespace.
 #[derive(Clone)]
-pub(crate) struct Keys {
+pub(crate) struct HashKeys {
     names: [u64; 6],
     rests: [u64; 5],
     inodes: u64,
 }
 
-/// The hash of a name, before it is known which directory it is in. Both words have a secret in them.
+/// The hash of a name, independent of its directory. Both words contain a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NameHash {
     first: u64,
     second: u64,
 }
 
-impl Keys {
+impl HashKeys {
     /// Returns keys made from `seed`, or from the system's randomness.
-    pub(crate) fn new(seed: Option<u64>) -> Keys {
+    pub(crate) fn new(seed: Option<u64>) -> HashKeys {
         let seed = seed.unwrap_or_else(|| std::hash::RandomState::new().hash_one(0_u64));
         let start = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
         let key =
             |n: u64| fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f);
-        Keys {
+        HashKeys {
             names: std::array::from_fn(|i| key(i as u64 + 1)),
             rests: std::array::from_fn(|i| key(i as u64 + 11)),
             inodes: key(9) | 1,
         }
     }
 
-    /// Returns the hash of the name alone. `words` tell it, with its length, unless it is longer than
-    /// they are; of a name that is no longer than the first three, those are enough.
+    /// Returns the hash of the name alone. `words` are its first words, which determine a name of
+    /// that length or less. For a short name the first [`SHORT_WORDS`] suffice.
     #[inline(always)]
-    pub(crate) fn name(&self, name: &[u8], words: &[u64; INLINE_WORDS]) -> NameHash {
+    pub(crate) fn name<const N: usize>(&self, name: &[u8], words: &[u64; N]) -> NameHash {
         let [.., k2, k3, _, _] = self.names;
         let short = self.short_name(name.len(), [words[0], words[1], words[2]]);
         // Models have three words.
         let more = match words.get(3) {
-            Some(word) => fold(word ^ k2, words[INLINE_WORDS - 1] ^ k3),
+            Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // The branch that this is not would often be mispredicted.
+        // A select: the processor would often mispredict a branch.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
-        if name.len() > 8 * INLINE_WORDS { self.rest(hash, name) } else { hash }
+        if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
     }
 
-    /// Returns what [`Keys::name`] does, of a name of `len` bytes that is no longer than its first three
-    /// words.
+    /// As [`HashKeys::name`], for a name of `len` bytes with at most [`SHORT_WORDS`] words.
     #[inline(always)]
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // Directories are told apart by small numbers that are added later, so the factor is secret.
+        // The numbers of directories are small and are added later, so the factor must be secret.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }
 
-    /// Returns the hash of a name whose first words and length have the hash `start`. Nearly all of
-    /// those that are long have no more than four words more, which takes no branch on the length.
-    /// Both sides of every product have a secret in them, so that nobody can choose one to be 0.
+    /// Returns the hash of a long name, where `start` is the hash of its first words and length.
+    /// Nearly all long names have at most four more words, which takes no branch on the length.
+    /// Both factors of each product contain a secret, so no client can choose one to be 0.
     #[inline(never)]
-    fn rest(&self, start: NameHash, name: &[u8]) -> NameHash {
-        let mut hash = self.four(start.first, name, 8 * INLINE_WORDS);
-        for at in (8 * (INLINE_WORDS + 4)..name.len()).step_by(32) {
+    fn rest<const N: usize>(&self, start: NameHash, name: &[u8]) -> NameHash {
+        let mut hash = self.four(start.first, name, 8 * N);
+        for at in (8 * (N + 4)..name.len()).step_by(32) {
             hash = self.four(hash, name, at);
         }
         NameHash { first: hash, ..start }
     }
 
-    /// Returns `hash` with the four words of the name from `at` on.
+    /// Returns `hash` mixed with the four words of the name from byte `at` on.
     #[inline(always)]
     fn four(&self, hash: u64, name: &[u8], at: usize) -> u64 {
         let [k0, k1, k2, k3, k4] = self.rests;
@@ -105,7 +103,7 @@ impl Keys {
 }
 
 impl NameHash {
-    /// Returns the hash of the name in the directory that `id` stands for.
+    /// Returns the hash of the name in the directory with the number `id`.
     #[inline(always)]
     pub(crate) fn child(self, id: u64) -> u64 {
         fold(id.wrapping_add(self.first), self.second)
@@ -123,13 +121,15 @@ fn fold(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
+    const WORDS: usize = 5;
+
     #[test]
     fn seed_decides_the_hash() {
-        let words = [1; INLINE_WORDS];
-        let keys = Keys::new(Some(7));
+        let words = [1; WORDS];
+        let keys = HashKeys::new(Some(7));
         assert_ne!(keys.name(b"aaaaaaaa", &words), keys.name(b"aaaaaaaaa", &words));
-        for name in [&b"passwd"[..], &[b'x'; 8 * INLINE_WORDS + 1], &[b'x'; 255]] {
-            let hash = |seed| Keys::new(seed).name(name, &words);
+        for name in [&b"passwd"[..], &[b'x'; 8 * WORDS + 1], &[b'x'; 255]] {
+            let hash = |seed| HashKeys::new(seed).name(name, &words);
             assert_eq!(hash(Some(7)), hash(Some(7)));
             assert_ne!(hash(Some(7)), hash(Some(8)));
             assert_ne!(hash(None), hash(None));
@@ -138,12 +138,12 @@ mod tests {
 
     #[test]
     fn every_byte_of_a_name_counts() {
-        let keys = Keys::new(Some(7));
-        for len in 8 * INLINE_WORDS..=255 {
+        let keys = HashKeys::new(Some(7));
+        for len in 8 * WORDS..=255 {
             let mut name = vec![b'x'; len];
-            let words = [1; INLINE_WORDS];
+            let words = [1; WORDS];
             let hash = keys.name(&name, &words);
-            for at in 8 * INLINE_WORDS..len {
+            for at in 8 * WORDS..len {
                 name[at] = b'y';
                 assert_ne!(keys.name(&name, &words), hash, "byte {at} of {len}");
                 name[at] = b'x';

@@ -1,41 +1,42 @@
-//! The inode cache: what the walk must know of an inode, and who uses it.
+//! The inode cache: the permissions of an inode for the walk, and its reference count.
 //!
-//! An inode has two records. The permission record (mode, owner, whether there is an ACL, dentries) is
-//! what a walk reads; it is written only when attributes or names change. The reference record (count
-//! and number) is what handles write. They lie on different lines, so that taking a reference does not
-//! disturb a walk; and the reference record is small, so that many fit the processor's caches.
+//! Analogous to Linux's `struct inode`. An inode has two records on different cache lines. A walk
+//! reads the permission record: mode, owner, ACL flag, dentries. Changes of attributes and of names
+//! write it. Handles write the reference record: count and number. So taking a reference does not
+//! disturb a walk. The reference record is small, so many of them fit the processor's caches.
 //!
 //! Inodes have no slots of their own: each takes the inode half of a slot of the dentries.
 //!
-//! The back end owns the attributes; the permission record is a copy, and copies go stale. So a
-//! change marks it unknown before the back end is called and a result is copied in only if no other
-//! change began or is still running (a ticket, as for names). Whoever finds it unknown asks the back
-//! end.
+//! The back end owns the attributes, and the permission record is a copy of them. A change marks
+//! the record unknown before it calls the back end. A thread that finds the record unknown takes a
+//! ticket and asks the back end. It installs the answer only if no other change began, or still
+//! runs, since the ticket.
 //!
 //! # Invariants
-//! - I.1: an inode number of a superblock is in the table at most once among inodes that are alive.
+//! - I.1: among live inodes, an inode number of a superblock is in the table at most once.
 //! - I.2: the count is at least the number of dentries that refer to the inode.
-//! - I.3: a reader that takes a reference from a dentry validates the dentry afterwards; one that
-//!   takes it from the table checks the number afterwards.
+//! - I.3: a reader that takes a reference through a dentry validates the dentry afterwards. A
+//!   reader that takes one through the table checks the number afterwards.
 //!
 //! # Locks
-//! The lockref's lock protects the alias chain and writes to the permission record. It is taken inside
-//! a dentry's lock and never around one. The list of displaced inodes is locked inside a stripe of the
-//! table, and around an inode's lock.
+//! The lock of the lockref protects the alias chain and the writes to the permission record. It is
+//! taken inside a dentry's lock, never around one. The list of stale generations is locked inside a
+//! stripe of the table, and around an inode's lock.
 //!
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 
-mod displaced;
+mod stale_generations;
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
-use corewalk_sync::{Condvar, Lockref, LockrefGuard, Mutex, ShardedCounter, SlotArena};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::{Condvar, Mutex, ShardedCounter};
+use corewalk_sync::{Lockref, LockrefGuard, SlotArena};
 
 use crate::attr::{Attr, FileKind, mode};
 use crate::dentry::{Dentries, group_of};
-use crate::hash::Keys;
+use crate::hash::HashKeys;
 use crate::table::Table;
 
-use displaced::Displaced;
+use stale_generations::StaleGenerations;
 
 /// Reference record: lockref, number.
 const REF_WORDS: usize = 2;
@@ -53,14 +54,14 @@ const MODE: usize = 0;
 /// Permission record, owner: `uid << 32 | gid`.
 const OWNER: usize = 1;
 
-/// Permission record, state: `alias << 32 | superblock << 16 | referenced << 15 | changes`. `changes`
-/// counts the attribute changes that run.
+/// Permission record, state: `alias << 32 | superblock << 16 | referenced << 15 | changes`.
+/// `changes` is the number of running attribute changes.
 const STATE: usize = 2;
 const CHANGES_MASK: u64 = 0x7fff;
 const REFERENCED: u64 = 1 << 15;
 const GENERATION: usize = 3;
 
-/// What permission checks need of an inode.
+/// The attributes that a permission check needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Perm {
     pub(crate) mode: u32,
@@ -82,41 +83,45 @@ impl Perm {
 
 /// The inodes of one namespace.
 pub(crate) struct Inodes {
+    /// Reference records. A number changes only in a slot that no other thread uses.
     refs: SlotArena<REF_WORDS>,
+    /// Permission records. Written under the lock of the inode's lockref.
     perm: SlotArena<PERM_WORDS>,
     table: Table,
-    keys: Keys,
-    displaced: Displaced,
+    keys: HashKeys,
+    stale_generations: StaleGenerations,
     count: ShardedCounter,
-    /// Attribute changes begun so far; a fill that overlaps one does not trust what it got.
+    /// Attribute changes begun and ended so far. A fill that overlaps one does not trust its
+    /// answer.
     changes: ShardedCounter,
-    /// Held while a dead inode's number is cleared; `gone` says that one was.
+    /// Held while the number of a dead inode is cleared. Then `gone` is notified.
     dying: Mutex<()>,
+    /// Waited on under `dying`.
     gone: Condvar,
 }
 
-/// What [`Inodes::get_or_insert`] found or made.
+/// The answer of [`Inodes::get_or_insert`].
 pub(crate) struct Entered {
-    /// The inode, counted once for the caller.
+    /// The inode, with a reference for the caller.
     pub(crate) slot: u32,
-    /// An inode of the same number and another generation, which left the table; counted once for
-    /// the caller.
-    pub(crate) displaced: Option<u32>,
+    /// An inode with the same number and another generation, which left the table. The caller gets
+    /// a reference on it.
+    pub(crate) stale_generation: Option<u32>,
 }
 
-/// Proof that an attribute change began; see [`Inodes::end_change`].
+/// The version that an attribute change, or a question to the back end, began with.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
 
 impl Inodes {
-    pub(crate) fn new(slots_max: u32, keys: Keys) -> std::io::Result<Inodes> {
+    pub(crate) fn new(slots_max: u32, keys: HashKeys) -> std::io::Result<Inodes> {
         Ok(Inodes {
             perm: SlotArena::new("corewalk-inodes", slots_max)?,
             refs: SlotArena::new("corewalk-inode-refs", slots_max)?,
             table: Table::new("corewalk-inode-table", slots_max, 7)?,
             keys,
-            displaced: Displaced::new(),
+            stale_generations: StaleGenerations::new(),
             count: ShardedCounter::new(),
             changes: ShardedCounter::new(),
             dying: Mutex::new(()),
@@ -126,7 +131,7 @@ impl Inodes {
 
     // References.
 
-    /// Hints that the reference record of a slot will be needed.
+    /// Prefetches the reference record of a slot.
     #[inline]
     pub(crate) fn prefetch(&self, slot: u32) {
         self.refs.prefetch(slot);
@@ -137,14 +142,14 @@ impl Inodes {
         Lockref::from_word(&self.refs.get(slot)[0])
     }
 
-    /// Returns the lockref and the number, to be read under a reference.
+    /// Returns the lockref and the number. The caller reads the number under a reference.
     #[inline]
     pub(crate) fn counted(&self, slot: u32) -> (&Lockref, &AtomicU64) {
         let [lockref, ino] = self.refs.get(slot);
         (Lockref::from_word(lockref), ino)
     }
 
-    /// Returns the number the back end gave.
+    /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: u32) -> u64 {
         // ORDERING: Relaxed. Fixed while a reference is held or the dentry validates.
@@ -161,14 +166,14 @@ impl Inodes {
         (self.perm.get(slot)[STATE].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
     }
 
-    /// Returns the slot of a dentry of the inode, 0 if it has none.
+    /// Returns the slot of a dentry of the inode; 0 if it has none.
     #[inline]
     pub(crate) fn alias(&self, slot: u32) -> u32 {
         // ORDERING(alias): Acquire. The dentry was filled before it became an alias.
         (self.perm.get(slot)[STATE].load(Ordering::Acquire) >> 32) as u32
     }
 
-    /// Marks the inode as used, unless it is marked.
+    /// Sets the referenced bit.
     #[inline]
     pub(crate) fn touch(&self, slot: u32) {
         let word = &self.perm.get(slot)[STATE];
@@ -187,26 +192,26 @@ impl Inodes {
             && word.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
     }
 
-    /// Makes the permissions unknown: they may have changed behind the back of this namespace.
+    /// Makes the permissions unknown: they may have changed behind this namespace.
     pub(crate) fn invalidate(&self, slot: u32) {
         let ticket = self.begin_change(slot);
         self.end_change(slot, ticket, None);
     }
 
-    /// Returns a counted slot for the inode with this number, if it is in the cache. A reference
-    /// that was taken on a slot which meanwhile serves another inode is given to `stray`, which
-    /// puts it.
+    /// Returns the slot of the inode with this number and a reference on it, if the cache has it.
+    /// If the slot was reused before the reference was taken, `stray` gets the slot and drops that
+    /// reference.
     pub(crate) fn get(&self, superblock: u32, ino: u64, stray: impl Fn(u32)) -> Option<u32> {
         let hash = self.keys.inode(superblock, ino) as u32;
         let probe = |slot| {
             if !self.is(slot, superblock, ino) || !self.lockref(slot).get_not_dead() {
                 return None;
             }
-            // The slot may have begun another life before the count went up (trap T55).
+            // The slot may have been reused before the count went up (trap T55).
             Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
         };
         loop {
-            // A miss proves nothing until it is repeated under the stripe's lock (T.1).
+            // A miss proves nothing until the lookup is repeated under the stripe's lock (T.1).
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
@@ -216,21 +221,21 @@ impl Inodes {
         }
     }
 
-    /// Returns counted slots of the inodes that had this number before another generation took it.
-    /// [`Inodes::get`] comes first: what it finds may be one of them by now.
+    /// Returns the slots of the stale generations of this number, with a reference on each. The
+    /// caller calls [`Inodes::get`] first, since its inode may have become stale meanwhile.
     #[inline]
-    pub(crate) fn displaced(&self, superblock: u32, ino: u64) -> Vec<u32> {
-        self.displaced.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
+    pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<u32> {
+        self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
     }
 
-    /// Runs `work`, and nothing else of this kind meanwhile.
+    /// Runs `work` under the lock of the stale generations.
     pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.displaced.alone(work)
+        self.stale_generations.alone(work)
     }
 
-    /// Returns the slot of the inode with this number, without a reference: what is read through it
-    /// counts only if [`Inodes::is`] says afterwards that it still is that inode. A miss proves
-    /// nothing.
+    /// Returns the slot of the inode with this number, without a reference. After reading through
+    /// the slot, the caller checks with [`Inodes::is`] that it still holds that inode. A miss
+    /// proves nothing.
     #[inline]
     pub(crate) fn peek(&self, superblock: u32, ino: u64, before: impl Fn(u32)) -> Option<u32> {
         let hash = self.keys.inode(superblock, ino) as u32;
@@ -240,15 +245,16 @@ impl Inodes {
         })
     }
 
-    /// Returns true if the slot is the inode with this number; slot 0 is none.
+    /// Returns true if the slot holds the inode with this number; slot 0 holds none.
     #[inline]
     pub(crate) fn is(&self, slot: u32, superblock: u32, ino: u64) -> bool {
         slot != 0 && self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
-    /// Returns a counted slot for the inode that `attr` describes, entering it if it is new: beside
-    /// the dentry in `beside` if it can be (0 is none), which the caller holds. `changes_before` is
-    /// what [`Inodes::changes`] said before the back end was asked. None if there is no room.
+    /// Returns the inode that `attr` describes, with a reference for the caller. Enters it if it is
+    /// new, in the slot of the dentry `beside` if possible (0 is none; the caller holds it).
+    /// `changes_before` is [`Inodes::changes`] from before the back end was asked. None if no slot
+    /// is left.
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
@@ -258,9 +264,9 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // An entry leaves the table before its slot is freed, so under the stripe's lock a slot
-        // that is the inode stays it.
-        let (mut stripe, slot, displaced) = loop {
+        // An entry leaves the table before its slot is freed. So under the stripe's lock a slot
+        // that holds the inode keeps it.
+        let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
             let is_same = found.is_some_and(|found| self.generation(found) == attr.generation);
@@ -273,26 +279,26 @@ impl Inodes {
                     }
                     self.wait_until_gone(dying, superblock, attr.ino);
                 }
-                Some(slot) if is_same => return Some(Entered { slot, displaced: None }),
-                displaced => break (stripe, fresh, displaced),
+                Some(slot) if is_same => return Some(Entered { slot, stale_generation: None }),
+                stale => break (stripe, fresh, stale),
             }
         };
-        if let Some(displaced) = displaced {
-            stripe.remove(displaced);
-            self.displaced.insert(superblock, attr.ino, displaced);
+        if let Some(stale) = stale_generation {
+            stripe.remove(stale);
+            self.stale_generations.insert(superblock, attr.ino, stale);
         }
         let known = self.changes() == changes_before;
         self.begin_life((superblock, slot), attr, Perm::of(attr, has_acl), known);
         stripe.insert(slot);
-        let crowded = stripe.is_crowded();
+        let needs_split = stripe.needs_split();
         drop(stripe);
-        if crowded {
+        if needs_split {
             self.table.grow();
         }
-        Some(Entered { slot, displaced })
+        Some(Entered { slot, stale_generation })
     }
 
-    /// Fills a slot that nobody can find yet, with one reference for the caller.
+    /// Fills a slot that no other thread can find, with one reference for the caller.
     fn begin_life(&self, (superblock, slot): (u32, u32), attr: &Attr, perm: Perm, known: bool) {
         self.count.add(1);
         self.refs.extend_to(slot);
@@ -300,9 +306,9 @@ impl Inodes {
         let mut guard = self.lockref(slot).lock();
         guard.revive();
         guard.add(1);
-        // ORDERING: Release fence. The slot may have served a name before: who reads this number through
-        // that sees that its sequence has moved on. Pairs with the Acquire fence in
-        // `SeqCount::read_retry`.
+        // ORDERING: Release fence. The slot may have served a name before. A reader that finds this
+        // number through that name sees that the name's sequence moved on. Pairs with the Acquire
+        // fence in `SeqCount::read_retry`.
         fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
         self.refs.get(slot)[1].store(attr.ino, Ordering::Relaxed);
@@ -314,7 +320,7 @@ impl Inodes {
         self.store_perm(slot, perm, known);
     }
 
-    /// Drops `n` references. Returns true if they were the last: the inode is then dead, and the
+    /// Drops `n` references. Returns true if they were the last. The inode is then dead, and the
     /// caller tells the back end and calls [`Inodes::free`].
     #[must_use]
     pub(crate) fn put(&self, slot: u32, n: u64) -> bool {
@@ -331,18 +337,18 @@ impl Inodes {
         true
     }
 
-    /// Ends the life of a dead inode, once the back end has been told: only now can its number be
-    /// entered again, so the back end never hears of the end of one life after the start of the
-    /// next.
+    /// Frees the slot of a dead inode, after the back end has been told. Only then can the number
+    /// be entered again. So the back end hears of the end of one life before the next begins.
     pub(crate) fn free(&self, slot: u32, dentries: &Dentries) {
         let (superblock, ino) = (self.superblock(slot), self.ino(slot));
         let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
         if !was_there {
-            // A newer generation took its place.
-            self.displaced.remove(superblock, ino, slot);
+            // A newer generation is in the table.
+            self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
-        // ORDERING: Relaxed. Under the lock that `wait_until_gone` takes; others ask the lockref.
+        // ORDERING: Relaxed. `wait_until_gone` reads it under the same lock; other readers check
+        // the lockref.
         self.refs.get(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
@@ -350,7 +356,7 @@ impl Inodes {
         dentries.free_inode(slot);
     }
 
-    /// Waits until the back end has been told that an inode has died.
+    /// Waits until the back end has been told of the death of an inode.
     #[cold]
     fn wait_until_gone(&self, slot: u32, superblock: u32, ino: u64) {
         let mut dying = self.dying.lock();
@@ -368,8 +374,8 @@ impl Inodes {
         self.set_alias(slot, dentry);
     }
 
-    /// Makes a dentry of the inode the first that is asked for its path: it has just been seen to be
-    /// right. Nothing happens if it is none.
+    /// Moves a dentry to the head of the inode's aliases, since its name was just confirmed.
+    /// Nothing happens if it is not an alias.
     pub(crate) fn prefer_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -381,8 +387,8 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` dentries of the inode behind the first, without a reference: who takes one
-    /// sees whether it still is.
+    /// Returns up to `max` aliases of the inode behind the first, without references. The caller
+    /// revalidates an alias once it has a reference on it.
     pub(crate) fn other_aliases(&self, slot: u32, max: usize, dentries: &Dentries) -> Vec<u32> {
         let _guard = self.lockref(slot).lock();
         let next = |&at: &u32| Some(dentries.cold(at).next_alias()).filter(|&next| next != 0);
@@ -390,20 +396,21 @@ impl Inodes {
         std::iter::successors(first, next).skip(1).take(max).collect()
     }
 
-    /// Returns true if the inode had another dentry when it got this one, and still has.
+    /// Returns true if the inode still has an alias that is older than `dentry`.
     pub(crate) fn has_older_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) -> bool {
         let _guard = self.lockref(slot).lock();
         dentries.cold(dentry).next_alias() != 0
     }
 
-    /// Returns true if `dentry` is the only one of the inode, and somebody else uses that.
+    /// Returns true if `dentry` is the only alias of the inode, and the inode has other users.
     pub(crate) fn is_only_alias_in_use(&self, slot: u32, dentry: u32, dentries: &Dentries) -> bool {
         let guard = self.lockref(slot).lock();
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// As [`Inodes::remove_alias`], if it is not the only one of an inode that others use; false if it is.
-    /// The look and the removal are one: two who remove the last two would each see the other's.
+    /// As [`Inodes::remove_alias`], unless the inode would lose its only alias while it has other
+    /// users. Then returns false. The check and the removal are one step: two threads that remove
+    /// the last two aliases would each see the other's.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: u32,
@@ -428,13 +435,13 @@ impl Inodes {
         guard.count() > 1 && self.alias(slot) == dentry && dentries.cold(dentry).next_alias() == 0
     }
 
-    /// Undoes [`Inodes::add_alias`]; nothing happens if `dentry` is none.
+    /// Undoes [`Inodes::add_alias`]. Nothing happens if `dentry` is not an alias.
     pub(crate) fn remove_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
         let guard = self.lockref(slot).lock();
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
-    /// As [`Inodes::remove_alias`], under the inode's lock; false if `dentry` is none.
+    /// As [`Inodes::remove_alias`], under the inode's lock; false if `dentry` is not an alias.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: u32,
@@ -461,7 +468,8 @@ impl Inodes {
     }
 
     fn set_alias(&self, slot: u32, dentry: u32) {
-        // ORDERING(alias): Release. See `alias`. The update keeps a referenced bit set meanwhile.
+        // ORDERING(alias): Release. See `alias`. The update keeps a referenced bit that another
+        // thread sets.
         let _ = self.perm.get(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
@@ -473,7 +481,7 @@ impl Inodes {
     // Permissions.
 
     /// Returns the permission record, or None while it is unknown. The caller validates the dentry
-    /// it came from.
+    /// that led to the inode.
     #[inline]
     pub(crate) fn perm(&self, slot: u32) -> Option<Perm> {
         let words = self.perm.get(slot);
@@ -481,8 +489,8 @@ impl Inodes {
         let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
         let owner = words[OWNER].load(Ordering::Relaxed);
-        // ORDERING(perm-unknown): Acquire fence. A reader that sees an owner stored later also sees
-        // the version change before it. Pairs with `mark_unknown`.
+        // ORDERING(perm-unknown): Acquire fence. A reader that sees a newer owner also sees the
+        // version change before it. Pairs with `mark_unknown`.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. Ordered by the fence.
         let again = words[MODE].load(Ordering::Relaxed);
@@ -509,7 +517,7 @@ impl Inodes {
         mode & mode::S_IFMT == mode::S_IFDIR
     }
 
-    /// Returns how many attribute changes have begun.
+    /// Returns a count that each attribute change raises when it begins and when it ends.
     pub(crate) fn changes(&self) -> i64 {
         self.changes.sum()
     }
@@ -523,35 +531,35 @@ impl Inodes {
         self.mark_unknown(slot)
     }
 
-    /// Ends a change. The permissions are known again if no other change overlapped and the back end
-    /// said what they are; else whoever needs them asks.
+    /// Ends a change. `perm` is the answer of the back end. The permissions are known afterwards if
+    /// the back end answered and no other change overlapped.
     pub(crate) fn end_change(&self, slot: u32, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm.get(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A fill that overlaps this change may have asked the back end before it was made.
+        // A fill that overlaps this change may have asked the back end before the change.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
-            // Another change overlapped, so neither knows in which order the back end made them:
-            // no ticket that is out there may install anything.
+            // Another change overlapped, so the order in the back end is not known. Make all
+            // outstanding tickets invalid.
             let _ = self.mark_unknown(slot);
         }
     }
 
-    /// Returns a ticket to ask the back end with, when the permissions are unknown.
+    /// Returns a ticket for a question to the back end, while the permissions are unknown.
     pub(crate) fn ticket(&self, slot: u32) -> Ticket {
-        // ORDERING(perm): Acquire. What the back end says is asked for after this.
+        // ORDERING(perm): Acquire. The back end is asked after this.
         Ticket(self.perm.get(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
-    /// Installs what the back end said, unless a change began since the ticket was taken.
+    /// Installs the answer of the back end, unless a change began since the ticket.
     pub(crate) fn install(&self, slot: u32, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Returns whether everybody may search the directory, as far as is known. The caller holds the
-    /// inode's lock.
+    /// Returns true if the permissions are known and let every caller search the directory. The
+    /// caller holds the inode's lock.
     pub(crate) fn is_searchable(&self, slot: u32, _guard: &LockrefGuard<'_>) -> bool {
         self.perm(slot).is_some_and(|perm| perm.is_searchable_by_all())
     }
@@ -568,7 +576,7 @@ impl Inodes {
         is_current
     }
 
-    /// Makes the version odd, and another one than before; the caller holds the lock.
+    /// Makes the version odd and different from before. The caller holds the inode's lock.
     fn mark_unknown(&self, slot: u32) -> Ticket {
         let word = &self.perm.get(slot)[MODE];
         // ORDERING: Relaxed. Under the inode's lock.
@@ -582,8 +590,8 @@ impl Inodes {
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
 
-    /// Stores the permissions of an inode that begins a life: the version goes on from where the
-    /// slot's last life left it.
+    /// Stores the permissions of an inode that begins its life. The version continues from the last
+    /// life of the slot.
     fn store_perm(&self, slot: u32, perm: Perm, known: bool) {
         let Ticket(version) = self.mark_unknown(slot);
         self.store_perm_version(slot, perm, version + u64::from(known));
@@ -605,7 +613,7 @@ impl Inodes {
         self.count.sum().max(0) as u64
     }
 
-    /// Returns the bytes of the index; those of the slots are the dentries' to count.
+    /// Returns the bytes of the index. The dentries count the bytes of the slots.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.table.bytes()
     }

@@ -1,23 +1,22 @@
 //! A dentry cache and path walk for user space, and the seam to put them under a file system.
 //!
-//! Whoever serves files from user space keeps a table of names and inodes, and has to get lookup,
-//! forget and rename right under concurrency. This crate is that table: lookups take no lock,
-//! renames block no reader, memory is bounded, and a back end implements one trait.
+//! A file server in user space keeps a table of names and inodes. It must get lookup, forget and
+//! rename right under concurrency. This crate is that table: lookups take no lock, renames block no
+//! reader, memory is bounded, and a back end implements one trait.
 //!
-//! - [`FileSystem`] is what a back end implements; [`tmpfs`] is one in memory.
-//! - [`Vfs`] is what a server calls, by inode or by path.
-//! - ARCHITECTURE.md in the repository says how it works and which guarantees hold.
+//! - A back end implements [`FileSystem`]; [`tmpfs`] is one in memory.
+//! - A server calls [`Vfs`], by inode or by path.
+//! - ARCHITECTURE.md in the repository explains the mechanisms and lists the guarantees.
 //!
 //! # Lock order
-//! Claims of names, the claim of an inode's attributes, path locks, `topology`, dentry locks, an inode's lock; stripe locks of the tables and arena
-//! shards are leaves. No lock is held while a [`FileSystem`] is called (a claim of the name it is
-//! called for is).
+//! In-lookup locks of names, the attribute lock of an inode, path locks, `topology`, dentry locks,
+//! the lock of an inode. Stripe locks of the tables and arena shards are leaves. During a call of a
+//! [`FileSystem`] only in-lookup locks, attribute locks and path locks are held.
 
 #![forbid(unsafe_code)]
 
 pub mod acl;
 pub mod attr;
-mod claim;
 mod cred;
 mod dcache;
 mod dentry;
@@ -25,18 +24,18 @@ mod dpath;
 mod fs;
 mod hash;
 mod inode;
-pub mod locks;
+mod key_lock;
 mod mount;
 mod name;
-mod passed;
 mod path;
+mod read_set;
 mod table;
 pub mod tmpfs;
 mod vfs;
 mod walk;
 
 pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Timespec};
-pub use cred::{Blocking, Caps, Cred, May, Security, Subject, Verdict};
+pub use cred::{Caps, Cred, May};
 pub use dpath::PathKind;
 pub use fs::{
     AclKind, Addressing, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek,

@@ -1,31 +1,30 @@
 //! Mounts: file systems attached to directories of others.
 //!
-//! The mount table is one immutable value behind an RCU cell. A walk looks at it only where a dentry
-//! says that something is mounted on it, or at the root of a mount; a change copies the table.
-//! Mounting and unmounting are rare and serialised by one lock.
+//! The mount table is one immutable value behind an RCU cell. A walk reads it only at a dentry with
+//! the flag for mount points, or at the root of a mount. A change copies the table. Mounts and
+//! unmounts are rare, and one lock serialises them.
 //!
-//! # Who keeps a mount
-//! Each mount but that of the root counts its users: the table, and every [`PathRef`](crate::PathRef)
-//! into it. Unmounting marks it dead, in the same step in which it sees that nobody else is left; from
-//! then on no walk can end in it. A walk that is under way is no user: it reads the mount through a
-//! pointer that keeps the memory and nothing else, and where it ends, or goes up, it asks whether the
-//! mount still lives. If not it begins again, and finds what is below. (Counting the pointers instead
-//! would count those of retired tables, too, and not yet those of a walk that is just crossing.)
+//! # Lifetime of a mount
+//! Each mount but the root mount counts its users: the table, and every [`PathRef`] into it. An
+//! unmount marks it dead in the step that checks for other users, and from then on no walk can end
+//! in it. A walk in progress is not a user. Its pointer keeps the memory alone. When the walk ends,
+//! or goes up, it checks that the mount is alive; if not, it begins again. (Counting pointers
+//! instead would include those of retired tables, and would miss walks that are just crossing.)
 //!
 //! # Invariants
-//! - M.1: a mount that lives keeps a reference on the dentry it is on, and its parent alive: a mount
-//!   with something mounted in it is not unmounted.
-//! - M.2: the directory that something is mounted on has a name, or is a root: the name is claimed
-//!   while it is marked, and who removes or renames a name looks for the mark under the same claim.
+//! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a
+//!   mount with another mount in it is not unmounted.
+//! - M.2: a mount point has a name, or is a root. `mount` marks it under the in-lookup lock of its
+//!   name. A removal or a rename of the name checks the mark under the same lock.
 //!
 //! # Locks
-//! The claim of the directory's name, then `change`, then the lock of a mount's count or of a dentry.
-//! No back end is called under `change`.
+//! The in-lookup lock of the mount point's name, then `change`, then the lock of a mount's count or
+//! of a dentry. No back end is called under `change`.
 //!
 //! # What it refuses
-//! Mounting a second time on the same directory of the same mount, and unmounting what is in use
-//! (there is no lazy unmount). A file system that was unmounted is kept as long as the namespace
-//! lives, with its root's entry: an inode of it may still be held. So a namespace takes 1024 of them
+//! It refuses a second mount on the same directory of the same mount, and the unmount of a mount in
+//! use (there is no lazy unmount). An unmounted file system stays as long as the namespace, with
+//! the entry of its root, since its inodes may be in use. So a namespace takes 1024 file systems
 //! over its life.
 //!
 //! Source: mount(2), umount(2); Linux `fs/namespace.c` (`mount_hashtable`, `mnt_parent`,
@@ -35,15 +34,16 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
+use corewalk_base::Mutex;
 use corewalk_sync::rcu::ReadGuard;
-use corewalk_sync::{Lockref, Mutex, RcuCell};
+use corewalk_sync::{Lockref, RcuCell};
 
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::claim::Claim;
 use crate::dcache::{Mounted, is_attached};
 use crate::dentry::Flags;
 use crate::fs::FileSystem;
+use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::path::PathRef;
 use crate::vfs::Vfs;
@@ -138,7 +138,7 @@ impl Mounts {
         self.root_mount().root
     }
 
-    /// Returns what is mounted on a dentry of a mount.
+    /// Returns the mount on a dentry of a mount.
     pub(crate) fn on<'g>(
         &self,
         mount: &Mount,
@@ -164,20 +164,22 @@ impl Mounts {
 impl Vfs {
     /// Mounts `fs` on the directory `at`.
     ///
-    /// A namespace takes 1024 file systems over its life, its own included: one that was unmounted
-    /// counts on, and is not dropped before the namespace is, since inodes of it may still be held.
-    /// So does one whose mounting failed with `ENOMEM`.
+    /// A namespace takes 1024 file systems over its life, including its own. An unmounted one still
+    /// counts, and is dropped with the namespace, since its inodes may be in use. So does one whose
+    /// mount failed with `ENOMEM`.
     ///
     /// # Errors
-    /// `ENOTDIR`; `EBUSY` if something is mounted there already (mount on its root instead, as a walk
-    /// leads to); `ENOENT` if the directory has been removed; `ENFILE` for a file system too many;
-    /// `ENOMEM`; what `fs.root()` says.
+    /// - `ENOTDIR` for other files; `ENOENT` if the directory has been removed.
+    /// - `EBUSY` if there is a mount on it already. A walk leads to the root of that mount, which
+    ///   can be mounted on.
+    /// - `ENFILE` for a file system too many; `ENOMEM`.
+    /// - The errors of `fs.root()`.
     pub fn mount(&self, fs: Arc<dyn FileSystem>, at: &PathRef<'_>) -> Result<(), Errno> {
         if at.inode.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
         let attr = crate::vfs::root_of(&*fs)?;
-        let _claim = self.claim_point(at.dentry)?;
+        let _locked = self.lock_name_of_point(at.dentry)?;
         let key = (at.mount.id, at.dentry);
         if self.mounts.is_taken(key) {
             return Err(Errno::BUSY);
@@ -185,7 +187,8 @@ impl Vfs {
         let root = self.add_superblock(fs, &attr)?;
         let mut last = self.mounts.change.lock();
         if self.mounts.is_taken(key) {
-            // Only roots are mounted on without a claim, so that two can come this far.
+            // Only a root is mounted on without an in-lookup lock, so two threads can come this
+            // far.
             return Err(Errno::BUSY);
         }
         self.dcache.dentries.lockref(at.dentry).get();
@@ -201,12 +204,12 @@ impl Vfs {
         Ok(())
     }
 
-    /// Claims the name of the directory that something is to be mounted on, so that it can neither be
-    /// removed nor renamed meanwhile (M.2). None for a root, which has no name.
+    /// Takes the in-lookup lock of the mount point's name, so that it is neither removed nor
+    /// renamed (M.2). None for a root, which has no name.
     ///
     /// # Errors
     /// `ENOENT` if it has been removed.
-    fn claim_point(&self, dentry: u32) -> Result<Option<Claim<'_>>, Errno> {
+    fn lock_name_of_point(&self, dentry: u32) -> Result<Option<KeyGuard<'_>>, Errno> {
         let attached = || {
             let now = self.dcache.directory(dentry);
             now.filter(|now| is_attached(now.flags)).ok_or(Errno::NOENT)
@@ -217,12 +220,12 @@ impl Vfs {
             }
             let (parent, copy) = self.dcache.name_of(dentry);
             let name = Name::new(copy.as_bytes()).map_err(|_| Errno::NOENT)?;
-            let key = self.dcache.claim_key(parent, &self.dcache.needle(name));
-            let claim = self.dcache.claims.claim(key);
+            let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
+            let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
-            // It may have been renamed, or removed, before the claim was taken.
+            // It may have been renamed or removed before the lock was taken.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
-                return attached().map(|_| Some(claim));
+                return attached().map(|_| Some(in_lookup));
             }
         }
     }
@@ -230,9 +233,9 @@ impl Vfs {
     /// Unmounts the file system whose root `at` is.
     ///
     /// # Errors
-    /// `EINVAL` if `at` is not the root of a mount, or that of the namespace; `EBUSY` if something
-    /// is mounted below or another path into it is held. A walk that is under way in it, or an inode
-    /// of it that is held without a path, is no reason.
+    /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
+    /// there is a mount below, or another path into the mount is held. Walks in progress, and
+    /// inodes held without a path, do not matter.
     pub fn umount(&self, at: PathRef<'_>) -> Result<(), Errno> {
         let mount = &**at.mount;
         let Some((parent, point)) = &mount.point else { return Err(Errno::INVAL) };

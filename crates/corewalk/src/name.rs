@@ -1,13 +1,13 @@
 //! One component of a path.
 //!
-//! A [`Name`] is checked once, where it enters, and is then a plain byte slice that every layer may
-//! trust: not empty, at most 255 bytes, without `/` and NUL, and neither `.` nor `..`.
+//! A [`Name`] is checked once, where it enters. From there on every layer trusts it: it has 1 to
+//! 255 bytes without `/` and NUL, and is neither `.` nor `..`.
 //!
 //! Source: path_resolution(7); `NAME_MAX` of limits.h.
 
 use std::fmt;
 
-use corewalk_sync::WordPair;
+use corewalk_base::WordPair;
 
 use crate::Errno;
 
@@ -48,8 +48,8 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// Returns bytes as a name to look for in the cache. If they are no name they are not found there:
-    /// whoever goes on with them then uses [`Name::new`].
+    /// Returns bytes as a name for a lookup in the cache, which finds no invalid name. A caller
+    /// that goes on with the bytes uses [`Name::new`].
     #[inline]
     pub(crate) fn unchecked(bytes: &'a [u8]) -> Name<'a> {
         Name(bytes)
@@ -72,8 +72,8 @@ const LANES: u64 = 0x0101_0101_0101_0101;
 /// Words that are looked at without a branch on the length: most names are no longer.
 const USUAL_WORDS: usize = 5;
 
-/// Returns the upper bit of each byte of `word` that is zero, up to the first one; what is above
-/// that means nothing.
+/// Returns a word whose lowest set bit is the upper bit of the first zero byte; 0 if no byte is
+/// zero.
 #[inline]
 fn zeroes(word: u64) -> u64 {
     word.wrapping_sub(LANES) & !word & (0x80 * LANES)
@@ -103,8 +103,18 @@ pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes before the end"))
 }
 
-/// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are not to be foreseen, so
-/// most are looked at without a branch on it: eight bytes at a time, the last eight again and again.
+/// Returns the word of byte `at` of a name that is longer than `at`.
+///
+/// # Panics
+/// If the name has less than eight bytes.
+#[inline]
+pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
+    eight(name, at.min(name.len() - 8))
+}
+
+/// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are hard to predict, so
+/// most names take no branch on it. They are checked eight bytes at a time, the last eight
+/// repeatedly.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
@@ -177,7 +187,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes are looked at again, and what was seen of them is shifted out.
+    // The last sixteen bytes overlap the bytes before; shift those out.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

@@ -1,11 +1,11 @@
 //! A place in the namespace: a mount and a dentry, held.
 
-mod spelling;
+mod formatting;
 
 use std::fmt;
 
 use crate::Errno;
-use crate::dpath::{PathKind, Trail, Way, path_into};
+use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 use crate::mount::MountRef;
 use crate::vfs::{InodeRef, Vfs};
 
@@ -27,24 +27,25 @@ impl<'v> PathRef<'v> {
         self.inode.clone()
     }
 
-    /// Returns the path from `root`, as it was at one instant, and what kind of path it is: `/` and
-    /// [`PathKind::Linked`] for `root` itself, `/a/b` below it. Mounts on the way are part of that
+    /// Returns the path from `root` at one instant, and the kind of path. The path of `root` itself
+    /// is `/` and [`PathKind::Linked`], a path below is `/a/b`. Mounts on the way are part of the
     /// instant.
     ///
-    /// It makes at most four passes without a lock, each of which comes to nothing only if the place or
-    /// an ancestor of it has changed meanwhile, and then one that keeps all directories where they are;
-    /// other translations can do so at the same time.
+    /// It makes at most four passes without a lock. A pass fails only if the place or an ancestor
+    /// changes meanwhile. Then it makes one pass that keeps all directories in place, which other
+    /// translations can share.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
-        self.translated(self.way(Some(root)))
+        self.translated(self.route(Some(root)))
     }
 
-    /// As [`PathRef::path_of`], at the end of `buf`; what lies before it may have been written to.
-    /// Nothing is allocated, however long the path is. A path that proves to be deep is begun again with
-    /// room for 1024 names, after three passes at most, and one of more names needs the lock.
+    /// As [`PathRef::path_of`], at the end of `buf`; the bytes before the path may be overwritten.
+    /// Nothing is allocated, however long the path is. A deep path begins again with a read set of
+    /// 1024 names, after at most three passes. A path of more names takes the lock.
     ///
     /// # Errors
-    /// `ENAMETOOLONG` if it does not fit. There is no NUL behind it, so a buffer of its length is enough.
+    /// `ENAMETOOLONG` if the path does not fit. There is no NUL behind it, so a buffer of its
+    /// length suffices.
     ///
     /// # Examples
     /// ```
@@ -71,21 +72,21 @@ impl<'v> PathRef<'v> {
     /// Returns true if the place is `of` or below it, at one instant; mounts may lie in between.
     #[must_use]
     pub fn is_subdir(&self, of: &PathRef<'_>) -> bool {
-        let mut trail = Trail::new();
-        trail.collect(&self.vfs.dcache, self.way(Some(of)));
-        !matches!(trail.kind, PathKind::OutsideRoot | PathKind::Unreachable)
-            && trail.top == of.dentry
+        let mut buffer = PathBuffer::new();
+        buffer.collect(&self.vfs.dcache, self.route(Some(of)));
+        !matches!(buffer.kind, PathKind::OutsideRoot | PathKind::Unreachable)
+            && buffer.top == of.dentry
     }
 
     /// Returns the way from here to `root`, or to the root of the namespace.
-    fn way(&self, root: Option<&PathRef<'_>>) -> Way<'_> {
-        Way::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
+    fn route(&self, root: Option<&PathRef<'_>>) -> Route<'_> {
+        Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    fn translated(&self, way: Way<'_>) -> (Vec<u8>, PathKind) {
-        let mut trail = Trail::new();
-        trail.collect(&self.vfs.dcache, way);
-        (trail.whole().to_vec(), trail.kind)
+    fn translated(&self, route: Route<'_>) -> (Vec<u8>, PathKind) {
+        let mut buffer = PathBuffer::new();
+        buffer.collect(&self.vfs.dcache, route);
+        (buffer.whole().to_vec(), buffer.kind)
     }
 
     fn path_into(
@@ -93,11 +94,11 @@ impl<'v> PathRef<'v> {
         root: Option<&PathRef<'_>>,
         buf: &mut [u8],
     ) -> Result<(usize, PathKind), Errno> {
-        self.way_into(self.way(root), buf)
+        self.route_into(self.route(root), buf)
     }
 
-    fn way_into(&self, way: Way<'_>, buf: &mut [u8]) -> Result<(usize, PathKind), Errno> {
-        path_into(&self.vfs.dcache, way, buf)
+    fn route_into(&self, route: Route<'_>, buf: &mut [u8]) -> Result<(usize, PathKind), Errno> {
+        path_into(&self.vfs.dcache, route, buf)
     }
 
     /// Returns a weak name of the place: the slot of the dentry and its generation.

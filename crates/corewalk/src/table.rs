@@ -1,37 +1,38 @@
 //! The growable index: a multimap from a 32-bit hash to a slot number.
 //!
-//! A bucket is one cache line with room for eight entries. Readers take no lock and write nothing:
-//! they compare eight tags at once, and follow a link only where a bucket has overflowed. What they
-//! find is a hint, which the dentry or inode in the slot confirms; what they miss is looked for
-//! again under the bucket's lock by whoever is about to act on it.
+//! A bucket is one cache line of eight entries. Readers take no lock and write nothing. They
+//! compare eight tags at once, and follow a link only if the bucket has overflowed. A hit is a
+//! hint, which the dentry or inode in the slot confirms. A miss proves nothing; a thread that acts
+//! on it repeats the lookup under the bucket's lock.
 //!
 //! ```text
 //! word 0, 1  tags: the upper 16 bits of the hash of entries 0 to 3 and 4 to 7
-//! word 2     the 8 bits of each hash that neither the tag nor the bucket's number tells
+//! word 2     the 8 bits of each hash that neither the tag nor the bucket's number holds
 //! 3 .. 6     slots of two entries each, 32 bits each; 0 is no entry
-//! word 7     link: the overflow line that goes on; 0 is none
+//! word 7     link: the next overflow line; 0 is none
 //! ```
 //!
-//! It grows by linear hashing: one bucket is split at a time, in order, so no insert ever moves
-//! more than one bucket and no reader ever looks in two tables. The line is all that a split needs;
-//! the slots are not looked at. Buckets live in a [`SlotArena`], whose memory never moves.
+//! The table grows by linear hashing: it splits one bucket at a time, in order. So no insert moves
+//! more than one bucket, and no reader looks in two tables. A split needs only the lines of the
+//! bucket, not the slots. Buckets live in a [`SlotArena`], whose memory never moves.
 //!
 //! # Guarantees
-//! - T.1: a reader that starts after `insert` returned and ends before `remove` is called sees the
-//!   entry, unless its bucket was split, or a line of its chain was given back and reused,
-//!   meanwhile. A miss proves nothing; `Stripe` lookups do.
+//! - T.1: a reader that starts after `insert` returned, and ends before `remove` is called, sees
+//!   the entry. The exceptions are a split of the bucket meanwhile, and the reuse of a line of its
+//!   chain. A miss proves nothing; a miss of a `Stripe` lookup does.
 //! - T.2: a split never makes an entry invisible under its stripe's lock.
 //!
 //! # Locks
-//! A stripe lock covers every bucket whose number ends in the same bits, and so the two halves of a
-//! split too. `grow` is taken before a stripe lock, never inside one.
+//! A stripe lock covers all buckets whose numbers end in the same bits, so it covers both halves of
+//! a split. `grow` is taken before a stripe lock, never inside one.
 //!
 //! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for the bucket of one line.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Lane, Lanes, Mutex, MutexGuard, OwnLine, SlotArena, WordPair};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{Lane, Lanes, Mutex, MutexGuard, OwnLine, WordPair};
+use corewalk_sync::SlotArena;
 
-/// Stripe locks; also the smallest table, in buckets. A power of two.
+/// Stripe locks, and the buckets of the smallest table. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
 #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
@@ -42,43 +43,47 @@ const STRIPES: u32 = 1;
 const WORDS: usize = 8;
 /// Entries of a line.
 const ENTRIES: usize = 8;
-/// Words of a line by what they hold.
+/// Indexes of the words of a line.
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// Bits of a hash that the number of its bucket tells, in a table of any size.
+/// Bits of a hash that the bucket's number holds, in a table of any size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 /// A multimap from hash to slot, with readers that write nothing.
 pub(crate) struct Table {
     /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
     size: Size,
+    /// The buckets. Written under the lock of their stripe.
     buckets: SlotArena<WORDS>,
+    /// Overflow lines. Written under the lock of the stripe that links them.
     overflow: SlotArena<WORDS>,
-    /// Mean entries per bucket in the most crowded stripe at which the table grows; the mean of all is
-    /// about one less.
+    /// The table grows when a stripe holds more entries per bucket than this. The mean of all
+    /// stripes is then about one less.
     load: u32,
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
+    /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,
 }
 
-/// The size of a table as a reader has seen it; one that has become too small makes it miss at worst.
+/// The size of a table that a reader loaded. If it is out of date, the reader misses at worst.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     buckets: u32,
     mask: u32,
 }
 
-/// A number of buckets in the lower half, and above it the mask of a table that is twice as large or
-/// less: what a reader needs to find the bucket of a hash, in one word.
+/// The number of buckets in the lower half of a word, and the mask for it in the upper half. The
+/// mask is that of the next power of two, so one load gives the bucket of a hash.
 struct Size(AtomicU64);
 
-/// What a stripe's lock protects, besides its buckets.
+/// The state under a stripe's lock. The lock also protects the stripe's buckets.
 struct StripeState {
+    /// Entries in all buckets of the stripe.
     entries: u32,
 }
 
-/// A locked stripe: lookups in it are exact and changes to it are possible.
+/// A locked stripe. Lookups in it are exact, and changes are possible.
 pub(crate) struct Stripe<'a> {
     table: &'a Table,
     hash: u32,
@@ -86,8 +91,8 @@ pub(crate) struct Stripe<'a> {
 }
 
 impl Table {
-    /// Returns an empty table for at most `entries_max` entries, with so many in a bucket before it
-    /// grows: at 7 it takes least memory, at 6 and less fewer buckets have overflowed.
+    /// Returns an empty table for at most `entries_max` entries. It grows at `load` entries per
+    /// bucket: 7 takes the least memory, 6 or less avoids overflow lines.
     pub(crate) fn new(name: &'static str, entries_max: u32, load: u32) -> std::io::Result<Table> {
         let buckets_max = (entries_max / 4).max(STRIPES).next_power_of_two();
         let buckets = SlotArena::new(name, buckets_max)?;
@@ -107,13 +112,13 @@ impl Table {
     /// Returns the size of the table, for readers that look for several hashes.
     #[inline]
     pub(crate) fn extent(&self) -> Extent {
-        // ORDERING(table-size): Acquire. A reader that sees the larger table also sees the bucket
-        // filled by the split (see `split`).
+        // ORDERING(table-size): Acquire. A reader of the larger size sees the bucket that the split
+        // filled. Pairs with `split`.
         Extent::of(self.size.0.load(Ordering::Acquire))
     }
 
-    /// Calls `probe` with each slot that may be stored under `hash`, until it returns something. It is
-    /// called with 0, too, which is no slot in use.
+    /// Calls `probe` with each slot that may be stored under `hash`, until `probe` returns Some.
+    /// `probe` may get slot 0, which is not in use.
     #[inline]
     pub(crate) fn find<R>(&self, hash: u32, mut probe: impl FnMut(u32) -> Option<R>) -> Option<R> {
         let mut line = self.buckets.get(self.extent().bucket_of(hash));
@@ -123,7 +128,7 @@ impl Table {
                     return Some(found);
                 }
             }
-            // ORDERING(table-link): Acquire. The linked line was filled before it was linked.
+            // ORDERING(table-link): Acquire. The overflow line was filled before it was linked.
             let link = line[LINK].load(Ordering::Acquire) as u32;
             if link == 0 {
                 return None;
@@ -132,8 +137,8 @@ impl Table {
         }
     }
 
-    /// Returns the first slot that may be stored under `hash`, in a table that was no smaller than
-    /// `extent`. None if there is none, or it is in a line behind the first.
+    /// Returns the first slot that may be stored under `hash` in the first line of its bucket. The
+    /// table was at least as large as `extent`.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<u32> {
         let line = self.buckets.get(extent.bucket_of(hash));
@@ -146,13 +151,13 @@ impl Table {
         Stripe { table: self, hash, state }
     }
 
-    /// Enters `slot` under `hash`, and splits a bucket if the table has become crowded.
+    /// Enters `slot` under `hash`, and splits a bucket if the stripe is over its load.
     pub(crate) fn insert(&self, hash: u32, slot: u32) {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
-    /// Enters `slot` if `look` returns something: it is called with the stripe locked, before the entry
-    /// can be found.
+    /// Enters `slot` if `look` returns Some. The stripe is locked during `look`, and no lookup
+    /// finds the entry yet.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
@@ -162,15 +167,15 @@ impl Table {
         let mut stripe = self.lock(hash);
         let seen = look(&stripe)?;
         stripe.insert(slot);
-        let crowded = stripe.is_crowded();
+        let needs_split = stripe.needs_split();
         drop(stripe);
-        if crowded {
+        if needs_split {
             self.grow();
         }
         Some(seen)
     }
 
-    /// Takes one entry of `slot` under `hash` out.
+    /// Removes one entry of `slot` under `hash`.
     ///
     /// # Panics
     /// If there is none.
@@ -178,7 +183,7 @@ impl Table {
         assert!(self.lock(hash).remove(slot), "slot {slot} is not under hash {hash:#x}");
     }
 
-    /// Splits the next buckets, unless another thread is at it.
+    /// Splits the next buckets, unless another thread is splitting.
     pub(crate) fn grow(&self) {
         let Some(_grow) = self.grow.try_lock() else { return };
         for _ in 0..2 {
@@ -203,16 +208,16 @@ impl Table {
         self.buckets.extend_to(new);
         let stripe = self.lock(old);
         let wide = Size::word(new + 1);
-        // The moved entries are entered in their new bucket first, then the size is published, and
-        // only then the old bucket loses them: a reader of either size finds them, and a reader
-        // that took the old size too early misses at worst, which proves nothing (T.1).
+        // First the moved entries are stored in the new bucket, then the size is published, then
+        // the old bucket loses them. So readers of either size find them. A reader that loaded the
+        // old size too early misses at worst, which proves nothing (T.1).
         stripe.each_entry(old, |line, entry| {
             let hash = hash_of(line, entry, old);
             if bucket_of(hash, wide) == new {
                 stripe.push_into(new, hash, slot_of(line, entry));
             }
         });
-        // ORDERING(table-size): Release. See `find`.
+        // ORDERING(table-size): Release. See `extent`.
         self.size.0.store(wide, Ordering::Release);
         stripe.each_entry(old, |line, entry| {
             if bucket_of(hash_of(line, entry, old), wide) == new {
@@ -225,7 +230,7 @@ impl Table {
 }
 
 impl Stripe<'_> {
-    /// Calls `probe` with each slot under the hash; exact, as the stripe is locked.
+    /// Calls `probe` with each slot under the hash. Exact, since the stripe is locked.
     pub(crate) fn find<R>(&self, probe: impl FnMut(u32) -> Option<R>) -> Option<R> {
         self.table.find(self.hash, probe)
     }
@@ -237,7 +242,7 @@ impl Stripe<'_> {
         self.push_into(self.bucket(), self.hash, slot);
     }
 
-    /// Takes one entry of `slot` out; false if there is none.
+    /// Removes one entry of `slot`; false if there is none.
     pub(crate) fn remove(&mut self, slot: u32) -> bool {
         let mut line = self.table.buckets.get(self.bucket());
         let mut before = None;
@@ -259,30 +264,30 @@ impl Stripe<'_> {
         }
     }
 
-    /// Gives an overflow line that has become empty back.
+    /// Frees an overflow line if it is empty.
     fn unlink_if_empty(&self, before: &Line, line: &Line) {
         if (0..ENTRIES).all(|entry| slot_of(line, entry) == 0)
             && let Some(index) = self.link_of(before)
         {
-            // A reader on its way into the line finds it empty, or in use for another bucket, whose
-            // entries are not what it looks for.
+            // A reader on its way into the line finds it empty, or in use for another bucket. Then
+            // its entries do not match.
             // ORDERING: Relaxed. Links change only under the stripe's lock.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
         }
     }
 
-    /// Returns true when the stripe holds more than its share of a full table.
-    pub(crate) fn is_crowded(&self) -> bool {
+    /// Returns true if the stripe holds more entries than its load.
+    pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
-        // A few more than the mean are no sign of anything, least of all in a small table.
+        // A small excess over the mean is normal, above all in a small table.
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
-    /// Returns the bucket of the hash: stable while the stripe is locked.
+    /// Returns the bucket of the hash. It is stable while the stripe is locked.
     fn bucket(&self) -> u32 {
-        // ORDERING: Relaxed. A split of this stripe's buckets needs its lock; a split of others
-        // changes the number but not where this hash lives.
+        // ORDERING: Relaxed. A split of this stripe's buckets needs its lock. Other splits change
+        // the size but not the bucket of this hash.
         bucket_of(self.hash, self.table.size.0.load(Ordering::Relaxed))
     }
 
@@ -292,7 +297,7 @@ impl Stripe<'_> {
         (link != 0).then_some(link)
     }
 
-    /// Puts an entry into a free place of `bucket`, linking an overflow line if there is none.
+    /// Stores an entry at a free position of `bucket`, or in a new overflow line.
     fn push_into(&self, bucket: u32, hash: u32, slot: u32) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -306,13 +311,13 @@ impl Stripe<'_> {
         }
     }
 
-    /// Links a fresh overflow line with one entry behind a full line.
+    /// Links a new overflow line with one entry behind a full line.
     fn link_overflow(&self, line: &Line, hash: u32, slot: u32) {
         let index = self.table.overflow.alloc().expect("as many overflow lines as buckets");
         let fresh = self.table.overflow.get(index);
         for word in fresh {
-            // ORDERING: Relaxed. The line is published by the link below; a reader who is still in
-            // it from its last use misses at worst.
+            // ORDERING: Relaxed. The link below publishes the line. A reader that is still in the
+            // line from its last use misses at worst.
             word.store(0, Ordering::Relaxed);
         }
         store_entry(fresh, 0, hash, slot);
@@ -320,7 +325,7 @@ impl Stripe<'_> {
         line[LINK].store(u64::from(index), Ordering::Release);
     }
 
-    /// Calls `each` with every entry of `bucket` and the line it is in.
+    /// Calls `each` with the line and the index of each entry of `bucket`.
     fn each_entry(&self, bucket: u32, each: impl Fn(&Line, usize)) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -332,7 +337,8 @@ impl Stripe<'_> {
         }
     }
 
-    /// Moves what is left in overflow lines forward and gives lines that are empty back.
+    /// Moves entries from overflow lines to free positions of the first line, and frees empty
+    /// lines.
     fn close_ranks(&self, bucket: u32) {
         let first = self.table.buckets.get(bucket);
         while let Some(index) = self.link_of(first) {
@@ -341,7 +347,7 @@ impl Stripe<'_> {
                 let Some(free) = (0..ENTRIES).find(|&place| slot_of(first, place) == 0) else {
                     return;
                 };
-                // It is in both places for a moment, and never in none.
+                // For a moment the entry is in both positions, never in neither.
                 store_entry(first, free, hash_of(line, entry, bucket), slot_of(line, entry));
                 store_slot(line, entry, 0);
             }
@@ -372,42 +378,42 @@ impl Size {
     }
 
     fn get(&self) -> u32 {
-        // ORDERING: Relaxed. Changed only under `grow`; for others a hint.
+        // ORDERING: Relaxed. Changed only under `grow`; for other threads a hint.
         self.0.load(Ordering::Relaxed) as u32
     }
 }
 
-/// Returns the bucket of `hash` in a table whose size is `size`.
+/// Returns the bucket of `hash` in a table of the size `size`.
 #[inline(always)]
 fn bucket_of(hash: u32, size: u64) -> u32 {
     Extent::of(size).bucket_of(hash)
 }
 
-/// Returns the entries whose tag is that of `hash`.
+/// Returns the entries with the tag of `hash`.
 #[inline(always)]
 fn matches(line: &Line, hash: u32) -> Lanes {
     let tags = line.first_chunk().expect("a line has more than two words");
-    // ORDERING(table-entry): Acquire. What the entry says, and its slot, was stored before.
+    // ORDERING(table-entry): Acquire. The slot and its content were stored before the tag.
     WordPair::load_acquire(tags).lanes_equal((hash >> 16) as u16)
 }
 
-/// Returns the slot of the entry in a lane that [`matches`] gave.
+/// Returns the slot of the entry in a lane of `matches`.
 #[inline(always)]
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
-    // ORDERING(table-slot): Acquire. A reader may see the slot before the tag that goes with it;
-    // what is in the slot was stored before either.
+    // ORDERING(table-slot): Acquire. A reader may see the slot before the tag. The content of the
+    // slot was stored before both.
     lane.half_of(slots)
 }
 
-/// Returns the slot of an entry, for who holds the stripe's lock.
+/// Returns the slot of an entry. The caller holds the stripe's lock.
 fn slot_of(line: &Line, entry: usize) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let pair = line[SLOTS + entry / 2].load(Ordering::Relaxed);
     (pair >> (32 * (entry % 2))) as u32
 }
 
-/// Returns the bits of the hash that are in the line's third word.
+/// Returns the bits of an entry's hash in word 2. The caller holds the stripe's lock.
 fn rest_of(line: &Line, entry: usize) -> u8 {
     // ORDERING: Relaxed. Read under the stripe's lock only.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8
@@ -417,7 +423,7 @@ fn rest(hash: u32) -> u8 {
     (hash >> STRIPE_BITS) as u8
 }
 
-/// Returns the hash of an entry, as far as a split needs it. The caller holds the stripe's lock.
+/// Returns the bits of an entry's hash that a split needs. The caller holds the stripe's lock.
 fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;
@@ -425,7 +431,7 @@ fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     (u32::from(tag) << 16) | (u32::from(rest_of(line, entry)) << STRIPE_BITS) | low
 }
 
-/// Stores an entry: the tag comes last, so that who finds it finds the slot.
+/// Stores an entry. The tag comes last, so a reader that finds the tag finds the slot.
 fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     store_slot(line, entry, slot);
     let rests = &line[RESTS];
@@ -442,7 +448,7 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
 }
 
-/// Stores the slot of an entry; 0 takes it out. The caller holds the stripe's lock.
+/// Stores the slot of an entry; 0 removes the entry. The caller holds the stripe's lock.
 fn store_slot(line: &Line, entry: usize, slot: u32) {
     let pair = &line[SLOTS + entry / 2];
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));

@@ -52,20 +52,22 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use corewalk_sync::{Budget, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{Budget, RwLock, RwLockReadGuard, heap};
+use corewalk_sync::rcu;
 
 use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{AtimePolicy, Attr, FileKind, SetAttr, StatFs, Timespec, mode};
 use crate::fs::{AclKind, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode};
-use crate::hash::Keys;
+use crate::hash::HashKeys;
 use crate::name::{NAME_MAX, Name};
 
 use data::FileContent;
 use dir::Batch;
 use inode::{Attributes, Inode, now, target_bytes};
 use pages::PAGE_BYTES;
-use table::{InodeTable, ROOT_INO};
+use table::{Entered, InodeTable, ROOT_INO};
 use xattr::{Change, Xattrs};
 
 pub use xattr::XattrStats;
@@ -82,6 +84,8 @@ mod xattr;
 /// How many entries the first and the largest batch of a `readdir` call copy under the lock of the
 /// directory. A first batch fills a small buffer without copying much that is not wanted.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
+/// Bytes that must have been freed before freed memory is given back to the system.
+const TRIM_BYTES: u64 = 8 << 20;
 /// What statfs(2) reports as the size without a limit: 1 PiB.
 const UNLIMITED_BYTES: u64 = 1 << 50;
 /// What statfs(2) reports as the number of inodes without a limit.
@@ -99,9 +103,11 @@ pub struct Tmpfs {
     table: InodeTable,
     space: Budget,
     inodes: Budget,
-    keys: Keys,
+    keys: HashKeys,
     xattrs: Xattrs,
     atime: AtimePolicy,
+    /// The most bytes in use since freed memory was given back, as [`FileSystem::maintain`] saw them.
+    bytes_max: AtomicU64,
 }
 
 /// What a [`Tmpfs`] starts with, after the mount options of tmpfs(5).
@@ -152,13 +158,14 @@ impl Tmpfs {
             space: Budget::new(options.size_bytes.map(whole_pages), 0),
             // The root directory is there from the start and not counted.
             inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1)), 0),
-            keys: Keys::new(None),
+            keys: HashKeys::new(None),
             xattrs: Xattrs::new(options.share_xattrs),
             atime: options.atime,
+            bytes_max: AtomicU64::new(0),
         };
         let root_mode = mode::S_IFDIR | options.root_mode & !mode::S_IFMT;
         let root = Make::new(root_mode, options.root_uid, options.root_gid);
-        fs.table.draw_root().fill(FileKind::Directory, &root, now());
+        fs.table.enter().draw_root().fill(FileKind::Directory, &root, now());
         fs
     }
 
@@ -212,7 +219,7 @@ impl Tmpfs {
         let waiting = self.xattrs.pop_waiting(now);
         for &ino in &waiting {
             // Those that are gone took their attributes along.
-            if let Ok(mut inode) = self.table.write(ino) {
+            if let Ok(mut inode) = self.table.enter().write(ino) {
                 let attributes = &mut inode.attributes;
                 let changed = attributes.changed();
                 self.xattrs.share(&mut attributes.xattrs, ino, changed, now, &self.space);
@@ -237,7 +244,8 @@ impl Tmpfs {
     /// Changes the extended attribute `name` of an inode.
     fn change_xattr(&self, ino: u64, name: &[u8], change: Change<'_>) -> Result<(), Errno> {
         let now = self.with_room(|| {
-            let mut inode = self.table.write(ino)?;
+            let table = self.table.enter();
+            let mut inode = table.write(ino)?;
             xattr::check_name(inode.kind(), name)?;
             let now = now();
             self.change_set(&mut inode, change, now)?;
@@ -261,11 +269,12 @@ impl Tmpfs {
 
     /// Takes an inode out of its slot, if `is_wanted` says so, and gives back what it takes.
     fn discard(&self, ino: u64, is_wanted: impl FnOnce(&Attributes) -> bool) {
-        let Ok(slot) = self.table.write(ino) else { return };
+        let table = self.table.enter();
+        let Ok(slot) = table.write(ino) else { return };
         if !is_wanted(&slot.attributes) {
             return;
         }
-        let mut inode = self.table.remove(slot);
+        let mut inode = table.remove(slot);
         if let Ok(Some(content)) = inode.content() {
             content.write().discard(&self.space);
         }
@@ -278,15 +287,16 @@ impl Tmpfs {
 
     /// Returns the bytes of a regular file. `EISDIR` for a directory, `EINVAL` for another file.
     fn content(&self, ino: u64) -> Result<Arc<RwLock<FileContent>>, Errno> {
-        let content = self.table.read(ino)?.content()?.cloned();
+        let table = self.table.enter();
+        let content = table.read(ino)?.content()?.cloned();
         match content {
             Some(content) => Ok(content),
-            None => self.table.write(ino)?.content_mut().cloned(),
+            None => table.write(ino)?.content_mut().cloned(),
         }
     }
 
-    /// Changes the content of a regular file, and returns its inode, locked, for the times that go with
-    /// it. Both appear at once to stat(2).
+    /// Changes the content of a regular file, and then its inode with `finish`. Both appear at once to
+    /// stat(2).
     ///
     /// # Errors
     /// `EISDIR` for a directory, `EINVAL` for another file, and those of `change`.
@@ -294,21 +304,25 @@ impl Tmpfs {
         &self,
         ino: u64,
         change: impl FnOnce(&mut FileContent) -> Result<R, Errno>,
-    ) -> Result<(R, RwLockWriteGuard<'_, Inode>), Errno> {
+        finish: impl FnOnce(&R, &mut Inode),
+    ) -> Result<R, Errno> {
         let content = self.content(ino)?;
         let mut content = content.write();
         content.check_kept()?;
         let result = change(&mut content)?;
-        let mut inode = self.table.write(ino)?;
+        let table = self.table.enter();
+        let mut inode = table.write(ino)?;
         inode.note_size(&content);
-        Ok((result, inode))
+        finish(&result, &mut inode);
+        Ok(result)
     }
 
     /// Makes the changes of `set`, all or none.
     fn set_attributes(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         let ino = node.ino();
         let Some(size) = set.size else {
-            let (mut inode, now) = (self.table.write(ino)?, now());
+            let table = self.table.enter();
+            let (mut inode, now) = (table.write(ino)?, now());
             self.chmod_acl(&mut inode, set.mode, now)?;
             inode.attributes.change(set, now);
             return Ok(inode.attr());
@@ -320,12 +334,14 @@ impl Tmpfs {
         // The copy of an ACL may want room; the size does not fail any more. The mode goes with the ACL, so
         // that nobody sees one without the other.
         if set.mode.is_some() {
-            let (mut inode, now) = (self.table.write(ino)?, now());
+            let table = self.table.enter();
+            let (mut inode, now) = (table.write(ino)?, now());
             self.chmod_acl(&mut inode, set.mode, now)?;
             inode.attributes.change(&SetAttr { mode: set.mode, ..SetAttr::default() }, now);
         }
         content.set_size(size, &self.space)?;
-        let mut inode = self.table.write(ino)?;
+        let table = self.table.enter();
+        let mut inode = table.write(ino)?;
         inode.note_size(&content);
         inode.attributes.change(set, now());
         Ok(inode.attr())
@@ -340,13 +356,28 @@ impl Tmpfs {
         self.change_set(inode, Change::Acl(AclKind::Access, Some(&acl)), now)
     }
 
+    /// Gives freed memory back to the system, if much has been freed.
+    fn trim(&self) {
+        let bytes = self.table.bytes() + self.space.used();
+        // ORDERING: Relaxed. A sample; nothing is published through it.
+        let most = self.bytes_max.fetch_max(bytes, Ordering::Relaxed);
+        // A part of all, so that a large heap is not looked through for little.
+        if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
+            // ORDERING: Relaxed. As above.
+            self.bytes_max.store(bytes, Ordering::Relaxed);
+            // Slots are freed after a grace period.
+            rcu::synchronize();
+            heap::give_back_freed();
+        }
+    }
+
     /// Says that the content of `inode`, which is released, was read.
-    fn note_read(&self, inode: RwLockReadGuard<'_, Inode>) {
+    fn note_read(&self, table: &Entered<'_>, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
         if inode.attributes.is_read_noted(self.atime.of(inode.kind()), now()) {
             drop(inode);
             // If it is gone meanwhile, so is its time.
-            if let Ok(mut inode) = self.table.write(ino) {
+            if let Ok(mut inode) = table.write(ino) {
                 inode.attributes.touch_read(now());
             }
         }
@@ -362,17 +393,18 @@ impl std::fmt::Debug for Tmpfs {
 
 impl FileSystem for Tmpfs {
     fn root(&self) -> Result<Attr, Errno> {
-        Ok(self.table.read(ROOT_INO)?.attr())
+        Ok(self.table.enter().read(ROOT_INO)?.attr())
     }
 
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let key = self.key(name);
-        let found = self.table.read(dir.ino())?.directory()?.find(key);
-        Ok(self.table.read(found.ok_or(Errno::NOENT)?.link.ino)?.attr())
+        let table = self.table.enter();
+        let found = table.read(dir.ino())?.directory()?.find(key);
+        Ok(table.read(found.ok_or(Errno::NOENT)?.link.ino)?.attr())
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        Ok(self.table.read(node.ino())?.attr())
+        Ok(self.table.enter().read(node.ino())?.attr())
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
@@ -403,11 +435,13 @@ impl FileSystem for Tmpfs {
             let is_first = count_max == 0;
             count_max = (count_max * 2).clamp(*BATCH_ENTRIES.start(), *BATCH_ENTRIES.end());
             batch.clear();
-            let inode = self.table.read(ino)?;
-            inode.directory()?.collect_behind(cookie, count_max, &mut batch);
-            match is_first {
-                true => self.note_read(inode),
-                false => drop(inode),
+            {
+                let table = self.table.enter();
+                let inode = table.read(ino)?;
+                inode.directory()?.collect_behind(cookie, count_max, &mut batch);
+                if is_first {
+                    self.note_read(&table, inode);
+                }
             }
             for entry in batch.iter() {
                 if let ControlFlow::Break(()) = sink(entry) {
@@ -422,23 +456,26 @@ impl FileSystem for Tmpfs {
     }
 
     fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        let inode = self.table.read(node.ino())?;
-        let content = inode.content()?.cloned();
-        if !buf.is_empty() {
-            self.note_read(inode);
-        } else {
-            drop(inode);
-        }
+        let content = {
+            let table = self.table.enter();
+            let inode = table.read(node.ino())?;
+            let content = inode.content()?.cloned();
+            if !buf.is_empty() {
+                self.note_read(&table, inode);
+            }
+            content
+        };
         Ok(content.map_or(0, |content| content.read().read(offset, buf)))
     }
 
     fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let write = |content: &mut FileContent| content.write(offset, bytes, &self.space);
-        let (count, mut inode) = self.with_room(|| self.change_content(node.ino(), write))?;
-        if count > 0 {
-            inode.attributes.touch_content(now());
-        }
-        Ok(count)
+        let touch = |&count: &usize, inode: &mut Inode| {
+            if count > 0 {
+                inode.attributes.touch_content(now());
+            }
+        };
+        self.with_room(|| self.change_content(node.ino(), write, touch))
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -446,9 +483,10 @@ impl FileSystem for Tmpfs {
     }
 
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
-        let inode = self.table.read(node.ino())?;
+        let table = self.table.enter();
+        let inode = table.read(node.ino())?;
         let target = inode.target()?.to_vec();
-        self.note_read(inode);
+        self.note_read(&table, inode);
         Ok(target)
     }
 
@@ -484,18 +522,18 @@ impl FileSystem for Tmpfs {
         how: Fallocate,
     ) -> Result<(), Errno> {
         let allocate = |content: &mut FileContent| content.allocate(offset, len, how, &self.space);
-        let ((), mut inode) = self.with_room(|| self.change_content(node.ino(), allocate))?;
-        inode.attributes.touch_content(now());
-        Ok(())
+        let touch = |(): &(), inode: &mut Inode| inode.attributes.touch_content(now());
+        self.with_room(|| self.change_content(node.ino(), allocate, touch))
     }
 
     fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
-        let content = self.table.read(node.ino())?.content()?.cloned();
+        let content = self.table.enter().read(node.ino())?.content()?.cloned();
         content.ok_or(Errno::NXIO)?.read().seek(offset, what)
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let inode = self.table.read(node.ino())?;
+        let table = self.table.enter();
+        let inode = table.read(node.ino())?;
         xattr::check_name_to_read(inode.kind(), name)?;
         let block = inode.attributes.xattrs.as_ref().ok_or(Errno::NODATA)?;
         block.set().get(name).map(<[u8]>::to_vec)
@@ -512,7 +550,8 @@ impl FileSystem for Tmpfs {
     }
 
     fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
-        let inode = self.table.read(node.ino())?;
+        let table = self.table.enter();
+        let inode = table.read(node.ino())?;
         Ok(inode.attributes.xattrs.as_ref().map_or_else(Vec::new, |block| block.set().list()))
     }
 
@@ -521,7 +560,7 @@ impl FileSystem for Tmpfs {
     }
 
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
-        Ok(self.table.read(node.ino())?.attributes.acl(kind).cloned())
+        Ok(self.table.enter().read(node.ino())?.attributes.acl(kind).cloned())
     }
 
     /// Sets an ACL; an access ACL that says no more than the mode is dropped. `EACCES` for a
@@ -534,7 +573,8 @@ impl FileSystem for Tmpfs {
         mode: Option<u32>,
     ) -> Result<(), Errno> {
         self.with_room(|| {
-            let mut inode = self.table.write(node.ino())?;
+            let table = self.table.enter();
+            let mut inode = table.write(node.ino())?;
             match (inode.kind(), kind) {
                 (FileKind::Symlink, _) => return Err(Errno::OPNOTSUPP),
                 (FileKind::Directory, _) | (_, AclKind::Access) => {}
@@ -556,13 +596,14 @@ impl FileSystem for Tmpfs {
     }
 
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
-        let attr = self.table.read(ino)?.attr();
+        let attr = self.table.enter().read(ino)?.attr();
         let is_it = attr.nlink > 0 && generation.is_none_or(|generation| generation == 0);
         if is_it { Ok(attr) } else { Err(Errno::STALE) }
     }
 
     fn parent(&self, dir: Node<'_>) -> Result<u64, Errno> {
-        let inode = self.table.read(dir.ino())?;
+        let table = self.table.enter();
+        let inode = table.read(dir.ino())?;
         let directory = inode.directory()?;
         directory.check_alive().map_err(|_| Errno::STALE)?;
         Ok(directory.parent())
@@ -572,8 +613,10 @@ impl FileSystem for Tmpfs {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }
 
-    /// Shares attributes that were left alone for 100 ms, also if no others are changed any more.
+    /// Shares attributes that were left alone for 100 ms, also if no others are changed any more, and
+    /// gives freed memory back to the system.
     fn maintain(&self) {
+        self.trim();
         // No more than waited when it was called, so that changes meanwhile do not keep it up.
         let (now, mut left) = (now(), self.xattrs.stats().waiting);
         while left > 0 {
@@ -589,6 +632,7 @@ impl FileSystem for Tmpfs {
         // The root directory is one more.
         sink("tmpfs_inodes", self.inodes.used() + 1);
         sink("tmpfs_used_bytes", self.space.used());
+        sink("tmpfs_table_bytes", self.table.bytes());
         sink("tmpfs_shared_sets", shared_sets);
         sink("tmpfs_waiting", waiting);
     }

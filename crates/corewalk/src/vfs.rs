@@ -51,18 +51,17 @@ pub use names::Removal;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use corewalk_sync::{Mutex, ShardedCounter};
+use corewalk_base::{Mutex, ShardedCounter};
 
 use crate::Errno;
 use crate::attr::{Attr, FileKind};
-use crate::claim::{Claims, SHARDS_FEW};
-use crate::cred::Security;
 use crate::dcache::{Dcache, Host};
 use crate::fs::FileSystem;
+use crate::key_lock::{KeyLocks, SHARDS_FEW};
 use crate::mount::Mounts;
 use crate::name::Name;
 use paths::Paths;
-use rename::{Crossings, Moves};
+use rename::{InFlightMoves, InFlightRenames};
 
 /// What one lookup held outside adds to an inode's count. Below it are 28 bits for references held
 /// inside (dentries and `InodeRef`s), above it 33 bits for lookups: both in one word, so that a
@@ -131,11 +130,10 @@ pub struct Vfs {
     pub(crate) dcache: Dcache,
     pub(crate) supers: Arc<Supers>,
     pub(crate) mounts: Mounts,
-    moves: Moves,
-    crossings: Crossings,
+    in_flight_moves: InFlightMoves,
+    in_flight_renames: InFlightRenames,
     /// Who changes the attributes of an inode: see `attributes`.
-    changers: Claims,
-    security: OnceLock<Box<dyn Security>>,
+    attr_locks: KeyLocks,
 }
 
 /// A file system in use.
@@ -175,23 +173,14 @@ impl Vfs {
             dcache,
             supers,
             mounts: Mounts::new(),
-            moves: Moves::new(),
-            crossings: Crossings::new(),
-            changers: Claims::new(SHARDS_FEW),
-            security: OnceLock::new(),
+            in_flight_moves: InFlightMoves::new(),
+            in_flight_renames: InFlightRenames::new(),
+            attr_locks: KeyLocks::new(SHARDS_FEW),
         };
         let attr = root_of(&*fs)?;
         let root = vfs.add_superblock(fs, &attr)?;
         vfs.mounts.set_root(root);
         Ok(Arc::new(vfs))
-    }
-
-    /// Sets the security hook, once, before the namespace is used.
-    ///
-    /// # Errors
-    /// `EBUSY` if one is set.
-    pub fn set_security(&self, hook: Box<dyn Security>) -> Result<(), Errno> {
-        self.security.set(hook).map_err(|_| Errno::BUSY)
     }
 
     /// Sets who hears that the cache needs room, once.
@@ -211,7 +200,7 @@ impl Vfs {
         let inode = self.dcache.directory(dentry).expect("the root is a directory").inode;
         self.dcache.inodes.lockref(inode).get();
         let root = InodeRef { vfs: self, slot: inode };
-        assert!(!root.is_crowded(), "too many references to the root");
+        assert!(!root.is_saturated(), "too many references to the root");
         root
     }
 
@@ -221,7 +210,7 @@ impl Vfs {
     /// # Errors
     /// `ESTALE` if it is not; `ENFILE` if 2 to the 27th references on it are held.
     pub fn inode(&self, ino: u64) -> Result<InodeRef<'_>, Errno> {
-        self.in_use(ino).ok_or(Errno::STALE)?.unless_crowded()
+        self.in_use(ino).ok_or(Errno::STALE)?.unless_saturated()
     }
 
     fn in_use(&self, ino: u64) -> Option<InodeRef<'_>> {
@@ -238,10 +227,6 @@ impl Vfs {
     #[inline]
     pub(crate) fn superblock(&self, inode: u32) -> &Superblock {
         self.supers.get(self.dcache.inodes.superblock(inode))
-    }
-
-    pub(crate) fn security(&self) -> Option<&dyn Security> {
-        self.security.get().map(|hook| &**hook)
     }
 
     /// Takes in a file system whose root `attr` is, and returns its root dentry, counted for whoever
@@ -448,13 +433,13 @@ impl<'v> InodeRef<'v> {
     /// # Errors
     /// `ENFILE`; the reference is then dropped.
     #[inline]
-    pub(crate) fn unless_crowded(self) -> Result<InodeRef<'v>, Errno> {
-        if self.is_crowded() { Err(Errno::NFILE) } else { Ok(self) }
+    pub(crate) fn unless_saturated(self) -> Result<InodeRef<'v>, Errno> {
+        if self.is_saturated() { Err(Errno::NFILE) } else { Ok(self) }
     }
 
     /// Returns true if so many references are held that no more should be.
     #[inline]
-    fn is_crowded(&self) -> bool {
+    fn is_saturated(&self) -> bool {
         self.vfs.dcache.inodes.lockref(self.slot).count() % LOOKUP > REFS_MAX
     }
 
@@ -473,7 +458,7 @@ impl Clone for InodeRef<'_> {
     fn clone(&self) -> Self {
         self.vfs.dcache.inodes.lockref(self.slot).get();
         let clone = InodeRef { vfs: self.vfs, slot: self.slot };
-        assert!(!clone.is_crowded(), "too many references to one inode");
+        assert!(!clone.is_saturated(), "too many references to one inode");
         clone
     }
 }
@@ -520,7 +505,7 @@ impl Host for Arc<Supers> {
         if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.forget(slot)) {
             superblock.remove_hidden(&hidden);
         }
-        superblock.fs.forget(ino);
+        hidden::contained(|| superblock.fs.forget(ino));
     }
 
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>) {
@@ -584,12 +569,12 @@ mod tests {
         let files = [make(old), make(new), make(moved)];
         let (dcache, parent) = (&vfs.dcache, vfs.mounts.root());
         let key = dcache.key_of_held(parent);
-        let needle = dcache.needle(old);
-        let claim = dcache.claims.claim(dcache.claim_key(parent, &needle));
+        let lookup_key = dcache.lookup_key(old);
+        let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(parent, &lookup_key));
         let inode_of = |name| {
             let mut found = vec![];
-            let needle = dcache.needle(name);
-            while let Some((slot, seen)) = dcache.find_exact(key, &needle) {
+            let lookup_key = dcache.lookup_key(name);
+            while let Some((slot, seen)) = dcache.find_exact(key, &lookup_key) {
                 found.push(seen.body.inode());
                 assert!(dcache.get(slot, seen.seq));
                 dcache.make_stale(slot);
@@ -597,17 +582,17 @@ mod tests {
             found
         };
         // As a fill that missed the name.
-        let node = crate::dcache::Node { inode: files[1].slot, kind: FileKind::Regular };
-        let slot = dcache.publish(key, &needle, Some(node), &claim).unwrap();
+        let node = crate::dcache::DentryInode { inode: files[1].slot, kind: FileKind::Regular };
+        let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[1].slot]);
         // As a rename that missed its target.
-        let slot = dcache.publish(key, &needle, Some(node), &claim).unwrap();
+        let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
-        let from = dcache.needle(moved);
+        let from = dcache.lookup_key(moved);
         let (slot, seen) = dcache.find_exact(key, &from).unwrap();
         assert!(dcache.get(slot, seen.seq));
-        assert_eq!(dcache.d_move((slot, &from), key, &needle, None, &claim), Ok(0));
+        assert_eq!(dcache.d_move((slot, &from), key, &lookup_key, None, &in_lookup), Ok(0));
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[2].slot]);
         assert_eq!(inode_of(moved), []);

@@ -1,25 +1,24 @@
 //! The path walk: from a pathname to a place.
 //!
-//! A walk starts in **rcu-walk**: it looks each component up without a lock, a reference or a store,
-//! and notes the sequence of every dentry it passes. Where it ends it checks all of them once more:
-//! if none has moved, every name on the way was there at one instant, so the answer is the one of
-//! that instant (not even Linux's rcu-walk says that of a whole path). Where it has to block, for a
-//! name that is not cached, a symbolic link, permissions that have to be asked for, it takes a
-//! reference on where it is, does that one step, and goes on in rcu-walk from there.
+//! A walk starts in **rcu-walk**. It looks each component up without a lock, a reference or a
+//! store, and adds each dentry with its sequence to a read set. At its end it validates the read
+//! set. If that is valid, all names existed at one instant, so the answer is that of this instant.
+//! (Linux's rcu-walk does not promise that for a whole path.) Before it blocks, the walk takes a
+//! reference on its dentry, does that one step, and continues in rcu-walk. It blocks at names that
+//! are not cached, symbolic links, and unknown permissions.
 //!
-//! A walk that keeps failing its check becomes a **ref-walk**, which holds a reference at each step
-//! and needs no check; it always gets through. Both modes decide alike, but a ref-walk's answer is
-//! put together from several instants, one per component, as every walk is on Linux.
+//! A walk that fails its validation repeatedly becomes a **ref-walk**. It holds a reference at each
+//! step and needs no validation, so it always ends. Both modes decide alike. But the answer of a
+//! ref-walk combines several instants, one per component, as every walk on Linux does.
 //!
 //! # Confined walks
-//! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the place found is below the root of the
-//! walk at the instant it is returned, also if directories are moved out of it meanwhile (trap T20):
-//! the way up from the place is part of what is checked, and in ref-walk directories are kept in
-//! place for it.
+//! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result is below the root of the walk
+//! at the instant of the answer, even if directories are moved out of it (trap T20). The read set
+//! includes the way up from the result. A ref-walk keeps directories in place for that check.
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
-mod glide;
+mod fast_path;
 mod step;
 
 use std::borrow::Cow;
@@ -32,8 +31,8 @@ use crate::cred::Cred;
 use crate::dentry::Flags;
 use crate::mount::{Mount, MountRef};
 use crate::name::{Name, PATH_MAX};
-use crate::passed::{Growth, Passed};
 use crate::path::PathRef;
+use crate::read_set::{Growth, ReadSet};
 use crate::vfs::{Place, Vfs};
 
 /// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
@@ -81,8 +80,8 @@ pub struct FsStruct<'v> {
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
-    /// The slot of the dentry and the sequence it was seen under: equal for two walks only if nothing
-    /// about the dentry has changed in between.
+    /// The slot of the dentry and its sequence. They are equal for two walks only if the dentry has
+    /// not changed in between.
     pub dentry: (u32, u64),
 }
 
@@ -120,12 +119,12 @@ pub(crate) struct Walk<'v, 'a> {
     /// Counted only after a mount point was crossed: a count would be a store that others see.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: u32,
-    /// What the dentry was when it was reached.
-    pub(crate) seen: crate::dentry::Glimpse,
+    /// The snapshot of the dentry.
+    pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<Place<'v>>,
-    /// What has been passed since the walk began. Lent, since it is large and a walk is moved.
-    trail: &'a mut Passed,
+    /// The dentries since the walk began. Borrowed, since it is large and a walk is moved.
+    read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }
 
@@ -133,10 +132,12 @@ impl Vfs {
     /// Returns the place that `path` leads to.
     ///
     /// # Errors
-    /// `ENOENT`, also for an empty path; `ENOTDIR`; `EACCES`; `ELOOP` (more than 40 symbolic links,
-    /// or one that the flags forbid); `ENAMETOOLONG` (a component over 255 bytes, a path of 4096 and
-    /// more); `EXDEV` (a path that leaves where it is confined to); `EAGAIN` (`CACHED`, and a back
-    /// end would have to be asked); what the back end says.
+    /// - `ENOENT`, also for an empty path; `ENOTDIR`; `EACCES`.
+    /// - `ELOOP` for more than 40 symbolic links, or for one that the flags forbid.
+    /// - `ENAMETOOLONG` for a component over 255 bytes, or a path of 4096 bytes and more.
+    /// - `EXDEV` for a path that leaves its confinement.
+    /// - `EAGAIN` for `CACHED`, if the back end would have to be asked.
+    /// - The errors of the back end.
     pub fn walk<'v>(
         &'v self,
         cred: &Cred,
@@ -159,12 +160,12 @@ impl Vfs {
         self.passes(cred, at, path, flags, |walk| walk.end_resolved())
     }
 
-    /// Returns the directory that the last component of `path` is to be looked up in, and that
-    /// component: for operations that make, remove or rename a name. A `/` behind it is dropped.
+    /// Returns the directory of the last component of `path`, and that component, for operations
+    /// that make, remove or rename a name. A `/` behind the component is dropped.
     ///
     /// # Errors
-    /// As [`Vfs::walk`]; `EINVAL` if the last component is `.`, `EBUSY` for `..` or the root, as
-    /// rmdir(2) and rename(2) have it.
+    /// As [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or the root,
+    /// as in rmdir(2) and rename(2).
     pub fn walk_parent<'v, 'p>(
         &'v self,
         cred: &Cred,
@@ -202,9 +203,9 @@ impl Vfs {
             [b'/', ..] => root,
             _ => &at.cwd,
         };
-        let mut trail = Passed::new(Growth::Allowed);
+        let mut read_set = ReadSet::new(Growth::Allowed);
         for pass in 0.. {
-            trail.clear();
+            read_set.clear();
             let mode = if pass < RCU_PASSES { Mode::Rcu } else { Mode::Ref };
             if pass > 0 {
                 self.dcache.counters.retries.add(1);
@@ -212,7 +213,7 @@ impl Vfs {
             if pass == RCU_PASSES {
                 self.dcache.counters.fallbacks.add(1);
             }
-            let mut walk = Walk::new(self, cred, flags, (root, start), mode, &mut trail);
+            let mut walk = Walk::new(self, cred, flags, (root, start), mode, &mut read_set);
             match walk.follow(path).and_then(|()| finish(&mut walk)) {
                 Ok(found) => return Ok(found),
                 Err(Stop::Fail(error)) => return Err(error),
@@ -230,9 +231,9 @@ impl<'v, 'a> Walk<'v, 'a> {
         flags: WalkFlags,
         (root, start): (&'a PathRef<'v>, &'a PathRef<'v>),
         mode: Mode,
-        trail: &'a mut Passed,
+        read_set: &'a mut ReadSet,
     ) -> Walk<'v, 'a> {
-        let mut seen = vfs.dcache.dentries.glimpse(start.dentry);
+        let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
             // A directory that has been removed is still a place to start at (trap T17).
             seen.body = seen.body.with_inode(start.inode.slot);
@@ -247,21 +248,21 @@ impl<'v, 'a> Walk<'v, 'a> {
             dentry: start.dentry,
             seen,
             hold: None,
-            trail,
+            read_set,
             links: 0,
         }
     }
 
     /// Walks along `path`, through all of its symbolic links.
     fn follow(&mut self, path: &[u8]) -> Result<(), Stop> {
-        self.note();
+        self.record();
         let must_be_directory = path.ends_with(b"/") || self.flags.contains(WalkFlags::DIRECTORY);
-        // What is left of the path and of the links inside it; the innermost link last.
+        // The rest of the path and of the links inside it; the innermost link last.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         let mut path = path;
         let mut link: Vec<u8>;
         loop {
-            path = self.glide(path);
+            path = self.fast_path(path);
             let (component, tail) = split(path);
             if component.is_empty() {
                 let Some(outer) = rest.pop() else { break };
@@ -280,10 +281,10 @@ impl<'v, 'a> Walk<'v, 'a> {
                 path = &link;
             }
         }
-        // A name that does not exist is no directory either, but that is not what is wrong with it.
+        // A missing name is `ENOENT`, not `ENOTDIR`.
         let is_there = !self.seen.body.is_negative();
         if must_be_directory && is_there && !self.seen.body.is_directory() {
-            return Err(self.verdict(Errno::NOTDIR));
+            return Err(self.validated(Errno::NOTDIR));
         }
         Ok(())
     }
@@ -291,20 +292,20 @@ impl<'v, 'a> Walk<'v, 'a> {
     /// Returns the place with a reference.
     fn end_in_path(&mut self) -> Result<PathRef<'v>, Stop> {
         if self.seen.body.is_negative() {
-            return Err(self.verdict(Errno::NOENT));
+            return Err(self.validated(Errno::NOENT));
         }
         self.legitimize()?;
         let mount = MountRef::get(&self.mount).ok_or(Stop::Retry)?;
         self.stay_below_root()?;
         let Place { dentry, inode } = self.hold.take().expect("legitimize takes references");
-        let inode = inode.unless_crowded()?;
+        let inode = inode.unless_saturated()?;
         Ok(PathRef { vfs: self.vfs, mount, dentry: dentry.into_slot(), inode })
     }
 
     /// Returns the place without a reference.
     fn end_resolved(&mut self) -> Result<Resolved, Stop> {
         if self.seen.body.is_negative() {
-            return Err(self.verdict(Errno::NOENT));
+            return Err(self.validated(Errno::NOENT));
         }
         let dcache = &self.vfs.dcache;
         let ino = if self.seen.body.is_directory() {
@@ -314,7 +315,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         };
         let dentry = (self.dentry, self.seen.seq);
         let _mount = match self.mode {
-            // What is in the trail says that nothing was unmounted.
+            // The read set shows that nothing was unmounted.
             Mode::Rcu => None,
             Mode::Ref => Some(MountRef::get(&self.mount).ok_or(Stop::Retry)?),
         };
@@ -323,8 +324,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(Resolved { ino, dentry })
     }
 
-    /// Returns `error`, if what it was concluded from still holds.
-    pub(crate) fn verdict(&self, error: Errno) -> Stop {
+    /// Returns `error` if the read set is still valid, and otherwise a retry.
+    pub(crate) fn validated(&self, error: Errno) -> Stop {
         match self.validate() {
             Ok(()) => Stop::Fail(error),
             Err(stop) => stop,
@@ -334,23 +335,23 @@ impl<'v, 'a> Walk<'v, 'a> {
     /// Checks that all that has been passed is as it was.
     pub(crate) fn validate(&self) -> Result<(), Stop> {
         let dentries = &self.vfs.dcache.dentries;
-        match self.trail.is_unchanged(dentries) {
+        match self.read_set.is_unchanged(dentries) {
             true => Ok(()),
             false => Err(Stop::Retry),
         }
     }
 
-    /// Adds where the walk is to what will be checked.
+    /// Adds the current dentry to the read set.
     #[inline]
-    pub(crate) fn note(&mut self) {
+    pub(crate) fn record(&mut self) {
         if self.mode == Mode::Rcu {
-            self.trail.push(self.dentry, self.seen.seq);
+            self.read_set.push(self.dentry, self.seen.seq);
         }
     }
 
-    /// Takes a reference on where the walk is, so that it may block there: the way out of rcu-walk.
-    /// The trail stays; where the walk ends it says whether the whole path was there at one instant,
-    /// also if the walk has blocked in between.
+    /// Takes a reference on the current dentry, so the walk may block there: the way out of
+    /// rcu-walk. The read set stays. At the end it covers the whole path, even if the walk has
+    /// blocked in between.
     #[doc(alias = "try_to_unlazy")]
     pub(crate) fn legitimize(&mut self) -> Result<(), Stop> {
         if self.hold.is_some() {
@@ -375,24 +376,24 @@ impl<'v, 'a> Walk<'v, 'a> {
             if at == mount.root {
                 match &mount.point {
                     Some((parent, point)) => (mount, at) = (parent, *point),
-                    None => return Err(self.verdict(Errno::XDEV)),
+                    None => return Err(self.validated(Errno::XDEV)),
                 }
                 continue;
             }
-            let seen = vfs.dcache.dentries.glimpse(at);
+            let seen = vfs.dcache.dentries.snapshot(at);
             if self.mode == Mode::Rcu {
-                self.trail.push(at, seen.seq);
+                self.read_set.push(at, seen.seq);
             }
             let parent = seen.key.parent();
             if parent == at || parent == 0 || !seen.body.flags().intersects(Flags::HASHED) {
-                return Err(self.verdict(Errno::XDEV));
+                return Err(self.validated(Errno::XDEV));
             }
             at = parent;
         }
     }
 }
 
-/// Returns the first component of a path and what is behind it; an empty one at the end.
+/// Returns the first component of a path and the rest; an empty component at the end.
 #[inline]
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut path = path;

@@ -17,7 +17,7 @@ use corewalk::{
     Attr, Cred, Errno, FileKind, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode,
     SetAttr, Vfs, VfsOptions, WalkFlags,
 };
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     atomic::{AtomicU64, Ordering},
     thread,
     unmodelled::AtomicUsize,

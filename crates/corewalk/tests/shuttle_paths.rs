@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{Cred, Errno, InodeRef, Make, May, Name, Removal, RenameMode, Vfs, VfsOptions};
-use corewalk_sync::primitives::{atomic::Ordering, thread, unmodelled::AtomicUsize};
+use corewalk_base::primitives::{atomic::Ordering, thread, unmodelled::AtomicUsize};
 use corewalk_testkit::rng::{ReportSeed, Seed};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};

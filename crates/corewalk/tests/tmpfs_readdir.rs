@@ -7,7 +7,7 @@ use std::time::Duration;
 use corewalk::attr::mode;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode};
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 

@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use corewalk::{Errno, FileSystem};
-use corewalk_sync::primitives::thread::JoinHandle;
+use corewalk_base::primitives::thread::JoinHandle;
 use fuser::{INodeNo, Session, SessionACL};
 
 use crate::adapter::Adapter;
@@ -234,7 +234,7 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
         }
     }));
     let kernel = KernelCache::new(server, session.notifier());
-    let session = corewalk_sync::primitives::thread::Builder::new()
+    let session = corewalk_base::primitives::thread::Builder::new()
         .name("corewalk-fuse".into())
         .spawn(move || session.run())
         .map_err(|error| system("starting a thread", &error))?;

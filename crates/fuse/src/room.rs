@@ -34,7 +34,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use corewalk::{EntryId, Errno, FileKind, Name, Pinned, Pressure};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use fuser::{INodeNo, Notifier};
 
 use crate::mount::Device;

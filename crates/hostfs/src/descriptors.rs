@@ -21,8 +21,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use corewalk::Errno;
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use foldhash::fast::RandomState;
 use rustix::fs::OFlags;
 

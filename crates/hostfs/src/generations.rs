@@ -17,8 +17,8 @@
 use std::collections::HashMap;
 
 use corewalk::Timespec;
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use foldhash::fast::RandomState;
 
 /// Low bits of a generation, which count inodes of one number and one time of birth.

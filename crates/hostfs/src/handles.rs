@@ -23,8 +23,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use corewalk::{Attr, Errno, FileKind, Node};
-use corewalk_sync::Mutex;
-use corewalk_sync::file_handle::FileHandle;
+use corewalk_base::Mutex;
+use corewalk_base::file_handle::FileHandle;
 use foldhash::fast::RandomState;
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags, openat, readlinkat, statx,

@@ -2,9 +2,9 @@
 //!
 //! A new file is made with the rights of its owner alone, then gets its owner, its ACLs and its mode,
 //! and is removed again if one of these fails; whoever looks at the host directly can see it in
-//! between. Through the cache nobody can, since its name is claimed. A file of the server's own user
-//! and group without an ACL is made with its mode at once: what the host makes of that is looked at,
-//! and is most often right.
+//! between. Through the cache no call can, since its name has an in-lookup lock. A file of the
+//! server's own user and group without an ACL is made with its mode at once: what the host makes of
+//! that is looked at, and is most often right.
 //!
 //! Before the last name of an inode goes, a descriptor of it is kept: whoever uses it still has it
 //! until the cache forgets it. What a name refers to is looked at just before, so that a file that

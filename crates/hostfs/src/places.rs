@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 
-use corewalk_sync::Mutex;
+use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
 /// Directories that are remembered: the map is emptied beyond.

@@ -14,8 +14,8 @@
 //!
 //! Source: flock(2), mmap(2); Linux `fs/locks.c` (`locks_remove_file`).
 
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use corewalk_ipc::Task;
-use corewalk_sync::primitives::atomic::{AtomicPtr, Ordering};
 use libc::c_void;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;

@@ -20,7 +20,7 @@
 //!
 //! Source: dlsym(3), dlopen(3), dlmopen(3).
 
-use corewalk_sync::primitives::atomic::{AtomicPtr, Ordering};
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use libc::{c_char, c_void};
 use std::ffi::CStr;
 use std::ptr;

@@ -5,7 +5,7 @@
 //!
 //! Source: dlsym(3), `RTLD_NEXT`.
 
-use corewalk_sync::primitives::atomic::{AtomicPtr, Ordering};
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use std::ffi::{CStr, c_void};
 
 /// A function of the same name further on in the search order.

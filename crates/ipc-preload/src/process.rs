@@ -30,9 +30,9 @@
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{Namespace, OpenError, Task};
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::cell::Cell;

@@ -25,11 +25,11 @@
 //!
 //! Source: shmop(2), shmctl(2), `<sys/shm.h>` of glibc; Linux `ipc/shm.c` (`do_shmat`).
 
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_ipc::raw::{self, ShmArg, ShmUsage, Shminfo};
 use corewalk_ipc::{
     IPC_INFO, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_STAT, SHM_STAT_ANY, ShmStat, Task,
 };
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 use libc::{c_int, c_void, key_t, size_t};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;

@@ -29,8 +29,8 @@
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
-use corewalk_sync::primitives::atomic::{AtomicPtr, AtomicU32, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicPtr, AtomicU32, Ordering};
+use corewalk_base::primitives::thread;
 use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 

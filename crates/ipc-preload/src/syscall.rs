@@ -7,7 +7,7 @@
 //!
 //! Source: syscall(2); System V ABI, AMD64 supplement.
 
-use corewalk_sync::primitives::atomic::{AtomicPtr, Ordering};
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use libc::{c_int, c_long, c_void};
 use std::ptr;
 

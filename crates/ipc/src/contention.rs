@@ -11,9 +11,9 @@
 //!
 //! [`NamespaceOptions::is_contention_counted`]: crate::NamespaceOptions::is_contention_counted
 
-use corewalk_sync::CachePadded;
-use corewalk_sync::futex;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_base::CachePadded;
+use corewalk_base::futex;
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
 /// What [`Namespace::contention`](crate::Namespace::contention) tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

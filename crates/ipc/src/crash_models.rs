@@ -9,8 +9,8 @@
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
-use corewalk_sync::primitives::crash::{self, Ended};
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_base::primitives::crash::{self, Ended};
+use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::time::Duration;

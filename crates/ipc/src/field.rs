@@ -6,7 +6,7 @@
 //!
 //! Source: `docs/style.md` section 4.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
 /// Returns a word that a lock or a sequence count protects.

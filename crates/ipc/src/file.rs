@@ -21,9 +21,9 @@
 //!
 //! Source: flock(2), memfd_create(2) `F_SEAL_SHRINK`, pid_namespaces(7).
 
-use corewalk_sync::Region;
-use corewalk_sync::futex::{self, Deadline, Scope};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::Region;
+use corewalk_base::futex::{self, Deadline, Scope};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::fs::{
     FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_add_seals, flock, fstat, ftruncate,
     open,

@@ -28,9 +28,10 @@
 mod audit;
 mod recover;
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{IS_MODEL, hint};
-use corewalk_sync::{Line, SeqCount, SeqWriteGuard};
+use corewalk_base::Line;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{IS_MODEL, hint};
+use corewalk_sync::{SeqCount, SeqWriteGuard};
 use rustix::io::Errno;
 
 use crate::field::{get, high, low, pair, put};

@@ -15,7 +15,7 @@
 //!
 //! Source: `ARCHITECTURE.md`.
 
-use corewalk_sync::primitives::IS_MODEL;
+use corewalk_base::primitives::IS_MODEL;
 use rustix::io::Errno;
 
 use crate::ids::{IdLayout, SLOTS_MAX};

@@ -4,8 +4,8 @@
 //! The object's lock protects all of it. Numbers that are out of range lead to the scratch line, and walks
 //! are bounded, so a list that somebody has damaged is a wrong list and nothing worse.
 
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::AtomicU64;
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::AtomicU64;
 
 use crate::field::{get, high, low, pair, put};
 

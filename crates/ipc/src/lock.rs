@@ -30,10 +30,10 @@
 //!
 //! Source: Drepper, "Futexes Are Tricky", 2011, mutex 2; pthread_mutexattr_setrobust(3).
 
-use corewalk_sync::futex::{self, Deadline, Ended, Scope};
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::hint;
+use corewalk_base::futex::{self, Deadline, Ended, Scope};
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::hint;
 use rustix::io::Errno;
 
 use crate::field::{high, low, pair};
@@ -272,7 +272,7 @@ impl Drop for Held<'_> {
 mod tests {
     use super::*;
     use crate::{Capacity, Namespace, NamespaceOptions};
-    use corewalk_sync::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
     use rustix::fs::{MemfdFlags, memfd_create};
 
     #[test]

@@ -4,9 +4,9 @@
 //! The thread that looks is the spawned one: see `tally` in the sync crate. A namespace has one slot and
 //! few lines, so that a slot, a semaphore and an undo record are used again at once.
 
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
 use crate::namespace::{Namespace, NamespaceOptions};

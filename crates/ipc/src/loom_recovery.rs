@@ -3,10 +3,10 @@
 //! The dead one has an adjustment, and was killed in the middle of another operation with undo. Locks whose
 //! holder has died are not here: a model has no time that passes (see `crash_models` and the torture).
 
-use corewalk_sync::Region;
-use corewalk_sync::futex::Scope;
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::Region;
+use corewalk_base::futex::Scope;
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
 use crate::contention::Counts;

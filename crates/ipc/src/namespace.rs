@@ -15,9 +15,9 @@
 //!
 //! Source: ipc_namespaces(7); proc(5) `/proc/sys/kernel/sem`.
 
-use corewalk_sync::Region;
-use corewalk_sync::futex::Scope;
-use corewalk_sync::primitives::{Arc, IS_MODEL};
+use corewalk_base::Region;
+use corewalk_base::futex::Scope;
+use corewalk_base::primitives::{Arc, IS_MODEL};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;

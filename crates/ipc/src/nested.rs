@@ -19,8 +19,8 @@
 //!
 //! Source: signal-safety(7), sigsetjmp(3).
 
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::unmodelled::{Ordering, compiler_fence};
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::unmodelled::{Ordering, compiler_fence};
 use std::cell::Cell;
 
 /// Waits that are known.

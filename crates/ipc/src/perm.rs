@@ -12,9 +12,10 @@
 //!
 //! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::unmodelled;
-use corewalk_sync::{Mutex, RcuCell, rcu};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::unmodelled;
+use corewalk_sync::{RcuCell, rcu};
 use rustix::io::Errno;
 use std::cell::RefCell;
 
@@ -337,7 +338,7 @@ impl CredCell {
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::primitives::thread;
 
     const PERM: Perm = Perm { key: 0, uid: 1, gid: 10, cuid: 2, cgid: 20, mode: 0o642, seq: 0 };
 

@@ -31,8 +31,8 @@
 //!
 //! Source: Bonwick, "The Slab Allocator", 1994, for memory that keeps its type.
 
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
 use crate::field::{get, put};

@@ -207,7 +207,7 @@ mod tests {
         assert!(!identity.is_gone(Look::Close) && !identity.is_gone(Look::Quick));
         child.kill().unwrap();
         while stat(child.id()).is_some_and(|stat| !stat.is_dead) {
-            corewalk_sync::primitives::thread::yield_now();
+            corewalk_base::primitives::thread::yield_now();
         }
         assert!(identity.is_gone(Look::Close) && identity.is_gone(Look::Quick));
         child.wait().unwrap();

@@ -25,7 +25,7 @@
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`); research/ipc 5.2.
 
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use crate::field::put;
@@ -230,7 +230,7 @@ pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]
 mod tests {
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::primitives::thread;
     use corewalk_testkit::race::Watchdog;
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::time::Duration;

@@ -15,8 +15,8 @@
 //!
 //! Source: none; the argument is above.
 
-use corewalk_sync::futex::Scope;
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::futex::Scope;
+use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use crate::field::put;

@@ -11,7 +11,7 @@
 //! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990, for looking
 //! as long as a sleep costs.
 
-use corewalk_sync::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
 
 /// Waits that sleep at once after one that has looked in vain; twice as many after the next such one.
 const REST_MIN: u32 = 64;

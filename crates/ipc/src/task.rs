@@ -20,10 +20,10 @@
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
-use corewalk_sync::futex;
-use corewalk_sync::primitives::Arc;
-use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
-use corewalk_sync::{Line, Mutex};
+use corewalk_base::futex;
+use corewalk_base::primitives::Arc;
+use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
+use corewalk_base::{Line, Mutex};
 use rustix::io::Errno;
 use std::fmt;
 
@@ -53,7 +53,7 @@ const REAPED_BESIDE: u32 = 2;
 const FORMER_WITHIN: usize = 64;
 
 /// Sets whose undo record a task finds at once.
-const UNDO_CACHE: usize = if corewalk_sync::primitives::IS_MODEL { 1 } else { 256 };
+const UNDO_CACHE: usize = if corewalk_base::primitives::IS_MODEL { 1 } else { 256 };
 
 // Words of a task's line.
 pub(crate) const STATE: usize = 0;
@@ -360,7 +360,7 @@ impl Task {
     ///
     /// ```
     /// use corewalk_ipc::{Cred, Namespace, NamespaceOptions};
-    /// use corewalk_sync::primitives::atomic::AtomicU32;
+    /// use corewalk_base::primitives::atomic::AtomicU32;
     ///
     /// // A function of pthread_atfork(3) stores the child's.
     /// static HOME: AtomicU32 = AtomicU32::new(7);

@@ -18,13 +18,13 @@
 //!
 //! Source: signal-safety(7).
 
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::atomic::{AtomicU32, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::Mutex;
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_base::primitives::thread;
 
-/// Calls that wait without a lock.
-const SLOTS: usize = if IS_MODEL { 2 } else { 64 };
+/// Calls that wait without a lock. A crowd that waits beyond them pays for it at each wait.
+const SLOTS: usize = if IS_MODEL { 2 } else { 512 };
 
 /// In a slot: somebody looks at the node. Lines are fewer.
 const LOOKED_AT: u32 = 1 << 31;
@@ -46,8 +46,10 @@ impl Waiting {
     /// Enters a node.
     pub(crate) fn enter(&self, node: u32) {
         let is_taken = |slot: &AtomicU32| {
-            // ORDERING(ipc-waiting): Release. The node is made before it is looked at.
-            slot.compare_exchange(0, node, Ordering::Release, Ordering::Relaxed).is_ok()
+            // ORDERING: Relaxed. A guess for the exchange, which a slot in use would fail.
+            slot.load(Ordering::Relaxed) == 0
+                // ORDERING(ipc-waiting): Release. The node is made before it is looked at.
+                && slot.compare_exchange(0, node, Ordering::Release, Ordering::Relaxed).is_ok()
         };
         if !self.slots_from(node).any(is_taken) {
             self.more.lock().push(node);
@@ -90,14 +92,17 @@ impl Waiting {
         self.more.lock().iter().for_each(|node| look(*node));
     }
 
+    /// Returns all slots. A node of the usual two lines has the first to itself, also in a crowd.
     fn slots_from(&self, node: u32) -> impl Iterator<Item = &AtomicU32> {
-        (0..SLOTS).map(move |step| &self.slots[(node as usize).wrapping_add(step) % SLOTS])
+        let first = node as usize / 2;
+        (0..SLOTS).map(move |step| &self.slots[first.wrapping_add(step) % SLOTS])
     }
 }
 
 /// Takes a node out of a slot; returns false if it is not there.
 fn is_left(slot: &AtomicU32, node: u32) -> bool {
-    loop {
+    // ORDERING: Relaxed. A node stays in its slot until its own thread takes it out.
+    while slot.load(Ordering::Relaxed) & !LOOKED_AT == node {
         // ORDERING(ipc-waiting): Acquire. See `each`.
         match slot.compare_exchange(node, 0, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return true,
@@ -105,12 +110,13 @@ fn is_left(slot: &AtomicU32, node: u32) -> bool {
             Err(_) => return false,
         }
     }
+    false
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use corewalk_sync::primitives::unmodelled;
+    use corewalk_base::primitives::unmodelled;
 
     fn nodes(waiting: &Waiting) -> Vec<u32> {
         let mut nodes = Vec::new();

@@ -31,8 +31,8 @@
 //!
 //! Source: none; leases as in Gray and Cheriton, 1989, for roles that expire.
 
-use corewalk_sync::futex::{self, Deadline, Scope};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::futex::{self, Deadline, Scope};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use crate::field::get;
 use crate::lock::Owner;
@@ -136,7 +136,7 @@ pub(crate) fn look(shared: &Shared, owner: Owner) {
     }
 }
 
-fn ladder(shared: &Shared) -> &corewalk_sync::Line {
+fn ladder(shared: &Shared) -> &corewalk_base::Line {
     shared.region.line(shared.layout.ladder)
 }
 
@@ -147,7 +147,7 @@ mod tests {
     use crate::sem::STATUS;
     use crate::sem::dead::{kill, wait_without_sleep};
     use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::primitives::thread;
     use corewalk_testkit::race::Watchdog;
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::time::Duration;

@@ -15,10 +15,10 @@
 //! Source: Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{
     Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
 };
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::lines::{Lines, Watched};
 use corewalk_testkit::seal::Seal;
 

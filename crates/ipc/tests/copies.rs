@@ -5,9 +5,9 @@
 //!
 //! Source: fork(2), signal(7).
 
+use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, Task};
-use corewalk_sync::primitives::atomic::{AtomicU32, Ordering};
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 use std::time::Duration;

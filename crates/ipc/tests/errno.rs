@@ -1,12 +1,12 @@
 //! Every errno of the man pages, limits that are reached and left, and the hook.
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::raw::{self, Arg, Timespec};
 use corewalk_ipc::{
     CAP_IPC_OWNER, CAP_SYS_ADMIN, Capacity, Cred, IPC_CREAT, IPC_EXCL, IPC_NOWAIT, IPC_PRIVATE,
     IPC_RMID, Limits, Namespace, NamespaceOptions, Perm, SEM_UNDO, SETVAL, SecurityHook, SemBuf,
     SemStat, Task,
 };
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv;
 use rustix::io::Errno;
 use std::time::Duration;

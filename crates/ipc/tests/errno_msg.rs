@@ -1,12 +1,12 @@
 //! Every errno of the man pages of message queues, limits that are reached and left, and the hook.
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::raw::{self, MsgArg};
 use corewalk_ipc::{
     CAP_IPC_OWNER, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Capacity, Cred, IPC_CREAT, IPC_EXCL,
     IPC_NOWAIT, IPC_PRIVATE, IPC_RMID, Limits, MSG_COPY, MSG_EXCEPT, MSG_NOERROR, MsgStat,
     Namespace, NamespaceOptions, Perm, SecurityHook, Task,
 };
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv;
 use rustix::io::Errno;
 

@@ -10,13 +10,14 @@
 //! `COREWALK_IPC_MUTATIONS=1000000` makes as many changes; the default is 50,000. One in 32 of these is
 //! how often a copy is opened.
 
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{
     Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, MSG_COPY, MSG_NOERROR, Namespace,
     NamespaceOptions, OpenError, SEM_UNDO, SemBuf, Task,
 };
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::primitives::thread;
+use corewalk_testkit::fuzz::Fuzz;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
@@ -356,4 +357,47 @@ fn file_that_others_have_changed_is_refused_or_its_calls_return() {
     assert_eq!(counts.len(), 4, "not all that can come of a file: {counts:?}");
     let whole = open_and_call(&images[0], kinds[0], &mut rng);
     assert_eq!(whole, Opened::Namespace, "control: as it was");
+}
+
+/// An input is a list of changes of words, of 16 bytes each: where, how, and a number. The first byte
+/// of all says which of the two images is changed.
+fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
+    for &[a, b, c, d, how, _, _, _, ref number @ ..] in edits.as_chunks::<16>().0.iter().take(64) {
+        let (words, place) = (bytes.len() / 8, u32::from_le_bytes([a, b, c, d]) as usize);
+        if words == 0 {
+            return;
+        }
+        let number = u64::from_le_bytes(*number);
+        // Half of the changes are made to the header.
+        let most = if how & 1 == 0 { words.min(HEADER_LINES as usize * 8) } else { words };
+        let word = &mut bytes[place % most * 8..][..8];
+        let seen = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
+        match how / 2 % 4 {
+            0 => word.copy_from_slice(&number.to_ne_bytes()),
+            1 => word.copy_from_slice(&(seen ^ 1 << (number % 64)).to_ne_bytes()),
+            2 => word.copy_from_slice(&seen.wrapping_add(number).to_ne_bytes()),
+            _ => bytes.truncate(place % (words * 8)),
+        }
+    }
+}
+
+#[test]
+fn fuzz_file_of_a_namespace_is_refused_or_its_calls_return() {
+    let images = [Victim::with_sets(), Victim::with_others()].map(|victim| {
+        let mut bytes = vec![0; victim.region.lines() as usize * 64];
+        victim.file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    });
+    let kinds: [Kind; 2] = [(SETS, Victim::call), (OTHERS, Victim::call_others)];
+    let answers = Fuzz::of("ipc-file").runs(400).run(|input| {
+        let (first, edits) = input.split_first().unwrap_or((&0, &[]));
+        let which = usize::from(first % 2);
+        let mut bytes = images[which].clone();
+        edit(&mut bytes, edits);
+        let _watchdog = Watchdog::start("calls on an edited file", 20 * CALL_MAX);
+        open_and_call(&bytes, kinds[which], &mut Rng::new(Seed(u64::from(*first))))
+    });
+    for answer in [Opened::Namespace, Opened::NotANamespace, Opened::Damaged] {
+        assert!(answers.contains_key(&answer), "{answer:?} of {answers:?}");
+    }
 }

@@ -2,10 +2,10 @@
 //!
 //! Source: semop(2) `SEM_UNDO`; proc(5) `/proc/pid/task/tid/status`.
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{
     Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
 };
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;

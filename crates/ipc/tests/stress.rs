@@ -2,13 +2,13 @@
 //!
 //! The seed decides the operations, not the schedule; see `docs/testing.md`.
 
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_ipc::{
     Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
 };
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
-use corewalk_testkit::rng::Seed;
+use corewalk_testkit::rng::{Rng, Seed};
 use rustix::io::Errno;
 use std::time::Duration;
 
@@ -137,54 +137,116 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// Traps I3, I10: sets come and go under those who use them.
+/// The event that the remover awaits before it removes a set, so that each outcome is reached.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    /// The user has carried out an operation.
+    Done,
+    /// The user waits, so that the removal ends its wait.
+    Waits,
+    /// Nothing: the removal races with the operations.
+    Nothing,
+}
+
+const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
+
+/// In the published word, above the id: an index in [`AWAITED`].
+const AWAITED_SHIFT: u32 = 32;
+
+/// The outcomes of the user's calls.
+#[derive(Default)]
+struct Outcomes {
+    done: AtomicU64,
+    invalid: AtomicU64,
+    removed: AtomicU64,
+}
+
+fn get(count: &AtomicU64) -> u64 {
+    // ORDERING: Relaxed. A count of one thread, of which nothing but the number is used.
+    count.load(Ordering::Relaxed)
+}
+
+fn until(is_reached: impl Fn() -> bool) {
+    while !is_reached() {
+        thread::yield_now();
+    }
+}
+
+/// Traps I3, I10: sets come and go under the thread that uses them.
 #[test]
 fn sets_that_are_removed_under_operations_end_them() {
+    const SETS: usize = 600;
     let _watchdog = watchdog("removal");
     let namespace = namespace();
-    let current = AtomicU64::new(0);
-    let counts = race::run(2, Seed::choose(), |mut racer| {
-        let task = task(&namespace, 1 + racer.thread as u32);
-        let mut counts = [0u64; 3];
-        if racer.thread == 0 {
-            for _ in 0..ROUNDS / 10 {
-                let id = task.semget(IPC_PRIVATE, 2, 0o600).unwrap();
-                assert_eq!(task.sem_getall(id).unwrap(), [0, 0], "a new set is not zero");
-                // ORDERING: Relaxed. Any id will do.
-                current.store(id as u64, Ordering::Relaxed);
-                for _ in 0..racer.rng.below(30) {
-                    task.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
-                }
-                // Lets the other come to wait; its waits end with the set.
-                for _ in 0..racer.rng.below(8) {
-                    thread::yield_now();
-                }
-                task.sem_rmid(id).unwrap();
-            }
-            // ORDERING: Relaxed. As above.
-            current.store(u64::MAX, Ordering::Relaxed);
-            return counts;
+    let (remover, user) = (task(&namespace, 1), task(&namespace, 2));
+    // No set has this id yet.
+    let (current, outcomes) = (AtomicU64::new(0), Outcomes::default());
+    race::run(2, Seed::choose(), |mut racer| {
+        if racer.thread == 1 {
+            use_sets(&user, &current, &outcomes, &mut racer.rng);
+            return;
         }
-        loop {
+        for round in 0..SETS {
+            let at = round % AWAITED.len();
+            let id = remover.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+            assert_eq!(remover.sem_getall(id).unwrap(), [0, 0], "a new set is not zero");
+            let done = get(&outcomes.done);
             // ORDERING: Relaxed. Any id will do.
-            let id = current.load(Ordering::Relaxed);
-            if id == u64::MAX {
-                return counts;
+            current.store(id as u64 | (at as u64) << AWAITED_SHIFT, Ordering::Relaxed);
+            for _ in 0..1 + racer.rng.below(30) {
+                remover.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
             }
-            let undo = if racer.rng.below(2) == 0 { SEM_UNDO } else { 0 };
-            let one = SemBuf::new(racer.rng.below(2) as u16, -1, undo);
-            let done = match racer.rng.below(2) {
-                0 => task.semop(id as i32, &[one]),
-                _ => task.semop(id as i32, &[one, SemBuf::new(1, 0, 0)]),
-            };
-            match done {
-                Ok(()) => counts[0] += 1,
-                Err(Errno::INVAL) => counts[1] += 1,
-                Err(Errno::IDRM) => counts[2] += 1,
-                Err(other) => panic!("{other}"),
+            match AWAITED[at] {
+                Awaited::Done => until(|| get(&outcomes.done) != done),
+                Awaited::Waits => until(|| user.waiting() != 0),
+                Awaited::Nothing => (0..racer.rng.below(8)).for_each(|_| thread::yield_now()),
             }
+            let (invalid, removed) = (get(&outcomes.invalid), get(&outcomes.removed));
+            remover.sem_rmid(id).unwrap();
+            if AWAITED[at] == Awaited::Waits {
+                until(|| get(&outcomes.removed) != removed);
+            }
+            // The id stays published until the user has met a set that is gone.
+            until(|| get(&outcomes.invalid) != invalid);
         }
+        // ORDERING: Relaxed. As above.
+        current.store(u64::MAX, Ordering::Relaxed);
     });
-    println!("done, EINVAL, EIDRM: {:?}", counts[1]);
-    assert!(counts[1][0] > 0 && counts[1][2] > 0, "not reached: {:?}", counts[1]);
+    let Outcomes { done, invalid, removed } = &outcomes;
+    let counts = [done, invalid, removed].map(get);
+    println!("done, EINVAL, EIDRM: {counts:?}");
+    let third = (SETS / AWAITED.len()) as u64;
+    assert!(counts[0] >= third && counts[2] >= third, "not reached: {counts:?}");
+}
+
+/// Takes from the set that is published, until none is.
+fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng) {
+    loop {
+        // ORDERING: Relaxed. Any id will do.
+        let seen = current.load(Ordering::Relaxed);
+        if seen == u64::MAX {
+            return;
+        }
+        let undo = if rng.below(2) == 0 { SEM_UNDO } else { 0 };
+        // Only semaphore 0 is ever given anything.
+        let is_given = AWAITED[(seen >> AWAITED_SHIFT) as usize] == Awaited::Done;
+        let num = if is_given { 0 } else { rng.below(2) as u16 };
+        let (id, one) = (seen as u32 as i32, SemBuf::new(num, -1, undo));
+        let done = match rng.below(2) {
+            0 => user.semop(id, &[one]),
+            _ => user.semop(id, &[one, SemBuf::new(1, 0, 0)]),
+        };
+        let outcome = match done {
+            Ok(()) => &outcomes.done,
+            Err(Errno::INVAL) => {
+                // The remover goes on.
+                thread::yield_now();
+                &outcomes.invalid
+            }
+            Err(Errno::IDRM) => &outcomes.removed,
+            Err(other) => panic!("{other}"),
+        };
+        // ORDERING: Relaxed. See `get`.
+        outcome.fetch_add(1, Ordering::Relaxed);
+    }
 }

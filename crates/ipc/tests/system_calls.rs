@@ -4,8 +4,8 @@
 //!
 //! Source: futex(2); ptrace(2).
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{Capacity, Cred, IPC_CREAT, Namespace, NamespaceOptions, SemBuf, Task};
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::trace;
 use rustix::thread::gettid;

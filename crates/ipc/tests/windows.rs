@@ -7,11 +7,11 @@
 //! Source: semctl(2), msgctl(2), semop(2), msgop(2), `EIDRM`; Linux 6.0.12, "ipc/sem: Fix dangling `sem_array` access
 //! in semtimedop race".
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{
     Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Perm, SecurityHook,
     SemBuf, Task,
 };
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex};

@@ -52,8 +52,8 @@ pub(crate) use seqrwlock::RenameSeqRwLock;
 
 use crate::baseline::Namespace;
 use crate::corpus::{Corpus, ROOT};
+use crate::crew::{Laps, Turn};
 use crate::job::User;
-use crate::lane::{Stop, Tally};
 
 /// What a name is given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,9 +89,9 @@ pub(crate) trait Dentries: Namespace {
     /// Takes the name of a file away. Returns false if there is no such file.
     fn unlink(&self, parent: u64, name: &[u8]) -> bool;
 
-    /// Does jobs as `user` until `stop`.
-    fn be_user(&self, user: &User, stop: &Stop) -> Tally {
-        user.work(self, stop, |path| self.walk(path), |path| self.open(path))
+    /// Does jobs as `user` until the slice is over.
+    fn be_user(&self, user: &User, turn: Turn) -> Laps {
+        user.work(self, turn, |path| self.walk(path), |path| self.open(path))
     }
 
     /// Returns how often translations were disturbed so far; None if nobody counts.

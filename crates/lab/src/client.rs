@@ -108,27 +108,27 @@ pub(crate) struct Client {
 
 impl Client {
     /// Starts a client for `files` files in the new directory `directory`, on the processor `cpu`
-    /// if there is one. `again` is what stands before the subcommand.
+    /// if there is one. `program` is the lab.
     ///
     /// # Errors
     /// If this program cannot be started again.
     pub(crate) fn start(
-        again: &[String],
+        program: &Path,
         directory: &Path,
         files: usize,
         cpu: Option<usize>,
     ) -> anyhow::Result<Client> {
         let mut args = vec!["client".into(), directory.into(), files.to_string().into()];
         args.extend(cpu.map(|cpu| cpu.to_string().into()));
-        Client::spawn(again, args)
+        Client::spawn(program, args)
     }
 
     /// Starts this program as a client that understands these arguments.
     ///
     /// # Errors
     /// If it cannot be started again.
-    pub(crate) fn spawn(again: &[String], args: Vec<OsString>) -> anyhow::Result<Client> {
-        Client::spawn_with(again, args, &[])
+    pub(crate) fn spawn(program: &Path, args: Vec<OsString>) -> anyhow::Result<Client> {
+        Client::spawn_with(program, args, &[])
     }
 
     /// As [`Client::spawn`], with this in its environment.
@@ -136,13 +136,12 @@ impl Client {
     /// # Errors
     /// If it cannot be started again.
     pub(crate) fn spawn_with(
-        again: &[String],
+        program: &Path,
         args: Vec<OsString>,
         environment: &[(&str, &Path)],
     ) -> anyhow::Result<Client> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(program);
         let mut child = command
-            .args(again)
             .args(args)
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())

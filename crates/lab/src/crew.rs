@@ -21,16 +21,18 @@
 //!
 //! Source: clock_gettime(2), for a thread's processor time; sched_setaffinity(2).
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use corewalk_sync::CachePadded;
-use corewalk_sync::futex::{self, Deadline, Scope};
-use corewalk_sync::primitives::atomic::{AtomicU64, AtomicUsize, Ordering};
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_base::CachePadded;
+use corewalk_base::futex::{self, Deadline, Scope};
+use corewalk_base::primitives::atomic::{AtomicU64, AtomicUsize, Ordering};
+use corewalk_base::primitives::{Arc, thread};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use crate::before::timed::{Spent, take_spent};
 use crate::lane::Tally;
 use crate::machine::thread_cpu_ns;
 use crate::peer::{all_cpus, one_cpu};
@@ -75,13 +77,27 @@ pub(crate) struct Clock {
 /// What one worker gave, phase by phase.
 pub(crate) struct Laps(Vec<Lap>);
 
-/// What one worker gave in one phase.
+/// The work of one worker in one phase.
 #[derive(Clone, Copy, Default)]
-struct Lap {
-    tally: Tally,
+pub(crate) struct Lap {
+    pub(crate) tally: Tally,
     start: Option<Instant>,
-    wall: Duration,
-    cpu_ns: u64,
+    pub(crate) wall: Duration,
+    /// Nanoseconds of processor time.
+    pub(crate) cpu_ns: u64,
+    /// Nanoseconds in which the worker was ready to run and had no processor.
+    pub(crate) delay_ns: u64,
+    /// Time in lock sections, in builds that count it.
+    pub(crate) spent: Spent,
+}
+
+/// The processors of the workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pinning {
+    /// The kernel chooses.
+    Free,
+    /// Each worker has a processor of its own, as far as there are processors.
+    OnePerCore,
 }
 
 /// Keeps the threads that are started from here on one processor, for as long as it lives.
@@ -103,9 +119,7 @@ impl Slice {
         baseline: &str,
     ) -> anyhow::Result<()> {
         self.check(variant)?;
-        for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op)] {
-            samples.add(round, variant, params, value, baseline);
-        }
+        samples.add_speed(round, variant, params, (self.ops_per_s, self.ns_per_op), baseline);
         Ok(())
     }
 
@@ -147,6 +161,13 @@ impl Slice {
     }
 }
 
+impl Laps {
+    /// Returns the work of the first phase.
+    pub(crate) fn first(&self) -> &Lap {
+        &self.0[0]
+    }
+}
+
 impl Turn {
     /// Works until the slice is over: `each` does the operation of a number, counted from 0, and
     /// returns whether its answer was right.
@@ -167,7 +188,8 @@ impl Turn {
         self.is_ready = true;
         let mut laps = vec![Lap::default(); self.clock.phases];
         self.ready.wait();
-        let (mut start, mut cpu_start) = (Instant::now(), thread_cpu_ns());
+        take_spent();
+        let (mut start, mut began) = (Instant::now(), (thread_cpu_ns(), run_delay_ns()));
         let (mut sum, mut phase) = (Tally::default(), 0);
         loop {
             let Tally { ops, wrong } = job();
@@ -175,10 +197,11 @@ impl Turn {
             sum.wrong += wrong;
             let now = self.clock.phase();
             if now != phase {
-                let (wall, cpu_ns) = (start.elapsed(), thread_cpu_ns() - cpu_start);
-                let tally = std::mem::take(&mut sum);
-                laps[phase] = Lap { tally, start: Some(start), wall, cpu_ns };
-                (start, cpu_start, phase) = (Instant::now(), thread_cpu_ns(), now);
+                let (wall, cpu_ns, spent) =
+                    (start.elapsed(), thread_cpu_ns() - began.0, take_spent());
+                let (tally, delay_ns) = (std::mem::take(&mut sum), run_delay_ns() - began.1);
+                laps[phase] = Lap { tally, start: Some(start), wall, cpu_ns, delay_ns, spent };
+                (start, began, phase) = (Instant::now(), (thread_cpu_ns(), run_delay_ns()), now);
             }
             if phase == self.clock.phases {
                 return Laps(laps);
@@ -301,7 +324,22 @@ pub(crate) fn run_phases<R: Send>(
     work: impl Fn(usize, Turn) -> Laps + Sync,
     beside: impl FnOnce(&Clock) -> R + Send,
 ) -> (Vec<Slice>, R) {
-    let cpus = if workers > 1 { cpu_of_each() } else { vec![] };
+    let pinning = if workers > 1 { Pinning::OnePerCore } else { Pinning::Free };
+    let (laps, beside) = run_laps((workers, phases, pinning), time, work, beside);
+    ((0..phases).map(|phase| sum(&laps, phase)).collect(), beside)
+}
+
+/// Does the same, and returns the work of each worker.
+///
+/// # Panics
+/// If a worker panics, or the thread beside them.
+pub(crate) fn run_laps<R: Send>(
+    (workers, phases, pinning): (usize, usize, Pinning),
+    time: Duration,
+    work: impl Fn(usize, Turn) -> Laps + Sync,
+    beside: impl FnOnce(&Clock) -> R + Send,
+) -> (Vec<Laps>, R) {
+    let cpus = if pinning == Pinning::OnePerCore { cpu_of_each() } else { vec![] };
     let ready = Arc::new(Gate::new(workers + 2));
     let clock = Arc::new(Clock { phase: CachePadded::new(AtomicUsize::new(0)), phases });
     thread::scope(|scope| {
@@ -333,8 +371,7 @@ pub(crate) fn run_phases<R: Send>(
         }
         let laps: Vec<Laps> =
             handles.into_iter().map(|worker| worker.join().expect("a worker panicked")).collect();
-        let slices = (0..phases).map(|phase| sum(&laps, phase)).collect();
-        (slices, other.join().expect("the one beside the workers panicked"))
+        (laps, other.join().expect("the one beside the workers panicked"))
     })
 }
 
@@ -347,6 +384,18 @@ pub(crate) fn cpu_of_each() -> Vec<CpuSet> {
         one
     });
     each.collect()
+}
+
+/// Returns for how long the calling thread was ready to run and had no processor; 0 if the kernel does
+/// not tell.
+fn run_delay_ns() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+/// Returns the seconds from the first worker's start to the last worker's end, in the first phase.
+pub(crate) fn span_s(laps: &[Laps]) -> f64 {
+    span(laps.iter().map(Laps::first)).as_secs_f64()
 }
 
 fn sum(laps: &[Laps], phase: usize) -> Slice {
@@ -372,7 +421,7 @@ fn span<'a>(laps: impl Iterator<Item = &'a Lap> + Clone) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+    use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
     #[test]
     fn slice_counts_what_all_workers_did_and_what_was_wrong() {

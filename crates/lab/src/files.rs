@@ -28,12 +28,10 @@
 
 mod before;
 mod host;
-mod locked;
 mod ours;
 
 pub(crate) use before::BeforeFiles;
 pub(crate) use host::Host;
-pub(crate) use locked::Locked;
 pub(crate) use ours::Ours;
 
 use anyhow::ensure;
@@ -252,12 +250,10 @@ mod tests {
     #[test]
     fn every_file_system_answers_alike() {
         check(&Ours::new().unwrap());
-        check(&Locked::new());
         check(&Host::new("alike").unwrap());
         check(&BeforeFiles::dcache_lock(100).unwrap());
         check(&BeforeFiles::global_lock(100).unwrap());
         check_links(&Ours::new().unwrap());
-        check_links(&Locked::new());
         check_links(&Host::new("links").unwrap());
     }
 
@@ -287,26 +283,8 @@ mod tests {
     fn every_file_system_holds_the_whole_tree() {
         let corpus = Corpus::collect(1500);
         check_tree(&Ours::new().unwrap(), &corpus);
-        check_tree(&Locked::new(), &corpus);
         check_tree(&Host::new("tree").unwrap(), &corpus);
         check_tree(&BeforeFiles::dcache_lock(1500).unwrap(), &corpus);
         check_tree(&BeforeFiles::global_lock(1500).unwrap(), &corpus);
-    }
-
-    #[test]
-    fn locked_list_stays_whole_while_names_go_from_its_middle() {
-        let files = Locked::new();
-        let user = files.user();
-        let root = user.open_dir(b"/").unwrap();
-        for name in [b"a", b"b", b"c", b"d"] {
-            assert!(user.create(&root, name));
-        }
-        assert!(user.unlink(&root, b"b") && user.unlink(&root, b"d"));
-        assert!(user.create(&root, b"e") && user.unlink(&root, b"a"));
-        let mut list = List::default();
-        assert!(user.list(&root, &mut list));
-        let mut names: Vec<_> = list.iter().map(|(name, _)| name).collect();
-        names.sort_unstable();
-        assert_eq!(names, [b"c", b"e"]);
     }
 }

@@ -21,7 +21,8 @@
 
 use crate::before::{Dentries, Kind, make_path};
 use crate::corpus::{Corpus, ROOT};
-use crate::lane::{Rng, Stop, Tally};
+use crate::crew::{Laps, Turn};
+use crate::lane::{Rng, Tally};
 
 /// Stats of shared paths.
 pub(crate) const STATS: usize = 16;
@@ -71,17 +72,17 @@ impl User {
         User { home, home_path, files, shared }
     }
 
-    /// Does jobs until `stop`, at least one; `stat` and `open` walk as the namespace does it.
+    /// Does jobs until the slice is over, at least one; `stat` and `open` walk as the namespace does it.
     pub(crate) fn work<D: Dentries + ?Sized>(
         &self,
         dentries: &D,
-        stop: &Stop,
+        turn: Turn,
         stat: impl Fn(&[u8]) -> Option<u64>,
         open: impl Fn(&[u8]) -> Option<u64>,
-    ) -> Tally {
-        let mut tally = Tally::default();
+    ) -> Laps {
         let mut shared = self.shared.iter().cycle();
-        loop {
+        turn.run_jobs(|| {
+            let mut tally = Tally { ops: 1, wrong: 0 };
             let mut count = |is_right: bool| tally.wrong += u64::from(!is_right);
             for (ino, path) in shared.by_ref().take(STATS) {
                 count(stat(path) == Some(*ino));
@@ -106,11 +107,8 @@ impl User {
                 count(stat(old_path).is_none());
                 count(dentries.unlink(self.home, new));
             }
-            tally.ops += 1;
-            if stop.is_set() {
-                return tally;
-            }
-        }
+            tally
+        })
     }
 }
 
@@ -122,6 +120,11 @@ mod tests {
     use crate::before::{Passes, filled};
     use crate::ours::Ours;
 
+    fn work(dentries: &dyn Dentries, user: &User) -> crate::crew::Slice {
+        let time = std::time::Duration::from_millis(10);
+        crate::crew::run(1, time, |_, turn| dentries.be_user(user, turn))
+    }
+
     #[test]
     fn jobs_of_every_design_get_right_answers_and_leave_nothing() {
         let corpus = Corpus::collect(2000);
@@ -130,9 +133,8 @@ mod tests {
         for dentries in designs {
             let variant = dentries.variant();
             let user = User::new(&*dentries, &corpus, 3);
-            // The flag is looked at after each job.
-            let tally = dentries.be_user(&user, &Stop::after(64 * 50));
-            assert_eq!((tally.ops, tally.wrong), (51, 0), "{variant}");
+            let done = work(&*dentries, &user);
+            assert!(done.ops > 0 && done.wrong == 0, "{variant}: {done:?}");
             assert_eq!(dentries.walk(b"/home/user-03/work/tmp_file.0"), None, "{variant}");
             assert_eq!(dentries.walk(b"/home/user-03/work/tmp_link.0"), None, "{variant}");
         }
@@ -144,8 +146,7 @@ mod tests {
         let dentries = filled(crate::before::RenameSeqLock::new(1000), &corpus);
         let user = User::new(&dentries, &corpus, 0);
         assert!(dentries.rename((1, b"usr"), (1, b"opt")));
-        let tally = dentries.be_user(&user, &Stop::after(0));
-        assert!(tally.wrong > 0);
+        assert!(work(&dentries, &user).wrong > 0);
         assert_eq!(dentries.passes(), Some(Passes::default()));
     }
 }

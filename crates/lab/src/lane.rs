@@ -13,12 +13,10 @@
 //! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2014,
 //! for the random numbers.
 
-use corewalk_sync::CachePadded;
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use crate::corpus::{Corpus, Move, ROOT};
+use crate::crew::{Laps, Turn};
 
-/// Operations between two looks at the stop flag.
+/// Operations of one job.
 const CHUNK: usize = 64;
 /// Paths are compared byte by byte once in so many operations.
 const COMPARE_EVERY: u64 = 16;
@@ -36,7 +34,8 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// All of them, in the order of the table.
+    /// All operations.
+    #[cfg(test)]
     pub(crate) const ALL: [Op; 3] = [Op::Lookup, Op::Path, Op::Walk];
 
     /// Returns the name in the rows.
@@ -69,15 +68,6 @@ pub(crate) struct Lane {
     away: Vec<u8>,
 }
 
-/// Says when to stop. On a line of its own, which the threads only read.
-pub(crate) struct Stop(CachePadded<Flag>);
-
-struct Flag {
-    is_set: AtomicBool,
-    /// Looks that are left; nobody counts them if there is no end.
-    looks_left: AtomicU64,
-}
-
 /// What one thread has done.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
@@ -95,19 +85,6 @@ impl Lane {
     pub(crate) fn draw(corpus: &Corpus, moved: &Move, op: Op, draws: usize, seed: u64) -> Lane {
         let all = corpus.len() as u64;
         Lane::draw_with(corpus, moved, op, draws, seed, |rng| rng.below(all) + 1)
-    }
-
-    /// Returns questions as [`Lane::draw`] does, about no more than `different` entries.
-    pub(crate) fn draw_hot(
-        corpus: &Corpus,
-        moved: &Move,
-        op: Op,
-        draws: usize,
-        (seed, different): (u64, usize),
-    ) -> Lane {
-        let pool = Lane::draw(corpus, moved, op, different, seed).targets;
-        let pick = |rng: &mut Rng| pool[rng.below(pool.len() as u64) as usize].ino;
-        Lane::draw_with(corpus, moved, op, draws, seed, pick)
     }
 
     /// Returns questions as [`Lane::draw`] does, about entries of `pool`, none of which is one that is
@@ -161,26 +138,25 @@ impl Lane {
         lane
     }
 
-    /// Asks from the target `first` on, round and round, until `stop` is set. `ask` returns whether
-    /// the answer was right.
+    /// Asks from the target `first` on, round and round, until the slice is over. `ask` returns
+    /// whether the answer was right.
     #[inline]
     pub(crate) fn ask(
         &self,
         first: usize,
-        stop: &Stop,
+        turn: Turn,
         mut ask: impl FnMut(&Target, &[u8]) -> bool,
-    ) -> Tally {
-        let mut tally = Tally::default();
+    ) -> Laps {
         let mut rest = &self.targets[first % self.targets.len()..];
-        while !stop.is_set() {
+        turn.run_jobs(|| {
             let (chunk, behind) = rest.split_at(CHUNK.min(rest.len()));
             rest = if behind.is_empty() { &self.targets } else { behind };
+            let mut tally = Tally { ops: chunk.len() as u64, wrong: 0 };
             for target in chunk {
                 tally.wrong += u64::from(!ask(target, self.bytes_of(target)));
             }
-            tally.ops += chunk.len() as u64;
-        }
-        tally
+            tally
+        })
     }
 
     /// Returns true if `path` is the path of `target`, or the one it has while it is moved away.
@@ -217,43 +193,6 @@ impl Lane {
     }
 }
 
-impl Stop {
-    /// Returns a flag for one thread that stops after `questions`, rounded up to whole chunks.
-    pub(crate) fn after(questions: usize) -> Stop {
-        Stop::with_looks(questions.div_ceil(CHUNK) as u64)
-    }
-
-    fn with_looks(looks: u64) -> Stop {
-        let looks_left = AtomicU64::new(looks);
-        Stop(CachePadded::new(Flag { is_set: AtomicBool::new(false), looks_left }))
-    }
-
-    /// Tells the threads to stop.
-    pub(crate) fn set(&self) {
-        // ORDERING: Relaxed. A flag; results come back by joining.
-        self.0.is_set.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns true once the threads are to stop.
-    #[inline]
-    pub(crate) fn is_set(&self) -> bool {
-        // ORDERING: Relaxed. Written by the one thread that looks, or by nobody.
-        let left = self.0.looks_left.load(Ordering::Relaxed);
-        if left != u64::MAX {
-            // ORDERING: Relaxed. As above.
-            self.0.looks_left.store(left.saturating_sub(1), Ordering::Relaxed);
-        }
-        // ORDERING: Relaxed. See `set`.
-        left == 0 || self.0.is_set.load(Ordering::Relaxed)
-    }
-}
-
-impl Default for Stop {
-    fn default() -> Stop {
-        Stop::with_looks(u64::MAX)
-    }
-}
-
 /// A small generator of random numbers (xorshift64*), good enough to choose targets.
 pub(crate) struct Rng(pub u64);
 
@@ -265,6 +204,26 @@ impl Rng {
         self.0 ^= self.0 >> 27;
         let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
         ((u128::from(number) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// A flag that ends the threads of a test.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct Stop(corewalk_base::primitives::atomic::AtomicBool);
+
+#[cfg(test)]
+impl Stop {
+    /// Tells the threads to stop.
+    pub(crate) fn set(&self) {
+        // ORDERING: Relaxed. A flag; the results come back by joining.
+        self.0.store(true, corewalk_base::primitives::atomic::Ordering::Relaxed);
+    }
+
+    /// Returns true once the threads are to stop.
+    pub(crate) fn is_set(&self) -> bool {
+        // ORDERING: Relaxed. See `set`.
+        self.0.load(corewalk_base::primitives::atomic::Ordering::Relaxed)
     }
 }
 
@@ -290,15 +249,6 @@ mod tests {
     }
 
     #[test]
-    fn hot_lane_asks_about_few_entries_again_and_again() {
-        let corpus = Corpus::collect(2000);
-        let lane = Lane::draw_hot(&corpus, &corpus.movable(), Op::Walk, 500, (7, 10));
-        let asked: std::collections::HashSet<u64> =
-            lane.targets().map(|(target, _)| target.ino).collect();
-        assert!((2..=10).contains(&asked.len()), "{}", asked.len());
-    }
-
-    #[test]
     fn path_check_accepts_both_places_and_nothing_else() {
         let corpus = Corpus::collect(5000);
         let moved = corpus.movable();
@@ -319,28 +269,18 @@ mod tests {
     }
 
     #[test]
-    fn asking_ends_after_the_chunk_that_has_the_last_question() {
-        let corpus = Corpus::collect(200);
-        let lane = Lane::draw(&corpus, &corpus.movable(), Op::Lookup, 640, 7);
-        assert_eq!(lane.ask(0, &Stop::after(6_401), |_, _| true).ops, 6_464);
-        assert_eq!(lane.ask(0, &Stop::after(0), |_, _| true).ops, 0);
-    }
-
-    #[test]
-    fn asking_goes_round_and_stops_when_told() {
+    fn asking_goes_round_and_counts_wrong_answers() {
         let corpus = Corpus::collect(200);
         let moved = corpus.movable();
         let lane = Lane::draw(&corpus, &moved, Op::Lookup, 100, 7);
-        let stop = Stop::default();
-        let mut asked = 0_u64;
-        let tally = lane.ask(90, &stop, |_, _| {
-            asked += 1;
-            if asked == 300 {
-                stop.set();
-            }
-            !asked.is_multiple_of(2)
+        let slice = crate::crew::run(1, std::time::Duration::from_millis(5), |_, turn| {
+            let mut asked = 0_u64;
+            lane.ask(90, turn, |_, _| {
+                asked += 1;
+                !asked.is_multiple_of(2)
+            })
         });
-        assert_eq!(tally.ops, asked);
-        assert!(asked >= 300 && tally.wrong >= 150);
+        assert!(slice.ops > 100, "one round has 100 questions");
+        assert_eq!(slice.wrong, slice.ops / 2);
     }
 }

@@ -10,16 +10,17 @@ use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Nanoseconds of the tick that `/proc/stat` counts in.
 const TICK_NS: u64 = 10_000_000;
 
 /// Where a table was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Machine {
     /// The processor's name.
     pub cpu: String,
     /// Processors that the process may use.
@@ -33,7 +34,7 @@ pub struct Machine {
 
 impl Machine {
     /// Returns the machine that the process runs on.
-    pub fn here() -> Machine {
+    pub(crate) fn here() -> Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpuinfo
             .lines()
@@ -50,17 +51,17 @@ impl Machine {
 }
 
 /// Returns how many processors the process may use.
-pub fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Returns the processor time that the calling thread has used, in nanoseconds.
-pub fn thread_cpu_ns() -> u64 {
+pub(crate) fn thread_cpu_ns() -> u64 {
     clock_ns(ClockId::ThreadCPUTime)
 }
 
 /// Measures the share of the processors that went to other processes.
-pub struct Disturbance {
+pub(crate) struct Disturbance {
     started: Instant,
     busy_ns: u64,
     own_ns: u64,
@@ -68,7 +69,7 @@ pub struct Disturbance {
 
 impl Disturbance {
     /// Starts measuring.
-    pub fn start() -> Disturbance {
+    pub(crate) fn start() -> Disturbance {
         Disturbance {
             started: Instant::now(),
             busy_ns: busy_ns(),
@@ -77,7 +78,7 @@ impl Disturbance {
     }
 
     /// Returns the share since the start, 0 to 1. It is exact to one tick of 10 ms.
-    pub fn share(&self) -> f64 {
+    pub(crate) fn share(&self) -> f64 {
         let own = clock_ns(ClockId::ProcessCPUTime) - self.own_ns;
         let others = (busy_ns() - self.busy_ns).saturating_sub(own) as f64;
         let all = self.started.elapsed().as_nanos() as f64 * cores() as f64;

@@ -1,29 +1,366 @@
-//! The lab as a program of its own, for running tables without the rest of corewalk.
+//! The lab: re-runs published tables on the user's own machine.
 //!
-//! `corewalk lab` is the same; this one is what the tests start. Exit status 0 is success, 1 a
-//! failure, 2 a mistake on the command line.
+//! Each table puts corewalk beside the designs that are usual in user space, the host kernel and the
+//! programs that are installed, and measures all of them interleaved in one process. The numbers are
+//! ratios first; the machine is named, the spread is shown, answers are checked in every run, and
+//! losses are rows like any other.
+//!
+//! # How it works
+//! `table` lists the tables and says how one is run; `table/*.rs` are the tables, one file each.
+//! `samples` turns measurements into rows. `baseline`, `ours` and `peer` are what is measured.
+//! `corpus` and `lane` are what it is measured with, `slice` is one measurement.
+//! `blocks` and `setter` are what the table `xattr` measures, and its clients.
+//! `sems` are semaphore sets, for the tables of System V IPC.
+//! `before` and `ramfs` are measured by the tables that re-run the documents, with `race` and `job`.
+//!
+//! # Output
+//! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one
+//! table as an object, several as a list. `schema.json` beside this crate is its schema. `record`
+//! writes both kinds into a folder, for keeping, and `report` a page with plots, for looking at.
+//!
+//! # What it refuses
+//! Numbers from fewer than five rounds, and figures of machines other than the one it runs on.
+//!
+//! Source: each table names its own.
 
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+mod baseline;
+mod before;
+mod blocks;
+mod client;
+mod corpus;
+mod crew;
+mod files;
+mod job;
+mod lane;
+mod machine;
+mod memory;
+mod ours;
+mod pairs;
+mod peer;
+mod race;
+mod ramfs;
+mod record;
+mod report;
+mod samples;
+mod sems;
+mod setter;
+mod slice;
+mod table;
+mod text;
 
-use clap::Parser;
-use corewalk_lab::LabArgs;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, Parser, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use machine::Machine;
+use report::Failed;
+use samples::Row;
+use table::{Settings, Size, Table};
+
+/// Rounds of a run.
+const ROUNDS: usize = 7;
+/// Rounds of a quick run, the least there is.
+const ROUNDS_QUICK: usize = 5;
+/// Seconds that each variant is measured per row, over all rounds.
+const SECONDS: f64 = 1.0;
+/// The same in a quick run.
+const SECONDS_QUICK: f64 = 0.05;
+/// The most threads that can be asked for.
+const THREADS_MAX: usize = 1024;
 
 /// Re-runs published tables on this machine.
 #[derive(Parser)]
-#[command(name = "corewalk-lab", version)]
-struct Program {
+#[command(name = "corewalk-lab", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Lists the tables.
+    List,
+    /// Runs tables and prints their rows.
+    Run(RunArgs),
+    /// Runs tables and writes what came out into a folder, as JSON and as text.
+    Record(RecordArgs),
+    /// Writes a page with a plot per table, of a run's JSON or of a run that it makes first.
+    Report(ReportArgs),
+    /// Prints the bytes that a variant takes, measured in this process.
+    #[command(hide = true)]
+    Memory {
+        /// The variant.
+        variant: String,
+        /// Entries of the tree.
+        entries: usize,
+    },
+    /// Works as a client of the table `fuse-metadata`.
+    #[command(hide = true)]
+    Client {
+        /// The directory it makes and works in.
+        directory: PathBuf,
+        /// Files it makes.
+        files: usize,
+        /// The processor it stays on.
+        cpu: Option<usize>,
+    },
+    /// Works as a client of the table `xattr`.
+    #[command(hide = true)]
+    Setter(setter::Job),
+    /// Works as a process of the table `semop-multi`.
+    #[command(hide = true)]
+    SemopWorker(sems::process::Job),
+    /// Works as a process of the table `msg`.
+    #[command(hide = true)]
+    MsgWorker(table::msg_process::Job),
+}
+
+#[derive(Args, Clone, Debug)]
+struct RunArgs {
+    /// The tables to run, as `list` names them.
+    #[arg(required = true, value_name = "TABLE", value_parser = table_name)]
+    tables: Vec<String>,
+    /// Writes the rows to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     #[command(flatten)]
-    lab: LabArgs,
+    pace: Pace,
+}
+
+#[derive(Args, Clone, Debug)]
+struct RecordArgs {
+    /// The tables to run, as `list` names them; all if there is none.
+    #[arg(value_name = "TABLE", value_parser = table_name)]
+    tables: Vec<String>,
+    /// The folder that TABLE.json and TABLE.txt are written to.
+    #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
+    out: PathBuf,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+#[derive(Args, Clone, Debug)]
+struct ReportArgs {
+    /// The folder that the page index.html is written to.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Results that `run --json` or `record` wrote; without any, all tables are run first.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    json: Vec<PathBuf>,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+/// How thoroughly is measured.
+#[derive(Args, Clone, Debug)]
+struct Pace {
+    /// Small sizes and short slices: shows that it works, not how fast.
+    #[arg(long)]
+    quick: bool,
+    /// Thread counts (process counts in tables of mounts), such as 1,2,4.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = thread_count)]
+    threads: Vec<usize>,
+    /// Seconds that each variant is measured per row, over all rounds.
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    seconds: Option<f64>,
+}
+
+/// Returns the name of a table, if there is such a table. What cannot be meant is told as clap tells it, with
+/// its exit status.
+fn table_name(word: &str) -> Result<String, String> {
+    let found = table::find(word).map(|table| table.name().to_owned());
+    found.ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
+}
+
+fn thread_count(word: &str) -> Result<usize, String> {
+    let count = word.parse().ok().filter(|count| (1..=THREADS_MAX).contains(count));
+    count.ok_or_else(|| format!("it is a number from 1 to {THREADS_MAX}"))
+}
+
+fn seconds(word: &str) -> Result<f64, String> {
+    let seconds = word.parse().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 3600.0);
+    seconds.ok_or_else(|| "it is more than 0 and at most 3600".to_owned())
+}
+
+/// The result of one table, as the JSON has it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Report {
+    /// The name of the table.
+    pub(crate) table: &'static str,
+    /// The document that the table comes from.
+    pub(crate) source: &'static str,
+    /// The machine that ran the table.
+    pub(crate) machine: Machine,
+    /// One row per variant, parameters and metric.
+    pub(crate) rows: Vec<Row>,
 }
 
 fn main() -> ExitCode {
-    match corewalk_lab::run(Program::parse().lab, &[]) {
+    match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("corewalk-lab: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// A wrong answer of a variant that promises right ones, a file that cannot be written.
+fn run(args: Arguments) -> anyhow::Result<()> {
+    match args.command {
+        Command::List => {
+            let line =
+                |table: &&dyn Table| format!("{:<17} {}\n", table.name(), table.text().about);
+            say(&table::all().iter().map(line).collect::<String>())
+        }
+        Command::Run(args) => run_tables(&args),
+        Command::Record(args) => {
+            let settings = settings(&args.pace)?;
+            record::record(&named(&args.tables)?, &settings, &args.out)
+        }
+        Command::Report(args) => write_report(&args),
+        Command::Memory { variant, entries } => {
+            say(&format!("{}\n", memory::measure(&variant, entries)?))
+        }
+        Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
+        Command::Setter(job) => setter::work(&job),
+        Command::SemopWorker(job) => sems::process::work(&job),
+        Command::MsgWorker(job) => table::msg_process::work(&job),
+    }
+}
+
+/// Runs one table and returns what came out.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Result<Report> {
+    ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
+    ensure!(table.lacks().is_none(), "{}: {}", table.name(), table.lacks().unwrap_or_default());
+    if before::timed::IS_COUNTED && table.name() != "lock-share" {
+        eprintln!(
+            "{}: this build counts lock sections: its numbers are not for keeping",
+            table.name()
+        );
+    }
+    let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
+    Ok(Report {
+        table: table.name(),
+        source: table.text().source,
+        machine: Machine::here(),
+        rows: samples.rows(),
+    })
+}
+
+/// Returns the JSON of some tables: an object for one, a list for several. Each row has a line.
+///
+/// # Errors
+/// None that a report can cause.
+pub(crate) fn to_json(reports: &[Report]) -> anyhow::Result<String> {
+    let mut tables = vec![];
+    for Report { table, source, machine, rows } in reports {
+        let rows: Vec<String> =
+            rows.iter().map(serde_json::to_string).collect::<Result<_, serde_json::Error>>()?;
+        let [table, source] = [table, source].map(|text| serde_json::Value::from(*text));
+        let (machine, rows) = (serde_json::to_string(machine)?, rows.join(",\n"));
+        tables.push(format!(
+            "{{\"table\":{table},\"source\":{source},\n\"machine\":{machine},\n\"rows\":[\n{rows}\n]}}\n"
+        ));
+    }
+    Ok(if tables.len() == 1 { tables.remove(0) } else { format!("[{}]\n", tables.join(",")) })
+}
+
+fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
+    let settings = settings(&args.pace)?;
+    let mut reports = vec![];
+    for table in named(&args.tables)? {
+        let report = run_table(table, &settings)?;
+        say(&text::render(&report))?;
+        reports.push(report);
+    }
+    if let Some(file) = &args.json {
+        std::fs::write(file, to_json(&reports)?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
+    let settings = settings(&args.pace)?;
+    let mut reports = report::read(&args.json)?;
+    report::prepare(&args.out)?;
+    let mut failed = vec![];
+    let tables = if args.json.is_empty() { named(&[])? } else { vec![] };
+    for table in tables {
+        match run_table(table, &settings) {
+            Ok(report) => reports.push(report),
+            Err(error) if peer::is_interrupt(&error) => return Err(error),
+            Err(error) => {
+                eprintln!("{error:#}");
+                failed.push(Failed { table: table.name(), why: format!("{error:#}") });
+            }
+        }
+    }
+    ensure!(!reports.is_empty(), "no table did run");
+    say(&format!("{}\n", report::write(&args.out, &reports, &failed)?.display()))?;
+    let names: Vec<&str> = failed.iter().map(|failed| failed.table).collect();
+    ensure!(names.is_empty(), "the page is without {}", names.join(", "));
+    Ok(())
+}
+
+/// Returns the tables with these names, all of them for none.
+fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Table>> {
+    if names.is_empty() {
+        return Ok(table::all().iter().copied().filter(is_complete).collect());
+    }
+    let find = |name: &String| {
+        table::find(name).with_context(|| format!("there is no table `{name}`; `list` names them"))
+    };
+    names.iter().map(find).collect()
+}
+
+/// Returns true if this build has what `table` needs; says so if not.
+fn is_complete(table: &&'static dyn Table) -> bool {
+    if let Some(lack) = table.lacks() {
+        eprintln!("{}: left out: {lack}", table.name());
+    }
+    table.lacks().is_none()
+}
+
+/// Writes to the standard output, which may be full, or have nobody who reads it any more.
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.context("standard output")
+}
+
+fn settings(args: &Pace) -> anyhow::Result<Settings> {
+    let (size, rounds, seconds) = if args.quick {
+        (Size::Quick, ROUNDS_QUICK, SECONDS_QUICK)
+    } else {
+        (Size::Full, ROUNDS, SECONDS)
+    };
+    let seconds = args.seconds.unwrap_or(seconds);
+    let threads = match (&args.threads[..], size) {
+        ([], Size::Quick) => vec![1, 2],
+        ([], Size::Full) => vec![1, 2, 4],
+        (list, _) => list.to_vec(),
+    };
+    Ok(Settings {
+        size,
+        threads,
+        time_per_row: Duration::from_secs_f64(seconds),
+        rounds,
+        program: Some(std::env::current_exe().context("the lab does not know its own file")?),
+    })
 }

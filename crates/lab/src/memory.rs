@@ -32,53 +32,29 @@
 
 use std::fmt;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 use anyhow::{Context as _, ensure};
-use corewalk_sync::primitives::Arc;
 use rustix::thread::disable_transparent_huge_pages;
 
-use crate::baseline::{
-    DashmapPath, EasyFuser, LibfuseNode, Namespace, Papaya, PapayaPath, RwLockAhash, SccPath,
-};
+use crate::baseline::{LibfuseNode, Namespace, RwLockAhash, dashmap_path, papaya_path, scc_path};
 use crate::corpus::Corpus;
-use crate::layout::{Links, LinksHeld, Slots};
 use crate::ours::Ours;
-
-/// The tables that can be measured.
-#[cfg(test)]
-const TABLES: [&str; 8] = [
-    "corewalk",
-    "rwlock-ahash",
-    "dashmap-path",
-    "papaya",
-    "libfuse-node",
-    "easy-fuser",
-    "slots",
-    "links",
-];
 
 /// Returns the table called `variant`, loaded; None for a variant without a table of its own.
 ///
 /// # Errors
-/// What loading says.
-pub(crate) fn load(
-    variant: &str,
-    corpus: &Arc<Corpus>,
-) -> anyhow::Result<Option<Box<dyn Namespace>>> {
+/// An error of loading.
+pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Option<Box<dyn Namespace>>> {
     Ok(Some(match variant {
         "corewalk" => Box::new(Ours::load(corpus)?),
         "rwlock-ahash" => Box::new(RwLockAhash::load(corpus)),
-        "dashmap-path" => Box::new(DashmapPath::load(corpus)),
-        "papaya" => Box::new(Papaya::load(corpus)),
         "libfuse-node" => Box::new(LibfuseNode::load(corpus)),
-        "easy-fuser" => Box::new(EasyFuser::load(corpus)),
-        "papaya-path" => Box::new(PapayaPath::load(corpus)),
-        "scc-path" => Box::new(SccPath::load(corpus)),
-        "slots" => Box::new(Slots::load(corpus)?),
-        "links" => Box::new(Links::load(corpus)?),
-        "links-held" => Box::new(LinksHeld(Links::load(corpus)?)),
+        "dashmap-path" => Box::new(dashmap_path(corpus)),
+        "papaya-path" => Box::new(papaya_path(corpus)),
+        "scc-path" => Box::new(scc_path(corpus)),
         _ => return Ok(None),
     }))
 }
@@ -100,7 +76,7 @@ pub(crate) struct Bytes {
 /// all (before Linux 3.15).
 pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<Bytes> {
     disable_transparent_huge_pages(true).context("switching huge pages off")?;
-    let corpus = Arc::new(Corpus::collect(entries));
+    let corpus = Corpus::collect(entries);
     let _first = load(variant, &corpus)?.context("no such table")?;
     let before = resident_bytes()?;
     let second = load(variant, &corpus)?.context("no such table")?;
@@ -108,19 +84,16 @@ pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<Bytes> {
     Ok(Bytes { resident, arenas: second.arena_bytes() })
 }
 
-/// Returns what [`measure`] returns in a process started for it; `command` is put before the
-/// arguments `memory VARIANT ENTRIES`.
+/// Returns the result of [`measure`] in a new process: `program memory VARIANT ENTRIES`.
 ///
 /// # Errors
 /// If the process does not start, fails, or prints something else.
 pub(crate) fn measure_apart(
-    command: &[String],
+    program: &Path,
     variant: &str,
     entries: usize,
 ) -> anyhow::Result<Bytes> {
-    let program = std::env::current_exe().context("the program does not know its file")?;
     let output = Command::new(program)
-        .args(command)
         .args(["memory", variant, &entries.to_string()])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -171,7 +144,7 @@ mod tests {
 
     /// Checks one variant in a process of its own.
     fn check_against_the_allocator(variant: &str) {
-        let corpus = Arc::new(Corpus::collect(ENTRIES));
+        let corpus = Corpus::collect(ENTRIES);
         let resident = measure(variant, ENTRIES).unwrap().resident;
         assert!(transparent_huge_pages_are_disabled().unwrap());
         let before = ALLOC.live().bytes;
@@ -193,7 +166,7 @@ mod tests {
             "memory::tests::resident_memory_of_every_table_is_what_allocators_handed_out";
         match role() {
             Some(variant) => check_against_the_allocator(&variant),
-            None => TABLES
+            None => ["corewalk", "rwlock-ahash", "libfuse-node"]
                 .into_iter()
                 .for_each(|variant| Reexec::test(NAME).role(variant).run().assert_success()),
         }

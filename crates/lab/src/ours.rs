@@ -1,26 +1,23 @@
 //! corewalk itself as a variant.
 //!
-//! The calls are those of a FUSE server: an inode number and a name come in, an inode number with
-//! one more lookup on it goes out ([`corewalk::Vfs::inode`], [`corewalk::Vfs::lookup`],
-//! `into_lookups`). Everything is looked up once before measuring, and stays in the cache because
-//! the client holds it; the back end counts what it is asked, and must not be asked again.
+//! A lookup takes an inode number and a name, and returns an inode number with one more lookup on it,
+//! as a FUSE server does. All names are made before measuring and stay in the cache, which evicts
+//! none. The cache counts how often it asks the back end, which must not happen while measuring.
 //!
 //! Source: `corewalk::vfs`.
 
 use std::sync::Arc;
 
 use corewalk::attr::mode;
-use corewalk::{
-    Cred, FileSystem, FsStruct, Make, Name, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
-};
+use corewalk::{Cred, FsStruct, Make, Name, Removal, RenameMode, Vfs, VfsOptions, WalkFlags};
 
-use crate::baseline::Namespace;
+use crate::baseline::{Namespace, ask};
 use crate::before::timed::timed_if_moved;
-use crate::before::{Dentries, Kind, Passes};
-use crate::corpus::{Corpus, ROOT};
-use crate::index::Index;
+use crate::before::{Dentries, Kind, Passes, filled};
+use crate::corpus::Corpus;
+use crate::crew::{Laps, Turn};
 use crate::job::User;
-use crate::lane::{Lane, Op, Stop, Tally};
+use crate::lane::{Lane, Op};
 use crate::ramfs::Ramfs;
 
 /// Bytes of cache: more than the largest tree takes, so that nothing is evicted.
@@ -36,14 +33,9 @@ impl Ours {
     /// Returns a namespace in which all of `corpus` is cached, the move of its renamer included.
     ///
     /// # Errors
-    /// What the namespace says; it has no reason to fail.
-    pub(crate) fn load(corpus: &Arc<Corpus>) -> anyhow::Result<Ours> {
-        let ours = Ours::over(Arc::new(Index::new(corpus)), 4 * corpus.len() + 4096)?;
-        ours.vfs.root().into_lookups();
-        for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
-            let found = ours.lookup(corpus.parent(ino), corpus.name(ino));
-            anyhow::ensure!(found == Some(ino), "entry {ino} was not found");
-        }
+    /// An error of the namespace, which has no reason to fail.
+    pub(crate) fn load(corpus: &Corpus) -> anyhow::Result<Ours> {
+        let ours = filled(Ours::empty(corpus.len())?, corpus);
         let moved = corpus.movable();
         let (home, away) = ((moved.home.0, &moved.home.1[..]), (moved.away.0, &moved.away.1[..]));
         anyhow::ensure!(ours.rename(home, away) && ours.rename(away, home), "a move failed");
@@ -56,20 +48,16 @@ impl Ours {
     /// # Errors
     /// What the namespace says; it has no reason to fail.
     pub(crate) fn empty(capacity: usize) -> anyhow::Result<Ours> {
-        Ours::over(Arc::new(Ramfs::new()), 4 * capacity + 65_536)
-    }
-
-    fn over(fs: Arc<dyn FileSystem>, entries_max: usize) -> anyhow::Result<Ours> {
-        let entries_max = u32::try_from(entries_max)?;
+        let entries_max = u32::try_from(4 * capacity + 65_536)?;
         let options = VfsOptions { cache_bytes: CACHE_BYTES, entries_max, hash_seed: None };
-        Ok(Ours { vfs: Vfs::new(fs, options)?, cred: Cred::prechecked(0, 0) })
+        Ok(Ours { vfs: Vfs::new(Arc::new(Ramfs::new()), options)?, cred: Cred::prechecked(0, 0) })
     }
 
     /// Asks for whole paths, with the root taken once, as a server has it.
-    fn walks(&self, lane: &Lane, first: usize, stop: &Stop) -> Tally {
+    fn walks(&self, lane: &Lane, first: usize, turn: Turn) -> Laps {
         let root = self.vfs.root_path();
         let at = FsStruct { cwd: root.clone(), root };
-        lane.ask(first, stop, |target, path| {
+        lane.ask(first, turn, |target, path| {
             let found = self.vfs.resolve_path(&self.cred, &at, path, WalkFlags::empty());
             found.is_ok_and(|found| found.ino == target.ino)
         })
@@ -117,20 +105,11 @@ impl Namespace for Ours {
         self.vfs.stats().bytes
     }
 
-    fn work(&self, op: Op, lane: &Lane, first: usize, stop: &Stop) -> Tally {
-        match op {
-            Op::Lookup => lane.ask(first, stop, |target, name| {
-                self.lookup(target.parent, name) == Some(target.ino)
-            }),
-            Op::Walk => self.walks(lane, first, stop),
-            Op::Path => {
-                let mut turn = 0_u64;
-                lane.ask(first, stop, move |target, expected| {
-                    turn += 1;
-                    lane.is_path(target, expected, self.path(target.ino).as_deref(), turn)
-                })
-            }
+    fn work(&self, op: Op, lane: &Lane, first: usize, turn: Turn) -> Laps {
+        if op == Op::Walk {
+            return self.walks(lane, first, turn);
         }
+        ask(self, op, lane, first, turn)
     }
 }
 
@@ -167,7 +146,7 @@ impl Dentries for Ours {
     }
 
     /// Does jobs with a root and a working directory of its own, as a process has them.
-    fn be_user(&self, user: &User, stop: &Stop) -> Tally {
+    fn be_user(&self, user: &User, turn: Turn) -> Laps {
         let root = self.vfs.root_path();
         let at = FsStruct { cwd: root.clone(), root };
         let stat = |path: &[u8]| {
@@ -178,7 +157,7 @@ impl Dentries for Ours {
             let place = self.vfs.walk(&self.cred, &at, path, WalkFlags::empty()).ok()?;
             Some(place.inode().ino())
         };
-        user.work(self, stop, stat, open)
+        user.work(self, turn, stat, open)
     }
 
     fn passes(&self) -> Option<Passes> {

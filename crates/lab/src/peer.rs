@@ -17,9 +17,7 @@ mod ext4;
 mod programs;
 
 pub(crate) use ext4::ext4;
-pub(crate) use programs::{
-    Program, Threads, bindfs, ours, ours_passthrough, ours_store, passthrough_hp, passthrough_ll,
-};
+pub(crate) use programs::{Program, Threads, bindfs, ours, ours_passthrough, ours_store};
 
 use std::error::Error;
 use std::fmt;
@@ -32,9 +30,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use corewalk_sync::primitives::Arc;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
+use corewalk_base::primitives::Arc;
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

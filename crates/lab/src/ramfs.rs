@@ -15,15 +15,15 @@ use std::ops::Range;
 
 use corewalk::{
     Attr, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
+    Timespec,
 };
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     SHARDS, shard_index,
     unmodelled::{AtomicU64, Ordering},
 };
-use corewalk_sync::{CachePadded, Mutex};
+use corewalk_base::{CachePadded, Mutex};
 
 use crate::corpus::ROOT;
-use crate::index::plain_attr;
 
 /// Inode numbers that a shard takes at once.
 const BATCH: u64 = 1024;
@@ -55,6 +55,29 @@ impl Ramfs {
             *batch = first..first + BATCH;
         }
         batch.next().expect("the batch was just filled")
+    }
+}
+
+/// Returns the attributes of an empty file of root.
+fn plain_attr(ino: u64, kind: FileKind) -> Attr {
+    let zero = Timespec::default();
+    let (permissions, nlink) = if kind == FileKind::Directory { (0o755, 2) } else { (0o644, 1) };
+    Attr {
+        ino,
+        generation: 0,
+        mode: kind.to_mode() | permissions,
+        nlink,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: zero,
+        mtime: zero,
+        ctime: zero,
+        btime: zero,
+        has_acl: false,
     }
 }
 

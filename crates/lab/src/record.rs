@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 use crate::machine::{Disturbance, Machine};
 use crate::table::{Settings, Size, Table};
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn command_has_the_name_of_the_program_and_its_arguments() {
-        let words = ["/somewhere/target/release/corewalk", "lab", "record"].map(String::from);
-        assert_eq!(command(words.into_iter()), "corewalk lab record");
+        let words = ["/somewhere/target/release/corewalk-lab", "record"].map(String::from);
+        assert_eq!(command(words.into_iter()), "corewalk-lab record");
     }
 }

@@ -1,41 +1,23 @@
-//! The report: one HTML page with a plot per table, for people who look at pictures before rows.
+//! The report of results: one page that needs nothing beside it.
 //!
-//! `corewalk lab report --out DIR` writes `DIR/index.html`: for each table the claim in one sentence,
-//! where it comes from, the machine and the commit, the plot with the lowest and the highest round,
-//! what the source published, and all rows. The page needs nothing but itself: no script, no style
-//! sheet, no font, no picture is fetched, so that it can be kept and mailed.
+//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The front page has one line per table: the
+//! claim in a sentence, the ratio of one row, and whether the claims hold. Each table has one plot of the
+//! rows that its claim is about, with the published curve beside it if there is one. All rows are
+//! folded below.
 //!
-//! # Losses
-//! Whoever is measured and is behind is marked with a word, not only with a colour. The page begins
-//! with how often corewalk is ahead and behind, against the baseline and against the best of the
-//! others, with the furthest of both in letters of the same size (`standing`).
+//! The page is XHTML with inline SVG, without scripts and without a request to any other place. Losses are
+//! shown like wins.
 //!
 //! # How it works
-//! `read` takes what `lab run --json` and `lab record` wrote; without files all tables are run first.
-//! `plot` draws, `page` puts the parts together. Everything is built before anything is written, and
-//! the page gets its name only when it is whole.
+//! [`read`] reads the files of `run --json` and `record`; without files all tables are run first. `page`
+//! writes the page, `plot` the plots.
 //!
-//! The plots are bars, lines and text in SVG, so they are written out here. Crates that plot were
-//! looked at and left: they draw axes with numbers, which bars with a scale of their own per group do
-//! not have, and cannot tell how wide a text is without its font either.
-//!
-//! # Tables that do not run
-//! One that fails, for want of `/dev/fuse` or because an answer was wrong, does not take the others with
-//! it: it is named on the page, first of all, with what it said, and the program ends with a failure.
-//!
-//! # What it refuses
-//! A file that is missing or is not what a run writes, and a folder that cannot be written to: both
-//! before anything is run, in one line, with nothing left behind.
-//!
-//! Source: `schema.json` beside this crate.
+//! Source: the contract of the program in DESIGN.md, section 5.
 
 mod page;
 mod plot;
-mod read;
-mod standing;
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -45,83 +27,70 @@ use crate::Report;
 /// The name of the page in its folder.
 const PAGE: &str = "index.html";
 
-/// A table that did not run, and why.
+/// A table that did not run, and the reason.
 pub(crate) struct Failed {
     pub(crate) table: &'static str,
     pub(crate) why: String,
 }
 
-/// A folder that a page can be written to.
-pub(crate) struct Folder {
-    path: PathBuf,
-    /// What was made for it, innermost first.
-    made: Vec<PathBuf>,
-}
-
-impl Folder {
-    /// Returns the folder at `path`, made if it was not there, after trying that it can be written
-    /// to. Dropped without a page it leaves nothing.
-    ///
-    /// # Errors
-    /// If it is something else than a folder, or cannot be made or written to.
-    pub(crate) fn new(path: &Path) -> anyhow::Result<Folder> {
-        ensure!(path.is_dir() || !path.exists(), "{} is not a folder", path.display());
-        let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
-        let made = path.ancestors().take_while(is_missing).map(Path::to_owned).collect();
-        let folder = Folder { path: path.to_owned(), made };
-        fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
-        let draft = folder.draft();
-        fs::write(&draft, b"")
-            .and_then(|()| fs::remove_file(&draft))
-            .with_context(|| format!("cannot write to {}", path.display()))?;
-        Ok(folder)
-    }
-
-    /// Writes the page of `reports`, and of the tables that did not run, and returns where it is.
-    ///
-    /// # Errors
-    /// If it cannot be written; a page that was there before stays.
-    pub(crate) fn write(
-        mut self,
-        reports: &[Report],
-        failed: &[Failed],
-    ) -> anyhow::Result<PathBuf> {
-        let page = self.path.join(PAGE);
-        let draft = self.draft();
-        let write = || -> io::Result<()> {
-            fs::write(&draft, page::render(reports, failed))?;
-            fs::rename(&draft, &page)
-        };
-        if let Err(error) = write() {
-            let _ = fs::remove_file(&draft);
-            return Err(error).with_context(|| format!("cannot write {}", page.display()));
-        }
-        self.made.clear();
-        Ok(page)
-    }
-
-    fn draft(&self) -> PathBuf {
-        self.path.join(format!(".{PAGE}.{}", std::process::id()))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        for made in &self.made {
-            // One that somebody has put something into stays.
-            let _ = fs::remove_dir(made);
-        }
-    }
-}
-
-/// Returns what `files` hold, in their order.
+/// Makes the folder of the page, before the tables run for minutes.
 ///
 /// # Errors
-/// If one is missing or is not what a run writes.
+/// If `folder` is a file, or cannot be made.
+pub(crate) fn prepare(folder: &Path) -> anyhow::Result<()> {
+    ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
+}
+
+/// Writes the page into `folder`, and returns its path. An older page stays until the new page is whole.
+///
+/// # Errors
+/// If the page cannot be written.
+pub(crate) fn write(
+    folder: &Path,
+    reports: &[Report],
+    failed: &[Failed],
+) -> anyhow::Result<PathBuf> {
+    let (page, draft) = (folder.join(PAGE), folder.join(format!(".{PAGE}.{}", std::process::id())));
+    fs::write(&draft, page::render(reports, failed))
+        .and_then(|()| fs::rename(&draft, &page))
+        .with_context(|| format!("cannot write {}", page.display()))?;
+    Ok(page)
+}
+
+/// Returns the tables in `files`, in their order.
+///
+/// The rows borrow their names from the text of the file, which stays in memory: the program ends after
+/// the page.
+///
+/// # Errors
+/// If a file cannot be read, is not JSON, or is not the output of a run.
 pub(crate) fn read(files: &[PathBuf]) -> anyhow::Result<Vec<Report>> {
     let mut reports = vec![];
     for file in files {
-        reports.extend(read::reports(file)?);
+        let name = file.display();
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+        reports.extend(
+            parse(text.leak()).with_context(|| format!("{name} is not the output of a run"))?,
+        );
+    }
+    Ok(reports)
+}
+
+fn parse(text: &'static str) -> anyhow::Result<Vec<Report>> {
+    let reports: Vec<Report> = match text.trim_start().starts_with('[') {
+        true => serde_json::from_str(text)?,
+        false => vec![serde_json::from_str(text)?],
+    };
+    ensure!(!reports.is_empty(), "there is no table");
+    for report in &reports {
+        ensure!(!report.rows.is_empty(), "the table {} has no rows", report.table);
+        for (at, row) in report.rows.iter().enumerate() {
+            let is_ordered = 0.0 <= row.min && row.min <= row.median && row.median <= row.max;
+            ensure!(is_ordered, "row {at}: min, median and max are not in order");
+            let is_known = ["higher", "lower"].contains(&row.better);
+            ensure!(is_known, "row {at}: {} is neither higher nor lower", row.better);
+        }
     }
     Ok(reports)
 }
@@ -129,24 +98,56 @@ pub(crate) fn read(files: &[PathBuf]) -> anyhow::Result<Vec<Report>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Machine;
+    use crate::samples::{Metric, Params, Samples};
+    use serde_json::Value;
+
+    fn report() -> Report {
+        let mut samples = Samples::default();
+        for (round, value) in [1.0, 2.0, 4.0].into_iter().enumerate() {
+            let params = Params::from([("threads", 2.into()), ("op", "walk".into())]);
+            samples.add(round, "corewalk", &params, (Metric::OpsPerSecond, value), "linux");
+        }
+        let machine = Machine::here();
+        Report { table: "lookup", source: "somewhere", machine, rows: samples.rows() }
+    }
 
     #[test]
-    fn folder_without_a_page_leaves_nothing() {
-        let path = std::env::temp_dir().join(format!("corewalk-lab-{}-folder", std::process::id()));
-        drop(Folder::new(&path.join("a/b")).unwrap());
-        assert!(!path.exists());
-        fs::create_dir(&path).unwrap();
-        fs::write(path.join("mine"), b"kept").unwrap();
-        drop(Folder::new(&path).unwrap());
-        assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
-        fs::remove_dir_all(&path).unwrap();
+    fn output_of_a_run_is_read_back_the_same() {
+        for reports in [vec![report()], vec![report(), report()]] {
+            let json = crate::to_json(&reports).unwrap();
+            let read = parse(json.clone().leak()).unwrap();
+            assert_eq!(crate::to_json(&read).unwrap(), json);
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused_in_one_line() {
+        let good: Value = serde_json::from_str(&crate::to_json(&[report()]).unwrap()).unwrap();
+        let changed = |pointer: &str, value: Value| {
+            let mut json = good.clone();
+            *json.pointer_mut(pointer).expect("the field is there") = value;
+            json.to_string()
+        };
+        for (text, expected) in [
+            (String::from("nonsense"), "expected"),
+            (String::from("[]"), "there is no table"),
+            (String::from("{}"), "missing field"),
+            (changed("/rows", Value::Array(vec![])), "has no rows"),
+            (changed("/rows/0/median", 9.0.into()), "not in order"),
+            (changed("/rows/0/better", "bigger".into()), "neither higher nor lower"),
+            (changed("/machine/cores", "two".into()), "invalid type"),
+        ] {
+            let error = format!("{:#}", parse(text.leak()).expect_err("it is wrong"));
+            assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
+        }
     }
 
     #[test]
     fn folder_that_is_a_file_is_refused() {
         let path = std::env::temp_dir().join(format!("corewalk-lab-{}-file", std::process::id()));
         fs::write(&path, b"kept").unwrap();
-        let error = Folder::new(&path).err().expect("it is a file").to_string();
+        let error = prepare(&path).expect_err("it is a file").to_string();
         assert!(error.contains("is not a folder"), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"kept");
         fs::remove_file(&path).unwrap();

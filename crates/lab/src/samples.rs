@@ -12,18 +12,18 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// What was varied: `threads`, `op` and the like.
-pub type Params = BTreeMap<&'static str, Value>;
+pub(crate) type Params = BTreeMap<&'static str, Value>;
 
 /// The parameter of rows that hold a number of threads against this one ([`Samples::add_scaling`]).
-pub const OVER_THREADS: &str = "over_threads";
+pub(crate) const OVER_THREADS: &str = "over_threads";
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Metric {
+pub(crate) enum Metric {
     /// Operations per second of wall time, all threads together.
     OpsPerSecond,
     /// Nanoseconds of one thread's processor time per operation.
@@ -37,17 +37,8 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// All of them.
-    pub const ALL: [Metric; 5] = [
-        Metric::OpsPerSecond,
-        Metric::NsPerOp,
-        Metric::BytesPerEntry,
-        Metric::Seconds,
-        Metric::RetriesPerMillion,
-    ];
-
     /// Returns the name in the rows.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Metric::OpsPerSecond => "ops_per_s",
             Metric::NsPerOp => "ns_per_op",
@@ -79,12 +70,14 @@ impl Metric {
 }
 
 /// One row of a table.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Row {
     /// Who was measured.
     pub variant: String,
     /// With what parameters.
-    pub params: Params,
+    #[serde(borrow)]
+    pub params: BTreeMap<&'static str, Value>,
     /// The name of what was measured.
     pub metric: &'static str,
     /// Its unit.
@@ -107,7 +100,7 @@ pub struct Row {
 
 /// The samples of one table, in the order in which rows first appeared.
 #[derive(Default)]
-pub struct Samples {
+pub(crate) struct Samples {
     rows: Vec<(Key, Vec<(usize, f64)>)>,
 }
 
@@ -123,7 +116,7 @@ struct Key {
 
 impl Samples {
     /// Adds what `variant` reached in `round`.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         round: usize,
         variant: &str,
@@ -134,9 +127,22 @@ impl Samples {
         self.add_against(round, variant, params, measured, (baseline, params));
     }
 
+    /// Adds the throughput of `variant` in `round`, and its processor time per operation.
+    pub(crate) fn add_speed(
+        &mut self,
+        round: usize,
+        variant: &str,
+        params: &Params,
+        (ops_per_s, ns_per_op): (f64, f64),
+        baseline: &str,
+    ) {
+        self.add(round, variant, params, (Metric::OpsPerSecond, ops_per_s), baseline);
+        self.add(round, variant, params, (Metric::NsPerOp, ns_per_op), baseline);
+    }
+
     /// Adds what `variant` reached in `round`, to be held against what `baseline` reached with other
     /// parameters.
-    pub fn add_against(
+    pub(crate) fn add_against(
         &mut self,
         round: usize,
         variant: &str,
@@ -160,7 +166,7 @@ impl Samples {
     /// Adds a row for each rate of several threads that `is_wanted`, holding it against what the same
     /// variant reached with one thread: how threads scale, round by round. What threads each reached is
     /// a row already; these have the parameter [`OVER_THREADS`].
-    pub fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
+    pub(crate) fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
             let is_several = key.params.get("threads").is_some_and(|threads| *threads != 1);
@@ -182,7 +188,7 @@ impl Samples {
     }
 
     /// Returns the rows.
-    pub fn rows(&self) -> Vec<Row> {
+    pub(crate) fn rows(&self) -> Vec<Row> {
         self.rows.iter().map(|(key, values)| self.row(key, values)).collect()
     }
 
@@ -207,18 +213,23 @@ impl Samples {
             metric: key.metric.name(),
             unit: key.metric.unit(),
             better: key.metric.better(),
-            median: median(&only).unwrap_or(0.0),
-            min: only.iter().copied().fold(f64::INFINITY, f64::min),
-            max: only.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            median: short(median(&only).unwrap_or(0.0)),
+            min: short(only.iter().copied().fold(f64::INFINITY, f64::min)),
+            max: short(only.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
             rounds: only.len(),
             baseline: key.baseline.clone(),
-            ratio: median(&ratios),
+            ratio: median(&ratios).map(short),
         }
     }
 }
 
+/// Returns the number with six digits, which is more than a measurement has.
+fn short(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
+}
+
 /// Returns the median; of an even number of values the mean of the two in the middle.
-pub fn median(values: &[f64]) -> Option<f64> {
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
@@ -299,7 +310,14 @@ mod tests {
     fn schema_has_every_metric() {
         let schema: Value = serde_json::from_str(include_str!("../schema.json")).unwrap();
         let known = schema.pointer("/$defs/row/properties/metric/enum").unwrap();
-        for metric in Metric::ALL {
+        let all = [
+            Metric::OpsPerSecond,
+            Metric::NsPerOp,
+            Metric::BytesPerEntry,
+            Metric::Seconds,
+            Metric::RetriesPerMillion,
+        ];
+        for metric in all {
             assert!(known.as_array().unwrap().contains(&metric.name().into()), "{metric:?}");
         }
     }

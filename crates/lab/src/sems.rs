@@ -28,11 +28,11 @@ pub(crate) use load::{Load, Pattern};
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
+use corewalk_base::primitives::thread;
+use corewalk_base::sysv::{self, SemSet, Sop};
 use corewalk_ipc::{
     Contention, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX, SemBuf, Task,
 };
-use corewalk_sync::primitives::thread;
-use corewalk_sync::sysv::{self, SemSet, Sop};
 
 /// Offers semaphore sets, numbered from 0 in the order in which they are made.
 pub(crate) trait Sems: Sync {

@@ -6,23 +6,20 @@
 //! a claim is said to hold or not (`table::shape`).
 //!
 //! # How long it takes
-//! Each table says what it is going to measure ([`Table::grids`]) and what it needs besides
-//! ([`Table::setup`]). All of them with the settings that a run has by default take less than a third
-//! of an hour on two cores; a test adds it up.
+//! Each table says beforehand what it measures ([`Table::grids`]). With the default settings the
+//! slices of all tables take less than a third of an hour on two cores; a test adds them up.
 
 mod aim7_short;
+mod bench;
 mod create_one_dir;
 mod fuse_metadata;
 mod grid;
 mod hot_leaf;
 mod ipc_users;
-mod lock_share;
 mod lookup;
 mod mbcache;
 mod msg;
 mod multiuser;
-mod names;
-mod one_cpu;
 mod path;
 mod path_under_rename;
 mod redo_size;
@@ -33,34 +30,66 @@ mod small_loads;
 mod wakeup;
 mod xattr;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-pub use grid::Grid;
+pub(crate) use grid::Grid;
 pub(crate) use msg::process as msg_process;
-pub use shape::Claim;
+pub(crate) use shape::Claim;
 pub(crate) use wakeup::answer;
 pub(crate) use xattr::{Draws, Pool, VALUE_BYTES};
 
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
 
-/// What a table needs besides its slices if it says nothing else: names, files and threads are made.
-const SETUP: Duration = Duration::from_secs(2);
+/// The words about one table.
+pub(crate) struct Text {
+    /// The name on the command line.
+    pub(crate) name: &'static str,
+    /// The document that asks the question.
+    pub(crate) source: &'static str,
+    /// The measurement, in one line.
+    pub(crate) about: &'static str,
+    /// The claim about corewalk, in one sentence.
+    pub(crate) claim: &'static str,
+    /// The rows that show the claim.
+    pub(crate) plot: Plot,
+}
+
+/// The rows of a plot: those of one metric whose parameters are `x` and `at`, and no more.
+pub(crate) struct Plot {
+    /// The parameter along the plot.
+    pub(crate) x: &'static str,
+    pub(crate) metric: &'static str,
+    /// The other parameters, with their values as text; `*` is any value.
+    pub(crate) at: &'static [(&'static str, &'static str)],
+    /// The value of `x` whose ratio stands on the front page.
+    pub(crate) headline: &'static str,
+}
+
+/// The curves that the source of a table publishes.
+pub(crate) struct Published {
+    /// The parameter along the plot.
+    pub(crate) x: &'static str,
+    /// The unit.
+    pub(crate) unit: &'static str,
+    /// The name of each curve, with its points of x and y.
+    pub(crate) curves: Vec<(&'static str, Vec<(f64, f64)>)>,
+}
 
 /// One table.
-pub trait Table: Sync {
-    /// Returns the name it is run by.
-    fn name(&self) -> &'static str;
+pub(crate) trait Table: Sync {
+    /// Returns the words about it.
+    fn text(&self) -> &'static Text;
 
-    /// Returns whose question it asks, for those who read only the result.
-    fn source(&self) -> &'static str;
+    /// Returns the name on the command line.
+    fn name(&self) -> &'static str {
+        self.text().name
+    }
 
-    /// Returns what it measures, in one line.
-    fn about(&self) -> &'static str;
-
-    /// Returns what is claimed of corewalk, in one sentence.
-    fn claim(&self) -> &'static str {
-        self.about()
+    /// Returns the curves that the source publishes, if there are any.
+    fn published(&self) -> Option<Published> {
+        None
     }
 
     /// Returns what stands below the rows for people to read: figures that the source published, and
@@ -82,11 +111,6 @@ pub trait Table: Sync {
     /// Returns what it is going to measure. A run that measures more fails.
     fn grids(&self, settings: &Settings) -> Vec<Grid>;
 
-    /// Returns about how long it takes besides its slices, on two cores that are idle.
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
-    }
-
     /// Returns what this build lacks to run it, in one line; such a table is left out of a run of all
     /// tables.
     fn lacks(&self) -> Option<&'static str> {
@@ -102,7 +126,7 @@ pub trait Table: Sync {
 
 /// How a table is run.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Small sizes and short slices, for tests.
     pub size: Size,
     /// Thread or process counts.
@@ -111,8 +135,9 @@ pub struct Settings {
     pub time_per_row: Duration,
     /// Rounds.
     pub rounds: usize,
-    /// What starts this program's lab again, before a hidden subcommand; None if nothing does.
-    pub again: Option<Vec<String>>,
+    /// The program of the lab, which is started for hidden subcommands. None in unit tests: their
+    /// program has no subcommands.
+    pub(crate) program: Option<PathBuf>,
 }
 
 impl Settings {
@@ -131,7 +156,7 @@ impl Settings {
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub(crate) enum Size {
     /// Seconds in all: whether it works.
     Quick,
     /// Minutes: numbers worth keeping.
@@ -139,21 +164,20 @@ pub enum Size {
 }
 
 /// Returns all tables, in the order in which they are listed.
-pub fn all() -> &'static [&'static dyn Table] {
+pub(crate) fn all() -> &'static [&'static dyn Table] {
     &[
         &lookup::Lookup,
         &path::Path,
-        &names::Names,
         &fuse_metadata::FuseMetadata,
         &rename::Rename,
         &hot_leaf::HotLeaf,
         &small_loads::SmallLoads,
         &multiuser::Multiuser,
-        &one_cpu::OneCpu,
+        &multiuser::OneCpu,
         &create_one_dir::CreateOneDir,
         &path_under_rename::PathUnderRename,
         &redo_size::RedoSize,
-        &lock_share::LockShare,
+        &redo_size::LockShare,
         &aim7_short::Aim7Short,
         &xattr::Xattr,
         &mbcache::MbcacheTable,
@@ -165,7 +189,7 @@ pub fn all() -> &'static [&'static dyn Table] {
 }
 
 /// Returns the table called `name`.
-pub fn find(name: &str) -> Option<&'static dyn Table> {
+pub(crate) fn find(name: &str) -> Option<&'static dyn Table> {
     all().iter().copied().find(|table| table.name() == name)
 }
 
@@ -190,7 +214,7 @@ pub(crate) mod quick {
             threads: vec![1, 2],
             time_per_row: Duration::from_millis(25),
             rounds: 5,
-            again: None,
+            program: None,
         }
     }
 
@@ -205,6 +229,11 @@ pub(crate) mod quick {
                 && row.metric == metric
                 && params.iter().all(|(key, value)| row.params.get(key) == Some(value))
         })
+    }
+
+    /// Returns the parameters of cells.
+    pub(super) fn params(cells: &[bench::Cell]) -> Vec<Vec<(&'static str, Value)>> {
+        cells.iter().map(|cell| cell.0.clone().into_iter().collect()).collect()
     }
 
     /// Runs a table, and checks that each of `variants` has a whole row with a ratio, in every metric
@@ -240,14 +269,15 @@ mod tests {
     #[test]
     fn tables_have_different_names_and_are_found_by_them() {
         for table in all() {
-            assert_eq!(find(table.name()).map(Table::source), Some(table.source()));
+            let found = find(table.name()).map(|table| table.text().source);
+            assert_eq!(found, Some(table.text().source));
         }
         assert!(find("no-such-table").is_none());
     }
 
     /// What a run has if nothing is said, on two cores.
     fn default_settings() -> Settings {
-        crate::settings(&crate::Pace { quick: false, threads: vec![], seconds: None }, &["lab"])
+        crate::settings(&crate::Pace { quick: false, threads: vec![], seconds: None })
             .expect("they make sense")
     }
 
@@ -259,15 +289,9 @@ mod tests {
         // What this build lacks is left out of a run of all tables.
         for table in all().iter().filter(|table| table.lacks().is_none()) {
             let slices: Duration = table.grids(&settings).iter().map(Grid::time).sum();
-            let setup = table.setup(&settings);
-            eprintln!(
-                "{:<17} {:>4.0} s + {:>3.0} s",
-                table.name(),
-                slices.as_secs_f64(),
-                setup.as_secs_f64()
-            );
+            eprintln!("{:<17} {:>4.0} s", table.name(), slices.as_secs_f64());
             assert!(slices > Duration::ZERO, "{} measures nothing", table.name());
-            sum += slices + setup;
+            sum += slices;
         }
         eprintln!("all of them take {:.1} minutes", sum.as_secs_f64() / 60.0);
         assert!(sum < Duration::from_secs(20 * 60), "{sum:?}");

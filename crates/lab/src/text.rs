@@ -15,20 +15,13 @@ pub(crate) fn render(report: &Report) -> String {
         "{}, {} cores, Linux {}, commit {}",
         machine.cpu, machine.cores, machine.kernel, machine.commit
     );
-    let mut groups: Vec<(&Params, &str)> = vec![];
-    let table = crate::table::find(report.table);
-    let is_shown = |row: &&Row| table.is_none_or(|table| !table.is_in_footer(row));
-    for row in report.rows.iter().filter(is_shown) {
-        if !groups.contains(&(&row.params, row.metric)) {
-            groups.push((&row.params, row.metric));
-        }
-    }
-    for (params, metric) in groups {
+    for (params, metric) in params_of(report) {
         let _ = writeln!(out, "\n{} [{metric}]", with_names(params));
-        for row in report.rows.iter().filter(|r| r.params == *params && r.metric == metric) {
-            let _ = writeln!(out, "  {}", line(row));
+        for line in rows_of(report, params, metric) {
+            let _ = writeln!(out, "  {line}");
         }
     }
+    let table = crate::table::find(report.table);
     let Some(table) = table else { return out };
     let footer = table.footer(&report.rows);
     if !footer.is_empty() {
@@ -38,6 +31,28 @@ pub(crate) fn render(report: &Report) -> String {
         let _ = writeln!(out, "{}{claim}", if at == 0 { "\n" } else { "" });
     }
     out
+}
+
+/// Returns the parameters and metrics of the rows that the text shows, each once.
+pub(crate) fn params_of(report: &Report) -> Vec<(&Params, &str)> {
+    let table = crate::table::find(report.table);
+    let is_shown = |row: &&Row| table.is_none_or(|table| !table.is_in_footer(row));
+    let mut groups = vec![];
+    for row in report.rows.iter().filter(is_shown) {
+        if !groups.contains(&(&row.params, row.metric)) {
+            groups.push((&row.params, row.metric));
+        }
+    }
+    groups
+}
+
+/// Returns a line for each row with these parameters.
+pub(crate) fn rows_of(
+    report: &Report,
+    params: &Params,
+    metric: &str,
+) -> impl Iterator<Item = String> {
+    report.rows.iter().filter(move |row| row.params == *params && row.metric == metric).map(line)
 }
 
 fn line(row: &Row) -> String {

@@ -3,8 +3,8 @@
 //! `cargo run --release -p corewalk-mbcache --example flags`; a number sets how often. The same
 //! workload runs shorter as a test (`tests/flags.rs`).
 
+use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
-use corewalk_sync::primitives::thread;
 
 const KEY: u64 = 1;
 const VALUE: u64 = 2;

@@ -2,7 +2,7 @@
 //!
 //! Source: Linux `fs/mbcache.c`.
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use std::{fmt, io};
 
 use crate::handle::{Busy, Entry};

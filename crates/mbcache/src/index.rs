@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The hash of a key gives its *home*, a line. An entry stands in the first line from its home on
-//! that has a free slot, and stays there until it ends. The home knows its *reach*: a search looks at
-//! so many lines more. So a look at one line is enough for most keys, and a search never has to begin
-//! anew, whatever other threads do meanwhile. A `create` that has to look further than the home line
+//! that has a free slot, and stays there until it ends. The home knows its *reach*: a search looks
+//! at so many lines more. So a look at one line is enough for most keys. A search never begins
+//! anew, whatever other threads do meanwhile. A `create` that looks further than the home line
 //! lowers the reach by one if no entry needs it any more.
 //!
 //! A search goes at most [`WINDOW`] lines far. A `create` that finds no free slot in that window
@@ -22,7 +22,8 @@
 //! thread that enters more runs the hand of reclaim for as many.
 //!
 //! # Invariants
-//! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the home.
+//! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the
+//!   home.
 //! - I.2: a pair is live at most once: `create` holds the lock of the home from the search for the
 //!   pair until the pair is live.
 //!
@@ -34,9 +35,10 @@
 //!
 //! Source: the chunks with an overflow count of Facebook's F14; `include/linux/list_bl.h`.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{IS_MODEL, hint, thread};
-use corewalk_sync::{CachePadded, ShardedCounter, SlotArena};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{IS_MODEL, hint, thread};
+use corewalk_base::{CachePadded, ShardedCounter};
+use corewalk_sync::SlotArena;
 use std::io;
 use std::time::Duration;
 
@@ -167,8 +169,8 @@ impl Index {
 
     /// Returns the entry of a pair, and its state.
     ///
-    /// The first look is apart from the others, since it mostly is the last: so the processor predicts
-    /// the branch, and begins with the next call while it waits for the line.
+    /// The first slot is looked at apart from the others, since it mostly has the entry. So the
+    /// processor predicts the branch, and begins the next call while it waits for the line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);

@@ -6,11 +6,11 @@
 //!
 //! | call | for | lock |
 //! |---|---|---|
-//! | [`Mbcache::find_first`], [`Mbcache::find_next`] | handles of values that may be shared | none |
+//! | [`Mbcache::find_first`], [`Mbcache::find_next`] | handles of values to share | none |
 //! | [`Mbcache::get`] | whether a pair is there; marks it as used | none |
 //! | [`Mbcache::create`] | a blob was stored | of one line |
 //! | [`Mbcache::delete_or_get`], [`Busy::wait`] | the last user of a blob leaves | none |
-//! | [`Mbcache::note_users`], [`Entry::note_users`] | a blob is full, or not any more | as `create` |
+//! | [`Mbcache::note_users`], [`Entry::note_users`] | a blob is full, or has room | `create`'s |
 //! | [`Mbcache::scan`] | memory is short | none |
 //!
 //! # The protocol

@@ -3,9 +3,9 @@
 //! The thread whose first step is a load is the spawned one: see `tally` in the sync crate. A model
 //! has four lines, and so four homes. Slots are used again at once.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use crate::cache::{Mbcache, MbcacheOptions};
 use crate::handle::Entry;
@@ -219,8 +219,8 @@ fn control_slot_that_is_filled_without_the_lock_is_caught() {
     });
 }
 
-/// Looks for (KEY, 3), which stands behind its home, beside a thread that does `change`. Returns how
-/// often the look for (KEY, 4) (missed it, found it).
+/// Looks for (KEY, 3), which stands behind its home, beside a thread that does `change`. Returns
+/// how often the look for (KEY, 4) (missed it, found it).
 fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);

@@ -18,7 +18,7 @@
 //!
 //! Source: `SLAB_TYPESAFE_BY_RCU` in Linux `include/linux/slab.h`; `struct mb_cache_entry`.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 
 use crate::index::Locked;
 
@@ -49,7 +49,7 @@ pub(crate) type Words = [AtomicU64; WORDS];
 /// | 0 | live | set by `fill`; cleared by the step that ends the entry |
 /// | 1 | referenced: used since reclaim came by | set by `touch`, cleared by `age` |
 /// | 2 | reusable: the value may get more users | `set_reusable` |
-/// | 3 | awaited: a thread sleeps until the count is 0 | set by `await_unused`, cleared by the last `put` |
+/// | 3 | awaited: a thread sleeps until the count is 0 | `await_unused`; cleared by `put` |
 /// | 4..22 | handles | `hold`, `put` |
 /// | 22..64 | generation | `fill` |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,13 +227,13 @@ pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
 /// taken after the last one was put.
 pub(crate) fn sleep_while_awaited(words: &Words, awaited: State) {
     let mask = GENERATION | LIVE | AWAITED;
-    corewalk_sync::park::wait(&words[STATE], mask, awaited.0 & mask);
+    corewalk_base::park::wait(&words[STATE], mask, awaited.0 & mask);
 }
 
 /// Wakes the threads that sleep in [`sleep_while_awaited`].
 #[cold]
 pub(crate) fn wake(words: &Words) {
-    corewalk_sync::park::wake_all(&words[STATE]);
+    corewalk_base::park::wake_all(&words[STATE]);
 }
 
 /// Replaces the state by `next` of it in one step, and returns the new state; `None` if `next`

@@ -1,9 +1,8 @@
-//! After `new` nothing allocates (guarantee G.5), but the first sleep of a thread: so no allocator
-//! can ask for memory back, and come upon a lock of ours, in the middle of an operation that does
-//! not sleep.
+//! After `new` nothing allocates, but the first sleep of a thread (guarantee G.5). So an allocator
+//! that asks for memory back does not meet a lock of the index.
 
+use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::alloc::{Counting, thread_allocations};
 use corewalk_testkit::race::Watchdog;
 use std::{fs, hint::black_box, path::PathBuf, sync::mpsc, time::Duration};

@@ -4,8 +4,8 @@
 //! documentation. A block that is freed is used again at once for other content. So a thread that
 //! is handed a freed block reads another content.
 
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_testkit::{
     race::{self, Watchdog},
     rng::{ReportSeed, Rng, Seed},

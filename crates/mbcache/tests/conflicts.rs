@@ -5,9 +5,9 @@
 //! each is compared with each, those of one thread with those of another. The table is printed.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{Entry, Mbcache, MbcacheOptions};
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_testkit::lines::{Lines, Watched};
 use corewalk_testkit::seal::Seal;
 use std::collections::BTreeSet;

@@ -1,7 +1,7 @@
 //! Two threads change the two flags of one entry. The long run is the example `flags`.
 
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 
 #[path = "../examples/flags.rs"]
 #[expect(dead_code, reason = "the example's own main")]

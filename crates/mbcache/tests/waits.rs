@@ -1,10 +1,10 @@
 //! Waits for the last handle of an entry.
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions};
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicBool, Ordering},
 };
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 use corewalk_testkit::{
     race::{self, Watchdog},
     rng::{ReportSeed, Seed},

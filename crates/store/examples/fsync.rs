@@ -12,8 +12,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
+use corewalk_base::primitives::thread;
 use corewalk_store::{Store, StoreOptions};
-use corewalk_sync::primitives::thread;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

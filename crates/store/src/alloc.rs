@@ -18,8 +18,8 @@
 
 use std::collections::BTreeMap;
 
-use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{Mutex, OwnLine};
+use corewalk_base::primitives::{SHARDS, shard_index};
+use corewalk_base::{Mutex, OwnLine};
 
 /// Blocks that a window is filled with, 1 MiB.
 const WINDOW_BLOCKS: u64 = 256;

@@ -47,7 +47,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use corewalk::Errno;
-use corewalk_sync::{Budget, Mutex, MutexGuard, OwnLine, ShardedCounter};
+use corewalk_base::{Budget, Mutex, MutexGuard, OwnLine, ShardedCounter};
 
 use crate::content::BLOCK_BYTES;
 use crate::hash::Secret;

@@ -24,7 +24,7 @@
 use std::ops::Range;
 
 use corewalk::{Errno, Fallocate, Seek};
-use corewalk_sync::Budget;
+use corewalk_base::Budget;
 
 use crate::alloc::Run;
 use crate::extents::ExtentMap;

@@ -27,8 +27,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use corewalk::Errno;
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
 use redb::{ReadOnlyTable, ReadableDatabase as _, TableDefinition};
 
 use crate::device::{Backend, Device, Loss};

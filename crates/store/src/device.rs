@@ -13,8 +13,8 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::Arc;
 
 use corewalk::Errno;
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use rustix::fs::Advice;
 
 /// A row of bytes that grows.

@@ -7,8 +7,8 @@
 //! # Locks
 //! Its own, a leaf.
 
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
 /// The most bytes of files that one entry of the log has.
 const LOGGED_BYTES_MAX: u64 = 64 << 10;

@@ -8,7 +8,7 @@ use corewalk::{
     AclKind, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, NAME_MAX, Name, Node,
     RenameMode, Seek, SetAttr, StatFs, XattrMode,
 };
-use corewalk_sync::RwLockReadGuard;
+use corewalk_base::RwLockReadGuard;
 
 use crate::content::{BLOCK_BYTES, Content, SIZE_MAX, Site};
 use crate::directory::{Batch, Place, hash_of};

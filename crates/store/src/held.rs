@@ -18,8 +18,8 @@
 use std::io;
 use std::sync::Arc;
 
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
 use crate::device::Device;
 use crate::overlay::Overlay;

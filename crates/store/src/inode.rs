@@ -23,8 +23,8 @@ use std::sync::Arc;
 use corewalk::acl::Acl;
 use corewalk::attr::mode;
 use corewalk::{AclKind, Atime, Attr, Errno, FileKind, SetAttr, SetTime, Timespec};
-use corewalk_sync::RwLock;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::RwLock;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::blocks::Block;

@@ -66,9 +66,9 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use corewalk::Errno;
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
-use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{Condvar, Mutex, OwnLine, RwLock, RwLockReadGuard};
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::primitives::{SHARDS, shard_index};
+use corewalk_base::{Condvar, Mutex, OwnLine, RwLock, RwLockReadGuard};
 
 use self::opened::Opened;
 use crate::alloc::Allocator;

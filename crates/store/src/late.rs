@@ -88,10 +88,10 @@
 
 use std::sync::Arc;
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::thread::available_parallelism;
-use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{Budget, Mutex, OwnLine};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread::available_parallelism;
+use corewalk_base::primitives::{SHARDS, shard_index};
+use corewalk_base::{Budget, Mutex, OwnLine};
 
 use crate::blocks::{Block, Blocks, When};
 use crate::content::BLOCK_BYTES;

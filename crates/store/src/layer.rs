@@ -19,8 +19,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
-use corewalk_sync::{Mutex, OwnLine, ShardedCounter};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::{Mutex, OwnLine, ShardedCounter};
 
 use crate::alloc::Run;
 use crate::record::{Key, Kind};

@@ -25,7 +25,7 @@
 use std::sync::Arc;
 
 use corewalk::{AclKind, Attr, Errno, FileKind, Make, Name, RenameMode, Timespec};
-use corewalk_sync::RwLockWriteGuard;
+use corewalk_base::RwLockWriteGuard;
 
 use crate::directory::{Hashed, Link, Place, check_empty};
 use crate::inode::{Inode, PERMISSION_BITS, State, now};

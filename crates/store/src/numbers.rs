@@ -11,9 +11,9 @@
 //! # Locks
 //! One list at a time; leaves.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{Mutex, OwnLine};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{SHARDS, shard_index};
+use corewalk_base::{Mutex, OwnLine};
 
 /// The numbers that blocks may have. See the module's text.
 pub(crate) struct Numbers {
@@ -71,7 +71,7 @@ impl List {
 
 #[cfg(test)]
 mod tests {
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::primitives::thread;
 
     use super::*;
 

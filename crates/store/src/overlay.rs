@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use corewalk_sync::Mutex;
+use corewalk_base::Mutex;
 
 use crate::device::Device;
 

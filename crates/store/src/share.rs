@@ -205,9 +205,9 @@ mod tests {
     use std::time::Duration;
 
     use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
-    use corewalk_sync::Mutex;
-    use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::Mutex;
+    use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+    use corewalk_base::primitives::thread;
     use corewalk_testkit::race::Watchdog;
 
     use super::*;

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use corewalk::attr::mode;
 use corewalk::{AtimePolicy, Errno, FileKind, Node};
+use corewalk_base::Budget;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_mbcache::MbcacheOptions;
-use corewalk_sync::Budget;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
 
 use crate::alloc::Allocator;
 use crate::blocks::Blocks;

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use corewalk::Errno;
-use corewalk_sync::{OwnLine, RwLock};
+use corewalk_base::{OwnLine, RwLock};
 
 use crate::inode::Inode;
 use crate::journal::View;

@@ -1,15 +1,14 @@
-//! What one use of each primitive costs a single thread, beside what it competes with.
+//! The cost of one use of each primitive for a single thread, beside its competitors.
 //!
-//! Rows run interleaved, a slice of each per round, so that a change of the machine's speed meets
-//! all of them; each row gives the minimum and the median over rounds, and its ratio to the row
-//! named as its yardstick, round by round. Contention is the lab's subject, not this file's.
+//! The rows run interleaved, a slice of each per round, so that a change of the machine's speed
+//! affects all of them. Each row prints the minimum and the median over rounds. The ratio compares
+//! a row with its yardstick row, round by round. Contention is measured by the lab.
 //!
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
-//! only checks the answers.
+//! only checks the results.
 
-use corewalk_sync::{
-    Lockref, Mutex, RcuCell, RwLock, SeqCount, SeqLock, SeqRwLock, ShardedCounter, SlotArena, rcu,
-};
+use corewalk_base::{Mutex, RwLock, ShardedCounter};
+use corewalk_sync::{Lockref, RcuCell, SeqCount, SeqLock, SeqRwLock, SlotArena, rcu};
 use std::{hint::black_box, time::Instant};
 
 /// A row: its name, the row it is compared with, and one use.

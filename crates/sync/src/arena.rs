@@ -1,58 +1,46 @@
 //! Type-stable memory: slots that stay slots of words for as long as the arena lives.
 //!
-//! A lock-free reader may follow a link to an object that is freed and reused while it looks. If
-//! the memory behind the link could become anything else, every such reader would need a guard
-//! that delays the freeing, which costs 8 to 11 ns per section (crossbeam-epoch on a Xeon). Here
-//! the memory never becomes anything else: a slot is `WORDS` atomic words from the arena's
-//! creation to its drop, freed or not. Whatever a late reader loads is a valid word, and a
-//! sequence count or generation kept *in* the slot tells it whether the words belong together.
+//! A lock-free reader may follow a link to an object that is freed and reused meanwhile. If that
+//! memory could change its type, every reader would need a guard that delays the freeing. Such a
+//! guard costs 8 to 11 ns per section (crossbeam-epoch on a Xeon). Here a slot is `WORDS` atomic
+//! words from the arena's creation to its drop, freed or not. A late reader always loads a valid
+//! word. A sequence count or generation kept in the slot tells it whether the words belong
+//! together.
 //!
-//! The address space of all slots is reserved at once and costs nothing until a slot is touched;
-//! the kernel backs it page by page with zeroes. Allocation takes a slot from the thread's shard,
-//! which trades with a common depot in batches, and the depot is filled from slots never used.
+//! The arena reserves the address space of all slots at once. The kernel backs it with zeroes page
+//! by page at first touch. A thread allocates from its shard, and shards trade slots with a common
+//! depot in batches. Fresh slots fill a shard only if the depot has none.
+//!
+//! Analogous to Linux's `SLAB_TYPESAFE_BY_RCU`.
 //!
 //! # Guarantees
 //!
 //! - A.1: a slot's words are valid to load and store from `new` until the arena is dropped.
-//! - A.2: a slot that was never allocated holds zeroes; `free` changes no word of a slot, and
-//!   `alloc` neither. No free list runs through a slot (trap T7).
+//! - A.2: a slot that was never allocated holds zeroes. Neither `alloc` nor `free` changes a word
+//!   of a slot, so no free list runs through a slot (trap T7).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: fresh slots are used only when neither the shard nor the depot has a freed one of the group,
-//!   nor the depot many of the other one; so the touched memory follows the peak of what was in use,
-//!   plus at most two batches of each group per shard and [`SPARE`] slots.
-//! - A.5: `alloc` returns `None` only if no free slot was found in any shard.
-//! - A.6: a small arena takes small pages: see `arena/memory` for when huge ones are used.
-//!
-//! # Groups
-//!
-//! Objects that are few and often read, strewn among many that are not, lie on a page each, and every
-//! look at one misses the processor's cache of addresses. So slots come in two groups ([`Group`]), of
-//! which each has batches of its own; a slot that was lent to the other group goes back to its own. A
-//! cache of names keeps its directories together so, since a translation of a path reads one per name.
-//!
-//! # Slots by number
-//!
-//! An array that grows, such as the buckets of a hash table, needs no `alloc`: all slots can be
-//! reached by `get` from the beginning. It says how far it has come with `extend_to`, so that
-//! `bytes_committed` counts its slots and huge pages follow it.
+//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only if shard and
+//!   depot have none of the group, and the depot has under [`SPARE`] of the other. The touched
+//!   memory follows the peak use, plus two batches of each group per shard and [`SPARE`] slots.
+//! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
+//! - A.6: a small arena takes small pages; `arena/memory` says when it uses huge ones.
 //!
 //! # Locks
 //!
-//! Per shard a mutex (its free slots), then the depot's mutex. At most one shard is locked at a
-//! time, and nothing of the caller runs under either.
+//! Each shard has a mutex for its free slots, and the depot has one. Lock order: shard, then depot.
+//! A thread locks at most one shard at a time, and runs no code of the caller under either.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! Giving memory back before the drop, growing past `max_slots`, and detecting a double free.
+//! The arena returns no memory before its drop, does not grow past `max_slots`, and does not detect
+//! a double free.
 //!
-//! Source: `SLAB_TYPESAFE_BY_RCU` in Linux `include/linux/slab.h`; Bonwick and Adams, "Magazines
-//! and Vmem", USENIX 2001.
+//! Source: Linux `include/linux/slab.h`; Bonwick and Adams, "Magazines and Vmem", USENIX 2001.
 
 mod memory;
 
-use crate::{
-    locks::{Mutex, MutexGuard},
-    own_line::OwnLine,
+use corewalk_base::{
+    Mutex, MutexGuard, OwnLine,
     primitives::{
         SHARDS,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -63,24 +51,33 @@ use crossbeam_utils::CachePadded;
 use memory::SlotMemory;
 use std::{fmt, io, sync::OnceLock};
 
-/// Slots that move between a shard and the depot, or from fresh memory, at once.
-const BATCH: usize = if crate::primitives::IS_MODEL { 2 } else { 64 };
+/// Slots that a shard trades with the depot, or takes from fresh memory, at once.
+const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
-/// How far apart slots of [`Group::Few`] are taken. The words that go with a slot elsewhere, such as a
-/// count, may lie four to a line: those of two that are made one after the other do not.
+/// Distance between two successive slots of [`Group::Few`]. Words that belong to a slot elsewhere,
+/// such as counts, may lie four to a cache line. The distance puts the words of two successive
+/// slots on different lines.
 const STRIDE: u64 = 4;
 
-/// Free slots of a group in the depot from which on the other group takes some.
+/// Free slots of one group in the depot from which on the other group may take some.
 const SPARE: usize = 16 * BATCH;
 
-/// An arena of slots of `WORDS` words each.
+/// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.
 ///
-/// With eight words a slot is one 64-byte cache line.
+/// A growing array, such as the buckets of a hash table, needs no `alloc`: `get` reaches every slot
+/// from the beginning. The array's owner calls `extend_to` for each new length, so that
+/// `bytes_committed` and huge pages follow it.
+///
+/// - `memory`: immutable, shared by all threads.
+/// - `next_fresh`: atomic; only grows.
+/// - `depot`: protected by its own mutex.
+/// - `few`: bits are set before a slot of their batch is handed out, and never cleared.
 ///
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::{SlotArena, primitives::atomic::Ordering};
+/// use corewalk_sync::SlotArena;
+/// use std::sync::atomic::Ordering;
 ///
 /// let arena: SlotArena<8> = SlotArena::new("dentry", 1024)?;
 /// let index = arena.alloc().expect("the arena is empty");
@@ -91,23 +88,40 @@ const SPARE: usize = 16 * BATCH;
 /// ```
 #[repr(C)]
 pub struct SlotArena<const WORDS: usize> {
-    /// All that readers need: at the beginning of a line, away from what allocation writes.
+    /// All that readers need. It starts a cache line, apart from the words that allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
     /// First index that was never handed to a shard.
     next_fresh: CachePadded<AtomicU64>,
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
-    /// One bit per batch of slots, set if they are of [`Group::Few`]; made for the first of those.
+    /// One bit per batch of slots, set for [`Group::Few`]. Allocated with the first such batch.
     few: OnceLock<Box<[AtomicU64]>>,
 }
 
-/// Which slots an object lies among.
+/// The group of slots that an object is allocated in.
+///
+/// A small number of often-read objects may be spread over the pages of many others. Then each read
+/// of one misses the processor's TLB. So the arena has two groups with batches of their own, and
+/// each group's objects lie close together. A name cache puts its directories into one group,
+/// because a path translation reads one directory per name.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_sync::{Group, SlotArena};
+///
+/// let arena: SlotArena<8> = SlotArena::new("inode", 1024)?;
+/// let directory = arena.alloc_in(Group::Few).expect("the arena is empty");
+/// let file = arena.alloc_in(Group::Many).expect("the arena is nearly empty");
+/// assert!(directory.abs_diff(file) > 1);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
-    /// Among nearly all the others.
+    /// For ordinary objects, which are the majority.
     Many,
-    /// Among those that are few, and read often.
+    /// For the few objects that are read often.
     Few,
 }
 
@@ -124,20 +138,20 @@ impl Group {
 #[derive(Default)]
 struct Free([Vec<u32>; 2]);
 
-/// Free slots of some threads.
+/// The free slots of some threads.
 ///
-/// - `free`: protected by its own lock.
-/// - `in_use`: written under the lock of `free`, read by anybody.
+/// - `free`: protected by its own mutex.
+/// - `in_use`: written under the lock of `free`, read by any thread.
 struct Shard {
     free: Mutex<Free>,
-    /// Slots allocated less slots freed by this shard; negative if it frees what others allocated.
+    /// Allocations minus frees of this shard. Negative if it frees slots of other shards.
     in_use: AtomicI64,
 }
 
 impl<const WORDS: usize> SlotArena<WORDS> {
     /// Returns an arena for `max_slots` slots, slot 0 included, all of them zero.
     ///
-    /// `name` shows up in `Debug` output only.
+    /// `name` appears in the `Debug` output only.
     ///
     /// # Errors
     ///
@@ -155,7 +169,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         })
     }
 
-    /// Returns the words of slot `index`, whatever its state.
+    /// Returns the words of slot `index`, in any state of the slot.
     ///
     /// # Panics
     ///
@@ -173,13 +187,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         self.memory.max_slots()
     }
 
-    /// Returns the name given to `new`.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Returns how many slots are allocated; exact when no thread allocates or frees.
+    /// Returns the number of allocated slots. It is exact while no thread allocates or frees.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
@@ -188,30 +196,30 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         u64::try_from(sum).unwrap_or(0)
     }
 
-    /// Returns how many slots, from index 0 up, were ever handed to a shard.
+    /// Returns the number of slots, from index 0 up, that were ever handed to a shard.
     ///
-    /// A scan over all objects needs to visit no index at or above this.
+    /// A scan over all objects needs no index at or above this number.
     #[must_use]
     pub fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. The number never passes `max_slots`, and a scan that misses a slot
-        // handed out meanwhile is as good as one that ran a moment earlier.
+        // ORDERING: Relaxed. The number never passes `max_slots`. A scan that misses a slot handed
+        // out meanwhile equals a scan that ran a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }
 
     /// Returns the bytes of the slots ever handed to a shard.
     ///
-    /// The kernel commits whole pages as they are touched; with huge pages, which are used from 2
+    /// The kernel commits whole pages at first touch. With huge pages, which the arena uses from 2
     /// MiB on, it may commit up to 2 MiB more.
     #[must_use]
     pub fn bytes_committed(&self) -> u64 {
         u64::from(self.len_touched()) * (WORDS * size_of::<u64>()) as u64
     }
 
-    /// Counts every slot up to `index` as handed out, for an arena whose slots are used by number.
+    /// Counts every slot up to `index` as handed out, for an arena that is used as an array.
     ///
-    /// To be called before slot `index` is first written, by whoever makes the array longer; going
-    /// back, or again to the same index, does nothing. `alloc` hands out none of these slots.
+    /// Call it before the first write to slot `index`. A lower or repeated index has no effect.
+    /// `alloc` hands out none of these slots.
     ///
     /// # Panics
     ///
@@ -228,7 +236,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     pub fn extend_to(&self, index: u32) {
         assert!(index < self.max_slots(), "slot {index} is out of range");
         let now = u64::from(index) + 1;
-        // ORDERING: Relaxed. As in `take_fresh`; a look first, so that what is known writes nothing.
+        // ORDERING: Relaxed. As in `take_fresh`. The load comes first so that a known index writes
+        // nothing.
         if self.next_fresh.load(Ordering::Relaxed) >= now {
             return;
         }
@@ -241,23 +250,25 @@ impl<const WORDS: usize> SlotArena<WORDS> {
 
     /// Hints to the processor that slot `index` is about to be read.
     ///
-    /// The first 64 bytes of the slot come into the caches while the caller does something else. An
-    /// index out of range does nothing. On processors without such a hint in stable Rust (all but
-    /// x86-64), and under a model checker, this is a no-op.
+    /// The first 64 bytes of the slot are fetched into the caches meanwhile. An index out of range
+    /// has no effect. Without a stable intrinsic (all processors but x86-64) and under a model
+    /// checker this does nothing.
     #[inline]
     pub fn prefetch(&self, index: u32) {
         self.memory.prefetch(index);
     }
 
-    /// Returns a free slot among the many, or `None` if all are in use. The slot's words are as they were
-    /// left.
+    /// Returns a free slot of [`Group::Many`]. Returns `None` if all slots are in use.
+    ///
+    /// The words of the slot keep their last values.
     #[must_use = "the slot is lost unless it is freed"]
     pub fn alloc(&self) -> Option<u32> {
         self.alloc_in(Group::Many)
     }
 
-    /// Returns a free slot of `group`, or of the other one if there is none, or `None` if all are in use.
-    /// The slot's words are as they were left.
+    /// Returns a free slot of `group`, or of the other group if `group` has none.
+    ///
+    /// Returns `None` if all slots are in use. The words of the slot keep their last values.
     #[must_use = "the slot is lost unless it is freed"]
     pub fn alloc_in(&self, group: Group) -> Option<u32> {
         let shard = &self.shards[shard_index()];
@@ -275,7 +286,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         Some(index)
     }
 
-    /// Gives back a slot that `alloc` returned. Its words stay as they are.
+    /// Frees a slot that `alloc` returned. Its words keep their values.
     ///
     /// # Panics
     ///
@@ -289,7 +300,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // The oldest go: they have had the most time to be forgotten by late readers.
+            // Move the oldest slots: late readers have had the most time to leave them.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
@@ -298,13 +309,14 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
-            // ORDERING: Relaxed. Written before the slot was first handed out, which happened before.
+            // ORDERING: Relaxed. The bit is set before the slot is first handed out, which happened
+            // before.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }
     }
 
-    /// Notes that the batch that slot `start` is in is of [`Group::Few`].
+    /// Marks the batch that contains slot `start` as one of [`Group::Few`].
     fn note_few(&self, start: u64) {
         let words = (self.max_slots() as usize).div_ceil(64 * BATCH);
         let few = self.few.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
@@ -313,8 +325,10 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         few[batch / 64].fetch_or(1 << (batch % 64), Ordering::Relaxed);
     }
 
-    /// Fills a shard's empty list from the depot, else with fresh slots, unless there are many of the
-    /// other group in the depot: those are there because that group has become smaller.
+    /// Fills a shard's empty list from the depot, else with fresh slots.
+    ///
+    /// If the depot has no slot of `group` but many of the other group, that group has shrunk. Then
+    /// its slots are used before fresh ones.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {
@@ -332,10 +346,10 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Takes a batch of slots that were never used, or what is left of them.
+    /// Moves a batch of fresh slots, or the rest of one, to `free`.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
-        // ORDERING: Relaxed. The counter only hands out numbers; a slot's words are zero since
+        // ORDERING: Relaxed. The counter only hands out numbers. The words of a slot are zero since
         // before the arena was shared.
         let mut start = self.next_fresh.load(Ordering::Relaxed);
         while start < max {
@@ -352,7 +366,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
                         self.note_few(start);
                     }
                     self.memory.note_handed_out(start, end);
-                    // Lowest on top, so that a small population stays on the first pages.
+                    // The lowest index comes last and is popped first, so that a small population
+                    // stays on the first pages.
                     let as_index = |n| u32::try_from(n).expect("below max_slots");
                     let stride = if group == Group::Few { STRIDE } else { 1 };
                     let every = |first: u64| {
@@ -367,7 +382,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns a slot from any shard or the depot; for a shard that found nothing else.
+    /// Returns a slot from any shard or from the depot. Called when shard, depot and fresh memory
+    /// had none.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();
@@ -383,7 +399,7 @@ impl Free {
         &mut self.0[group as usize]
     }
 
-    /// Takes a slot of `group`, or of the other one if there is none.
+    /// Pops a slot of `group`, or of the other group if `group` has none.
     fn pop(&mut self, group: Group) -> Option<u32> {
         let [many, few] = &mut self.0;
         let (own, other) = if group == Group::Many { (many, few) } else { (few, many) };
@@ -392,16 +408,16 @@ impl Free {
 }
 
 impl Shard {
-    /// Adds `amount` to the shard's share of the slots in use. The guard is the witness.
+    /// Adds `amount` to the shard's count of slots in use. The guard is a witness of the lock.
     fn count(&self, amount: i64, _free: &MutexGuard<'_, Free>) {
-        // ORDERING: Relaxed. Statistic; the shard's lock keeps writers apart.
+        // ORDERING: Relaxed. Statistic; the shard's lock excludes other writers.
         let now = self.in_use.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.in_use.store(now + amount, Ordering::Relaxed);
     }
 }
 
-/// Returns where the batch ends that a fresh slot is in.
+/// Returns the end of the batch that contains the fresh slot `start`.
 fn end_of_batch(start: u64) -> u64 {
     (start / BATCH as u64 + 1) * BATCH as u64
 }

@@ -1,39 +1,41 @@
 //! A reference count and a lock in one word, so that counting needs no lock.
 //!
-//! An object with a count and a lock is usually counted under the lock, since "drop the last
-//! reference" must exclude "take a new one". Here both live in one 64-bit word: a thread that
-//! only counts does one compare-exchange that succeeds as long as the lock is free, and only the
-//! thread that moves the count to or from the end of the object's life takes the lock.
+//! An object with a count and a lock is usually counted under the lock, because dropping the last
+//! reference must exclude taking a new one. Here count and lock share one 64-bit word. A thread
+//! that only counts does one compare-exchange, which succeeds while the lock is free. A thread
+//! takes the lock only to move the count to or from the end of the object's life.
+//!
+//! Analogous to Linux's `struct lockref`.
 //!
 //! # Guarantees
 //!
-//! - A.1: while a `LockrefGuard` lives, nobody but its owner changes the count or the dead bit.
-//! - A.2: once `mark_dead` was called, `get_not_dead` and `get_not_zero` fail until `revive`
-//!   (trap T18); the check and the increment are one step.
-//! - A.3: the count has 61 bits and is checked at both ends; it never runs into the flags (trap
-//!   T51). An operation that would pass an end fails or panics, see each.
-//! - A.4: a thread that meets the lock waits until it is free and then counts by
-//!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races, so a
-//!   short locker leaves no trail of lockers behind it (trap T52).
-//! - A.5: a waiter spins a bounded number of rounds, then sleeps.
-//! - A.6: what an owner did before `put_return` or unlocking happens before whoever sees the
-//!   count reach zero, and before whoever locks afterwards.
+//! - A.1: while a `LockrefGuard` lives, no other thread changes the count or the dead bit.
+//! - A.2: after `mark_dead`, `get_not_dead` and `get_many_below` fail until `revive` (trap T18).
+//!   The check and the increment are one atomic step.
+//! - A.3: the count has 61 bits and is checked at both ends. It never overflows into the flags
+//!   (trap T51). Each method says whether it fails or panics at an end.
+//! - A.4: a thread that finds the lock held waits until it is free and then counts by
+//!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. A short
+//!   lock holder therefore does not turn every later user into a lock holder (trap T52).
+//! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
+//! - A.6: an owner's work before `put_return` or before unlocking happens before the thread that
+//!   sees the count reach zero. It also happens before the next lock holder.
 //!
 //! # Rules
 //!
-//! - A lockref in a slot that is reused says nothing about *which* object it counts: compare the
-//!   slot's generation after the get.
-//! - The word is a lockref for ever. No field of a freed object may share it (trap T7): late
-//!   readers still try to count it, and must find it dead.
-//! - A guard is not reentrant, and `get`/`put` on the same lockref under one's own guard wait for
-//!   ever: use the guard's `add` and `sub`.
+//! - A lockref in a reused slot does not say which object it counts. Compare the slot's generation
+//!   after the get.
+//! - The word stays a lockref forever. No field of a freed object may share it (trap T7): late
+//!   readers still try to count it and must find it dead.
+//! - A guard is not reentrant. `get` and `put_return` under the thread's own guard wait forever;
+//!   use the guard's `add` and `sub`.
 //!
 //! Source: Long, "dcache: make Oracle more scalable on large systems", February 2013; Linux
-//! `lib/lockref.c` and `include/linux/lockref.h` (the operations, and "a lockref is absolutely
-//! not an `atomic_t`"); Guzik, June 2024, on the degradation that A.4 rules out.
+//! `lib/lockref.c` and `include/linux/lockref.h`; Guzik, June 2024, on the degradation that A.4
+//! rules out.
 #![expect(unsafe_code, reason = "a view over a word is a reference cast")]
 
-use crate::{
+use corewalk_base::{
     park::{self, Sleeper},
     primitives::{
         IS_MODEL,
@@ -49,7 +51,7 @@ const DEAD: u64 = 1 << 2;
 const COUNT_SHIFT: u32 = 3;
 const ONE: u64 = 1 << COUNT_SHIFT;
 
-/// Lost compare-exchange races after which a thread takes the lock (the bound Linux uses).
+/// Lost compare-exchange races after which a thread takes the lock. Linux uses the same bound.
 const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
 
 /// Rounds that a thread spins on a held lock before it sleeps.
@@ -72,16 +74,17 @@ const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 64 };
 #[doc(alias = "lockref")]
 #[repr(transparent)]
 pub struct Lockref {
-    /// The word. A zero word is unlocked, alive and has count 0.
+    /// The state word. A zero word is unlocked and alive, with count 0.
     ///
-    /// | bits | meaning | who changes it |
+    /// | bits | meaning | changed by |
     /// |---|---|---|
-    /// | 0 | locked | the locker, and the guard's drop |
-    /// | 1 | a thread may sleep until the lock is free | a waiter sets, the unlocker clears |
+    /// | 0 | locked | the lock holder: `lock` sets it, the guard's drop clears it |
+    /// | 1 | a thread may sleep until the lock is free | a waiter sets it, the unlock clears it |
     /// | 2 | dead | the guard |
-    /// | 3..64 | count | anybody while unlocked, the guard while locked |
+    /// | 3..64 | count | any thread while unlocked, the guard while locked |
     ///
-    /// Waiters without the lock bit: a woken locker is on its way and its unlock wakes the rest.
+    /// Bit 1 without bit 0: a woken locker is about to take the lock, and its unlock wakes the
+    /// rest.
     word: AtomicU64,
 }
 
@@ -102,22 +105,52 @@ impl Lockref {
 
     /// Returns a view of `word` as a lockref.
     ///
-    /// A zero word is a living lockref with count 0. The word belongs to the lockref from then
-    /// on: changing it in any other way breaks the guarantees of the type, though not memory
-    /// safety.
+    /// A zero word is a living lockref with count 0. The word belongs to the lockref from then on.
+    /// Any other change to it breaks the guarantees of this type, though not memory safety.
+    ///
+    /// # Examples
+    ///
+    /// An object in type-stable memory, found without a lock and counted only if it still lives:
+    ///
+    /// ```
+    /// use corewalk_sync::{Lockref, SlotArena};
+    /// use std::sync::atomic::Ordering;
+    ///
+    /// const LOCKREF: usize = 0;
+    /// const GENERATION: usize = 1;
+    ///
+    /// let arena: SlotArena<8> = SlotArena::new("session", 1024)?;
+    /// let index = arena.alloc().expect("the arena is empty");
+    /// let words = arena.get(index);
+    /// words[GENERATION].store(1, Ordering::Relaxed);
+    ///
+    /// // A table may hold (index, generation 1), which another thread finds.
+    /// let lockref = Lockref::from_word(&arena.get(index)[LOCKREF]);
+    /// assert!(lockref.get_not_dead());
+    /// assert_eq!(arena.get(index)[GENERATION].load(Ordering::Relaxed), 1);
+    ///
+    /// // The last put ends the object. Late readers find it dead, at the same address.
+    /// let mut last = lockref.put_or_lock().expect("this was the only reference");
+    /// last.sub(1);
+    /// last.mark_dead();
+    /// drop(last);
+    /// arena.free(index);
+    /// assert!(!lockref.get_not_dead());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
-        // SAFETY: `Lockref` is a transparent newtype of `AtomicU64`, and every bit pattern is
-        // safe to operate on; the lifetime is that of the argument.
+        // SAFETY: `Lockref` is a transparent newtype of `AtomicU64` and every bit pattern is valid.
+        // The lifetime is that of the argument.
         unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
     }
 
-    /// Returns the count of this moment. Stale at once unless the caller holds the lock.
+    /// Returns the current count. It is stale at once unless the caller holds the lock.
     #[inline]
     #[must_use]
     pub fn count(&self) -> u64 {
-        // ORDERING: Relaxed. A hint; nothing may be concluded from it.
+        // ORDERING: Relaxed. A hint; no decision may rest on it.
         self.word.load(Ordering::Relaxed) >> COUNT_SHIFT
     }
 
@@ -125,16 +158,16 @@ impl Lockref {
     #[inline]
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        // ORDERING(lockref-unlock): Acquire. A dead bit that is seen brings what the marker had
-        // written before it.
+        // ORDERING(lockref-unlock): Acquire. A thread that sees the dead bit also sees the writes
+        // made before `mark_dead`.
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
-    /// Returns true if the lock is held at this moment. A hint, for assertions and statistics.
+    /// Returns true if the lock is held at this moment. A hint for assertions and `Debug`.
     #[inline]
     #[must_use]
     pub fn is_locked(&self) -> bool {
-        // ORDERING: Relaxed. A hint; nothing may be concluded from it.
+        // ORDERING: Relaxed. A hint; no decision may rest on it.
         self.word.load(Ordering::Relaxed) & LOCKED != 0
     }
 
@@ -160,17 +193,7 @@ impl Lockref {
         assert!(taken.is_ok(), "lockref count overflow");
     }
 
-    /// Returns true and takes a reference if the object lives and has one already.
-    ///
-    /// At [`Lockref::COUNT_MAX`] it returns false.
-    #[doc(alias = "lockref_get_not_zero")]
-    #[inline]
-    #[must_use]
-    pub fn get_not_zero(&self) -> bool {
-        self.change(|word| if word & DEAD != 0 || word < ONE { None } else { add(word, 1) }).is_ok()
-    }
-
-    /// Returns true and takes a reference if the object lives, also if its count is 0.
+    /// Takes a reference and returns true if the object is alive, even at count 0.
     ///
     /// At [`Lockref::COUNT_MAX`] it returns false.
     #[doc(alias = "lockref_get_not_dead")]
@@ -180,11 +203,11 @@ impl Lockref {
         self.change(|word| if word & DEAD != 0 { None } else { add(word, 1) }).is_ok()
     }
 
-    /// Returns true and takes `n` references if the object lives and has fewer than `limit`.
+    /// Takes `n` references and returns true if the object is alive and its count is below `limit`.
     ///
     /// # Panics
     ///
-    /// Panics if `n` and `limit` add up to more than [`Lockref::COUNT_MAX`].
+    /// Panics if `n + limit` is above [`Lockref::COUNT_MAX`].
     ///
     /// # Examples
     ///
@@ -204,7 +227,7 @@ impl Lockref {
         .is_ok()
     }
 
-    /// Drops one reference and returns how many are left.
+    /// Drops one reference and returns the number of references left.
     ///
     /// # Panics
     ///
@@ -215,7 +238,7 @@ impl Lockref {
         self.put_many(1)
     }
 
-    /// Drops `n` references and returns how many are left.
+    /// Drops `n` references and returns the number of references left.
     ///
     /// # Panics
     ///
@@ -228,10 +251,10 @@ impl Lockref {
         }
     }
 
-    /// Drops a reference unless it is the last one; returns the locked object if it is.
+    /// Drops a reference unless it is the last one. For the last one, returns the locked object.
     ///
-    /// `None`: dropped, the count stayed above zero. `Some`: nothing was dropped, the count is
-    /// at most 1 and the caller holds the lock.
+    /// With `None` the reference is dropped and the count stayed above zero. With `Some` nothing is
+    /// dropped, the count is at most 1, and the caller holds the lock.
     #[doc(alias = "lockref_put_or_lock")]
     #[inline]
     #[must_use = "if the lock was taken, the reference is still the caller's"]
@@ -248,7 +271,7 @@ impl Lockref {
         Some(guard)
     }
 
-    /// Returns a guard once the lock is ours: spins briefly, then sleeps.
+    /// Returns a guard once the lock is taken. Spins briefly and then sleeps.
     #[inline]
     pub fn lock(&self) -> LockrefGuard<'_> {
         self.try_lock().unwrap_or_else(|| self.lock_slow())
@@ -258,11 +281,11 @@ impl Lockref {
     #[inline]
     #[must_use]
     pub fn try_lock(&self) -> Option<LockrefGuard<'_>> {
-        // ORDERING: Relaxed. Only the compare-exchange counts.
+        // ORDERING: Relaxed. Only the compare-exchange takes effect.
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
-            // ORDERING(lockref-unlock): Acquire. What the last holder wrote is ours to read;
-            // so is what was done before each reference was dropped.
+            // ORDERING(lockref-unlock): Acquire. The holder sees what the last holder wrote, and
+            // what was done before each reference was dropped.
             match self.word.compare_exchange_weak(
                 word,
                 word | LOCKED,
@@ -281,7 +304,7 @@ impl Lockref {
     /// Returns the new word, or the word that `next` refused. `next` changes the count only.
     #[inline]
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
-        // ORDERING: Relaxed. Only the compare-exchange counts, or the refusal below.
+        // ORDERING: Relaxed. Only the compare-exchange takes effect, or the refusal below.
         let word = self.word.load(Ordering::Relaxed);
         if word & LOCKED == 0 {
             match next(word) {
@@ -311,9 +334,9 @@ impl Lockref {
 
     #[inline]
     fn exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
-        // ORDERING(lockref-unlock): AcqRel. Acquire: a reference that is taken comes with what
-        // the last holder wrote. Release: what was done under a reference that is dropped happens
-        // before the thread that finds none left.
+        // ORDERING(lockref-unlock): AcqRel. Acquire: a thread that takes a reference sees what the
+        // last holder wrote. Release: work done under a dropped reference happens before the thread
+        // that finds none left.
         self.word.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed)
     }
 
@@ -327,11 +350,11 @@ impl Lockref {
         }
     }
 
-    /// Returns a word that was seen unlocked; spins, then sleeps until there is one.
+    /// Returns a word that was read unlocked. Spins first and then sleeps.
     fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
         let mut rounds = 0;
         loop {
-            // ORDERING: Relaxed. The caller's compare-exchange orders what follows.
+            // ORDERING: Relaxed. The caller's compare-exchange orders the following accesses.
             let word = self.word.load(Ordering::Relaxed);
             if word & LOCKED == 0 {
                 return word;
@@ -345,9 +368,9 @@ impl Lockref {
         }
     }
 
-    /// Sleeps unless the lock, held when `word` was read, is free by now.
+    /// Sleeps unless the lock, which was held when `word` was read, is free by now.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
-        // ORDERING: Relaxed. The bit asks the holder to wake us and publishes nothing.
+        // ORDERING: Relaxed. The bit asks the holder for a wake-up and publishes nothing.
         let asked =
             self.word.compare_exchange(word, word | WAITERS, Ordering::Relaxed, Ordering::Relaxed);
         if asked.is_ok() {
@@ -366,9 +389,9 @@ impl fmt::Debug for Lockref {
     }
 }
 
-/// A locked `Lockref`; the count is stable and ours to change until this is dropped.
+/// A locked `Lockref`. Only the owner of the guard changes the count until the guard is dropped.
 ///
-/// It stays on its thread:
+/// The guard stays on its thread:
 ///
 /// ```compile_fail,E0277
 /// fn assert_send<T: Send>(_: T) {}
@@ -382,7 +405,7 @@ pub struct LockrefGuard<'a> {
 }
 
 impl LockrefGuard<'_> {
-    /// Returns the count, which nobody else changes.
+    /// Returns the count, which no other thread changes.
     #[inline]
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -409,12 +432,12 @@ impl LockrefGuard<'_> {
         assert!(self.change_count(|word| sub(word, n)).is_ok(), "lockref put without a reference");
     }
 
-    /// Marks the object dead: from here on no `get_not_dead` and no `get_not_zero` succeeds.
+    /// Marks the object dead: from here on `get_not_dead` and `get_many_below` fail.
     #[doc(alias = "lockref_mark_dead")]
     #[inline]
     pub fn mark_dead(&mut self) {
-        // ORDERING(lockref-unlock): Release. A reader that sees the bit sees what was written
-        // before it.
+        // ORDERING(lockref-unlock): Release. A reader that sees the bit also sees the writes before
+        // it.
         self.lockref.word.fetch_or(DEAD, Ordering::Release);
     }
 
@@ -427,24 +450,24 @@ impl LockrefGuard<'_> {
 
     /// Clears the dead bit, for a slot that gets a new object.
     ///
-    /// Late readers of the old object can count the new one from here on; the new generation
-    /// must be in place before.
+    /// Late readers of the old object can count the new one from here on. The new generation must
+    /// be stored before this call.
     #[inline]
     pub fn revive(&mut self) {
-        // ORDERING(lockref-unlock): Release. A reader that finds the object alive sees what was
-        // written before, the new generation above all.
+        // ORDERING(lockref-unlock): Release. A reader that finds the object alive also sees the
+        // writes before it, above all the new generation.
         self.lockref.word.fetch_and(!DEAD, Ordering::Release);
     }
 
-    /// Changes the count under the lock; returns the new word or the one that was refused.
+    /// Changes the count under the lock. Returns the new word, or the word that `next` refused.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
-        // ORDERING: Relaxed. We hold the lock; only the waiters bit changes under us, and the
-        // unlock publishes the count.
+        // ORDERING: Relaxed. This thread holds the lock. Only the waiters bit changes meanwhile,
+        // and the unlock publishes the count.
         let mut seen = word.load(Ordering::Relaxed);
         loop {
             let new = next(seen).ok_or(seen)?;
-            // ORDERING(lockref-unlock): AcqRel, as in `Lockref::exchange`, which this replaces
+            // ORDERING(lockref-unlock): AcqRel. As in `Lockref::exchange`, which this replaces
             // after too many lost races.
             match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(new),
@@ -469,10 +492,10 @@ impl Drop for LockrefGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         let word = &self.lockref.word;
-        // ORDERING: Relaxed. We hold the lock; only the waiters bit can be new.
+        // ORDERING: Relaxed. This thread holds the lock, so only the waiters bit can be new.
         let seen = word.load(Ordering::Relaxed);
-        // ORDERING(lockref-unlock): Release. What the holder wrote happens before whoever locks
-        // or counts next.
+        // ORDERING(lockref-unlock): Release. The holder's writes happen before the next thread that
+        // locks or counts.
         let freed = seen & WAITERS == 0
             && word
                 .compare_exchange(seen, seen & !LOCKED, Ordering::Release, Ordering::Relaxed)
@@ -483,7 +506,7 @@ impl Drop for LockrefGuard<'_> {
     }
 }
 
-/// Returns `word` with `n` more references, if they fit.
+/// Returns `word` with `n` more references, or `None` at overflow.
 #[inline]
 fn add(word: u64, n: u64) -> Option<u64> {
     if n > Lockref::COUNT_MAX - (word >> COUNT_SHIFT) {
@@ -492,7 +515,7 @@ fn add(word: u64, n: u64) -> Option<u64> {
     Some(word + (n << COUNT_SHIFT))
 }
 
-/// Returns `word` with `n` references less, if there are as many.
+/// Returns `word` with `n` fewer references, or `None` if it has fewer than `n`.
 #[inline]
 fn sub(word: u64, n: u64) -> Option<u64> {
     if n > word >> COUNT_SHIFT {

@@ -1,50 +1,53 @@
-//! A sequence counter: readers take a copy and check that no writer was inside meanwhile.
+//! A sequence counter: readers copy words and check that no writer ran meanwhile.
 //!
-//! The counter is odd while a writer is inside. A reader notes an even count, copies the words it
-//! needs, and starts again if the count has changed. Readers never write shared memory, so they
-//! scale; a steady stream of writers can starve them, so callers bound the retries and then take
-//! the writers' lock (see `SeqLock`).
+//! The counter is odd while a writer is inside a section. A reader notes an even count and copies
+//! the words that it needs. If the count has changed since, the reader starts again. Readers never
+//! write shared memory, so they scale. A steady stream of writers can starve them. Callers
+//! therefore bound the retries and then take the writers' lock, as `SeqLock` does.
 //!
-//! The counter is 64 bits wide everywhere: at one write section per nanosecond it wraps after 292
-//! years, so a reader that sleeps between begin and retry cannot meet its own count again by wrap
-//! (trap T32). The type is one word and transparent, so that a word of a `SlotArena` slot can be
-//! one (`SeqCount::from_word`).
+//! The counter has 64 bits on every machine. With one write section per nanosecond it wraps after
+//! 292 years. A reader that sleeps between begin and retry cannot meet its own count again (trap
+//! T32). The type is a transparent newtype of one word, so a word of a `SlotArena` slot can be a
+//! counter (`SeqCount::from_word`).
+//!
+//! Analogous to Linux's `seqcount_t`.
 //!
 //! # Guarantees
 //!
-//! - A.1: if `read_retry` returns false, the words read since `read_begin` are those left by one
-//!   finished write section; no section is seen in part.
-//! - A.2: that section is the one `start` counts, not an older one.
-//! - A.3: a panic inside a section opened by `write` makes the count even again (trap T30). What
-//!   the section had stored by then stays.
+//! - A.1: if `read_retry` returns false, the words read since `read_begin` come from one finished
+//!   write section. The reader sees no section in part.
+//! - A.2: that section is the one that `start` counts, not an older one.
+//! - A.3: a panic inside a section opened by `write` makes the count even again (trap T30). The
+//!   stores that the section had made by then stay.
 //!
 //! # Rules
 //!
-//! - The caller keeps writers apart with its own lock; this type has none, and never blocks.
+//! - The caller excludes other writers with its own lock. This type has no lock and never blocks.
 //! - Words read inside a section are atomics read with `Relaxed`. Plain or volatile fields are a
 //!   data race, even if the value is thrown away (trap T31).
-//! - Pointers read inside a section may be stale: only RCU, or memory that keeps its type, makes
-//!   following them safe.
+//! - Pointers read inside a section may be stale. Only RCU or type-stable memory makes it safe to
+//!   follow them.
 //!
 //! Source: Linux `include/linux/seqlock.h`; Boehm, "Can seqlocks get along with programming
 //! language memory models?", MSPC 2012.
 #![expect(unsafe_code, reason = "a view over a word is a reference cast")]
 
-use crate::primitives::{
+use corewalk_base::primitives::{
     atomic::{AtomicU64, Ordering, fence},
     hint, thread,
 };
 use std::{fmt, marker::PhantomData};
 
-/// Rounds that `read_begin` spins before it gives the processor away.
-const SPIN_ROUNDS: u32 = if crate::primitives::IS_MODEL { 1 } else { 128 };
+/// Rounds that `read_begin` spins before it yields the processor.
+const SPIN_ROUNDS: u32 = if corewalk_base::primitives::IS_MODEL { 1 } else { 128 };
 
-/// A counter that is odd while a writer is inside.
+/// A counter that is odd while a writer is inside a section.
 ///
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::{SeqCount, primitives::atomic::{AtomicU64, Ordering}};
+/// use corewalk_sync::SeqCount;
+/// use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// let seq = SeqCount::new();
 /// let (low, high) = (AtomicU64::new(1), AtomicU64::new(10));
@@ -55,7 +58,7 @@ const SPIN_ROUNDS: u32 = if crate::primitives::IS_MODEL { 1 } else { 128 };
 /// assert_eq!(pair, (1, 10));
 ///
 /// {
-///     // The caller's lock keeps other writers out here.
+///     // The caller's lock excludes other writers here.
 ///     let _section = seq.write();
 ///     low.store(2, Ordering::Relaxed);
 ///     high.store(20, Ordering::Relaxed);
@@ -65,7 +68,8 @@ const SPIN_ROUNDS: u32 = if crate::primitives::IS_MODEL { 1 } else { 128 };
 #[doc(alias = "seqcount_t")]
 #[repr(transparent)]
 pub struct SeqCount {
-    /// Number of `write_begin` and `write_end` calls so far.
+    /// Number of `write_begin` and `write_end` calls so far. Written under the caller's writers'
+    /// lock.
     count: AtomicU64,
 }
 
@@ -84,16 +88,16 @@ impl SeqCount {
         Self { count: AtomicU64::new(0) }
     }
 
-    /// Returns a view of `word` as a counter; an even word has no writer inside.
+    /// Returns a view of `word` as a counter. An even word has no writer inside.
     #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
-        // SAFETY: `SeqCount` is a transparent newtype of `AtomicU64`, with no invariant on the
-        // bits; the lifetime is that of the argument.
+        // SAFETY: `SeqCount` is a transparent newtype of `AtomicU64` and every bit pattern is
+        // valid. The lifetime is that of the argument.
         unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
     }
 
-    /// Returns the count as it is, odd while a writer is inside. Never waits.
+    /// Returns the current count, which is odd while a writer is inside. Never waits.
     #[doc(alias = "raw_seqcount_begin")]
     #[inline]
     #[must_use]
@@ -104,8 +108,8 @@ impl SeqCount {
 
     /// Returns an even count, waiting while a writer is inside.
     ///
-    /// It spins a bounded number of rounds and yields the processor from then on: it has no lock
-    /// to sleep on. Readers that may meet a long writer belong on a `SeqLock`.
+    /// It spins a bounded number of rounds and then yields the processor in a loop, because it has
+    /// no lock to sleep on. Use a `SeqLock` for readers that may meet a long writer.
     #[doc(alias = "read_seqcount_begin")]
     #[inline]
     #[must_use]
@@ -115,7 +119,7 @@ impl SeqCount {
 
     /// Returns true if a writer was inside since `start` was read.
     ///
-    /// An odd `start`, as `raw_begin` may return, always asks for a retry.
+    /// An odd `start`, which `raw_begin` may return, always asks for a retry.
     #[doc(alias = "read_seqcount_retry")]
     #[inline]
     #[must_use]
@@ -126,17 +130,20 @@ impl SeqCount {
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
-    /// Orders the words that were read before it before the counts that are compared after it: the first
-    /// half of `read_retry`, once for many counts.
+    /// Orders the section's reads before the counts that are compared afterwards.
+    ///
+    /// This is the first half of `read_retry`. A reader that validates many counts calls it once
+    /// and then calls `difference` for each count.
     #[inline(always)]
     pub fn end_of_reads() {
         // ORDERING(seq-begin): Acquire fence. See `write_begin`.
         fence(Ordering::Acquire);
     }
 
-    /// Returns the bits in which the count is not `start`: the second half of `read_retry`, for a reader
-    /// that checks many counts and branches once. Zero, after `end_of_reads` and if `start` is even, is
-    /// what false is there.
+    /// Returns the bits in which the count differs from `start`.
+    ///
+    /// This is the second half of `read_retry`, without its branch. After `end_of_reads` and with
+    /// an even `start`, zero means that the section is valid.
     #[inline(always)]
     #[must_use]
     pub fn difference(&self, start: u64) -> u64 {
@@ -146,12 +153,12 @@ impl SeqCount {
 
     /// Makes the count odd. The caller holds the writers' lock.
     ///
-    /// A panic before `write_end` leaves readers retrying for ever; use `write` where user code
-    /// runs inside.
+    /// A panic before `write_end` makes readers retry forever. Use `write` where code that may
+    /// panic runs inside the section.
     #[doc(alias = "write_seqcount_begin")]
     #[inline]
     pub fn write_begin(&self) {
-        // ORDERING: Relaxed. Writers are kept apart by the caller's lock.
+        // ORDERING: Relaxed. The caller's lock excludes other writers.
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(!Self::is_write_in_progress(count), "a writer is already inside");
         // ORDERING: Relaxed. The fence below orders it before the stores of the section.
@@ -165,15 +172,16 @@ impl SeqCount {
     #[doc(alias = "write_seqcount_end")]
     #[inline]
     pub fn write_end(&self) {
-        // ORDERING: Relaxed. Writers are kept apart by the caller's lock.
+        // ORDERING: Relaxed. The caller's lock excludes other writers.
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(Self::is_write_in_progress(count), "no writer is inside");
-        // ORDERING(seq-end): Release. The words of this section happen before a reader that
-        // sees this count.
+        // ORDERING(seq-end): Release. The words of this section happen before a reader that sees
+        // this count.
         self.count.store(count.wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns a guard of a write section, which ends when the guard is dropped, also by a panic.
+    /// Returns the guard of a write section. The section ends when the guard is dropped, also by a
+    /// panic.
     ///
     /// The caller holds the writers' lock for as long as the guard lives.
     #[inline]
@@ -189,7 +197,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Returns an even count; calls `pause` between looks once it has spun long enough.
+    /// Returns an even count. It calls `pause` between two reads of the count after `SPIN_ROUNDS`
+    /// spins.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();
@@ -226,9 +235,9 @@ impl fmt::Debug for SeqCount {
     }
 }
 
-/// A write section of a `SeqCount`; it ends when this is dropped.
+/// A write section of a `SeqCount`. The section ends when the guard is dropped.
 ///
-/// It stays on the thread that holds the writers' lock:
+/// The guard stays on the thread that holds the writers' lock:
 ///
 /// ```compile_fail,E0277
 /// fn assert_send<T: Send>(_: T) {}
@@ -255,7 +264,7 @@ mod loom_models;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
@@ -300,7 +309,7 @@ mod tests {
 
     /// Trap T30.
     #[test]
-    fn panic_in_a_section_lets_readers_go_on() {
+    fn panic_in_a_section_makes_the_count_even() {
         let seq = SeqCount::new();
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _section = seq.write();
@@ -322,7 +331,7 @@ mod tests {
         assert!(SeqCount::is_write_in_progress(seq.raw_begin()));
     }
 
-    /// Trap T32: 2^31 sections while the reader slept look like none to a 32-bit count.
+    /// Trap T32: a 32-bit count after 2^31 sections equals the count that the reader noted.
     #[test]
     fn read_retry_after_a_32_bit_wrap_is_true() {
         let word = AtomicU64::new(4);

@@ -1,55 +1,55 @@
 //! A sequence lock: readers that write nothing, and a lock to fall back on.
 //!
-//! It is a `SeqCount` with the writers' lock that a bare count lacks. That lock makes three things
-//! possible: writers need no other lock; a reader that meets a writer in the middle can sleep
-//! until the writer is done (trap T30: a writer that lost its processor must not make readers
-//! spin); and a reader that was disturbed too often can lock writers out and read in peace.
+//! A `SeqLock` is a `SeqCount` together with the writers' lock. The lock makes three things
+//! possible. Writers need no other lock. A reader that meets a writer can sleep until the writer is
+//! done, so a preempted writer does not make readers spin (trap T30). A reader that lost too many
+//! passes can exclude writers and read undisturbed.
 //!
-//! The retry loop is a closure, `read_or_lock`, and not the pair of calls that Linux has
-//! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller has to make the sequence odd for
-//! the second pass, and code that forgets it retries without ever taking the lock (trap T29).
+//! The retry loop is one function with a closure, `read_or_lock`. Linux has a pair of calls instead
+//! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller must make the sequence odd for the
+//! second pass. Code that forgets to do so retries without ever taking the lock (trap T29).
+//!
+//! Analogous to Linux's `seqlock_t`.
 //!
 //! # Guarantees
 //!
-//! - A.1: what an optimistic pass read is used only if no write section overlapped it.
-//! - A.2: the locked pass excludes writers, is the last one, and does not change the sequence, so
-//!   it disturbs no optimistic reader.
+//! - A.1: an optimistic pass returns its result only if no write section overlapped the pass.
+//! - A.2: the locked pass excludes writers and is the last pass. It does not change the sequence,
+//!   so it disturbs no optimistic reader.
 //! - A.3: `read_or_lock` runs the closure at most `OPTIMISTIC_PASSES + 1` times.
-//! - A.4: a panic in a write section, or in the closure, releases what was held.
+//! - A.4: a panic in a write section or in the closure releases the lock.
 //!
 //! # Rules
 //!
 //! - Words read in a section are atomics, read with `Relaxed` (trap T31).
-//! - The closure starts afresh in every pass: state kept from a failed pass is garbage (trap T8).
-//! - No recursion: a thread inside `write` or `read_excl` must not enter either again, nor
-//!   `read_begin` under its own `write`.
+//! - The closure starts afresh in every pass. State kept from a failed pass is garbage (trap T8).
+//! - No recursion: a thread inside `write` or `read_excl` must not enter either again. Inside
+//!   `write` it must not call `read_begin`.
 //!
 //! # Locks
 //!
-//! One mutex; writers and locking readers hold it. Readers in `read_begin` may sleep on it.
+//! One mutex, held by writers and by locking readers. Readers in `read_begin` may sleep on it.
 //!
 //! Source: Linux `include/linux/seqlock.h` (`seqlock_t`, `read_seqlock_excl`); Nesterov's
 //! `need_seqretry_xxx` proposal on its pitfall.
 
-use crate::{
-    locks::{Mutex, MutexGuard},
-    seqcount::{SeqCount, SeqWriteGuard},
-};
+use crate::seqcount::{SeqCount, SeqWriteGuard};
+use corewalk_base::{Mutex, MutexGuard};
 
-/// Passes without the lock before a reader takes it.
-pub(crate) const OPTIMISTIC_PASSES: u32 = if crate::primitives::IS_MODEL { 1 } else { 3 };
+/// Optimistic passes of a reader before it takes the lock.
+pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL { 1 } else { 3 };
 
-/// How the closure of a `read_or_lock` runs.
+/// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// Writers may be at work; what is read is thrown away if one was.
+    /// Writers may run meanwhile. The result is thrown away if one did.
     Optimistic,
-    /// Writers are locked out; what is read is final.
+    /// Writers are excluded. The result is final.
     Locked,
 }
 
 impl Pass {
-    /// Returns true if writers are locked out.
+    /// Returns true if writers are excluded.
     #[must_use]
     pub fn is_locked(self) -> bool {
         self == Self::Locked
@@ -58,10 +58,13 @@ impl Pass {
 
 /// A sequence count with a lock for its writers.
 ///
+/// - `seq`: written under `writers`, read by any thread.
+///
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::{SeqLock, primitives::atomic::{AtomicU64, Ordering::Relaxed}};
+/// use corewalk_sync::SeqLock;
+/// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 ///
 /// let lock = SeqLock::new();
 /// let (low, high) = (AtomicU64::new(1), AtomicU64::new(10));
@@ -95,7 +98,7 @@ impl SeqLock {
         Self::default()
     }
 
-    /// Returns an even count; while a writer is inside it spins briefly, then sleeps.
+    /// Returns an even count. While a writer is inside, it spins briefly and then sleeps.
     #[doc(alias = "read_seqbegin")]
     #[inline]
     #[must_use]
@@ -111,9 +114,9 @@ impl SeqLock {
         self.seq.read_retry(start)
     }
 
-    /// Returns what `read` returned in a pass that no writer disturbed.
+    /// Returns the result of the first pass of `read` that no writer disturbed.
     ///
-    /// The first passes are optimistic; the last one holds the lock.
+    /// The first passes are optimistic. The last pass holds the lock.
     #[doc(alias = "read_seqbegin_or_lock")]
     pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
         for _ in 0..OPTIMISTIC_PASSES {
@@ -127,7 +130,8 @@ impl SeqLock {
         read(Pass::Locked)
     }
 
-    /// Returns a guard that excludes writers and other locking readers, and leaves the sequence.
+    /// Returns a guard that excludes writers and other locking readers. The sequence stays
+    /// unchanged.
     #[doc(alias = "read_seqlock_excl")]
     pub fn read_excl(&self) -> SeqLockExclGuard<'_> {
         SeqLockExclGuard { _lock: self.writers.lock() }
@@ -143,7 +147,7 @@ impl SeqLock {
 
 /// A `SeqLock` held by a locking reader.
 ///
-/// It stays on its thread:
+/// The guard stays on its thread:
 ///
 /// ```compile_fail,E0277
 /// fn assert_send<T: Send>(_: T) {}
@@ -158,7 +162,7 @@ pub struct SeqLockExclGuard<'a> {
 
 /// A write section of a `SeqLock`.
 ///
-/// It stays on its thread:
+/// The guard stays on its thread:
 ///
 /// ```compile_fail,E0277
 /// fn assert_send<T: Send>(_: T) {}
@@ -168,8 +172,8 @@ pub struct SeqLockExclGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqLockWriteGuard<'a> {
-    // INVARIANT: declared, and so dropped, before the lock: the count is even before the next
-    // writer looks at it.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. The count is even
+    // before the next writer reads it.
     _section: SeqWriteGuard<'a>,
     _lock: MutexGuard<'a, ()>,
 }
@@ -180,7 +184,7 @@ mod loom_models;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
 
     #[test]
     fn read_or_lock_undisturbed_makes_one_optimistic_pass() {
@@ -189,7 +193,7 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Trap T29: a reader that is disturbed in every pass ends with one that cannot be.
+    /// Trap T29: a reader that loses every optimistic pass reads under the lock.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqLock::new();
@@ -209,7 +213,7 @@ mod tests {
 
     /// Trap T30.
     #[test]
-    fn panic_in_a_write_section_lets_everybody_go_on() {
+    fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqLock::new());
         let panicked = thread::spawn({
             let lock = Arc::clone(&lock);
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_in_a_locked_pass_lets_writers_go_on() {
+    fn panic_in_a_locked_pass_releases_the_lock() {
         let lock = Arc::new(SeqLock::new());
         let panicked = thread::spawn({
             let lock = Arc::clone(&lock);

@@ -1,10 +1,10 @@
-//! A sequence read/write lock: a seqlock with a second class of readers that share.
+//! A sequence read/write lock: a seqlock whose fallback readers share the lock.
 //!
-//! A long reader, say one that walks from a dentry up to the root, cannot win against a steady
-//! stream of writers by retrying, so it has to lock them out. On a plain seqlock that means the
-//! writers' lock, and readers that could run side by side queue behind one another; in 2013 that
-//! lock took up to two thirds of the processor time of a database that asked for many paths. Here
-//! the fallback side is shared.
+//! A long reader cannot win against a steady stream of writers by retrying. An example is a walk
+//! from a dentry up to the root. Such a reader has to exclude the writers. On a plain seqlock it
+//! takes the writers' lock, and readers that could run in parallel queue behind each other. In 2013
+//! that lock took up to two thirds of the processor time of a database that asked for many paths.
+//! Here the fallback side is shared.
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|
@@ -12,39 +12,43 @@
 //! | shared reader | together | together | one waits |
 //! | writer | reader retries | one waits | one waits |
 //!
+//! Analogous to the `seqrwlock` that Long proposed for Linux. Linux merged an exclusive locking
+//! reader instead; see `SeqLock::read_excl`.
+//!
 //! # Guarantees
 //!
-//! - A.1: what an optimistic pass read is used only if no write section overlapped it.
-//! - A.2: shared readers exclude writers, not each other, and write only the word of the lock:
-//!   the sequence stays, so optimistic readers never notice them.
-//! - A.3: nobody starves. A shared reader that arrives while a writer waits queues behind it, so
-//!   a stream of readers cannot keep a writer out; about every half millisecond a writer hands
-//!   the lock to the longest waiter instead of to whoever runs, so a stream of writers cannot
-//!   keep a reader out. Both are the policy of the underlying lock. An optimistic reader becomes
-//!   a shared one after `OPTIMISTIC_PASSES` lost passes.
-//! - A.4: a panic in a write section, or in the closure, releases what was held.
+//! - A.1: an optimistic pass returns its result only if no write section overlapped the pass.
+//! - A.2: shared readers exclude writers but not each other. They write only the lock word. The
+//!   sequence stays unchanged, so optimistic readers never notice them.
+//! - A.3: no thread starves. A shared reader that arrives while a writer waits queues behind the
+//!   writer. About every half millisecond a writer hands the lock to the longest waiter. Both are
+//!   policies of the underlying lock. An optimistic reader becomes a shared reader after
+//!   `OPTIMISTIC_PASSES` lost passes.
+//! - A.4: a panic in a write section or in the closure releases the lock.
 //!
 //! # Rules
 //!
-//! - As for `SeqLock`. By A.3 a thread that holds the shared side must not ask for it again: a
-//!   writer that came between would wait for the first and stop the second.
+//! - The rules of `SeqLock` hold. A thread that holds the shared side must not take it again: by
+//!   A.3 a writer may be queued in between, and both wait forever.
 //!
 //! Source: Long, "dcache: introduce a new sequence read/write lock type", February 2013;
-//! `parking_lot` `src/rwlock.rs` for the policy. Upstream took the seqlock with an exclusive
-//! locking reader instead; see `SeqLock::read_excl`.
+//! `parking_lot` `src/rwlock.rs` for the policy.
 
 use crate::{
-    locks::{RwLock, RwLockReadGuard, RwLockWriteGuard},
     seqcount::{SeqCount, SeqWriteGuard},
     seqlock::{OPTIMISTIC_PASSES, Pass},
 };
+use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A sequence count whose writers can be locked out by readers that share.
+/// A sequence count whose writers can be excluded by readers that share.
+///
+/// - `seq`: written under the write side of `lock`, read by any thread.
 ///
 /// # Examples
 ///
 /// ```
-/// use corewalk_sync::{Pass, SeqRwLock, primitives::atomic::{AtomicU64, Ordering::Relaxed}};
+/// use corewalk_sync::{Pass, SeqRwLock};
+/// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 ///
 /// let rename_lock = SeqRwLock::new();
 /// let parent = AtomicU64::new(1);
@@ -78,7 +82,7 @@ impl SeqRwLock {
         Self::default()
     }
 
-    /// Returns an even count; while a writer is inside it spins briefly, then sleeps.
+    /// Returns an even count. While a writer is inside, it spins briefly and then sleeps.
     #[inline]
     #[must_use]
     pub fn read_begin(&self) -> u64 {
@@ -92,9 +96,9 @@ impl SeqRwLock {
         self.seq.read_retry(start)
     }
 
-    /// Returns what `read` returned in a pass that no writer disturbed.
+    /// Returns the result of the first pass of `read` that no writer disturbed.
     ///
-    /// The first passes are optimistic; the last one holds the shared side.
+    /// The first passes are optimistic. The last pass holds the shared side.
     pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
         for _ in 0..OPTIMISTIC_PASSES {
             let start = self.read_begin();
@@ -107,12 +111,12 @@ impl SeqRwLock {
         read(Pass::Locked)
     }
 
-    /// Returns a guard that excludes writers but not other readers, and leaves the sequence.
+    /// Returns a guard that excludes writers but not other readers. The sequence stays unchanged.
     pub fn read_shared(&self) -> SeqRwLockReadGuard<'_> {
         SeqRwLockReadGuard { _lock: self.lock.read() }
     }
 
-    /// Returns a guard of a write section, which excludes shared readers and other writers.
+    /// Returns the guard of a write section, which excludes shared readers and other writers.
     pub fn write(&self) -> SeqRwLockWriteGuard<'_> {
         let lock = self.lock.write();
         SeqRwLockWriteGuard { _section: self.seq.write(), _lock: lock }
@@ -121,7 +125,7 @@ impl SeqRwLock {
 
 /// A `SeqRwLock` held by a shared reader.
 ///
-/// It stays on its thread:
+/// The guard stays on its thread:
 ///
 /// ```compile_fail,E0277
 /// fn assert_send<T: Send>(_: T) {}
@@ -136,7 +140,7 @@ pub struct SeqRwLockReadGuard<'a> {
 
 /// A write section of a `SeqRwLock`.
 ///
-/// It stays on its thread:
+/// The guard stays on its thread:
 ///
 /// ```compile_fail,E0277
 /// fn assert_send<T: Send>(_: T) {}
@@ -146,8 +150,8 @@ pub struct SeqRwLockReadGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqRwLockWriteGuard<'a> {
-    // INVARIANT: declared, and so dropped, before the lock: the count is even before the next
-    // writer looks at it.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. The count is even
+    // before the next writer reads it.
     _section: SeqWriteGuard<'a>,
     _lock: RwLockWriteGuard<'a, ()>,
 }
@@ -158,7 +162,7 @@ mod loom_models;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::primitives::{Arc, thread};
+    use corewalk_base::primitives::{Arc, thread};
 
     #[test]
     fn read_or_lock_undisturbed_makes_one_optimistic_pass() {
@@ -167,7 +171,7 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Trap T29: a reader that is disturbed in every pass ends with one that cannot be.
+    /// Trap T29: a reader that loses every optimistic pass reads under the shared lock.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqRwLock::new();
@@ -187,7 +191,7 @@ mod tests {
 
     /// Trap T30.
     #[test]
-    fn panic_in_a_write_section_lets_everybody_go_on() {
+    fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqRwLock::new());
         let panicked = thread::spawn({
             let lock = Arc::clone(&lock);
@@ -203,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_in_a_locked_pass_lets_writers_go_on() {
+    fn panic_in_a_locked_pass_releases_the_lock() {
         let lock = Arc::new(SeqRwLock::new());
         let panicked = thread::spawn({
             let lock = Arc::clone(&lock);
@@ -229,13 +233,21 @@ mod tests {
     }
 
     #[test]
-    fn read_shared_by_two_threads_overlaps() {
+    fn read_shared_by_two_threads_overlaps_and_excludes_writers() {
         let lock = Arc::new(SeqRwLock::new());
-        let _mine = lock.read_shared();
+        let mine = lock.read_shared();
         let theirs = thread::spawn({
             let lock = Arc::clone(&lock);
-            move || drop(lock.read_shared())
+            move || {
+                // A lock that does not share fails here, and does not hang.
+                assert!(lock.lock.try_read().is_some());
+                let _theirs = lock.read_shared();
+                lock.lock.try_write().is_none()
+            }
         });
-        theirs.join().unwrap();
+        assert!(theirs.join().unwrap(), "two readers exclude writers");
+        assert!(lock.lock.try_write().is_none(), "one reader does");
+        drop(mine);
+        assert!(lock.lock.try_write().is_some(), "no reader is left");
     }
 }

@@ -1,22 +1,60 @@
-//! Grace periods of a whole process: waiting, watching, and garbage that stays bounded.
+//! Grace periods of a whole process: open sections, and garbage that stays bounded.
 //!
-//! The domain is one per process, so these tests take turns.
+//! There is one domain per process, so these tests take turns.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
 
-use corewalk_sync::{
-    Condvar, Mutex, RcuCell,
+use corewalk_base::{
+    Condvar, Mutex, ShardedCounter,
     primitives::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
         thread,
     },
-    rcu,
 };
-use std::time::Duration;
+use corewalk_sync::{RcuCell, rcu};
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What a sitting reader has done, and may do.
+/// Versions that were made and not dropped yet.
+static ALIVE: ShardedCounter = ShardedCounter::new();
+
+/// Replacements that free every version that is due. A shard of garbage holds some hundred.
+const CHURN: u64 = 10_000;
+
+/// A value of several words, counted in `ALIVE`.
+struct Version([u64; 4]);
+
+impl Version {
+    fn new(number: u64) -> Self {
+        ALIVE.add(1);
+        Self([number; 4])
+    }
+}
+
+impl Drop for Version {
+    fn drop(&mut self) {
+        ALIVE.add(-1);
+    }
+}
+
+/// Replaces the value of a cell of its own `CHURN` times, which frees garbage as a side effect.
+fn churn() {
+    let cell = RcuCell::new(0);
+    (0..CHURN).for_each(|round| cell.replace(round));
+}
+
+/// Churns until at most `limit` versions are alive.
+fn churn_down_to(limit: i64) {
+    for _ in 0..1_000 {
+        if ALIVE.sum() <= limit {
+            return;
+        }
+        churn();
+    }
+    panic!("{} versions are not freed", ALIVE.sum());
+}
+
+/// The progress of a sitting reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     Starts,
@@ -24,7 +62,7 @@ enum Step {
     MayLeave,
 }
 
-/// A thread that sits in a read section until told to leave.
+/// A thread that stays in a read section until the test tells it to leave.
 struct SittingReader {
     step: Arc<(Mutex<Step>, Condvar)>,
     thread: thread::JoinHandle<()>,
@@ -65,115 +103,77 @@ impl SittingReader {
 }
 
 #[test]
-fn synchronize_waits_for_a_section_that_is_open() {
+fn version_retired_under_an_open_section_lives_until_the_section_ends() {
     let _turn = TURN.lock();
+    let cell = RcuCell::new(Version::new(0));
     let reader = SittingReader::sit();
-    let is_over = Arc::new(AtomicBool::new(false));
-    let waiter = thread::spawn({
-        let is_over = Arc::clone(&is_over);
-        move || {
-            rcu::synchronize();
-            // ORDERING: Relaxed. The reader's flag below was stored before it left its section.
-            is_over.load(Ordering::Relaxed)
-        }
-    });
-    for _ in 0..200 {
-        thread::yield_now();
-        assert!(!waiter.is_finished(), "the grace period ended under an open section");
-    }
-    // ORDERING: Relaxed. Ordered before the end of the section by the mutex of the step.
-    is_over.store(true, Ordering::Relaxed);
+    cell.replace(Version::new(1));
+    churn();
+    assert_eq!(ALIVE.sum(), 2, "the grace period ended under an open section");
     reader.leave();
-    assert!(waiter.join().unwrap(), "the waiter returned before the section ended");
-}
-
-#[test]
-fn synchronize_runs_what_this_thread_deferred_before() {
-    let _turn = TURN.lock();
-    let runs = Arc::new(AtomicU64::new(0));
-    for _ in 0..500 {
-        let runs = Arc::clone(&runs);
-        // ORDERING: Relaxed. Read after the grace period, which orders it.
-        rcu::defer(move || {
-            runs.fetch_add(1, Ordering::Relaxed);
-        });
-    }
-    rcu::synchronize();
-    // ORDERING: Relaxed. As above.
-    assert_eq!(runs.load(Ordering::Relaxed), 500);
-}
-
-#[test]
-fn synchronize_inside_a_section_panics() {
-    let _turn = TURN.lock();
-    let inside = thread::spawn(|| {
-        let _section = rcu::read_lock();
-        rcu::synchronize();
-    });
-    assert!(inside.join().is_err());
+    churn_down_to(1);
+    drop(cell);
+    churn_down_to(0);
 }
 
 #[test]
 fn sections_nest_and_only_the_last_end_counts() {
     let _turn = TURN.lock();
+    let cell = RcuCell::new(Version::new(0));
     let outer = rcu::read_lock();
     let inner = rcu::read_lock();
+    cell.replace(Version::new(1));
     drop(outer);
-    assert_eq!(rcu::stats().readers, 1);
+    churn();
+    assert_eq!(ALIVE.sum(), 2, "the grace period ended with the outer guard");
     drop(inner);
-    assert_eq!(rcu::stats().readers, 0);
-    rcu::synchronize();
+    churn_down_to(1);
+    drop(cell);
+    churn_down_to(0);
 }
 
-/// Trap T57: a section that stays is seen, with its age and the garbage behind it.
 #[test]
-fn stats_of_a_stuck_section_show_age_and_garbage() {
+fn synchronize_returns_when_the_values_retired_before_are_dropped() {
     let _turn = TURN.lock();
-    rcu::synchronize();
-    let before = rcu::stats();
-    assert_eq!((before.readers, before.oldest_section_age), (0, Duration::ZERO));
-
+    let cell = Arc::new(RcuCell::new(Version::new(0)));
     let reader = SittingReader::sit();
-    let cell = RcuCell::new(0);
-    for version in 0..300 {
-        cell.replace(version);
+    let waiting = thread::spawn({
+        let cell = Arc::clone(&cell);
+        move || {
+            cell.replace(Version::new(1));
+            rcu::synchronize();
+            ALIVE.sum()
+        }
+    });
+    while ALIVE.sum() < 2 {
+        thread::yield_now();
     }
-    let first = rcu::stats();
-    assert_eq!(first.readers, 1);
-    assert!(first.garbage >= 300, "{first:?}");
-    // The trap is about time: the age has to grow while the section stays.
-    thread::sleep(Duration::from_millis(20));
-    let second = rcu::stats();
-    assert!(second.oldest_section_age >= Duration::from_millis(20), "{second:?}");
-
+    churn();
+    assert_eq!(ALIVE.sum(), 2, "the grace period ended under an open section");
+    assert!(!waiting.is_finished(), "synchronize returned under an open section");
     reader.leave();
+    assert_eq!(waiting.join().unwrap(), 1);
+    drop(cell);
     rcu::synchronize();
-    let after = rcu::stats();
-    assert_eq!((after.readers, after.oldest_section_age), (0, Duration::ZERO));
-    assert!(after.garbage < 300, "the garbage was not freed: {after:?}");
+    assert_eq!(ALIVE.sum(), 0);
 }
 
-/// Trap T57: a new section is not taken for the old one that was met before.
 #[test]
-fn stats_of_short_sections_do_not_age() {
-    let _turn = TURN.lock();
-    let section = rcu::read_lock();
-    assert_eq!(rcu::stats().readers, 1);
-    thread::sleep(Duration::from_millis(20));
-    drop(section);
+#[should_panic(expected = "waits for itself")]
+fn synchronize_inside_a_section_panics() {
     let _section = rcu::read_lock();
-    assert_eq!(rcu::stats().oldest_section_age, Duration::ZERO);
+    rcu::synchronize();
 }
 
 /// Trap T57: sections that come and go keep the garbage bounded, however fast a writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {
-    // A reader that loses its processor inside a section keeps what is replaced in a time slice, some
-    // ten thousands of versions; one that stayed would keep all.
+    // A reader that loses its processor inside a section keeps the versions of a time slice, some
+    // ten thousand. A reader that stayed would keep all.
     const ROUNDS: u64 = 1_500_000;
-    const GARBAGE_MAX: u64 = ROUNDS / 4;
+    const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();
-    let cell = Arc::new(RcuCell::new([0_u64; 4]));
+    let cell = Arc::new(RcuCell::new(Version::new(0)));
     let is_done = Arc::new(AtomicBool::new(false));
     let readers: Vec<_> = (0..2)
         .map(|_| {
@@ -182,7 +182,7 @@ fn garbage_under_churn_is_bounded() {
                 // ORDERING: Relaxed. Only says when to stop.
                 while !is_done.load(Ordering::Relaxed) {
                     let section = rcu::read_lock();
-                    let value = cell.read(&section);
+                    let value = cell.read(&section).0;
                     assert!(value.iter().all(|word| *word == value[0]), "A.2: torn {value:?}");
                 }
             })
@@ -190,9 +190,9 @@ fn garbage_under_churn_is_bounded() {
         .collect();
     let mut peak = 0;
     for round in 1..=ROUNDS {
-        cell.replace([round; 4]);
+        cell.replace(Version::new(round));
         if round.is_multiple_of(64) {
-            peak = peak.max(rcu::stats().garbage);
+            peak = peak.max(ALIVE.sum());
         }
     }
     // ORDERING: Relaxed. As above.
@@ -201,21 +201,20 @@ fn garbage_under_churn_is_bounded() {
         reader.join().unwrap();
     }
     assert!(peak <= GARBAGE_MAX, "A.4: {peak} versions waited");
-    rcu::synchronize();
-    assert!(rcu::stats().garbage <= 256, "{:?}", rcu::stats());
+    drop(cell);
+    churn_down_to(0);
 }
 
-/// Trap T57: the bound above is the work of sections that end; one that stays breaks it.
+/// Trap T57: the bound holds because sections end. One section that stays open breaks it.
 #[test]
-fn control_garbage_behind_a_stuck_section_grows() {
+fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;
     let _turn = TURN.lock();
     let reader = SittingReader::sit();
-    let cell = RcuCell::new(0);
-    (0..ROUNDS).for_each(|version| cell.replace(version));
-    assert!(rcu::stats().garbage >= ROUNDS, "{:?}", rcu::stats());
+    let cell = RcuCell::new(Version::new(0));
+    (1..=ROUNDS).for_each(|number| cell.replace(Version::new(number)));
+    assert_eq!(ALIVE.sum(), ROUNDS as i64 + 1);
     reader.leave();
-    while rcu::stats().garbage > 256 {
-        rcu::synchronize();
-    }
+    drop(cell);
+    churn_down_to(0);
 }

@@ -5,15 +5,12 @@
 //! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk-sync --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
-use corewalk_sync::{
-    Lockref, RcuCell, SeqRwLock, SlotArena,
-    primitives::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-        thread,
-    },
-    rcu,
+use corewalk_base::primitives::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+    thread,
 };
+use corewalk_sync::{Lockref, RcuCell, SeqRwLock, SlotArena, rcu};
 
 const SCHEDULES: usize = 3_000;
 
@@ -23,7 +20,7 @@ fn join_all(threads: Vec<thread::JoinHandle<()>>) {
     }
 }
 
-/// An object with four owners in a slot: the last put frees it, once, whatever the order.
+/// An object with four owners in a slot: the last put frees it, once, in any order.
 fn four_owners(put: fn(&Lockref) -> bool) {
     let arena: Arc<SlotArena<2>> = Arc::new(SlotArena::new("shuttle", 4).unwrap());
     let index = arena.alloc().unwrap();
@@ -46,7 +43,7 @@ fn four_owners(put: fn(&Lockref) -> bool) {
     assert_eq!(arena.in_use(), 0, "the last owner freed it");
 }
 
-/// Drops a reference; returns true if it was the last and the object is dead now.
+/// Drops a reference. Returns true if it was the last one and the object is dead now.
 fn put_last(lockref: &Lockref) -> bool {
     let Some(mut guard) = lockref.put_or_lock() else { return false };
     guard.sub(1);
@@ -59,7 +56,7 @@ fn lockref_with_four_owners_is_freed_once() {
     shuttle::check_pct(|| four_owners(put_last), SCHEDULES, 3);
 }
 
-/// Nobody is last if the count is read after the put.
+/// The count is read and dropped in two steps, so no owner may see itself as the last one.
 #[test]
 #[should_panic(expected = "the last owner freed it")]
 fn control_put_and_look_in_two_steps_is_caught() {
@@ -125,22 +122,25 @@ fn control_writer_that_shares_is_caught() {
 #[test]
 fn rcu_cell_with_three_updaters_and_readers_loses_nothing() {
     let run = || {
-        let cell = Arc::new(RcuCell::new(vec![0_u64; 2]));
+        // Each version holds a clone of `token`, so its count tells how many are alive.
+        let token = Arc::new(());
+        let cell = Arc::new(RcuCell::new((vec![0_u64; 2], Arc::clone(&token))));
         let mut threads = Vec::new();
         for _ in 0..3 {
             let ours = Arc::clone(&cell);
-            threads.push(thread::spawn(move || ours.update(|old| vec![old[0] + 1; 2])));
+            threads.push(thread::spawn(move || {
+                ours.update(|(old, token)| (vec![old[0] + 1; 2], Arc::clone(token)));
+            }));
             let ours = Arc::clone(&cell);
             threads.push(thread::spawn(move || {
                 let section = rcu::read_lock();
-                let value = ours.read(&section);
+                let (value, _) = ours.read(&section);
                 assert_eq!(value[0], value[1]);
             }));
         }
         join_all(threads);
-        rcu::synchronize();
-        assert_eq!(rcu::stats().garbage, 0);
-        assert_eq!(cell.read(&rcu::read_lock())[0], 3);
+        assert_eq!(Arc::strong_count(&token), 2, "an old version was not freed");
+        assert_eq!(cell.read(&rcu::read_lock()).0[0], 3);
     };
     shuttle::check_pct(run, SCHEDULES, 3);
 }

@@ -1,20 +1,18 @@
-//! A writer that lost its processor must not make readers spin (trap T30).
+//! A preempted writer must not make readers spin (trap T30).
 //!
-//! The trap is about time, so these tests are: a writer sits in its section for `SECTION`, and
-//! the reader's own processor time is what is measured.
+//! The trap is about time, so these tests measure time. A writer stays in its section for
+//! `SECTION`, and each test measures the reader's own processor time.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
 
-use corewalk_sync::{
-    Lockref, SeqCount, SeqLock, SeqRwLock,
-    primitives::{Arc, thread},
-};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_sync::{Lockref, SeqCount, SeqLock, SeqRwLock};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// How long the writer is away.
 const SECTION: Duration = Duration::from_millis(200);
 
-/// What a reader may burn meanwhile; one that spins burns what the machine gives it.
+/// Processor time that a reader may use meanwhile. A spinning reader uses all that it gets.
 const BURN_MAX: Duration = Duration::from_millis(3);
 
 /// Returns the processor time that this thread has used.
@@ -66,7 +64,8 @@ fn lockref_user_sleeps_while_the_locker_is_away() {
     assert!(burnt < BURN_MAX, "the user burnt {burnt:?}");
 }
 
-/// A bare count has no lock to sleep on: the measure above tells the two apart.
+/// A bare count has no lock to sleep on. This control shows that the measure above tells spinning
+/// from sleeping.
 #[test]
 fn control_seqcount_reader_burns_time_while_the_writer_is_away() {
     let seq = Arc::new(SeqCount::new());

@@ -4,14 +4,12 @@
 //! one: `COREWALK_SEED=7 cargo test -p corewalk-sync --test stress`.
 #![cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 
-use corewalk_sync::{
-    Lockref, Pass, SeqCount, SeqLock, SeqRwLock, SlotArena,
-    primitives::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        hint, thread,
-    },
+use corewalk_base::primitives::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+    hint, thread,
 };
+use corewalk_sync::{Lockref, Pass, SeqCount, SeqLock, SeqRwLock, SlotArena};
 use std::sync::Barrier;
 
 const THREADS: u64 = 4;
@@ -42,7 +40,8 @@ impl Random {
     }
 }
 
-/// Runs `work(thread, random)` on `THREADS` threads that start together. A panic in one is raised here.
+/// Runs `work(thread, random)` on `THREADS` threads that start together. Raises a panic of any
+/// thread.
 fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
     let work = Arc::new((work, Barrier::new(usize::try_from(THREADS).unwrap())));
     let threads: Vec<_> = (0..THREADS)
@@ -118,7 +117,7 @@ impl Objects {
         }
     }
 
-    /// Takes an object out of the table and kills it if nobody uses it.
+    /// Takes an object out of the table and kills it once no reference is left.
     fn remove(&self, place: usize) {
         // ORDERING: Relaxed. The lockref orders what follows.
         let entry = self.table[place].swap(0, Ordering::Relaxed);
@@ -128,7 +127,7 @@ impl Objects {
         }
     }
 
-    /// Kills an object of this thread, waiting until nobody counts it.
+    /// Kills an object of this thread. Waits until its count is 0.
     fn kill(&self, index: u32) {
         loop {
             let mut guard = self.lockref(index).lock();
@@ -143,7 +142,8 @@ impl Objects {
         self.arena.free(index);
     }
 
-    /// Finds an object, uses it under a reference, and drops the reference. Returns true if used.
+    /// Finds an object, uses it under a reference, and drops the reference. Returns true on
+    /// success.
     fn use_one(&self, place: usize) -> bool {
         // ORDERING: Relaxed. The lockref orders what follows.
         let entry = self.table[place].load(Ordering::Relaxed);
@@ -206,7 +206,7 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
                     }
                     1 => lockref.get(),
                     2 => lockref.get_many(1),
-                    _ => assert!(lockref.get_not_zero(), "seed {}", seed()),
+                    _ => assert!(lockref.get_not_dead(), "seed {}", seed()),
                 }
                 assert!(lockref.put_or_lock().is_none(), "one is left; seed {}", seed());
             }
@@ -216,10 +216,10 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
     assert!(!lockref.is_locked());
 }
 
-/// Trap T52: once a locker has gone, users no longer meet a held lock.
+/// Trap T52: after a locker has left, users no longer find the lock held.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
-    /// Few, as each may cost a time slice: the locker yields while it holds the lock.
+    /// Few, because each may cost a time slice: the locker yields while it holds the lock.
     const LOCKS: u64 = if cfg!(miri) { 5 } else { 100 };
     let lockref = Arc::new(Lockref::new(1));
     let has_gone = Arc::new(AtomicBool::new(false));
@@ -279,7 +279,7 @@ fn assert_whole(words: [u64; 6]) {
     assert!(words.iter().all(|word| *word == words[0]), "torn {words:?}; seed {}", seed());
 }
 
-/// Trap T31: the words of a section are atomics, so Miri and ThreadSanitizer have nothing to say.
+/// Trap T31: the words of a section are atomics, so Miri and ThreadSanitizer find no race.
 ///
 /// Each reader goes on until it has seen the words change `PROGRESS` times.
 #[test]
@@ -293,7 +293,7 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
                 let section = seq.write();
                 words.store(words.load()[0] + 1);
                 drop(section);
-                // A gap, or no reader gets through.
+                // A gap between sections, so that readers get through.
                 (0..random.below(100)).for_each(|_| hint::spin_loop());
             }
             return;
@@ -369,8 +369,8 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// Runs `mine` here and `theirs` on three threads until both sides have run `PROGRESS` times
-/// since all were at work. A side that starves makes this hang.
+/// Runs `mine` here and `theirs` on three threads, until both sides have run `PROGRESS` times since
+/// all started. A side that starves makes the test hang.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,
     mine: fn(&SeqRwLock, &Words),
@@ -442,7 +442,7 @@ fn arena_slots_under_churn_have_one_owner() {
             for _ in 0..ROUNDS {
                 if random.below(2) == 0 {
                     let Some(slot) = arena.alloc() else { continue };
-                    // ORDERING: Relaxed. The slot is this thread's alone.
+                    // ORDERING: Relaxed. Only this thread owns the slot.
                     arena.get(slot)[0].store(me, Ordering::Relaxed);
                     owned.push(slot);
                 } else if !owned.is_empty() {

@@ -7,7 +7,7 @@
 //! Source: the crates `pjdfstest` and `fsx`, `stress-ng(1)`.
 
 use super::{
-    minutes,
+    INSTALL_TRIES, minutes,
     mount::{Mount, OPTIONS, SERVER_PERMISSIONS, Site, Source, WRITEBACK},
 };
 use crate::{
@@ -235,10 +235,13 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
     command.env("CARGO_TARGET_DIR", site.tools.join("build"));
     let log = site.folder.join("install.log");
-    match process::run_logged(&mut command, &log, minutes(10)) {
-        (Ended::Well, _) => Ok(program),
-        _ => Err(Outcome::Skipped(format!("{name} {version} cannot be installed"))),
+    // A registry that does not answer once may answer the next time.
+    for _ in 0..INSTALL_TRIES {
+        if process::run_logged(&mut command, &log, minutes(10)).0 == Ended::Well {
+            return Ok(program);
+        }
     }
+    Err(Outcome::Skipped(format!("{name} {version} cannot be installed")))
 }
 
 fn write(path: &std::path::Path, text: &str) -> Result<(), Outcome> {

@@ -16,7 +16,7 @@
 //!
 //! Source: the manuals of the programs; `ipc_namespaces(7)`, `proc_sys_kernel(5)`.
 
-use super::{install, is_available, minutes, mount::Site};
+use super::{INSTALL_TRIES, install, is_available, minutes, mount::Site};
 use crate::{
     Outcome,
     ci::Tally,
@@ -92,7 +92,7 @@ const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,
 /// Runs all of them.
 pub(super) fn programs(site: &Site) -> Outcome {
     let closed = Closed::new(site);
-    let mut tally = Tally::default();
+    let mut tally = Tally::new();
     type Part = fn(&Closed<'_>) -> Result<Outcome, Outcome>;
     let parts: [(&str, Part); 6] = [
         ("closed namespace", control),
@@ -353,13 +353,15 @@ touch complete
     let mut command = Command::new("sh");
     command.args(["-euc", SCRIPT, "sh"]).arg(&folder).arg(SYSV_IPC);
     let log = site.folder.join("pip.log");
-    match process::run_logged(&mut command, &log, minutes(5)) {
-        (Ended::Well, _) => Ok(folder),
-        (_, said) => {
-            let last = said.lines().last().unwrap_or_default();
-            Err(Outcome::Skipped(format!("{SYSV_IPC} cannot be installed: {last}")))
+    let mut last = String::new();
+    for _ in 0..INSTALL_TRIES {
+        let (ended, said) = process::run_logged(&mut command, &log, minutes(5));
+        if ended == Ended::Well {
+            return Ok(folder);
         }
+        said.lines().last().unwrap_or_default().clone_into(&mut last);
     }
+    Err(Outcome::Skipped(format!("{SYSV_IPC} cannot be installed: {last}")))
 }
 
 /// Runs the stressors of semaphores and message queues.

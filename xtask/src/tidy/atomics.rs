@@ -1,6 +1,6 @@
 //! Rules about atomics: where they are named, and that each ordering is argued.
 //!
-//! A model checker only sees the atomics that go through the switch in `corewalk-sync`, so naming
+//! A model checker only sees the atomics that go through the switch in `corewalk-base`, so naming
 //! the standard library's elsewhere silently takes code out of every model. An ordering without a
 //! reason cannot be reviewed; a pair of orderings has one tag, written at both ends, and a tag that
 //! occurs once is an end without its partner.
@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 /// Files that may name the standard library's atomics and threads, each with its reason.
 const PRIMITIVES: [(&str, &str); 4] = [
-    ("crates/sync/src/primitives.rs", "the switch between the real ones and the models'"),
-    ("crates/sync/src/primitives/crash.rs", "words that stop their thread"),
+    ("crates/base/src/primitives.rs", "the switch between the real ones and the models'"),
+    ("crates/base/src/primitives/crash.rs", "words that stop their thread"),
     ("crates/testkit/src/real.rs", "allocators and watchdogs run below and beside a model"),
     ("xtask/src/process.rs", "chores use the standard library only and are never modelled"),
 ];
@@ -36,7 +36,7 @@ pub(super) fn place(file: &RustFile) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     let mut found = |line: usize, path: &str| {
-        let instead = format!("`{path}`: name it through corewalk_sync::primitives");
+        let instead = format!("`{path}`: name it through corewalk_base::primitives");
         findings.push(Finding::new(&file.path, line, "primitives", instead));
     };
     let code = file.code();
@@ -185,7 +185,7 @@ mod tests {
     fn other_names_and_the_switch_itself_are_left_alone() {
         for good in [
             "use std::{sync::{Arc, Mutex}, thread_local};",
-            "use corewalk_sync::primitives::{atomic::AtomicU64, thread};",
+            "use corewalk_base::primitives::{atomic::AtomicU64, thread};",
             "std::thread_local! {}",
             "// std::thread in a comment",
             "let text = \"std::sync::atomic\";",

@@ -4,7 +4,7 @@
 //! know each other; what they share lies in a layer below. The test kit is outside of the layers:
 //! it depends on none of the crates, and only tests depend on it.
 //!
-//! `unsafe` lives in three crates. The others say so in their first lines, where the compiler
+//! `unsafe` lives in four crates. The others say so in their first lines, where the compiler
 //! enforces it.
 //!
 //! Source: `ARCHITECTURE.md`; Asterinas, "a kernel crate may depend on lower layers".
@@ -13,24 +13,26 @@ use super::{Finding, Manifest};
 use crate::source::RustFile;
 
 /// The layer of each crate; a dependency has a lower layer than what depends on it.
-const LAYERS: [(&str, u32); 11] = [
-    ("corewalk-sync", 0),
-    ("corewalk-mbcache", 1),
-    ("corewalk", 2),
-    ("corewalk-ipc", 2),
-    ("corewalk-fuse", 3),
-    ("corewalk-hostfs", 3),
-    ("corewalk-store", 3),
-    ("corewalk-ipc-preload", 3),
-    ("corewalk-lab", 4),
+const LAYERS: [(&str, u32); 12] = [
+    ("corewalk-base", 0),
+    ("corewalk-sync", 1),
+    ("corewalk-mbcache", 2),
+    ("corewalk", 3),
+    ("corewalk-ipc", 3),
+    ("corewalk-fuse", 4),
+    ("corewalk-hostfs", 4),
+    ("corewalk-store", 4),
+    ("corewalk-ipc-preload", 4),
     ("corewalk-cli", 5),
+    ("corewalk-lab", 5),
     ("xtask", 0),
 ];
 
 const TESTKIT: &str = "corewalk-testkit";
 
 /// Folders of the crates that may hold unsafe code.
-const UNSAFE_CRATES: [&str; 3] = ["crates/sync/", "crates/testkit/", "crates/ipc-preload/"];
+const UNSAFE_CRATES: [&str; 4] =
+    ["crates/base/", "crates/sync/", "crates/testkit/", "crates/ipc-preload/"];
 
 /// Returns a finding for each dependency that points sideways or up.
 pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {

@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
+use corewalk_base::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::place::{self, Place};

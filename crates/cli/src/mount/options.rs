@@ -115,7 +115,7 @@ impl Plan {
 
     /// Returns how many threads serve `source` best.
     fn threads(&self, source: Source) -> usize {
-        let processors = corewalk_sync::primitives::thread::available_parallelism();
+        let processors = corewalk_base::primitives::thread::available_parallelism();
         let processors = processors.map_or(1, usize::from);
         match source {
             Source::Store(_) if self.store.is_dirsync && !self.store.is_read_only => {
@@ -412,7 +412,11 @@ fn seconds(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
     use std::path::Path;
+
+    use corewalk_testkit::fuzz::Fuzz;
 
     use super::*;
 
@@ -632,5 +636,56 @@ mod tests {
         assert_eq!(complaint("no_default_permissions,entry_timeout=1"), expected);
         assert_eq!(complaint("entry_timeout=1,no_default_permissions"), expected);
         assert!(plan("no_default_permissions,entry_timeout=0").is_ok());
+    }
+
+    /// Whatever is asked for is understood, or refused by a mistake of usage that names what is wrong.
+    #[test]
+    fn fuzz_options_are_understood_or_refused() {
+        const WORDS: [&[u8]; 16] = [
+            b",",
+            b"=",
+            b"ro",
+            b"no_",
+            b"size=",
+            b"50%",
+            b"64k",
+            b"threads=",
+            b"mode=0755",
+            b"x-",
+            b"commit=",
+            b"0.5",
+            b"cache=",
+            b"entry_timeout=",
+            b"fsname=",
+            b"readdirplus=auto",
+        ];
+        let sources =
+            [Source::Tmpfs, Source::Host(Path::new("/srv")), Source::Store(Path::new("/srv"))];
+        let answers = Fuzz::of("options").words(&WORDS).runs(10_000).run(|input| {
+            let list = OsStr::from_bytes(input).to_owned();
+            let mut answers = sources.map(|source| {
+                let refused = match Plan::parse(source, std::slice::from_ref(&list)) {
+                    Ok(plan) => {
+                        assert!((1..=THREADS_MAX as usize).contains(&plan.mount.threads));
+                        // A later mistake is found in any list that is taken.
+                        let more = [list.clone(), "frobnicate".into()];
+                        let refused = Plan::parse(source, &more).map(|_| ());
+                        let expected = "unknown option 'frobnicate'";
+                        assert!(matches!(&refused, Err(Failure::Usage(line)) if line == expected));
+                        return String::new();
+                    }
+                    Err(refused) => refused,
+                };
+                let Failure::Usage(line) = refused else { panic!("{refused:?}") };
+                assert!(!line.is_empty());
+                // What comes before the word that is refused.
+                line.split(['\'', ':']).next().unwrap_or_default().to_owned()
+            });
+            answers.sort();
+            answers.concat()
+        });
+        for answer in ["", "bad value in option ", "unknown option "] {
+            assert!(answers.contains_key(&answer.repeat(3)), "{answer:?} of {answers:?}");
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{IPC_PRIVATE, IPC_STAT};
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};

@@ -7,10 +7,11 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicU64, Ordering},
 };
+use corewalk_testkit::require::{has_fuse, has_root};
 
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_corewalk");
@@ -185,24 +186,7 @@ pub(crate) fn is_mounted(path: &Path) -> bool {
     mount_table().lines().any(|line| line.split(' ').nth(4) == Some(path))
 }
 
+/// Returns true if the tests can mount as root; skips if not.
 pub(crate) fn can_mount() -> bool {
-    if !Path::new("/dev/fuse").exists() {
-        println!("skipped: no /dev/fuse");
-        return false;
-    }
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: not root");
-    }
-    is_root
-}
-
-/// Returns whether `program` can be found in the path; says so if not.
-pub(crate) fn is_installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
-    if !is_there {
-        println!("skipped: {program} is not installed");
-    }
-    is_there
+    has_fuse() && has_root()
 }

@@ -1,11 +1,15 @@
 //! The program as a helper of mount(8).
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
 use std::time::Instant;
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
+use corewalk_testkit::fuzz::Fuzz;
+use corewalk_testkit::require::has_program;
 
-use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, is_installed, is_mounted, run};
+use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, is_mounted, run};
 
 /// Returns a folder with the link in it.
 fn scene() -> Folder {
@@ -14,7 +18,7 @@ fn scene() -> Folder {
     folder
 }
 
-fn helper(folder: &Folder, arguments: &[&str]) -> Command {
+fn helper<S: AsRef<OsStr>>(folder: &Folder, arguments: &[S]) -> Command {
     let mut command = Command::new(folder.path("mount.corewalk"));
     command.args(arguments).current_dir(&folder.0);
     command
@@ -59,10 +63,33 @@ fn helper_ends_with_the_statuses_of_mount() {
     assert!(!folder.path("m").exists() && folder.mounts().is_empty());
 }
 
+/// Of each line mount(8) makes a command line; with `-f` nothing is mounted.
+#[test]
+fn fuzz_lines_of_fstab_are_taken_or_refused_with_one_line() {
+    let folder = scene();
+    let words: [&[u8]; 8] =
+        [b" ", b"\t", b"tmpfs", b"store:", b"size=64m", b",nofail", b"-o", b"\\040"];
+    let answers = Fuzz::of("fstab").words(&words).runs(150).run(|input| {
+        let plain: Vec<u8> = input.iter().copied().filter(|byte| *byte != 0).take(4_096).collect();
+        let mut fields = plain.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+        let mut field = || OsStr::from_bytes(fields.next().unwrap_or(b"none"));
+        let (spec, file, _type, options) = (field(), field(), field(), field());
+        let line = [OsStr::new("-f"), spec, file, OsStr::new("-o"), options];
+        let output = run(helper(&folder, &line));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let status = output.status.code();
+        let is_taken = status == Some(0);
+        assert!(is_taken || status == Some(1) || status == Some(32), "{status:?}: {said}");
+        assert!(is_taken || said.lines().count() == 1, "{said}");
+        status
+    });
+    assert!(answers.contains_key(&Some(0)) && answers.contains_key(&Some(1)), "{answers:?}");
+}
+
 /// What `corewalk mount --help` says, with mount(8) itself, in a namespace that has another /sbin.
 #[test]
 fn line_of_fstab_is_mounted() {
-    if !can_mount() || !["unshare", "mount"].into_iter().all(is_installed) {
+    if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
         return;
     }
     let folder = scene();
@@ -87,7 +114,7 @@ umount m
 /// In a namespace of its own, and by a shell: nobody else is to have a copy of the mount, or of a file in it.
 #[test]
 fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
-    if !can_mount() || !["unshare", "mount"].into_iter().all(is_installed) {
+    if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
         return;
     }
     let folder = scene();

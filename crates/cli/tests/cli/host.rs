@@ -1,5 +1,6 @@
 //! A mounted directory of the host that the host changes as well.
 
+use corewalk_testkit::require::{Need, skip};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read as _};
 use std::path::Path;
@@ -101,7 +102,7 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "none"]).arg(host.join("m"));
         if !run(mount).status.success() {
-            println!("skipped: no tmpfs can be mounted here");
+            skip(Need::Root, "no tmpfs can be mounted");
             return;
         }
         let listed = fs::read_dir(folder.path("m")).expect("the root");

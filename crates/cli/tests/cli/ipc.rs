@@ -1,5 +1,6 @@
 //! `corewalk ipc`: what a user sees of it.
 
+use corewalk_testkit::require::{has_program, has_root};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -99,8 +100,7 @@ impl Drop for Planted {
 /// Who owns the file reads all messages, also root's.
 #[test]
 fn name_that_another_user_has_taken_is_refused() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: not root");
+    if !has_root() {
         return;
     }
     let folder = Folder::new();
@@ -191,10 +191,7 @@ fn namespace_with_a_path_is_shown_and_removed() {
 /// A program that knows nothing of us makes a queue, a segment and a set; they are shown and removed.
 #[test]
 fn objects_of_a_program_are_shown_and_removed() {
-    if !std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-        .any(|folder| folder.join("ipcmk").is_file())
-    {
-        println!("skipped: there is no ipcmk");
+    if !has_program("ipcmk") {
         return;
     }
     let folder = Folder::new();

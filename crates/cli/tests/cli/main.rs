@@ -1,7 +1,6 @@
 //! The program as a user meets it.
 //!
-//! Each test starts the program. Tests that mount print that they are skipped where that is not
-//! possible.
+//! Each test starts the program. Tests that mount skip where that is not possible.
 
 #![forbid(unsafe_code)]
 

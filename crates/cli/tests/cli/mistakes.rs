@@ -1,12 +1,13 @@
 //! Every mistake that can be made on the command line: one line says which, and nothing is mounted.
 
+use corewalk_testkit::require::has_program;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, is_installed, run, to_full};
+use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run};
 
 #[test]
 fn help_is_there_on_every_level() {
@@ -14,8 +15,8 @@ fn help_is_there_on_every_level() {
         &["--help"][..],
         &["mount", "--help"],
         &["stat", "--help"],
-        &["lab", "--help"],
-        &["lab", "run", "--help"],
+        &["ipc", "--help"],
+        &["ipc", "exec", "--help"],
         &["help", "mount"],
     ] {
         let output = run(corewalk(arguments));
@@ -120,35 +121,6 @@ fn options_that_nobody_would_keep_are_usage_errors() {
 }
 
 #[test]
-fn settings_of_the_lab_that_cannot_be_are_usage_errors() {
-    let folder = Folder::new();
-    let run = |more: &[&str]| corewalk(&[&["lab", "run"][..], more].concat());
-    folder.assert_refused(run(&["nosuch"]), 2, "there is no table `nosuch`; `list` names them");
-    folder.assert_refused(run(&["names", "--threads", "1,0"]), 2, "from 1 to 1024");
-    folder.assert_refused(run(&["names", "--threads", "1025"]), 2, "from 1 to 1024");
-    for seconds in ["0", "-1", "3601", "nan", "x"] {
-        let words = "more than 0 and at most 3600";
-        folder.assert_refused(run(&["names", &format!("--seconds={seconds}")]), 2, words);
-    }
-}
-
-#[test]
-fn output_that_cannot_be_written_is_one_line() {
-    let folder = Folder::new();
-    folder.assert_refused(to_full(&["lab", "list"]), 1, "lab: standard output: No space");
-    let ask = ["lab", "ask", "rwlock-ahash", "lookup", "10", "100"];
-    folder.assert_refused(to_full(&ask), 1, "lab: standard output: No space");
-    // Nobody reads it any more.
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    drop(reader);
-    let mut list = corewalk(&["lab", "list"]);
-    let output = list.stdout(writer).output().expect("the program");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert_eq!(said, "corewalk: lab: standard output: Broken pipe (os error 32)\n");
-}
-
-#[test]
 fn mountpoint_that_cannot_be_is_refused() {
     if !can_mount() {
         return;
@@ -187,7 +159,7 @@ fn stat_of_what_is_no_mount_fails() {
 /// In a namespace of its own the program finds another /dev.
 #[test]
 fn machine_without_the_device_is_told_so() {
-    if !can_mount() || !is_installed("unshare") {
+    if !can_mount() || !has_program("unshare") {
         return;
     }
     let folder = Folder::new();

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
+use corewalk_testkit::require::has_program;
 
 use crate::fixtures::{
-    Folder, LIMIT, PROGRAM, Server, can_mount, corewalk, is_installed, is_mounted, mount_table, run,
+    Folder, LIMIT, PROGRAM, Server, can_mount, corewalk, is_mounted, mount_table, run,
 };
 
 #[test]
@@ -64,7 +65,7 @@ fn mount_that_was_started_to_ignore_hangups_stays() {
 /// Whoever made a mount namespace meanwhile, as a container, has all mounts in it.
 #[test]
 fn copy_in_another_namespace_does_not_keep_the_program() {
-    if !can_mount() || !is_installed("unshare") {
+    if !can_mount() || !has_program("unshare") {
         return;
     }
     let folder = Folder::new();
@@ -84,7 +85,7 @@ fn copy_in_another_namespace_does_not_keep_the_program() {
 #[test]
 fn directory_whose_name_is_no_text_is_mounted() {
     use std::os::unix::ffi::OsStrExt as _;
-    if !can_mount() || !is_installed("unshare") {
+    if !can_mount() || !has_program("unshare") {
         return;
     }
     let folder = Folder::new();

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::sync::{Arc, Barrier};
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk_base::primitives::thread;
 use corewalk_fuse::{Mount, MountError, MountOptions, Options};
-use corewalk_sync::primitives::thread;
 use rustix::process::Signal;
 
 use crate::fixtures::{Folder, Server, can_mount, is_mounted};

@@ -1,6 +1,7 @@
 //! Programs that `corewalk ipc exec` refuses, since they would run with the kernel's objects and nobody would know:
 //! real ones, each beside one that differs in nothing else and runs.
 
+use corewalk_testkit::require::{Need, has_root, skip};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -12,14 +13,6 @@ use crate::fixtures::{Folder, PROGRAM, corewalk, run};
 const NOBODY: u32 = 65534;
 
 const GAINS: &str = "a program that gains privileges loads no library of ours";
-
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: not root");
-    }
-    is_root
-}
 
 fn exec(program: &Path) -> Command {
     let mut command = corewalk(&["ipc", "exec", "--"]);
@@ -43,7 +36,7 @@ fn set_mode(path: &Path, mode: u32) {
 
 #[test]
 fn program_with_set_user_or_group_id_of_another_is_refused() {
-    if !is_root() {
+    if !has_root() {
         return;
     }
     let folder = Folder::new();
@@ -69,7 +62,7 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
 /// For a script it is the interpreter that counts.
 #[test]
 fn script_whose_interpreter_gains_privileges_is_refused() {
-    if !is_root() {
+    if !has_root() {
         return;
     }
     let folder = Folder::new();
@@ -86,7 +79,7 @@ fn script_whose_interpreter_gains_privileges_is_refused() {
 /// As nobody: for root they are no gain.
 #[test]
 fn program_with_capabilities_of_its_file_is_refused() {
-    if !is_root() {
+    if !has_root() {
         return;
     }
     let folder = Folder::new();
@@ -115,7 +108,7 @@ fn program_with_capabilities_of_its_file_is_refused() {
     let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let flags = rustix::fs::XattrFlags::empty();
     if let Err(errno) = rustix::fs::setxattr(&program, "security.capability", &value, flags) {
-        println!("skipped: a file cannot be given capabilities here ({errno})");
+        skip(Need::Root, format_args!("a file cannot be given capabilities: {errno}"));
         return;
     }
     folder.assert_refused(exec_as_nobody(), 126, GAINS);
@@ -152,6 +145,6 @@ fn static_program_is_refused() {
             assert_eq!(run(Command::new(&program)).status.code(), Some(0), "on its own it runs");
             folder.assert_refused(exec(&program), 126, LINE);
         }
-        (_, false, said) => println!("skipped: no static library of C: {said}"),
+        (_, false, said) => skip(Need::Package, format_args!("no static library of C: {said}")),
     }
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
-use corewalk_sync::primitives::thread;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixtures::{Folder, corewalk, run, wait};

@@ -10,7 +10,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, StatxFlags, copy_file_range, fallocate, mknodat,
     statx,

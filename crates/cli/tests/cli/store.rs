@@ -7,9 +7,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use corewalk::{FileKind, FileSystem as _, Make, Name, Node};
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{Arc, AtomicBool, Ordering};
 use corewalk_store::{Store, StoreOptions};
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{Arc, AtomicBool, Ordering};
+use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::process::Signal;
 
@@ -67,7 +68,7 @@ fn has_small_disk(folder: &Folder) -> bool {
     mount.args(["-t", "tmpfs", "-o", "size=20m,mode=0755", "none"]).arg(&disk);
     let is_mounted = run(mount).status.success();
     if !is_mounted {
-        println!("skipped: no tmpfs can be mounted here");
+        skip(Need::Root, "no tmpfs can be mounted");
     }
     is_mounted
 }

@@ -3,12 +3,13 @@
 //! The tests run as root and become nobody, in a mount namespace of their own: there `/dev/fuse` is
 //! for everybody, as udev makes it, and whatever is mounted goes away with the test.
 
+use corewalk_testkit::require::has_program;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::fixtures::{Folder, PROGRAM, can_mount, is_installed, run};
+use crate::fixtures::{Folder, PROGRAM, can_mount, run};
 
 /// The user and group nobody.
 const NOBODY: u32 = 65534;
@@ -55,7 +56,7 @@ struct User {
 impl User {
     /// Returns a user; None, after saying so, where that is not possible.
     fn new() -> Option<User> {
-        if !can_mount() || !["unshare", "setpriv"].into_iter().all(is_installed) {
+        if !can_mount() || !["unshare", "setpriv"].into_iter().all(has_program) {
             return None;
         }
         let folder = Folder::new();
@@ -91,7 +92,7 @@ impl User {
 /// What the README says works for users, too: on a folder that does not exist yet.
 #[test]
 fn user_mounts_uses_and_unmounts_a_tmpfs() {
-    if !is_installed("fusermount3") {
+    if !has_program("fusermount3") {
         return;
     }
     let Some(user) = User::new() else { return };
@@ -121,7 +122,7 @@ done
 
 #[test]
 fn user_mounts_a_folder_and_goes_to_the_background() {
-    if !is_installed("fusermount3") {
+    if !has_program("fusermount3") {
         return;
     }
     let Some(user) = User::new() else { return };
@@ -165,7 +166,7 @@ fn user_is_told_what_is_not_allowed() {
     refused(&secret.join("m"), "Permission denied");
     fs::create_dir(user.folder.path("roots")).expect("a folder");
     let roots = user.folder.path("roots");
-    if is_installed("fusermount3") {
+    if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
     // Where nobody may look it is not either.

@@ -1,40 +1,42 @@
-//! Changes to the dentry cache, each made by the holder of the claim of every name it touches.
+//! Changes to the dentry cache. The caller of each holds the in-lookup lock of every name it
+//! changes.
 
 use corewalk_sync::{Group, LockrefGuard};
 
 use super::{Dcache, full, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::claim::Claim;
 use crate::dentry::{
-    Body, DirectoryWords, Flags, Glimpse, Image, Key, NameCopy, Needle, group_of, kind_flags,
+    Body, DirectoryWords, Flags, Image, LookupKey, NameCopy, ParentKey, Snapshot, group_of,
+    kind_flags,
 };
+use crate::key_lock::KeyGuard;
 use crate::table::Stripe;
 
-/// A name that is about to be entered under a key, by whoever has claimed it.
-struct Entry<'a> {
+/// A name that is about to be entered. The caller holds its in-lookup lock.
+struct NewName<'a> {
     hash: u32,
-    key: Key,
-    needle: &'a Needle<'a>,
-    claim: &'a Claim<'a>,
+    key: ParentKey,
+    lookup_key: &'a LookupKey<'a>,
+    in_lookup: &'a KeyGuard<'a>,
 }
 
-/// The inode a name is to refer to.
+/// The inode that a dentry is to refer to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Node {
+pub(crate) struct DentryInode {
     pub(crate) inode: u32,
     pub(crate) kind: FileKind,
 }
 
 impl Dcache {
-    /// Makes `slot` a root: a directory without a name or a parent. The caller's reference on the
-    /// inode goes to the dentry.
+    /// Makes `slot` a root: a directory without a name or a parent. The dentry takes over the
+    /// caller's reference on the inode.
     pub(crate) fn publish_root(&self, inode: u32) -> Result<u32, Errno> {
         let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
-        let key = Key::new(slot, 0);
+        let key = ParentKey::new(slot, 0);
         let (place, words) = self.place_of(inode);
-        // There is room: only long names take any, and a root has no name.
+        // This does not fail: only long names need a slot, and a root has no name.
         let image = full(self.dentries.new_image(key, place, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
@@ -42,46 +44,48 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Enters a name, with its inode or, with None, as a negative dentry, and returns the dentry
-    /// with a reference for the caller. The caller holds the name's claim. The dentry, which is that of
-    /// this inode, takes a reference of its own on it; another one that the name has is made stale.
+    /// Enters a name, positive with its inode or negative with None. Returns the dentry with a
+    /// reference for the caller. The dentry takes its own reference on the inode. If the name has a
+    /// dentry of another inode, that becomes stale. The caller holds the in-lookup lock of the
+    /// name.
     ///
     /// # Errors
-    /// `ESTALE` if the directory was removed, or invalidated since `key` was read: nothing is
-    /// entered then (trap T25). `ENOMEM` if the arena is full.
+    /// `ESTALE` if the directory was removed, or was invalidated since `key` was read; then nothing
+    /// is entered (trap T25). `ENOMEM` if the arena is full.
     pub(crate) fn publish(
         &self,
-        key: Key,
-        needle: &Needle<'_>,
-        node: Option<Node>,
-        claim: &Claim<'_>,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
+        node: Option<DentryInode>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<u32, Errno> {
-        let (parent, hash) = (key.parent(), self.hash(key.parent(), needle.hash));
-        // A dentry that changed between the look and the reference, as when it is mounted on, is
-        // looked for again: a name must not get a second one.
-        let find = || self.find(key, needle).or_else(|| self.find_exact(key, needle));
-        // Whoever enters a name has its claim, so where there is none there will be none.
-        let is_known = (!key.is_stale() && self.find(key, needle).is_some())
-            || self.is_known(hash, parent, needle);
+        let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
+        // A dentry may change between the lookup and the reference, as when it is mounted on. Then
+        // repeat the lookup: a name must not get a second dentry.
+        let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
+        // Only holders of the in-lookup lock enter a name, so a missing name stays missing.
+        let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
+            || self.is_known(hash, parent, lookup_key);
         while is_known
             && !key.is_stale()
             && let Some((slot, seen)) = find()
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // A directory lies among directories, so it gets another slot if it can.
+                    // Directories have a group of slots, so a new directory gets another slot if
+                    // possible.
                     if node.kind == FileKind::Directory
-                        && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash, claim)
+                        && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
-                        self.let_go(parent, inode);
+                        self.put_evicted(parent, inode);
                         break;
                     }
-                    self.turn_positive((slot, seen.seq), needle, node)?
+                    self.turn_positive((slot, seen.seq), lookup_key, node)?
                 }
                 node if seen.body.inode() == node.map_or(0, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The name was missed before the back end was asked, and stands for another inode there.
+                // The name was missed before the back end was asked, and is another inode there.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -100,7 +104,7 @@ impl Dcache {
         let directory = self.directory(parent).filter(|now| is_attached(now.flags));
         let result = match directory {
             Some(now) if is_current(now) => {
-                let entry = Entry { hash, key, needle, claim };
+                let entry = NewName { hash, key, lookup_key, in_lookup };
                 let back = if is_known { self.take_back(&entry, node) } else { None };
                 match back {
                     Some(slot) => {
@@ -118,9 +122,10 @@ impl Dcache {
         result
     }
 
-    /// Enters a name that is not there. The reference on the parent that the caller has taken goes along.
-    fn publish_new(&self, entry: &Entry<'_>, node: Option<Node>) -> Result<u32, Errno> {
-        let &Entry { hash, key, needle, claim } = entry;
+    /// Enters a name without a dentry. The new dentry takes over the caller's reference on the
+    /// parent.
+    fn publish_new(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Result<u32, Errno> {
+        let &NewName { hash, key, lookup_key, in_lookup } = entry;
         let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
         let inode = node.map_or(0, |node| node.inode);
         let group = node.map_or(Group::Many, |node| group_of(node.kind));
@@ -129,7 +134,7 @@ impl Dcache {
             self.dentries.alloc(inode, group)
         }))?;
         let (place, words) = self.place_of(inode);
-        let name = needle.name.as_bytes();
+        let name = lookup_key.name.as_bytes();
         let flags = kind | Flags::HASHED;
         let Some(image) = self.dentries.new_image(key, place, name, flags, words) else {
             self.dentries.free(slot);
@@ -143,11 +148,15 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // Whoever dooms the claim later looks for the name later, and finds it (C.1).
-        if self.table.insert_if(hash, slot, |_| (!claim.is_doomed()).then_some(())).is_none() {
+        // A later `cancel_fill` is followed by a lookup that finds the entry (C.1).
+        if self
+            .table
+            .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
+            .is_none()
+        {
             let guard = self.dentries.lockref(slot).lock();
             self.write(slot, &guard, |dcache| {
-                dcache.dentries.store_key(slot, Key::stale(key.parent()))
+                dcache.dentries.store_key(slot, ParentKey::stale(key.parent()))
             });
             drop(guard);
             self.table.insert(hash, slot);
@@ -158,7 +167,7 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns where an inode is (superblock and slot), and what its dentry has if it is a directory.
+    /// Returns the superblock and slot of an inode, and the directory words of its dentry.
     fn place_of(&self, inode: u32) -> ((u32, u32), DirectoryWords) {
         if inode == 0 {
             return ((0, 0), DirectoryWords::default());
@@ -167,38 +176,44 @@ impl Dcache {
         ((self.inodes.superblock(inode), inode), words)
     }
 
-    /// Looks for dentries that a name has from before it, or its directory, was invalidated. One of
-    /// the same inode is put back under `key` and returned, with a reference for the caller; others
-    /// that nobody needs go. So however often a name is invalidated, it has one dentry per inode in
-    /// use. The caller holds the name's claim.
-    fn take_back(&self, entry: &Entry<'_>, node: Option<Node>) -> Option<u32> {
-        let &Entry { hash, key, needle, claim } = entry;
+    /// Finds dentries that a name has from before an invalidation. One of the same inode is put
+    /// back under `key` and returned, with a reference for the caller. Unused others are evicted.
+    /// So a name has one dentry per inode in use, however often it is invalidated. The caller holds
+    /// the in-lookup lock of the name.
+    fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<u32> {
+        let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
-            for (slot, seen) in self.collect_stale(hash, key, needle) {
+            for (slot, seen) in self.collect_stale(hash, key, lookup_key) {
                 let inode = seen.body.inode();
                 if inode != 0 && node.is_some_and(|node| node.inode == inode) {
-                    if self.set_key(slot, seen.seq, key, claim) {
+                    if self.set_key(slot, seen.seq, key, in_lookup) {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // It changed otherwise, as when it is mounted on, and still is the one.
+                    // Another field changed, as when the dentry is mounted on. The dentry is still
+                    // the one.
                     continue 'look;
                 }
                 if !key.is_stale()
-                    && let Ok((parent, inode)) = self.evict_claimed(slot, seen, hash, claim)
+                    && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                 {
-                    self.let_go(parent, inode);
+                    self.put_evicted(parent, inode);
                 }
             }
             return None;
         }
     }
 
-    /// Returns the dentries that a name has under keys other than `key`, or under stale ones.
-    fn collect_stale(&self, hash: u32, key: Key, needle: &Needle<'_>) -> Vec<(u32, Glimpse)> {
+    /// Returns the dentries of a name under keys other than `key`, or under stale keys.
+    fn collect_stale(
+        &self,
+        hash: u32,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
+    ) -> Vec<(u32, Snapshot)> {
         let mut stale = Vec::new();
         let _: Option<()> = self.table.lock(hash).find(|slot| {
-            let seen = self.seen_as(slot, key.parent(), needle)?;
+            let seen = self.snapshot_as(slot, key.parent(), lookup_key)?;
             if seen.key != key || key.is_stale() {
                 stale.push((slot, seen));
             }
@@ -207,56 +222,56 @@ impl Dcache {
         stale
     }
 
-    /// Returns true if a name has a dentry, under whatever key.
-    fn is_known(&self, hash: u32, parent: u32, needle: &Needle<'_>) -> bool {
-        let seen = self.table.lock(hash).find(|slot| self.seen_as(slot, parent, needle));
+    /// Returns true if a name has a dentry, under any key.
+    fn is_known(&self, hash: u32, parent: u32, lookup_key: &LookupKey<'_>) -> bool {
+        let seen = self.table.lock(hash).find(|slot| self.snapshot_as(slot, parent, lookup_key));
         seen.is_some()
     }
 
-    /// Returns how a dentry is seen, if it has that name below `parent`, under whatever key.
-    fn seen_as(&self, slot: u32, parent: u32, needle: &Needle<'_>) -> Option<Glimpse> {
-        // A dentry that changes meanwhile is read again: one that is missed here would stay beside the
-        // one that is made in its place.
+    /// Returns a validated snapshot of a dentry if it has that name below `parent`, under any key.
+    fn snapshot_as(&self, slot: u32, parent: u32, lookup_key: &LookupKey<'_>) -> Option<Snapshot> {
+        // Read a dentry that changes meanwhile again: a dentry that is missed here would stay
+        // beside the new one.
         loop {
-            let seen = self.dentries.glimpse(slot);
-            let is_named = self.dentries.line(slot).is_named(seen, needle, &self.dentries);
+            let seen = self.dentries.snapshot(slot);
+            let is_named = self.dentries.line(slot).is_named(seen, lookup_key, &self.dentries);
             if self.dentries.is_unchanged(slot, seen.seq) {
                 return (is_named && seen.key.parent() == parent).then_some(seen);
             }
         }
     }
 
-    /// Enters a dentry under another key, or a stale one if the claim is doomed, and takes a reference on
-    /// it for the caller. False if it has changed since it was seen.
-    fn set_key(&self, slot: u32, seq: u64, key: Key, claim: &Claim<'_>) -> bool {
+    /// Moves a dentry to another key, or to a stale key if the fill is cancelled. Takes a reference
+    /// on it for the caller. False if it has changed since `seq`.
+    fn set_key(&self, slot: u32, seq: u64, key: ParentKey, in_lookup: &KeyGuard<'_>) -> bool {
         let mut guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return false;
         }
         guard.add(1);
         self.write(slot, &guard, |dcache| {
-            dcache.dentries.store_key(slot, key.unless_doomed(claim));
+            dcache.dentries.store_key(slot, key.unless_cancelled(in_lookup));
         });
         true
     }
 
-    /// Makes a negative dentry positive in place and takes a reference on it for the caller. False
-    /// if it has changed since it was seen.
+    /// Makes a negative dentry positive in place, and takes a reference on it for the caller. False
+    /// if it has changed since `seq`.
     fn turn_positive(
         &self,
         (slot, seq): (u32, u64),
-        needle: &Needle<'_>,
-        node: Node,
+        lookup_key: &LookupKey<'_>,
+        node: DentryInode,
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
-        // An invalidation, which takes no claim, may have ended it, and the slot may serve another
-        // name by now (trap T55).
+        // An invalidation takes no in-lookup lock, so it may have ended the dentry. The slot may
+        // serve another name by now (trap T55).
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
         let before = self.dentries.image(slot);
         let flags = kind_flags(node.kind) | Flags::HASHED;
-        let name = needle.name.as_bytes();
+        let name = lookup_key.name.as_bytes();
         let (place, words) = self.place_of(node.inode);
         let image = full(self.dentries.new_image(before.key, place, name, flags, words))?;
         self.adopt(slot, node);
@@ -271,14 +286,14 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Takes the dentry's reference on its inode and makes it an alias.
-    fn adopt(&self, slot: u32, node: Node) {
+    /// Takes the dentry's reference on its inode, and makes the dentry an alias.
+    fn adopt(&self, slot: u32, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
     }
 
-    /// Takes away a name that has been removed. The caller holds the name's claim and a reference on
-    /// the dentry, which this drops.
+    /// Removes the dentry of a removed name. The caller holds the in-lookup lock of the name, and a
+    /// reference on the dentry, which this drops.
     pub(crate) fn remove(&self, slot: u32) {
         let guard = self.dentries.lockref(slot).lock();
         let image = self.dentries.image(slot);
@@ -288,7 +303,7 @@ impl Dcache {
         }
         let inode = image.body.inode();
         if guard.count() == 1 && inode != 0 {
-            // Nobody else holds it: it stays, as the knowledge that there is no such name.
+            // There is no other user, so the dentry stays as a negative one.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
@@ -304,11 +319,11 @@ impl Dcache {
         self.unhash(slot, guard, &image);
     }
 
-    /// Takes a dentry, which is hashed, away from readers and drops the caller's reference on it.
+    /// Unhashes a dentry and drops the caller's reference on it.
     fn unhash(&self, slot: u32, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
-        // All references but the caller's, so others that hold the directory are among them.
+        // All references but the caller's, so other users of the directory are counted too.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -323,9 +338,9 @@ impl Dcache {
         self.sweep_orphans(children);
     }
 
-    /// Accounts for a dentry that was unhashed, and drops the reference it had on its inode: whoever
-    /// still uses a removed file has one of its own, and a removed directory must not live on for
-    /// the negative entries below it.
+    /// Counts an unhashed dentry, and drops its reference on its inode. Users of a removed file
+    /// hold references of their own. A removed directory must not live on for the negative entries
+    /// below it.
     fn release_unhashed(&self, inode: u32) {
         self.counters.unhashed.add(1);
         if inode == 0 {
@@ -335,9 +350,9 @@ impl Dcache {
         }
     }
 
-    /// Makes a name unknown: its dentry gets a generation that no directory has, so a
-    /// lookup misses it, but whoever uses its inode still knows its last name and, for a directory,
-    /// what is below. The caller holds a reference on the dentry, which this drops.
+    /// Invalidates a name: its dentry gets a stale key, so lookups miss it. Users of the inode
+    /// still know the last name, and for a directory the entries below. The caller holds a
+    /// reference on the dentry, which this drops.
     pub(crate) fn make_stale(&self, slot: u32) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -346,52 +361,54 @@ impl Dcache {
             return self.put(slot);
         }
         if before.body.is_negative() {
-            // Nobody uses an inode through it.
+            // No user reaches an inode through it.
             return self.unhash(slot, guard, &before);
         }
-        let stale = Key::stale(before.key.parent());
+        let stale = ParentKey::stale(before.key.parent());
         self.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, stale));
         drop(guard);
         self.put(slot);
     }
 
-    /// Moves a dentry from the name `from` to `to`, replacing `target`, or the negative dentry that the
-    /// name has. The caller holds the claims of both names, a
-    /// reference on both dentries, and on the new parent one that goes to the moved dentry if the
-    /// parent changes. With a directory, the caller holds `topology` for writing. Returns the
-    /// parent whose reference the caller now has to drop, or 0.
+    /// Moves a dentry from the name `from` to `to`, and replaces `target`, or the negative dentry
+    /// of the name. Returns the parent whose reference the caller now has to drop, or 0.
+    ///
+    /// The caller holds the in-lookup locks of both names, and references on both dentries. If the
+    /// parent changes, the caller also holds a reference on the new parent, which the moved dentry
+    /// takes over. To move a directory the caller holds `topology` for writing.
     ///
     /// # Errors
-    /// `ENOMEM` if a long name finds no room, `ESTALE` if `moved` has lost its name; nothing has
-    /// changed then.
+    /// `ENOMEM` if no slot is left for a long name, `ESTALE` if `moved` has lost its name. Then
+    /// nothing has changed.
     pub(crate) fn d_move(
         &self,
-        (moved, from): (u32, &Needle<'_>),
-        to: Key,
-        needle: &Needle<'_>,
+        (moved, from): (u32, &LookupKey<'_>),
+        to: ParentKey,
+        lookup_key: &LookupKey<'_>,
         target: Option<u32>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<u32, Errno> {
-        let hash = self.hash(to.parent(), needle.hash);
-        let negative = self.insert_over_negative((hash, to, needle), moved, target);
-        let entry = Entry { hash, key: to, needle, claim };
+        let hash = self.hash(to.parent(), lookup_key.hash);
+        let negative = self.insert_over_negative((hash, to, lookup_key), moved, target);
+        let entry = NewName { hash, key: to, lookup_key, in_lookup };
         let moved = self.d_move_listed((moved, from), &entry, target.or(negative));
         negative.into_iter().for_each(|slot| self.put(slot));
         moved
     }
 
-    /// Enters `slot` under a name, and returns the negative dentry that the name has, counted, if there is no
-    /// `target`. Any other, which the caller does not know of, is made stale, wherever in the bucket it stands.
+    /// Enters `slot` under a name. Without a `target`, returns the negative dentry of the name,
+    /// with a reference. Any other dentry of the name, unknown to the caller, becomes stale,
+    /// wherever it stands in the bucket.
     fn insert_over_negative(
         &self,
-        (hash, key, needle): (u32, Key, &Needle<'_>),
+        (hash, key, lookup_key): (u32, ParentKey, &LookupKey<'_>),
         slot: u32,
         target: Option<u32>,
     ) -> Option<u32> {
         let another = |stripe: &Stripe<'_>, negative: Option<u32>| {
             let known = [Some(slot), target, negative];
             stripe.find(|other| {
-                let seen = self.dentries.compare(other, key, needle)?;
+                let seen = self.dentries.compare(other, key, lookup_key)?;
                 (!known.contains(&Some(other))).then_some((other, seen))
             })
         };
@@ -408,31 +425,32 @@ impl Dcache {
                     self.make_stale(other);
                 }
             }
-            // It changed between the look and the reference, or is out of the way; or it is kept, and there
-            // may be one behind it.
+            // The dentry changed before the reference was taken, or is stale now, or is the
+            // negative one. There may be another behind it.
             found = another(&self.table.lock(hash), negative);
         }
         negative
     }
 
-    /// [`Dcache::d_move`], of a dentry that is in the table under `hash`, that of its new name, already.
+    /// As [`Dcache::d_move`], for a dentry that is already in the table under its new name.
     fn d_move_listed(
         &self,
-        (moved, from): (u32, &Needle<'_>),
-        entry: &Entry<'_>,
+        (moved, from): (u32, &LookupKey<'_>),
+        entry: &NewName<'_>,
         target: Option<u32>,
     ) -> Result<u32, Errno> {
-        let &Entry { hash, key: to, needle, claim } = entry;
+        let &NewName { hash, key: to, lookup_key, in_lookup } = entry;
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation, which takes no claim, has ended it: it has no inode to take along.
+            // An invalidation, which takes no in-lookup lock, has ended it. It has no inode to
+            // move.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
         }
         let (body, words) = (before.body, before.directory_words());
-        let (place, name) = ((body.superblock(), body.inode()), needle.name.as_bytes());
+        let (place, name) = ((body.superblock(), body.inode()), lookup_key.name.as_bytes());
         let image = self.dentries.new_image(to, place, name, body.flags(), words);
         let Some(mut image) = image else {
             drop((guard, target_guard));
@@ -443,13 +461,13 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // Not `hash`: a victim may have been invalidated, and then has a stale key.
+            // Not `hash`: an invalidated victim has a stale key.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
-        // C.2: readers of either name wait while a sequence is odd, so they see the move whole.
+        // C.2: readers of either name wait while a sequence is odd, so they see the whole move.
         self.write(moved, &guard, |dcache| {
-            image.key = image.key.unless_doomed(claim);
+            image.key = image.key.unless_cancelled(in_lookup);
             if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
                 dcache.write(*slot, target_guard, |dcache| {
                     dcache.store_unhashed(*slot, victim);
@@ -477,13 +495,14 @@ impl Dcache {
         Ok(if old_parent == to.parent() { 0 } else { old_parent })
     }
 
-    /// Swaps the names of two dentries. The caller holds both claims, a reference on both, and
-    /// `topology` for writing if one is a directory. The references on the parents are swapped too.
+    /// Swaps the names of two dentries. The caller holds both in-lookup locks and references on
+    /// both dentries, and `topology` for writing if one is a directory. The references on the
+    /// parents are swapped too.
     ///
     /// # Errors
-    /// `ENOMEM` if a long name finds no room, `ESTALE` if one was invalidated; nothing has changed
-    /// then.
-    pub(crate) fn exchange(&self, a: u32, b: u32, claim: &Claim<'_>) -> Result<(), Errno> {
+    /// `ENOMEM` if no slot is left for a long name, `ESTALE` if one name was invalidated. Then
+    /// nothing has changed.
+    pub(crate) fn exchange(&self, a: u32, b: u32, in_lookup: &KeyGuard<'_>) -> Result<(), Errno> {
         let hash_a = self.hash_now(a);
         let hash_b = self.hash_now(b);
         self.table.insert(hash_b, a);
@@ -491,7 +510,7 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // An invalidation may have come in between: then nothing is known of either name.
+        // After an invalidation in between, neither name is known.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
         let is_known = is_as_before(a, &before_a, hash_a) && is_as_before(b, &before_b, hash_b);
@@ -507,8 +526,8 @@ impl Dcache {
         if let Some((mut image_a, mut image_b)) = images {
             self.write(a, &guard_a, |dcache| {
                 dcache.write(b, &guard_b, |dcache| {
-                    image_a.key = image_a.key.unless_doomed(claim);
-                    image_b.key = image_b.key.unless_doomed(claim);
+                    image_a.key = image_a.key.unless_cancelled(in_lookup);
+                    image_b.key = image_b.key.unless_cancelled(in_lookup);
                     dcache.dentries.store(a, &image_a);
                     dcache.dentries.store(b, &image_b);
                 });
@@ -526,16 +545,16 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the image of `this` under the name that `other`, in `slot`, has.
+    /// Returns the image of `this` under the name of `other`, whose slot is `slot`.
     fn renamed_as(&self, this: &Image, slot: u32, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let place = (body.superblock(), body.inode());
-        // A name that its directory has forgotten is not to be remembered by another dentry.
+        // If the directory has invalidated the name, the new image is stale too.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
-        let key = if is_current { other.key } else { Key::stale(parent) };
+        let key = if is_current { other.key } else { ParentKey::stale(parent) };
         self.dentries.new_image(key, place, name.as_bytes(), body.flags(), words)
     }
 
@@ -546,7 +565,7 @@ impl Dcache {
         hash
     }
 
-    /// Makes every cached name in a directory unknown: one increment (trap T45).
+    /// Invalidates every cached name in a directory with one increment (trap T45).
     pub(crate) fn invalidate_directory(&self, slot: u32) {
         let mut are_retired = false;
         loop {
@@ -570,39 +589,39 @@ impl Dcache {
         }
     }
 
-    /// Takes the keys of a directory's children from them, before the half of its generation that keys
-    /// hold comes round: those who have kept one since then would be found again (trap T32).
+    /// Makes the keys of a directory's children stale, before the half of its generation that keys
+    /// hold wraps around. Otherwise lookups would find children with an old key again (trap T32).
     #[cold]
     fn retire_children(&self, slot: u32) {
         for child in 1..self.dentries.slots_touched() {
-            if self.dentries.glimpse(child).key.parent() != slot || child == slot {
+            if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // It may be another by the time it is locked, or not in the table yet.
+            // The slot may hold another dentry by now, or one that is not in the table yet.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
                 self.write(child, &guard, |dcache| {
-                    dcache.dentries.store_key(child, Key::stale(slot));
+                    dcache.dentries.store_key(child, ParentKey::stale(slot));
                 });
             }
         }
     }
 
-    /// Makes one name unknown. What a back end is being asked about it now will not be cached.
-    pub(crate) fn invalidate_name(&self, directory: u32, needle: &Needle<'_>) {
-        self.claims.doom(self.claim_key(directory, needle));
+    /// Invalidates one name, and cancels its fill.
+    pub(crate) fn invalidate_name(&self, directory: u32, lookup_key: &LookupKey<'_>) {
+        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
         self.counters.invalidations.add(1);
         if let Some(now) = self.directory(directory) {
-            self.make_name_stale(now.key, needle);
+            self.make_name_stale(now.key, lookup_key);
         }
     }
 
-    /// Makes whatever is cached under a name unknown.
-    pub(crate) fn make_name_stale(&self, key: Key, needle: &Needle<'_>) {
-        // A dentry that changed between the look and the reference is looked for again.
+    /// Makes every dentry of a name under `key` stale.
+    pub(crate) fn make_name_stale(&self, key: ParentKey, lookup_key: &LookupKey<'_>) {
+        // Repeat the lookup of a dentry that changed before the reference was taken.
         while !key.is_stale()
-            && let Some((slot, seen)) = self.find_exact(key, needle)
+            && let Some((slot, seen)) = self.find_exact(key, lookup_key)
         {
             if self.get(slot, seen.seq) {
                 self.make_stale(slot);
@@ -610,7 +629,8 @@ impl Dcache {
         }
     }
 
-    /// Brings the dentry's mark "everybody may search it" in line with what is known of the inode.
+    /// Updates the flag [`Flags::SEARCHABLE`] of the dentry from the permission record of the
+    /// inode.
     pub(crate) fn sync_searchable(&self, inode: u32) {
         let slot = self.inodes.alias(inode);
         if slot == 0 {
@@ -632,7 +652,7 @@ impl Dcache {
         }
     }
 
-    /// Marks a dentry as a mount point, or no longer. The caller holds a reference on it.
+    /// Sets or clears [`Flags::MOUNTED`] of a dentry. The caller holds a reference on it.
     pub(crate) fn set_mounted(&self, slot: u32, mounted: Mounted) {
         let guard = self.dentries.lockref(slot).lock();
         let body = self.dentries.image(slot).body;
@@ -643,8 +663,8 @@ impl Dcache {
         });
     }
 
-    /// Makes a dentry without references dead. The caller takes its entry out of the table, if it
-    /// has one, calls [`Dcache::end_life`], and drops what the dentry held.
+    /// Marks a dentry without references dead. The caller removes its entry from the table, calls
+    /// [`Dcache::end_life`], and drops the references that the dentry held.
     pub(super) fn kill(&self, slot: u32, mut guard: LockrefGuard<'_>) -> Dead {
         debug_assert_eq!(guard.count(), 0);
         let image = self.dentries.image(slot);
@@ -654,17 +674,17 @@ impl Dcache {
         Dead { parent: if parent == slot { 0 } else { parent }, image }
     }
 
-    /// Gives the slot of a dead dentry back, once nothing refers to it any more.
+    /// Frees the slot of a dead dentry, after its last use.
     pub(super) fn end_life(&self, slot: u32, dead: &Dead) {
         self.dentries.drop_image(&dead.image);
-        // A slot whose generations are used up is never used again.
+        // A slot without unused generations is never used again.
         if self.dentries.cold(slot).next_generation() {
             self.dentries.free(slot);
         }
     }
 
-    /// Takes a name away from readers; the caller is inside a write section. What is cached below a
-    /// removed directory, negative entries at most, is not found any more either.
+    /// Unhashes a dentry. The caller is inside a write section. A removed directory also gets a new
+    /// child generation, so no lookup finds the negative entries below it.
     fn store_unhashed(&self, slot: u32, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {
@@ -672,7 +692,7 @@ impl Dcache {
         }
     }
 
-    /// Fills a fresh slot that nobody can find yet, with one reference for the caller.
+    /// Fills a slot that no other thread can find, with one reference for the caller.
     fn begin_life(&self, slot: u32, image: &Image) {
         let mut guard = self.dentries.lockref(slot).lock();
         guard.revive();
@@ -682,7 +702,7 @@ impl Dcache {
         });
     }
 
-    /// Locks a dentry and perhaps another, in the order of their slots (trap P9).
+    /// Locks one or two dentries, in the order of their slots (trap P9).
     fn lock_two(&self, a: u32, b: Option<u32>) -> (LockrefGuard<'_>, Option<LockrefGuard<'_>>) {
         let lock = |slot| self.dentries.lockref(slot).lock();
         match b {
@@ -695,8 +715,8 @@ impl Dcache {
         }
     }
 
-    /// Runs `change` as a write section of the dentry, whose lock `_guard` holds. The section ends
-    /// also when `change` panics (trap T30).
+    /// Runs `change` inside a write section of the dentry, whose lock `_guard` holds. The section
+    /// also ends when `change` panics (trap T30).
     pub(super) fn write<R>(
         &self,
         slot: u32,
@@ -708,17 +728,16 @@ impl Dcache {
     }
 }
 
-/// A dentry that has died, and what it held.
+/// A dead dentry, and the references that it held.
 pub(super) struct Dead {
     pub(super) parent: u32,
     image: Image,
 }
 
-/// Returns the child generation of a directory after an invalidation: the half of it that keys hold is
-/// never 0.
+/// Returns the next child generation of a directory. The half that keys hold is never 0.
 fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
-    next + u64::from(Key::new(0, next).is_stale())
+    next + u64::from(ParentKey::new(0, next).is_stale())
 }
 
 /// Whether something is mounted on a dentry.

@@ -1,29 +1,29 @@
-//! Models of the dentry cache: names that are entered, renamed and taken over beside a reader.
+//! Models of the dentry cache: names are entered, renamed and replaced beside a reader.
 //!
-//! The changes are those of the cache itself, on a cache of three slots; each control makes the same
-//! change in other steps. The reader is the spawned thread: see `tally` in the sync crate. Schedules
-//! are bounded to [`PREEMPTIONS`], which every control here is caught within.
+//! A model makes the changes of the cache itself, on three slots. Its control makes the same change
+//! in other steps. The reader is the spawned thread; see `tally` in the sync crate. Schedules have
+//! at most [`PREEMPTIONS`], within which every control is caught.
 
 mod count;
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
 use crate::attr::{Attr, FileKind, mode};
-use crate::claim::Claim;
 use crate::dentry::{DirectoryWords, kind_flags};
+use crate::key_lock::KeyGuard;
 
-/// How often a thread loses its processor, apart from where it waits.
+/// Preemptions of a schedule, without those at waits.
 pub(super) const PREEMPTIONS: usize = 3;
-/// Names of two words, so that they can be torn.
+/// Names of two words, so they can be torn.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
-/// A host that nothing is told to.
-struct Nobody;
+/// A host that ignores all calls.
+struct SilentHost;
 
-impl Host for Nobody {
+impl Host for SilentHost {
     fn forget(&self, _superblock: u32, _ino: u64, _slot: u32) {}
 
     fn ask_to_forget(&self, _superblock: u32, _parent: u64, _name: Name<'_>) {}
@@ -50,9 +50,9 @@ pub(super) fn attr(ino: u64, mode: u32) -> Attr {
     }
 }
 
-/// Returns a cache with a root, and its children's key.
-pub(super) fn cache() -> (Dcache, Key) {
-    let dcache = Dcache::new(4, Some(1), Box::new(Nobody)).unwrap();
+/// Returns a cache with a root, and the key of its children.
+pub(super) fn cache() -> (Dcache, ParentKey) {
+    let dcache = Dcache::new(4, Some(1), Box::new(SilentHost)).unwrap();
     let root = enter(&dcache, 1, mode::S_IFDIR | 0o700);
     let slot = dcache.publish_root(root.inode).unwrap();
     let key = dcache.directory(slot).unwrap().key;
@@ -60,27 +60,27 @@ pub(super) fn cache() -> (Dcache, Key) {
 }
 
 /// Enters an inode, with one reference for the caller.
-pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> Node {
+pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     let attr = attr(ino, mode);
     let entered = dcache.inodes.get_or_insert(&dcache.dentries, (0, 0), &attr, false, 0).unwrap();
-    Node { inode: entered.slot, kind: attr.kind() }
+    DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
-/// Enters a file and returns its dentry, which nobody holds, and its inode, which only that does.
-pub(super) fn file(dcache: &Dcache, key: Key, name: &[u8], ino: u64) -> (u32, Node) {
+/// Enters a file. Returns its unused dentry, and its inode, which only the dentry uses.
+pub(super) fn file(dcache: &Dcache, key: ParentKey, name: &[u8], ino: u64) -> (u32, DentryInode) {
     let node = enter(dcache, ino, mode::S_IFREG | 0o600);
-    let needle = dcache.needle(Name::new(name).unwrap());
-    let claim = dcache.claims.claim(dcache.claim_key(key.parent(), &needle));
-    let slot = dcache.publish(key, &needle, Some(node), &claim).unwrap();
-    drop(claim);
+    let lookup_key = dcache.lookup_key(Name::new(name).unwrap());
+    let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
+    let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
+    drop(in_lookup);
     dcache.put(slot);
     dcache.put_inode(node.inode, 1);
     (slot, node)
 }
 
-/// Looks a name up without a lock and returns the number of its inode, if both are there.
-pub(super) fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
-    let (slot, seen) = dcache.find(key, &dcache.needle(Name::new(name).unwrap()))?;
+/// Looks a name up without a lock. Returns the number of its inode, if both are there.
+pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
+    let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
     if seen.body.is_negative() || !dcache.get_inode(slot, seen.seq, inode) {
         return None;
@@ -90,8 +90,11 @@ pub(super) fn lookup(dcache: &Dcache, key: Key, name: &[u8]) -> Option<u64> {
     Some(ino)
 }
 
-/// Enters a name with `publish` beside a reader; returns how often the reader (missed, found) it.
-fn publish_against_find(prepare: fn(&Dcache, Key), publish: fn(&Dcache, Key)) -> [usize; 2] {
+/// Enters a name with `publish`, beside a reader. Returns how often the reader (missed, found) it.
+fn publish_against_find(
+    prepare: fn(&Dcache, ParentKey),
+    publish: fn(&Dcache, ParentKey),
+) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         prepare(&dcache, key);
@@ -109,56 +112,57 @@ fn publish_against_find(prepare: fn(&Dcache, Key), publish: fn(&Dcache, Key)) ->
     })
 }
 
-pub(super) fn needle_a(dcache: &Dcache) -> Needle<'static> {
-    dcache.needle(Name::new(A).unwrap())
+pub(super) fn lookup_key_a(dcache: &Dcache) -> LookupKey<'static> {
+    dcache.lookup_key(Name::new(A).unwrap())
 }
 
-/// Returns the claim of `A` in the directory that `key` is of.
-pub(super) fn claim_a(dcache: &Dcache, key: Key) -> Claim<'_> {
-    dcache.claims.claim(dcache.claim_key(key.parent(), &needle_a(dcache)))
+/// Takes the in-lookup lock of `A` in the directory of `key`.
+pub(super) fn lock_name_a(dcache: &Dcache, key: ParentKey) -> KeyGuard<'_> {
+    dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key_a(dcache)))
 }
 
-fn publish_a(dcache: &Dcache, key: Key) {
+fn publish_a(dcache: &Dcache, key: ParentKey) {
     file(dcache, key, A, 7);
 }
 
-fn publish_negative_a(dcache: &Dcache, key: Key) {
-    let slot = dcache.publish(key, &needle_a(dcache), None, &claim_a(dcache, key)).unwrap();
+fn publish_negative_a(dcache: &Dcache, key: ParentKey) {
+    let slot = dcache.publish(key, &lookup_key_a(dcache), None, &lock_name_a(dcache, key)).unwrap();
     dcache.put(slot);
 }
 
-/// Traps T3, T14, T23: a name that is found has its inode, and that inode its number.
+/// Traps T3, T14, T23: a name that a reader finds has its inode, and the inode its number.
 #[test]
 fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: the same where a negative dentry turns positive.
+/// Traps T3, T16: the same for a negative dentry that turns positive.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
 }
 
-fn publish_directory_a(dcache: &Dcache, key: Key) {
+fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     let node = enter(dcache, 7, mode::S_IFDIR | 0o700);
-    let slot = dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap();
+    let slot =
+        dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
     dcache.put(slot);
     dcache.put_inode(node.inode, 1);
 }
 
-/// Traps T3, T16: the same where a negative dentry goes for that of a directory in another slot.
+/// Traps T3, T16: the same for a negative dentry that a directory in another slot replaces.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
 }
 
-/// Trap T23: the dentry says its inode before that has a number, outside of a write section.
+/// Trap T23: the dentry gets its inode before the inode has a number, outside of a write section.
 #[test]
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
     publish_against_find(publish_negative_a, |dcache, key| {
-        let (slot, seen) = dcache.find_exact(key, &needle_a(dcache)).unwrap();
-        // The first free inode, which is living but has no number yet.
+        let (slot, seen) = dcache.find_exact(key, &lookup_key_a(dcache)).unwrap();
+        // The first free inode: live, but without a number.
         dcache.dentries.store_body(slot, seen.body.with_inode(3));
         let node = enter(dcache, 7, mode::S_IFREG | 0o600);
         assert_eq!(node.inode, 3);
@@ -166,9 +170,9 @@ fn control_inode_before_its_number_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename` beside a reader of the dentry; returns how often it
-/// was called (`A`, `B`).
-fn rename_against_name(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
+/// Renames a file from `A` to `B` with `rename`, beside a reader of the dentry. Returns how often
+/// the name was (`A`, `B`).
+fn rename_against_name(rename: fn(&Dcache, u32, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, A, 7);
@@ -188,19 +192,19 @@ fn rename_against_name(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
     })
 }
 
-fn rename_to_b(dcache: &Dcache, slot: u32, key: Key) {
-    let needle = dcache.needle(Name::new(B).unwrap());
-    let moved = (slot, &needle_a(dcache));
-    assert_eq!(dcache.d_move(moved, key, &needle, None, &claim_a(dcache, key)), Ok(0));
+fn rename_to_b(dcache: &Dcache, slot: u32, key: ParentKey) {
+    let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+    let moved = (slot, &lookup_key_a(dcache));
+    assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &lock_name_a(dcache, key)), Ok(0));
 }
 
 /// Returns the image of the dentry under the name `B`.
-fn image_b(dcache: &Dcache, slot: u32, key: Key) -> Image {
+fn image_b(dcache: &Dcache, slot: u32, key: ParentKey) -> Image {
     let (body, words) = (dcache.dentries.image(slot).body, DirectoryWords::default());
     dcache.dentries.new_image(key, (0, body.inode()), B, body.flags(), words).unwrap()
 }
 
-/// Traps T1, T4: length and bytes of a name belong together.
+/// Traps T1, T4: length and bytes of a name are those of one instant.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
@@ -215,9 +219,9 @@ fn control_rename_without_a_section_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename` beside one who looks for `A` and, if that is
-/// missing, for `B`; returns how often it was found as (`A`, `B`).
-fn rename_against_lookups(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
+/// Renames a file from `A` to `B` with `rename`, beside a reader that looks for `A`, and for `B` if
+/// that is missing. Returns how often it was found as (`A`, `B`).
+fn rename_against_lookups(rename: fn(&Dcache, u32, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, A, 7);
@@ -227,7 +231,7 @@ fn rename_against_lookups(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
             let dcache = Arc::clone(&dcache);
             move || {
                 let is_there = |name| {
-                    dcache.find_exact(key, &dcache.needle(Name::new(name).unwrap())).is_some()
+                    dcache.find_exact(key, &dcache.lookup_key(Name::new(name).unwrap())).is_some()
                 };
                 let is_a = is_there(A);
                 assert!(is_a || is_there(B), "T13: neither name");
@@ -239,31 +243,31 @@ fn rename_against_lookups(rename: fn(&Dcache, u32, Key)) -> [usize; 2] {
     })
 }
 
-/// Trap T13: who misses the old name finds the new one.
+/// Trap T13: a reader that misses the old name finds the new one.
 #[test]
 fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
 }
 
-/// Trap T13: the old entry goes before the new one comes.
+/// Trap T13: the old entry is removed before the new one is entered.
 #[test]
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {
     rename_against_lookups(|dcache, slot, key| {
-        let old_hash = dcache.hash(key.parent(), needle_a(dcache).hash);
+        let old_hash = dcache.hash(key.parent(), lookup_key_a(dcache).hash);
         dcache.table.remove(old_hash, slot);
         let guard = dcache.dentries.lockref(slot).lock();
         let image = image_b(dcache, slot, key);
         dcache.write(slot, &guard, |dcache| dcache.dentries.store(slot, &image));
         drop(guard);
-        let needle = dcache.needle(Name::new(B).unwrap());
-        dcache.table.insert(dcache.hash(key.parent(), needle.hash), slot);
+        let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+        dcache.table.insert(dcache.hash(key.parent(), lookup_key.hash), slot);
     });
 }
 
-/// Renames `A` over `B` with `rename` beside one who looks for `B`; returns how often that was the
-/// (replaced, moved) file.
-fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
+/// Renames `A` over `B` with `rename`, beside a reader that looks for `B`. Returns how often that
+/// was the (replaced, moved) file.
+fn replace_against_lookup(rename: fn(&Dcache, u32, u32, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (moved, _) = file(&dcache, key, A, 7);
@@ -275,8 +279,8 @@ fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
         let reader = thread::spawn({
             let dcache = Arc::clone(&dcache);
             move || {
-                let needle = dcache.needle(Name::new(B).unwrap());
-                let found = dcache.find_exact(key, &needle).map(|(slot, _)| slot);
+                let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+                let found = dcache.find_exact(key, &lookup_key).map(|(slot, _)| slot);
                 assert!(found.is_some(), "T13: the target was missing");
                 tally.hit(usize::from(found == Some(moved)));
             }
@@ -286,13 +290,13 @@ fn replace_against_lookup(rename: fn(&Dcache, u32, u32, Key)) -> [usize; 2] {
     })
 }
 
-/// Traps T12, T13: a name that is renamed over is there at every moment.
+/// Traps T12, T13: a name that is renamed over never disappears.
 #[test]
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
-        let needle = dcache.needle(Name::new(B).unwrap());
-        let (moved, claim) = ((moved, &needle_a(dcache)), claim_a(dcache, key));
-        assert_eq!(dcache.d_move(moved, key, &needle, Some(victim), &claim), Ok(0));
+        let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+        let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
+        assert_eq!(dcache.d_move(moved, key, &lookup_key, Some(victim), &in_lookup), Ok(0));
     }));
 }
 
@@ -305,14 +309,14 @@ fn control_rename_in_two_sections_is_caught() {
         let body = unhashed(dcache.dentries.image(victim).body);
         dcache.write(victim, &guard, |dcache| dcache.dentries.store_body(victim, body));
         drop(guard);
-        let needle = dcache.needle(Name::new(B).unwrap());
-        let (moved, claim) = ((moved, &needle_a(dcache)), claim_a(dcache, key));
-        assert_eq!(dcache.d_move(moved, key, &needle, None, &claim), Ok(0));
+        let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+        let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
+        assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &in_lookup), Ok(0));
     });
 }
 
-/// The kind of what a name stands for changes from a file to a directory with `change`; returns how
-/// often a reader saw a (file, directory).
+/// A name changes from a file to a directory with `change`. Returns how often a reader saw a (file,
+/// directory).
 fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -323,7 +327,7 @@ fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
             let dcache = Arc::clone(&dcache);
             move || {
                 let seen = loop {
-                    let seen = dcache.dentries.glimpse(slot);
+                    let seen = dcache.dentries.snapshot(slot);
                     if dcache.dentries.is_unchanged(slot, seen.seq) {
                         break seen;
                     }
@@ -340,7 +344,7 @@ fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
     })
 }
 
-/// Trap T16: flag and inode are one word.
+/// Trap T16: the flag and the inode are in one word.
 #[test]
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
@@ -350,7 +354,7 @@ fn kind_and_inode_of_a_dentry_belong_together() {
     }));
 }
 
-/// Trap T16: the flag is stored, and then the inode.
+/// Trap T16: the flag is stored before the inode.
 #[test]
 #[should_panic(expected = "T16: another's flag")]
 fn control_flag_and_inode_in_two_steps_is_caught() {

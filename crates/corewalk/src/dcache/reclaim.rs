@@ -1,61 +1,61 @@
 //! Reclaim: keeping the cache within its budget of bytes.
 //!
-//! A clock hand goes over the slots. An unused dentry that was looked up since the hand passed gets
-//! a second chance; the others die, and a parent that is left without children is looked at next, so
-//! a deep tree falls in one pass (trap T44). There is no list and no lock that every eviction takes;
-//! several reclaimers share the hand and never look at the same slot in one pass (trap T45).
+//! A clock hand moves over the slots. An unused dentry gets a second chance if it was looked up
+//! since the hand last passed; otherwise it is evicted. A parent without children is next, so one
+//! pass evicts a deep tree (trap T44). No list and no lock is shared by all evictions. Several
+//! threads share the hand, and never look at the same slot in one pass (trap T45).
 //!
-//! A dentry stays while somebody holds it, while it has children, and while its inode is in use and
-//! this is its only name: a back end that works by path needs that name. When only such entries are
-//! left, the host is asked to let go of some (a FUSE server asks the kernel to forget).
+//! A dentry stays while it has references, while it has children, and while it is the only name of
+//! an inode in use. (A back end by path needs that name.) If only such entries are left, the cache
+//! asks the host to drop some. A FUSE server then asks the kernel to forget.
 //!
-//! Who fills the cache makes room as it goes, a few slots at a time. That does not always suffice: what
-//! is pinned stays, and nothing is filled any more once the load ends. A host with a thread to spare
-//! calls [`Dcache::reclaim`] then, which reports what is pinned, and [`Dcache::evict_entry`] for what
-//! has been let go of.
+//! A thread that fills the cache also reclaims, a few slots at a time. That does not always
+//! suffice: pinned entries stay, and fills end with the load. So a host with a background thread
+//! calls [`Dcache::reclaim`], which reports pinned entries. When the host has dropped one, it calls
+//! [`Dcache::evict_entry`].
 //!
-//! The negative entries below a removed directory cannot be found any more. Nothing lists the children
-//! of a directory, so each removal of a directory looks at some slots for such entries, in turn: at
-//! [`ORPHAN_SCAN`] slots for each entry that it leaves behind. So in a small cache they go at once,
-//! and in any cache they take a small share of the slots.
+//! No lookup finds the negative entries below a removed directory, and there is no list of a
+//! directory's children. So each removal of a directory scans [`ORPHAN_SCAN`] slots for each entry
+//! that it leaves behind. A small cache loses such entries at once, and in any cache they take a
+//! small share.
 //!
-//! What the walk hits is not recorded, since a walk writes nothing; taking a reference and filling
-//! are. An entry that is only ever walked through is therefore filled again once per pass at worst.
+//! Walks write nothing, so they do not mark entries as used; references and fills do. So an entry
+//! that is only walked through is refilled at most once per pass.
 //!
 //! Source: Linux `fs/dcache.c` shrinker; the second-chance algorithm (Corbato 1968).
 
-use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Dcache, unhashed};
-use crate::claim::Claim;
-use crate::dentry::{Glimpse, NameCopy};
+use crate::dentry::{NameCopy, Snapshot};
+use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
-/// Slots looked at, at most, each time the cache is found over its budget.
+/// The most slots that one fill scans when the cache is over its budget.
 const SCAN_MAX: u32 = 512;
-/// Slots looked at between two looks at whether there is room enough.
+/// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// Slots looked at for each entry that a removed directory leaves behind, so that a full turn is paid
-/// for by one entry per 32 slots.
+/// Slots scanned for each entry that a removed directory leaves behind. A full pass costs one such
+/// entry per 32 slots.
 const ORPHAN_SCAN: u64 = 32;
-/// Slots looked at, at least, when a removed directory leaves an entry behind: about a microsecond.
+/// The fewest slots that one removal scans, if it leaves an entry behind: about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// Slots looked at, at most, by one removal. Later removals look at the rest.
+/// The most slots that one removal scans. Later removals scan the rest.
 const ORPHAN_SCAN_MAX: u64 = 4096;
-/// Entries a host is asked to let go of, at most, each time.
+/// The most entries that the host is asked to drop at a time.
 const ASK_MAX: u32 = 16;
-/// One in so many bytes of the budget may be taken by negative entries.
+/// The divisor of the budget that gives the share of negative entries.
 const NEGATIVE_SHARE: u64 = 8;
-/// What one entry takes, roughly: for turning the negative share into a count.
+/// The approximate bytes of an entry. Turns the share of negative entries into a count.
 const ENTRY_BYTES: u64 = 96;
 
-/// Where the clock hand is, and the budget it works for.
+/// The clock hand, and the budget.
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// Where the look for entries of removed directories is.
+    /// The position of the scan for entries below removed directories.
     orphans_at: AtomicU32,
-    /// Slots that this look still has to go over.
+    /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
 }
 
@@ -70,32 +70,32 @@ impl Hand {
     }
 }
 
-/// How hard reclaim looks.
+/// Which unused entries a scan evicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chance {
-    /// What was used lately stays.
+    /// Those not used since the last pass.
     Second,
-    /// What is not in use goes.
+    /// All of them.
     None,
-    /// Only negative entries go, with a second chance.
+    /// Negative entries not used since the last pass.
     NegativesOnly,
-    /// Only negative entries that no lookup finds any more go.
+    /// Negative entries that no lookup finds any more.
     OrphansOnly,
 }
 
-/// What became of one slot.
+/// The result for one slot.
 pub(super) enum Outcome {
-    /// The dentry is gone; its parent's slot.
+    /// The dentry was evicted. Holds the slot of its parent.
     Evicted(u32),
-    /// Only its inode's users keep it.
+    /// Only the users of its inode keep the dentry.
     Pinned,
-    /// It stays.
+    /// The dentry stays.
     Kept,
 }
 
 impl Dcache {
-    /// The budget is looked at when a slot with a multiple of this number is filled: growth cannot
-    /// miss one, and filling others costs nothing.
+    /// A fill checks the budget if its slot number is a multiple of this. Growth cannot skip such a
+    /// slot, and other fills pay nothing.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     /// Sets the budget in bytes.
@@ -117,7 +117,7 @@ impl Dcache {
         self.sweep(SCAN_MAX / 4, Chance::NegativesOnly, &mut |_| {}) > 0
     }
 
-    /// Makes some room if the cache is over its budget.
+    /// Reclaims if the cache is over its budget.
     pub(super) fn reclaim_over_budget(&self) {
         if self.bytes() > self.budget() {
             let mut asked = 0;
@@ -130,9 +130,9 @@ impl Dcache {
         }
     }
 
-    /// Brings the negative entries down to their share; then evicts what is not in use, and reports
-    /// what only its inode's users keep, until both together are `want` or each slot was looked at
-    /// once. Returns how many were evicted. `pinned` gets slot, inode, the parent's inode, and name.
+    /// Evicts negative entries beyond their share. Then evicts unused entries and reports pinned
+    /// ones, until both together are `want` or each slot was scanned once. Returns the number of
+    /// evictions. `pinned` gets slot, inode, the parent's inode, and name.
     pub(crate) fn reclaim(
         &self,
         want: u64,
@@ -159,21 +159,21 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts what is in `slot` now, unless it is in use; and the parents that are left without
-    /// children. Returns how many entries that were. That it was used lately is no reason to keep it:
-    /// whoever used it has let it go because it was asked to.
+    /// Evicts the entry in `slot` and its parents without children, unless they are in use. Returns
+    /// the number of evictions. The referenced bit does not count: the user has just dropped the
+    /// entry on request.
     pub(crate) fn evict_entry(&self, slot: u32) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
         evicted
     }
 
-    /// Returns how many negative entries there may be.
+    /// Returns the most negative entries that the budget allows.
     fn negatives_max(&self) -> i64 {
         (self.budget() / NEGATIVE_SHARE / ENTRY_BYTES).max(1) as i64
     }
 
-    /// Evicts everything that is not in use and returns how much that was.
+    /// Evicts all unused entries and returns their number.
     pub(crate) fn prune(&self) -> u64 {
         let mut evicted = 0;
         loop {
@@ -185,16 +185,15 @@ impl Dcache {
         }
     }
 
-    /// Makes up for a directory that was removed with up to `children` entries, all of them negative:
-    /// looks at some slots for entries below removed directories, and evicts those. The caller holds
-    /// no lock.
+    /// Scans for negative entries below removed directories, and evicts them. A directory was
+    /// removed with up to `children` entries. The caller holds no lock.
     pub(crate) fn sweep_orphans(&self, children: u64) {
         if children == 0 {
             return;
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. A count of work; the thread that takes a part does it.
+        // ORDERING: Relaxed. A count of work; the thread that takes it does it.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);
@@ -204,20 +203,20 @@ impl Dcache {
         }
         let mut evicted = 0;
         for _ in 0..scan {
-            // ORDERING: Relaxed. Each value is handed to one thread; nothing else is implied.
+            // ORDERING: Relaxed. Each value goes to one thread; nothing else is implied.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
             evicted += self.evict_upwards(at % slots as u32, Chance::OrphansOnly, &mut |_| {});
         }
         self.counters.reclaimed.add(evicted as i64);
     }
 
-    /// Looks at `scan` slots and returns how many dentries were evicted; `pinned` gets the slots of
-    /// those that only their inode's users keep.
+    /// Scans `scan` slots and returns the number of evictions. `pinned` gets the slots of pinned
+    /// entries.
     fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
         let mut evicted = 0;
         for _ in 0..scan {
             let end = self.dentries.slots_touched().max(2);
-            // ORDERING: Relaxed. Each value is handed to one reclaimer; nothing else is implied.
+            // ORDERING: Relaxed. Each value goes to one thread; nothing else is implied.
             let slot = self.hand.at.fetch_add(1, Ordering::Relaxed) % end;
             evicted += self.evict_upwards(slot, chance, pinned);
         }
@@ -225,7 +224,7 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot`, and goes upwards as long as the parent is free then.
+    /// Evicts the dentry in `slot`, and then each parent that is unused.
     fn evict_upwards(&self, slot: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
         let (mut slot, mut evicted) = (slot, 0);
         while slot != 0 {
@@ -246,9 +245,9 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot` if nobody needs it.
+    /// Evicts the dentry in `slot` if it is unused.
     fn evict(&self, slot: u32, chance: Chance) -> Outcome {
-        let seen = self.dentries.glimpse(slot);
+        let seen = self.dentries.snapshot(slot);
         let body = seen.body;
         let is_meant = chance != Chance::OrphansOnly || body.is_negative();
         if !body.is_hashed() || !is_meant || self.dentries.lockref(slot).count() > 0 {
@@ -272,18 +271,20 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // Looked at again below; but most entries are pinned where a kernel caches, and a name
-            // that is out of sight for a moment costs those who look it up.
+            // Checked again below. Beside a caching kernel most entries are pinned, and hiding a
+            // name for a moment would delay its lookups.
             return Outcome::Pinned;
         }
-        let needle = self.needle(name);
-        // With the claim, a lookup that misses waits until it is decided whether the name stays.
-        let Some(claim) = self.claims.try_claim(self.claim_key(seen.key.parent(), &needle)) else {
+        let lookup_key = self.lookup_key(name);
+        // With the in-lookup lock, a lookup that misses waits for the decision.
+        let Some(in_lookup) =
+            self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
+        else {
             return Outcome::Kept;
         };
-        let hash = self.hash(seen.key.parent(), needle.hash);
-        let outcome = self.evict_claimed(slot, seen, hash, &claim);
-        drop(claim);
+        let hash = self.hash(seen.key.parent(), lookup_key.hash);
+        let outcome = self.evict_locked(slot, seen, hash, &in_lookup);
+        drop(in_lookup);
         match outcome {
             Ok((parent, inode)) => {
                 if inode != 0 {
@@ -295,14 +296,14 @@ impl Dcache {
         }
     }
 
-    /// Evicts a dentry whose name the caller has claimed. Returns the parent and the inode whose
-    /// references have to be dropped.
-    pub(super) fn evict_claimed(
+    /// Evicts a dentry. The caller holds the in-lookup lock of its name. Returns the parent and the
+    /// inode, whose references the caller drops.
+    pub(super) fn evict_locked(
         &self,
         slot: u32,
-        seen: Glimpse,
+        seen: Snapshot,
         hash: u32,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<(u32, u32), Outcome> {
         let guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || guard.count() > 0 || !self.dentries.is_unchanged(slot, seen.seq) {
@@ -310,15 +311,15 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // Whoever took a reference on the inode through this dentry before the count is read here
-        // is counted, and whoever takes one later finds the dentry changed: both go through the
-        // inode's lockref (see `Dcache::get_inode`).
+        // A reference on the inode that was taken through this dentry is counted by now. A later
+        // one finds the dentry changed. Both go through the inode's lockref (see
+        // `Dcache::get_inode`).
         let is_free =
             inode == 0 || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
-                // An invalidation may have looked while the name was out of sight.
-                dcache.dentries.store_key(slot, seen.key.unless_doomed(claim));
+                // An invalidation may have missed the name while it was hidden.
+                dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });
             return Err(Outcome::Pinned);
@@ -332,8 +333,8 @@ impl Dcache {
         Ok((dead.parent, inode))
     }
 
-    /// Drops the references that an evicted dentry had.
-    pub(super) fn let_go(&self, parent: u32, inode: u32) {
+    /// Drops the references that an evicted dentry held.
+    pub(super) fn put_evicted(&self, parent: u32, inode: u32) {
         if inode != 0 {
             self.put_inode(inode, 1);
         }
@@ -348,10 +349,10 @@ impl Dcache {
         });
     }
 
-    /// Tells `then` the inode of a dentry, its parent's inode and its name, if it can be told what
-    /// they were at one instant.
+    /// Calls `then` with the inode of a dentry, its parent's inode and its name, if all were valid
+    /// at one instant.
     fn describe(&self, slot: u32, then: &mut dyn FnMut(u32, u32, Name<'_>)) {
-        let seen = self.dentries.glimpse(slot);
+        let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, seen.body, &mut copy);
         let Some(parent) = self.directory(seen.key.parent()) else { return };

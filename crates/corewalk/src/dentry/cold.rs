@@ -1,21 +1,22 @@
-//! The cold word of a slot: how often it was reused, which halves are in use, and what reclaim and the
-//! chain of an inode's dentries need.
+//! The cold word of a slot: its generation, its halves in use, the referenced bit, and the alias
+//! chain.
 //!
 //! Source: `dentry`.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 pub(super) const GENERATION_SHIFT: u32 = 33;
 const REFERENCED: u64 = 1 << 31;
 const NEXT_MASK: u64 = (1 << 30) - 1;
 
-/// The word of a cold record that is not its lockref: `generation << 33 | dentry half << 32 |
-/// referenced << 31 | inode half << 30 | next alias`.
+/// The word of a cold record beside its lockref: `generation << 33 | dentry half << 32 | referenced
+/// << 31 | inode half << 30 | next alias`.
 ///
-/// The generation counts how often the dentry half was reused and so tells a handle from an earlier
-/// life; it changes only while that half belongs to nobody. The halves say what of the slot is in
-/// use. `next alias` chains the dentries of an inode and is protected by that inode's lock. The
-/// referenced bit is set by anybody and cleared by reclaim.
+/// - The generation counts reuses of the dentry half, so it tells a handle from an earlier life. It
+///   changes only while the half is free.
+/// - The halves say which parts of the slot are in use.
+/// - `next alias` chains the dentries of an inode. Protected by that inode's lock.
+/// - Any thread sets the referenced bit; reclaim clears it.
 pub(crate) struct Cold<'a>(pub(super) &'a AtomicU64);
 
 /// A half of a slot, as its bit in the cold word.
@@ -34,32 +35,33 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn generation(&self) -> u32 {
-        // ORDERING: Relaxed. Compared by whoever holds a reference or validates a sequence.
+        // ORDERING: Relaxed. The caller holds a reference or validates a sequence.
         (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
     }
 
-    /// Starts the next life of the dentry half. Returns false if all generations are used up: the
-    /// half must then not be used again.
+    /// Starts the next life of the dentry half. Returns false if all generations are used up; then
+    /// the half must not be used again.
     pub(crate) fn next_generation(&self) -> bool {
         let next = |word: u64| {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
             generation | (word & (Half::Dentry as u64 | Half::Inode as u64))
         };
-        // ORDERING: Relaxed. The half belongs to the caller alone; the update keeps the other's bit.
+        // ORDERING: Relaxed. The caller owns the half; the update keeps the bit of the other half.
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(next(w)));
         let before = before.unwrap_or_else(|word| word);
         next(before) >> GENERATION_SHIFT != u64::MAX >> GENERATION_SHIFT
     }
 
-    /// Takes a half; false if it is in use.
+    /// Allocates a half; false if it is in use.
     pub(super) fn take(&self, half: Half) -> bool {
-        // ORDERING(half): Acquire. What the last user of the half stored happens before this one's.
+        // ORDERING(half): Acquire. Sees everything that the last user of the half stored.
         self.0.fetch_or(half as u64, Ordering::Acquire) & half as u64 == 0
     }
 
-    /// Gives a half back. Returns true if the slot is free then.
+    /// Frees a half. Returns true if the slot is now free.
     pub(super) fn release(&self, half: Half) -> bool {
-        // ORDERING(half): AcqRel. See `take`; the last of the two also sees what the other stored.
+        // ORDERING(half): AcqRel. See `take`. The thread that frees the second half also sees the
+        // stores to the first.
         let before = self.0.fetch_and(!(half as u64), Ordering::AcqRel);
         debug_assert!(before & half as u64 != 0, "a half is given back once");
         before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64
@@ -71,14 +73,14 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn set_next_alias(&self, next: u32) {
-        // ORDERING: Relaxed. Protected by the inode's lock; the update keeps bits that are set
-        // meanwhile.
+        // ORDERING: Relaxed. Protected by the inode's lock; the update keeps bits that other
+        // threads set.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some((word & !NEXT_MASK) | u64::from(next))
         });
     }
 
-    /// Marks the dentry as used, unless it is marked.
+    /// Sets the referenced bit.
     #[inline]
     pub(crate) fn touch(&self) {
         // ORDERING: Relaxed. A hint for reclaim.
@@ -88,7 +90,7 @@ impl<'a> Cold<'a> {
         }
     }
 
-    /// Clears the mark and returns whether it was set.
+    /// Clears the referenced bit and returns whether it was set.
     pub(crate) fn clear_referenced(&self) -> bool {
         // ORDERING: Relaxed. A hint for reclaim.
         self.0.load(Ordering::Relaxed) & REFERENCED != 0

@@ -1,15 +1,16 @@
-//! Models of the two halves of a slot, which live and die on their own, and of long names.
+//! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! Who looks at the outcome is the spawned thread where there is one: see `tally` in the sync crate.
+//! The thread that checks the outcome is the spawned one where there is one; see `tally` in the
+//! sync crate.
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::cold::GENERATION_SHIFT;
 use super::*;
 use crate::name::padded;
 
-/// Returns slots of which one has both halves in use, and that.
+/// Returns dentries with one slot whose two halves are in use, and the slot.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
     let slot = dentries.alloc_inode(0, Group::Many).unwrap();
@@ -17,7 +18,7 @@ fn one_slot() -> (Arc<Dentries>, u32) {
     (Arc::new(dentries), slot)
 }
 
-/// Returns the word of a slot that stands for what a half holds.
+/// Returns the word of a slot that stands for the content of a half.
 fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     &dentries.hot.get(slot)[match half {
         Half::Dentry => 1,
@@ -25,8 +26,8 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     }]
 }
 
-/// Both halves of a slot are freed with `free` at once, each after a last word, and each thread then
-/// takes a slot; returns how often the one who had the (dentry, inode) half got the slot again.
+/// Two threads store a last word in the halves of one slot, free them with `free`, and allocate
+/// again. Returns how often the thread of the (dentry, inode) half got the slot again.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let (dentries, slot) = one_slot();
@@ -55,7 +56,8 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T7, T59: whoever is last gives the slot back, and who has it next sees what both left.
+/// Traps T7, T59: the last thread frees the slot, and its next owner sees the stores of both
+/// threads.
 #[test]
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
@@ -66,7 +68,7 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Trap T33: a half is given back with a load and a store.
+/// Trap T33: a half is freed with a load and a store.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
@@ -82,7 +84,7 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Trap T33: the next generation is stored, with the other half as it was before.
+/// Trap T33: the next generation is stored with an old value of the other half.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
@@ -98,7 +100,7 @@ fn control_generation_that_is_stored_is_caught() {
     });
 }
 
-/// Trap T7: the halves do not order what was stored before.
+/// Trap T7: freeing a half does not order the stores before it.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
@@ -111,8 +113,8 @@ fn control_relaxed_release_of_a_half_is_caught() {
     });
 }
 
-/// The dentry half of a slot is freed beside one who holds the inode there and looks with `take` for
-/// room for its next dentry; returns how often that was (elsewhere, there).
+/// The dentry half of a slot is freed, beside a thread that holds the inode there and allocates its
+/// next dentry with `take`. Returns how often that dentry got (another slot, this slot).
 fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let (dentries, slot) = one_slot();
@@ -141,7 +143,7 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T7: a half that is free beside an inode is taken with what its last user left.
+/// Trap T7: a half that is allocated beside an inode shows the last stores of its last user.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
@@ -149,7 +151,7 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     }));
 }
 
-/// Trap T7: the half is taken without an order.
+/// Trap T7: the half is allocated without an order.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]
 fn control_relaxed_take_of_a_half_is_caught() {
@@ -160,17 +162,17 @@ fn control_relaxed_take_of_a_half_is_caught() {
     });
 }
 
-/// Names that go on in a slot of their own, as they have more than three words.
+/// Names of more than three words, so they continue in a long slot.
 const OLD: &[u8] = &[b'o'; 30];
 const NEW: &[u8] = &[b'n'; 29];
 
 fn image(dentries: &Dentries, name: &[u8]) -> Image {
-    let (key, words) = (Key::new(1, 1), DirectoryWords::default());
+    let (key, words) = (ParentKey::new(1, 1), DirectoryWords::default());
     dentries.new_image(key, (0, 0), name, Flags::HASHED, words).unwrap()
 }
 
-/// A dentry gets another long name, and where the rest of the first one was is used again with
-/// `reuse`, beside a reader of the name; returns how often that saw (a change, the old, the new).
+/// A dentry gets another long name, and `reuse` uses the long slot of the old name again, beside a
+/// reader of the name. Returns how often the reader saw (a change, the old name, the new name).
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
@@ -179,7 +181,7 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
         let reader = thread::spawn({
             let dentries = Arc::clone(&dentries);
             move || {
-                let seen = dentries.line(slot).glimpse_now();
+                let seen = dentries.line(slot).snapshot_now();
                 let mut copy = NameCopy::new();
                 dentries.copy_name(slot, seen.body, &mut copy);
                 if !dentries.is_unchanged(slot, seen.seq) {
@@ -200,14 +202,16 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // Not the renamer uses it again: its own stores come after its section for all to see.
+        // Another thread than the renamer reuses the slot: the renamer's own stores follow its
+        // section.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();
     })
 }
 
-/// Traps T2, T5, T6: a reader who is still in the rest of a name does not believe what comes there.
+/// Traps T2, T5, T6: a reader that is still in a long slot does not trust the words of the next
+/// name.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {
@@ -216,7 +220,7 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
     }));
 }
 
-/// Trap T5: what is stored in the slot may be seen before the dentry that left it has changed.
+/// Trap T5: a store to the long slot may be visible before the change of the dentry that left it.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {
@@ -224,7 +228,7 @@ fn control_long_name_without_a_fence_is_caught() {
         let slot = dentries.large.alloc().unwrap();
         assert_eq!(slot, 1, "the slot is used again");
         for word in dentries.large.get(slot) {
-            // ORDERING: Relaxed. Wrong on purpose: nothing comes before it.
+            // ORDERING: Relaxed. Wrong on purpose: no fence precedes the store.
             word.store(padded(&[b'x'; 8]), Ordering::Relaxed);
         }
     });

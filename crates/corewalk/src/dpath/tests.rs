@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
 
 use super::*;
 use crate::attr::mode::{S_IFDIR, S_IFREG};
@@ -15,7 +15,7 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with `/d0/d1/../f`, each name with a neighbour, and what the directories are.
+/// Returns a namespace with `/d0/d1/../f`, where each name has a neighbour.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -51,9 +51,9 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// What a translation says, and where it ended.
-fn said(trail: &Trail<'_>) -> (Vec<u8>, PathKind, u32, usize) {
-    (trail.path().to_vec(), trail.kind, trail.top, trail.steps())
+/// The result of a pass, and where it ended.
+fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, u32, usize) {
+    (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
 /// Trap T8: a pass is refused whichever name on the way changed, and the next says what a fresh
@@ -65,60 +65,64 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     for depth in 0..DEPTH {
         let dir = place(&vfs, depth);
         let (name, neighbour) = (format!("d{depth}"), format!("neighbour{depth}"));
-        let mut trail = Trail::new();
-        trail.climb(dcache, leaf.dentry, 0, Pass::Optimistic);
+        let mut buffer = PathBuffer::new();
+        buffer.prepend(dcache, leaf.dentry, 0, Pass::Optimistic);
         rename(&vfs, &dir, &neighbour, "aside");
-        assert!(trail.is_unchanged(dcache), "a name beside the way");
+        assert!(buffer.is_unchanged(dcache), "a name beside the route");
         rename(&vfs, &dir, &name, "renamed");
-        assert!(!trail.is_unchanged(dcache), "a name on the way, at depth {depth}");
-        trail.collect(dcache, Way::Names(leaf.dentry));
-        let mut fresh = Trail::new();
-        fresh.collect(dcache, Way::Names(leaf.dentry));
-        assert_eq!(said(&trail), said(&fresh));
+        assert!(!buffer.is_unchanged(dcache), "a name on the route, at depth {depth}");
+        buffer.collect(dcache, Route::Names(leaf.dentry));
+        let mut fresh = PathBuffer::new();
+        fresh.collect(dcache, Route::Names(leaf.dentry));
+        assert_eq!(result_of(&buffer), result_of(&fresh));
         rename(&vfs, &dir, "renamed", &name);
     }
 }
 
-/// Translates places of all depths and kinds one after the other with one trail; `clear` is what
-/// comes between two of them.
-fn translate_in_turn(clear: fn(&mut Trail<'static>)) {
+/// Translates places of all depths and kinds in turn with one path buffer, and runs `clear` in
+/// between.
+fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
     let file = Name::new(b"f").unwrap();
     let dir = place(&vfs, DEPTH).inode();
     vfs.remove(&Cred::root(), &dir, file, crate::Removal::Unlink).unwrap();
-    let mut trail = Trail::new();
+    let mut buffer = PathBuffer::new();
     for depth in [DEPTH, 0, 3, 1, DEPTH] {
         for dentry in [place(&vfs, depth).dentry, removed.dentry, place(&vfs, 1).dentry] {
-            clear(&mut trail);
-            trail.climb(&vfs.dcache, dentry, 0, Pass::Optimistic);
-            let mut fresh = Trail::new();
-            fresh.climb(&vfs.dcache, dentry, 0, Pass::Optimistic);
-            assert_eq!(said(&trail), said(&fresh), "T8: something is left of the pass before");
+            clear(&mut buffer);
+            buffer.prepend(&vfs.dcache, dentry, 0, Pass::Optimistic);
+            let mut fresh = PathBuffer::new();
+            fresh.prepend(&vfs.dcache, dentry, 0, Pass::Optimistic);
+            assert_eq!(
+                result_of(&buffer),
+                result_of(&fresh),
+                "T8: something is left of the pass before"
+            );
         }
     }
 }
 
 /// Trap T8: all that a pass leaves is reset.
 #[test]
-fn trail_that_is_cleared_keeps_nothing() {
-    translate_in_turn(Trail::clear);
+fn path_buffer_that_is_cleared_keeps_nothing() {
+    translate_in_turn(PathBuffer::clear);
 }
 
 /// Trap T8: the names are forgotten, but not what kind of path they made.
 #[test]
 #[should_panic(expected = "T8: something is left")]
-fn control_trail_that_keeps_its_kind_is_caught() {
-    translate_in_turn(|trail| {
-        let kind = trail.kind;
-        trail.clear();
-        trail.kind = kind;
+fn control_path_buffer_that_keeps_its_kind_is_caught() {
+    translate_in_turn(|buffer| {
+        let kind = buffer.kind;
+        buffer.clear();
+        buffer.kind = kind;
     });
 }
 
 /// Trap T8: a path that did not fit is forgotten with the rest.
 #[test]
-fn trail_that_was_too_long_fits_after_it_is_cleared() {
+fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
     let mut slots = [vfs.root(), vfs.root()].map(|root| vfs.dcache.inodes.alias(root.slot));
@@ -128,16 +132,16 @@ fn trail_that_was_too_long_fits_after_it_is_cleared() {
         *slot = vfs.dcache.inodes.alias(dir.slot);
     }
     let mut buf = [0; 300];
-    let mut trail = Trail::<STEPS>::lent(&mut buf);
-    trail.climb(&vfs.dcache, slots[1], 0, Pass::Optimistic);
-    assert_eq!(trail.steps(), 2, "it was left where it did not fit");
-    trail.clear();
-    trail.climb(&vfs.dcache, slots[0], 0, Pass::Optimistic);
-    assert_eq!(trail.into_buffer(), Ok(300 - 251));
+    let mut buffer = PathBuffer::<STEPS>::lent(&mut buf);
+    buffer.prepend(&vfs.dcache, slots[1], 0, Pass::Optimistic);
+    assert_eq!(buffer.steps(), 2, "it was left where it did not fit");
+    buffer.clear();
+    buffer.prepend(&vfs.dcache, slots[0], 0, Pass::Optimistic);
+    assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// Translates `leaf` into a buffer on another thread, in a pass under the locks, while `held` is. Returns
-/// whether it waited for that.
+/// Translates `leaf` in a locked pass on another thread, while this thread holds `held`. Returns
+/// whether the translation waited.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {
@@ -145,7 +149,7 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
         let before = leaf.vfs.stats().fallbacks;
         scope.spawn(move || {
             let mut buf = [0; 4 * DEEP];
-            say.send(path_into(dcache, Way::Names(leaf.dentry), &mut buf)).unwrap();
+            say.send(path_into(dcache, Route::Names(leaf.dentry), &mut buf)).unwrap();
         });
         let early = said.recv_timeout(std::time::Duration::from_millis(300));
         drop(held);
@@ -156,8 +160,8 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: what keeps the last pass from being disturbed: nobody moves a directory, and nobody changes the
-/// leaf, meanwhile. Other translations do not wait for it.
+/// Trap T9: during the locked pass no directory can move and the leaf cannot change. Other
+/// translations do not wait.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -175,26 +179,26 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
 }
 
 /// Trap T9: without the locked pass, a rename of an ancestor in each pass keeps a translation from
-/// ever ending; with it, nobody can rename one while it runs.
+/// ending. With it, no ancestor can be renamed meanwhile.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();
     let (dcache, leaf, root) = (&vfs.dcache, place(&vfs, DEPTH + 1), place(&vfs, 0));
     for pass in 0..1000 {
         let (from, to) = if pass % 2 == 0 { ("d0", "D0") } else { ("D0", "d0") };
-        let mut trail = Trail::new();
-        trail.climb(dcache, leaf.dentry, 0, Pass::Optimistic);
+        let mut buffer = PathBuffer::new();
+        buffer.prepend(dcache, leaf.dentry, 0, Pass::Optimistic);
         rename(&vfs, &root, from, to);
-        assert!(!trail.is_unchanged(dcache));
+        assert!(!buffer.is_unchanged(dcache));
     }
     let still = dcache.topology.read_shared();
-    let mut trail = Trail::new();
-    trail.climb(dcache, leaf.dentry, 0, Pass::Locked);
-    assert!(trail.is_unchanged(dcache));
+    let mut buffer = PathBuffer::new();
+    buffer.prepend(dcache, leaf.dentry, 0, Pass::Locked);
+    assert!(buffer.is_unchanged(dcache));
     drop(still);
 }
 
-/// Passes that come to nothing are counted, and so are translations that take the lock; others are not.
+/// Failed passes and locked passes are counted, other passes are not.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -203,7 +207,7 @@ fn passes_of_translations_are_counted() {
     let counts = || (vfs.stats().retries, vfs.stats().fallbacks);
     let (before, ino) = (counts(), leaf.inode().ino());
     vfs.path_of_number(ino).unwrap();
-    Trail::new().collect(dcache, Way::Names(leaf.dentry));
+    PathBuffer::new().collect(dcache, Route::Names(leaf.dentry));
     assert_eq!(counts(), before, "nothing has changed");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -222,7 +226,7 @@ fn passes_of_translations_are_counted() {
             })
         };
         let by_number = is_counted(&|| drop(vfs.path_of_number(ino)));
-        let by_place = is_counted(&|| Trail::new().collect(dcache, Way::Names(leaf.dentry)));
+        let by_place = is_counted(&|| PathBuffer::new().collect(dcache, Route::Names(leaf.dentry)));
         // ORDERING: Relaxed. As above.
         done.store(true, Ordering::Relaxed);
         assert!(by_number && by_place, "by number: {by_number}, by place: {by_place}");
@@ -231,7 +235,8 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// A locked pass that reads a step again goes on where the path was, also if it has grown meanwhile.
+/// A locked pass that reads a dentry again continues at the same length, also after the buffer
+/// grew.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;
@@ -257,10 +262,10 @@ fn locked_pass_beside_marks_grows_and_stays_whole() {
             }
         });
         let wrong = (0..PASSES).find_map(|_| {
-            let mut trail = Trail::new();
+            let mut buffer = PathBuffer::new();
             let _still = vfs.dcache.topology.read_shared();
-            trail.climb(&vfs.dcache, leaf, 0, Pass::Locked);
-            (trail.path() != expected.as_bytes()).then(|| trail.path().len())
+            buffer.prepend(&vfs.dcache, leaf, 0, Pass::Locked);
+            (buffer.path() != expected.as_bytes()).then(|| buffer.path().len())
         });
         // ORDERING: Relaxed. As above.
         done.store(true, Ordering::Relaxed);

@@ -1,23 +1,23 @@
 //! Models of the permission record: a reader beside a change, and late answers.
 //!
-//! The reader is the spawned thread: see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
 
 const OLD: Perm = Perm { mode: mode::S_IFDIR | 0o711, uid: 1, gid: 1, has_acl: false };
 const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: true };
 
-/// Returns the inodes with one, in slot 1, whose permissions are known to be [`OLD`].
+/// Returns inodes with one in slot 1, whose permissions are known to be [`OLD`].
 fn one_inode() -> Arc<Inodes> {
-    let inodes = Inodes::new(2, Keys::new(Some(1))).unwrap();
+    let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
     inodes.store_perm(1, OLD, true);
     Arc::new(inodes)
 }
 
-/// Changes the permissions with `change`, beside a reader; returns how often the reader saw them
+/// Changes the permissions with `change`, beside a reader. Returns how often the reader saw them
 /// (unknown, old, new).
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
@@ -39,7 +39,7 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     })
 }
 
-/// Trap T16: mode and owner that are read belong together.
+/// Trap T16: a reader gets the mode and the owner of one state.
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {
@@ -48,7 +48,7 @@ fn perm_beside_a_change_is_whole_or_unknown() {
     }));
 }
 
-/// Trap T16: the record is never marked unknown.
+/// Trap T16: the record is not marked unknown.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -58,13 +58,13 @@ fn control_change_of_a_known_record_is_caught() {
     });
 }
 
-/// Asks for the permissions as a reader does who finds them unknown, and installs the answer with
-/// `install`, while they are changed; returns how often the answer was (old, new).
+/// A reader that finds the permissions unknown asks the back end and installs the answer with
+/// `install`, beside a change. Returns how often the answer was (old, new).
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let inodes = one_inode();
         let _ = inodes.mark_unknown(1);
-        // What the back end says: 0 the old ones, 1 the new ones.
+        // The permissions in the back end: 0 for the old ones, 1 for the new ones.
         let store = Arc::new(AtomicU64::new(0));
         let asker = thread::spawn({
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
@@ -94,7 +94,7 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Trap T25: the answer is installed whatever happened meanwhile.
+/// Trap T25: the answer is installed without a check.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -104,12 +104,12 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Two changes, each of which ends with `end`, one after the other in the back end; returns how often
-/// the permissions end (unknown, as the back end has them).
+/// Two changes, which the back end makes one after the other. Each ends with `end`. Returns how
+/// often the permissions are (unknown, those of the back end) afterwards.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let inodes = one_inode();
-        // How many changes the back end has made.
+        // The number of changes in the back end.
         let store = Arc::new(AtomicU64::new(0));
         let changer = move |inodes: &Inodes, store: &AtomicU64| {
             let ticket = inodes.begin_change(1);
@@ -129,7 +129,7 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: of two changes that overlap none is believed.
+/// Trap T25: overlapping changes leave the last permissions, or unknown ones.
 #[test]
 fn overlapping_changes_leave_the_last_or_nothing() {
     assert_all_reached(&change_against_change(|inodes, ticket, perm| {
@@ -147,11 +147,11 @@ fn control_change_that_ends_last_is_caught() {
     });
 }
 
-/// Gives the slot of a dead inode to another and looks the first up by number with `get`; returns
-/// how often the look-up (missed, found) it.
+/// Gives the slot of a dead inode to another inode, beside a lookup of the first by number with
+/// `get`. Returns how often the lookup (missed, found) it.
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<u32>) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
-        let inodes = Inodes::new(2, Keys::new(Some(1))).unwrap();
+        let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
         let shared = Arc::new((inodes, Dentries::new(2).unwrap()));
         let (inodes, dentries) = &*shared;
         let first = inodes.get_or_insert(dentries, (0, 0), &attr(7), false, 0).unwrap();
@@ -198,14 +198,14 @@ fn attr(ino: u64) -> Attr {
     }
 }
 
-/// Drops a reference, and the inode with the last one.
+/// Drops a reference, and frees the inode with the last one.
 fn put(inodes: &Inodes, dentries: &Dentries, slot: u32) {
     if inodes.put(slot, 1) {
         inodes.free(slot, dentries);
     }
 }
 
-/// Trap T55: the number is looked at again under the reference.
+/// Trap T55: `get` checks the number again under the reference.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     assert_all_reached(&reuse_against_get(|inodes, dentries| {
@@ -213,7 +213,7 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Trap T55: the number is looked at before the reference is taken, and not again.
+/// Trap T55: the number is checked only before the reference is taken.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

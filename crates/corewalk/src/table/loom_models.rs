@@ -1,23 +1,23 @@
-//! Models of the table: what a reader without a lock finds while entries come and buckets change.
+//! Models of the table: lookups without a lock beside inserts, removals and splits.
 //!
-//! The reader is the spawned thread: see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
 
-/// Hashes of one bucket with different tags, of which the first is that of a place without an entry.
+/// Hashes of one bucket with different tags. The first tag is that of an empty position.
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
-/// A table of one bucket, and a word that stands for what a slot holds.
+/// A table of one bucket, and a word that stands for the content of a slot.
 struct Filled {
     table: Table,
     content: AtomicU64,
 }
 
-/// Fills slot 1 and enters it under `hash` with `insert`, beside a reader; returns how often the
+/// Fills slot 1 and enters it under `hash` with `insert`, beside a reader. Returns how often the
 /// reader (missed it, found it filled).
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
@@ -41,19 +41,19 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T3, T23: an entry that is seen leads to a slot that was filled.
+/// Traps T3, T23: an entry that a reader sees leads to a filled slot.
 #[test]
 fn entry_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(TAGGED, |table, hash| table.insert(hash, 1)));
 }
 
-/// Traps T3, T23: the same where the tag says nothing, and the slot alone is what is published.
+/// Traps T3, T23: the same for a tag of 0, where the slot alone is published.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(BARE, |table, hash| table.insert(hash, 1)));
 }
 
-/// Trap T3: nothing of the entry is published.
+/// Trap T3: no part of the entry is published.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -66,7 +66,7 @@ fn control_relaxed_entry_is_caught() {
     });
 }
 
-/// Trap T3: the tag is published and the slot is not, which a reader may see first.
+/// Trap T3: the tag is published, but not the slot, which a reader may see first.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {
@@ -74,13 +74,13 @@ fn control_relaxed_slot_is_caught() {
         let line = table.buckets.get(0);
         // ORDERING: Relaxed. Wrong on purpose.
         line[SLOTS].store(1, Ordering::Relaxed);
-        // ORDERING: Release. Strong enough; it is the slot that is not ordered.
+        // ORDERING: Release. Strong enough; the store of the slot is not ordered.
         line[0].store(u64::from(hash >> 16), Ordering::Release);
     });
 }
 
-/// Slots of a bucket: the last of a full first line, the only one left in the line behind it, and
-/// the one in the line behind that.
+/// Slots of a chain: the last of the full first line, the only one of the middle line, and the one
+/// of the last line.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
@@ -100,9 +100,9 @@ fn chain(buckets: u32) -> Table {
     table
 }
 
-/// Takes the middle line out of a chain with `change`, beside a reader of the entries before and
-/// behind it, who looks for the second without the lock and then with it; returns how often the first
-/// look (missed, found) that.
+/// Removes the middle line of a chain with `change`, beside a reader of the entries before and
+/// behind it. The reader looks for the second entry without the lock and then with it. Returns how
+/// often the first look (missed, found) it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -122,7 +122,7 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a line that is given back leads on to where it led, for readers who are still in it.
+/// Trap T12: a freed line keeps its link, for readers that are still in it.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     let outcomes = unlink_against_find(1, |table| table.remove(0, MIDDLE));
@@ -130,7 +130,7 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: the line is emptied altogether when it is given back.
+/// Trap T12: the freed line loses its link.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -140,14 +140,14 @@ fn control_line_that_loses_its_link_is_caught() {
         let middle = table.overflow.get(stripe.link_of(first).unwrap());
         store_slot(middle, ENTRIES - 1, 0);
         stripe.unlink_if_empty(first, middle);
-        // ORDERING: Release. Strong enough; it is the step that is wrong.
+        // ORDERING: Release. Strong enough; the step itself is wrong.
         middle[LINK].store(0, Ordering::Release);
     });
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: a reader who is still in the line when it serves another bucket misses what was behind
-/// it, as T.1 cannot help; under the lock nothing is missed.
+/// Trap T12: a reader in a line that another bucket reuses misses the entries behind it, as T.1
+/// allows. Under the lock it misses none.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
@@ -159,12 +159,13 @@ fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     }));
 }
 
-/// Hashes that the first split of a table sets apart.
+/// Hashes that the first split of a table separates.
 const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
-/// Splits the one bucket of a table with `split`, beside a reader of the entry that moves, who looks
-/// without the lock and then with it; returns how often the first look (missed, found) it.
+/// Splits the one bucket of a table with `split`, beside a reader of the entry that moves. The
+/// reader looks without the lock and then with it. Returns how often the first look (missed, found)
+/// it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
@@ -189,26 +190,27 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a look without a lock may miss an entry that a split moves; one with it may not.
+/// Trap T12: a look without the lock may miss an entry that a split moves; one with the lock finds
+/// it.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
 }
 
-/// Trap T12: the split forgets the lock of the stripe.
+/// Trap T12: the split does not take the stripe's lock.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {
     split_against_find(|table| {
         store_slot(table.buckets.get(0), 1, 0);
         store_entry(table.buckets.get(1), 0, MOVES, 2);
-        // ORDERING: Release. Strong enough; it is the lock that is missing.
+        // ORDERING: Release. Strong enough; the lock is missing.
         table.size.0.store(Size::word(2), Ordering::Release);
     });
 }
 
-/// Moves an entry from the line behind a bucket into it with `change`, beside one who looks for it
-/// with the lock; returns how often it was found in the (second, first) line.
+/// Moves an entry from an overflow line to the first line with `change`, beside a lookup under the
+/// lock. Returns how often that found the entry in the (second, first) line.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();
@@ -232,13 +234,13 @@ fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: what a split moves forward is seen at one place or the other under the lock.
+/// Trap T12: under the lock, an entry that moves forward is in one line or the other.
 #[test]
 fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Trap T12: the entry leaves its place before it has another, and without the lock.
+/// Trap T12: the entry is removed before it is stored, without the lock.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

@@ -25,7 +25,7 @@
 
 use std::ops::Range;
 
-use corewalk_sync::Budget;
+use corewalk_base::Budget;
 
 use super::pages::{PAGE_BYTES, PageMap};
 use crate::Errno;

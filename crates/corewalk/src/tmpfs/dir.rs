@@ -36,9 +36,9 @@ use super::index::{HashIndex, Place};
 use super::table::ROOT_INO;
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::dentry::Needle;
+use crate::dentry::LookupKey;
 use crate::fs::DirEntry;
-use crate::hash::Keys;
+use crate::hash::HashKeys;
 use crate::name::Name;
 
 /// Cookies of a chunk. Making a chunk dense moves at most this many entries.
@@ -62,8 +62,8 @@ pub(super) struct Key<'a> {
 impl<'a> Key<'a> {
     /// Returns the key of `name`.
     #[inline]
-    pub(super) fn new(name: Name<'a>, keys: &Keys) -> Key<'a> {
-        Key { name, hash: Needle::new(name, keys).hash.child(0) as u32 }
+    pub(super) fn new(name: Name<'a>, keys: &HashKeys) -> Key<'a> {
+        Key { name, hash: LookupKey::new(name, keys).hash.child(0) as u32 }
     }
 }
 

@@ -34,7 +34,7 @@
 
 use std::sync::Arc;
 
-use corewalk_sync::RwLock;
+use corewalk_base::RwLock;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::data::FileContent;
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn inode_is_small() {
-        assert_eq!(size_of::<corewalk_sync::OwnLine<RwLock<Inode>>>(), 2 * 64);
+        assert_eq!(size_of::<corewalk_base::OwnLine<RwLock<Inode>>>(), 2 * 64);
     }
 
     #[test]

@@ -33,12 +33,12 @@
 //! Source: rename(2), link(2), unlink(2), rmdir(2); Linux
 //! `Documentation/filesystems/directory-locking.rst`.
 
-use corewalk_sync::RwLockWriteGuard;
+use corewalk_base::RwLockWriteGuard;
 
 use super::Tmpfs;
 use super::dir::{Directory, Found, Key, Link};
 use super::inode::{Attributes, Inode, is_kept, now, target_bytes};
-use super::table::{InodeTable, rank};
+use super::table::{Entered, rank};
 use super::xattr::{Change, Own, Set};
 use crate::Errno;
 use crate::attr::{Attr, FileKind, Timespec};
@@ -64,7 +64,7 @@ impl Tmpfs {
             Err(_) => inode.attributes.nlink = 1,
         })?;
         let link = Link { ino: attr.ino, kind: attr.kind() };
-        let added = self.table.write(dir).and_then(|mut parent| {
+        let added = self.table.enter().write(dir).and_then(|mut parent| {
             parent.directory_mut()?.insert(key, link)?;
             parent.attributes.touch_content(now());
             parent.attributes.nlink += subdirectories(link);
@@ -79,14 +79,15 @@ impl Tmpfs {
 
     /// Makes a regular file without a name.
     pub(super) fn make_unnamed(&self, dir: u64, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.table.read(dir)?.directory()?.check_alive()?;
+        self.table.enter().read(dir)?.directory()?.check_alive()?;
         self.insert_new(what, |inode| inode.attributes.is_linkable = true)
     }
 
     /// Removes the name of the inode `node`.
     pub(super) fn remove_name(&self, dir: u64, name: Name<'_>, node: u64) -> Result<(), Errno> {
         let key = self.key(name);
-        let mut locks = Locks::pair(&self.table, dir, dir)?;
+        let table = self.table.enter();
+        let mut locks = Locks::pair(&table, dir, dir)?;
         loop {
             let found = locks.directory(dir)?.find(key).ok_or(Errno::NOENT)?;
             let link = found.link;
@@ -96,7 +97,7 @@ impl Tmpfs {
             if link.kind == FileKind::Directory {
                 if !locks.has(node) {
                     drop(locks);
-                    locks = Locks::pair(&self.table, dir, node)?;
+                    locks = Locks::pair(&table, dir, node)?;
                     continue;
                 }
                 locks.directory(node)?.mark_removed()?;
@@ -105,30 +106,30 @@ impl Tmpfs {
             parent.directory_mut()?.remove(found);
             parent.attributes.touch_content(now());
             parent.attributes.nlink -= subdirectories(link);
-            return self.unlink(&mut locks, link);
+            return self.unlink(&table, &mut locks, link);
         }
     }
 
     /// Adds a name for the inode `node`.
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
-        let key = self.key(name);
+        let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
             // Two numbers of one slot, of which one is out of date, or one, of a directory or a file.
-            let kind = self.table.read(node)?.kind();
+            let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
         // The kind of a number never changes, so the lock may be released in between.
-        let kind = self.table.read(node)?.kind();
+        let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);
         }
-        let mut parent = self.table.write(dir)?;
+        let mut parent = table.write(dir)?;
         let entries = parent.directory_mut()?;
         entries.check_alive()?;
         if entries.find(key).is_some() {
             return Err(Errno::EXIST);
         }
-        let mut child = self.table.write(node)?;
+        let mut child = table.write(node)?;
         if child.attributes.nlink == 0 && !child.attributes.is_linkable {
             return Err(Errno::NOENT);
         }
@@ -155,7 +156,8 @@ impl Tmpfs {
     ) -> Result<(), Errno> {
         let (old_key, new_key) = (self.key(from.1), self.key(to.1));
         let ((old_dir, _), (new_dir, _)) = (from, to);
-        let mut locks = Locks::pair(&self.table, old_dir, new_dir)?;
+        let table = &self.table.enter();
+        let mut locks = Locks::pair(table, old_dir, new_dir)?;
         loop {
             let target = locks.directory(new_dir)?.find(new_key);
             let moved = locks.directory(old_dir)?.find(old_key).ok_or(Errno::NOENT)?;
@@ -174,10 +176,10 @@ impl Tmpfs {
             let back = subdirectory(&moved, old_dir);
             if !locks.has(there) || !locks.has(back) {
                 drop(locks);
-                locks = Locks::all(&self.table, [old_dir, new_dir, there, back])?;
+                locks = Locks::all(table, [old_dir, new_dir, there, back])?;
                 continue;
             }
-            let mut rename = Rename { fs: self, locks: &mut locks, old_dir, new_dir, moved };
+            let mut rename = Rename { fs: self, table, locks: &mut locks, old_dir, new_dir, moved };
             return match (mode, target) {
                 (_, None) => rename.move_to_free_name(new_key),
                 (RenameMode::Exchange, Some(target)) => rename.exchange(target),
@@ -199,12 +201,13 @@ impl Tmpfs {
         self.inodes.take(1)?;
         let paid = if target == 0 { Ok(()) } else { self.space.take(target) };
         let made = paid.and_then(|()| {
-            let mut inode = self.table.draw().inspect_err(|_| self.space.give_back(target))?;
+            let table = self.table.enter();
+            let mut inode = table.draw().inspect_err(|_| self.space.give_back(target))?;
             inode.fill(kind, what, now());
             match self.inherited_acls(&inode.attributes, what) {
                 Ok(acls) => inode.attributes.xattrs = acls,
                 Err(errno) => {
-                    self.table.remove(inode);
+                    table.remove(inode);
                     self.space.give_back(target);
                     return Err(errno);
                 }
@@ -228,8 +231,8 @@ impl Tmpfs {
     }
 
     /// Says that what `link` refers to lost a name; a directory has only one.
-    fn unlink(&self, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
-        self.change(locks, link, |attributes| {
+    fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
+        change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
                 FileKind::Directory => 0,
                 _ => attributes.nlink - 1,
@@ -241,28 +244,12 @@ impl Tmpfs {
             attributes.touch(now());
         })
     }
-
-    /// Changes what `link` refers to: an entry of a directory that is locked, and if it is one itself it
-    /// is locked too. Another file is locked here, so `change` reads the clock itself.
-    #[inline]
-    fn change(
-        &self,
-        locks: &mut Locks<'_>,
-        link: Link,
-        change: impl FnOnce(&mut Attributes),
-    ) -> Result<(), Errno> {
-        match link.kind {
-            FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-            // I.1 of `table`: it is there. M.2: it is no directory.
-            _ => change(&mut self.table.write(link.ino)?.attributes),
-        }
-        Ok(())
-    }
 }
 
 /// A rename under way: what it is about, and the locks it holds.
 struct Rename<'a, 'b> {
     fs: &'a Tmpfs,
+    table: &'a Entered<'a>,
     locks: &'b mut Locks<'a>,
     old_dir: u64,
     new_dir: u64,
@@ -284,7 +271,7 @@ impl Rename<'_, '_> {
         }
         self.note_parent(link, self.new_dir)?;
         self.touch_directories(now(), subdirectories(link), 0)?;
-        self.fs.change(self.locks, link, |attributes| attributes.touch(now()))
+        change(self.table, self.locks, link, |attributes| attributes.touch(now()))
     }
 
     /// Renames over the existing `victim`.
@@ -306,8 +293,8 @@ impl Rename<'_, '_> {
         self.touch_directories(now(), subdirectories(moved), 0)?;
         // The directory that was replaced counts no more, nor does its place.
         self.locks.inode(self.new_dir)?.attributes.nlink -= subdirectories(victim_link);
-        self.fs.change(self.locks, moved, |attributes| attributes.touch(now()))?;
-        self.fs.unlink(self.locks, victim_link)
+        change(self.table, self.locks, moved, |attributes| attributes.touch(now()))?;
+        self.fs.unlink(self.table, self.locks, victim_link)
     }
 
     /// Swaps what the two names refer to.
@@ -322,8 +309,8 @@ impl Rename<'_, '_> {
         self.note_parent(moved, self.new_dir)?;
         self.note_parent(other_link, self.old_dir)?;
         self.touch_directories(now(), subdirectories(moved), subdirectories(other_link))?;
-        self.fs.change(self.locks, moved, |attributes| attributes.touch(now()))?;
-        self.fs.change(self.locks, other_link, |attributes| attributes.touch(now()))
+        change(self.table, self.locks, moved, |attributes| attributes.touch(now()))?;
+        change(self.table, self.locks, other_link, |attributes| attributes.touch(now()))
     }
 
     /// Says that what `link` refers to is in `dir` now.
@@ -370,7 +357,7 @@ impl<'a> Locks<'a> {
     /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is no directory. Whoever has locked
     /// such an inode waits for no other one, so a file that is asked for as a directory breaks no order.
     #[inline]
-    fn pair(table: &'a InodeTable, a: u64, b: u64) -> Result<Locks<'a>, Errno> {
+    fn pair(table: &'a Entered<'_>, a: u64, b: u64) -> Result<Locks<'a>, Errno> {
         let (low, high) = if rank(a) <= rank(b) { (a, b) } else { (b, a) };
         let first = write_directory(table, low)?;
         let is_one = rank(low) == rank(high);
@@ -380,7 +367,7 @@ impl<'a> Locks<'a> {
 
     /// Returns the locks of directories of which some may be the same. Errors as of `pair`.
     #[cold]
-    fn all(table: &'a InodeTable, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
+    fn all(table: &'a Entered<'_>, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
         wanted.sort_unstable_by_key(|&ino| rank(ino));
         let mut locks =
             Locks { first: write_directory(table, wanted[0])?, more: Default::default() };
@@ -415,9 +402,29 @@ impl<'a> Locks<'a> {
     }
 }
 
+/// Changes what `link` refers to: an entry of a directory that is locked, and if it is one itself it
+/// is locked too. Another file is locked here, so `change` reads the clock itself.
+#[inline]
+fn change(
+    table: &Entered<'_>,
+    locks: &mut Locks<'_>,
+    link: Link,
+    change: impl FnOnce(&mut Attributes),
+) -> Result<(), Errno> {
+    match link.kind {
+        FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
+        // I.1 of `table`: it is there. M.2: it is no directory.
+        _ => change(&mut table.write(link.ino)?.attributes),
+    }
+    Ok(())
+}
+
 /// Returns a directory, locked. `ENOTDIR` for another file.
 #[inline]
-fn write_directory(table: &InodeTable, ino: u64) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
+fn write_directory<'a>(
+    table: &'a Entered<'_>,
+    ino: u64,
+) -> Result<RwLockWriteGuard<'a, Inode>, Errno> {
     let inode = table.write(ino)?;
     inode.directory()?;
     Ok(inode)

@@ -51,7 +51,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use corewalk_sync::Budget;
+use corewalk_base::Budget;
 
 use crate::Errno;
 use crate::attr::{FileKind, Timespec};

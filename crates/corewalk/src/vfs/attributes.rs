@@ -5,22 +5,21 @@
 //! and acl(5).
 //!
 //! # Changes
-//! A change reads the permissions, decides what it is to be, and has the back end make it. Two that
-//! did so side by side would lose one of them: a chmod between the look of a write at the set-user-ID
-//! bit and its removal, or the bit kept on what has been written to since. So whoever changes an
-//! inode, or writes to it without the right to keep these bits, first claims its attributes (a claim
-//! as for names: no lock of ours is held while the back end works, and nothing is left behind by a
-//! panic). Linux holds the inode's lock there, also for a whole write.
+//! A change reads the permissions, decides, and has the back end make it. Two changes side by side
+//! could lose one: a chmod between a write's check of the set-user-ID bit and the removal of the
+//! bit, for example. So a change of an inode first takes its attribute lock, and so does a write
+//! without the right to keep these bits. The attribute lock is a lock by key (`key_lock`), which a
+//! panic releases. Linux holds the inode's lock there, also for a whole write.
 //!
 //! # Invariants
-//! - P.1: the attributes of an inode have one changer at a time, from its look to its change. Readers
-//!   take no part in it.
-//! - P.2: a decision over mode and ACL is that of one state. The two are read apart, so a change that
-//!   came in between is looked for, and after a few the check takes the claim itself.
+//! - P.1: one thread at a time changes the attributes of an inode, from its check to its change.
+//!   Readers do not take the lock.
+//! - P.2: a decision over mode and ACL is that of one state. The check reads the two separately and
+//!   looks for a change in between. After a few such changes it takes the attribute lock itself.
 //!
 //! # Locks
-//! A claim of attributes is taken after those of names and before every lock. Nobody holds two, and
-//! no name is claimed under one.
+//! An attribute lock is taken after in-lookup locks and before every other lock. No thread holds
+//! two, or takes an in-lookup lock under one.
 //!
 //! Source: chmod(2), write(2), acl(5); Linux `notify_change`, `file_remove_privs`, `inode_lock`.
 
@@ -30,14 +29,14 @@ use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
 use crate::attr::{Attr, FileKind, SetAttr, SetTime, mode};
-use crate::claim::Claim;
-use crate::cred::{Blocking, Caps, Cred, May, Subject, Verdict};
+use crate::cred::{Caps, Cred, May};
 use crate::fs::{AclKind, XattrMode};
 use crate::inode::Perm;
+use crate::key_lock::KeyGuard;
 
-/// What an inode's slot number is multiplied by to be the key of a claim: the products of two slots
-/// differ in more than the two bits that a claim leaves out, since this number (2 to the 64th over the
-/// golden ratio) spreads them well.
+/// The factor that turns a slot number into a key of the attribute lock. It is 2 to the 64th over
+/// the golden ratio, so the products of two slots differ in more than the two bits that a key
+/// leaves out.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
@@ -59,9 +58,9 @@ impl Vfs {
     /// Returns whether `cred` may do `what` with `inode`, as access(2).
     ///
     /// # Errors
-    /// `EACCES` if not; what the back end or the security hook says.
+    /// `EACCES` if not; what the back end says.
     pub fn access(&self, cred: &Cred, inode: &InodeRef<'_>, what: May) -> Result<(), Errno> {
-        self.settled(&[inode.slot], || self.permission(cred, inode.slot, what))
+        self.awaiting_removal(&[inode.slot], || self.permission(cred, inode.slot, what))
     }
 
     /// Returns the attributes of `inode`.
@@ -71,7 +70,9 @@ impl Vfs {
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        let attr = self.ask(inode, |fs, node| fs.getattr(node))?;
+        // The link count is told while the path is locked: the hidden name does not go in between.
+        let attr = self
+            .ask(inode, |fs, node| Ok(self.without_hidden_link(inode.slot, fs.getattr(node)?)))?;
         // The permission record must not be older than what a client has been told. A back end may say that there
         // is an ACL where it has not looked.
         let perm = Perm::of(&attr, attr.has_acl);
@@ -83,8 +84,7 @@ impl Vfs {
                 self.dcache.sync_searchable(inode.slot);
             }
         }
-        let attr = Attr { generation: inode.generation(), ..attr };
-        Ok(self.without_hidden_link(inode.slot, attr))
+        Ok(Attr { generation: inode.generation(), ..attr })
     }
 
     /// Returns true if a file has set-group-ID without execution by the group, as far as the clients have been
@@ -94,7 +94,7 @@ impl Vfs {
     /// # Errors
     /// What the back end says.
     pub fn has_lone_set_group_id(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
-        let mode = self.settled(&[inode.slot], || self.perm(inode.slot))?.mode;
+        let mode = self.awaiting_removal(&[inode.slot], || self.perm(inode.slot))?.mode;
         Ok(inode.kind() != FileKind::Directory && is_lone_set_group_id(mode))
     }
 
@@ -105,9 +105,9 @@ impl Vfs {
     /// chmod(2), chown(2), utimensat(2) and truncate(2) have them; `EISDIR` and `EINVAL` for the size of
     /// what is no regular file; what the back end says.
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.settled(&[inode.slot], || {
-            let claim = self.claim_attributes(inode.slot);
-            self.setattr_claimed(cred, inode, set, &claim)
+        self.awaiting_removal(&[inode.slot], || {
+            let attr_lock = self.lock_attributes(inode.slot);
+            self.setattr_locked(cred, inode, set, &attr_lock)
         })
     }
 
@@ -124,8 +124,8 @@ impl Vfs {
         size: u64,
         who: impl FnOnce() -> Cred,
     ) -> Result<Attr, Errno> {
-        self.settled(&[inode.slot], || {
-            let claim = self.claim_attributes(inode.slot);
+        self.awaiting_removal(&[inode.slot], || {
+            let attr_lock = self.lock_attributes(inode.slot);
             let mut cred = cred.clone();
             if self.perm(inode.slot)?.mode & (mode::S_ISUID | mode::S_ISGID) != 0 {
                 let who = who();
@@ -133,31 +133,34 @@ impl Vfs {
                 (cred.gid, cred.groups) = (who.gid, who.groups);
             }
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            self.setattr_claimed(&cred, inode, &set, &claim)
+            self.setattr_locked(&cred, inode, &set, &attr_lock)
         })
     }
 
-    /// Returns the right to change the attributes of an inode, after waiting until nobody else has
-    /// it (P.1). The caller holds no lock, and no other such claim.
-    fn claim_attributes(&self, slot: u32) -> Claim<'_> {
-        self.changers.claim(u64::from(slot).wrapping_mul(SLOT_SPREAD))
+    /// Takes the attribute lock of an inode (P.1). The caller holds no lock, and no other attribute
+    /// lock.
+    fn lock_attributes(&self, slot: u32) -> KeyGuard<'_> {
+        self.attr_locks.lock(u64::from(slot).wrapping_mul(SLOT_SPREAD))
     }
 
-    fn setattr_claimed(
+    fn setattr_locked(
         &self,
         cred: &Cred,
         inode: &InodeRef<'_>,
         set: &SetAttr,
-        claim: &Claim<'_>,
+        attr_lock: &KeyGuard<'_>,
     ) -> Result<Attr, Errno> {
         let perm = self.perm(inode.slot)?;
-        let set = self.prepare(cred, inode, &perm, set, claim)?;
-        let change = || self.with_inode(inode.slot, |fs, node| fs.setattr(node, &set));
-        let attr = match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
-            true => change()?,
-            false => self.change(inode.slot, change)?,
+        let set = self.prepare(cred, inode, &perm, set, attr_lock)?;
+        let change = || {
+            self.with_inode(inode.slot, |fs, node| {
+                Ok(self.without_hidden_link(inode.slot, fs.setattr(node, &set)?))
+            })
         };
-        Ok(self.without_hidden_link(inode.slot, attr))
+        match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
+            true => change(),
+            false => self.change(inode.slot, change),
+        }
     }
 
     /// Runs a change of what permission checks depend on: unknown while it runs, and afterwards
@@ -182,7 +185,7 @@ impl Vfs {
         inode: &InodeRef<'_>,
         perm: &Perm,
         set: &SetAttr,
-        claim: &Claim<'_>,
+        attr_lock: &KeyGuard<'_>,
     ) -> Result<SetAttr, Errno> {
         let mut set = *set;
         let is_time =
@@ -207,12 +210,12 @@ impl Vfs {
             return Err(Errno::PERM);
         }
         if (set.atime.is_some() || set.mtime.is_some()) && !is_owner {
-            self.permission_claimed(cred, inode.slot, May::WRITE, claim)?;
+            self.permission_locked(cred, inode.slot, May::WRITE, attr_lock)?;
         }
         if set.size.is_some() {
             match inode.kind() {
                 FileKind::Regular => {
-                    self.permission_claimed(cred, inode.slot, May::WRITE, claim)?;
+                    self.permission_locked(cred, inode.slot, May::WRITE, attr_lock)?;
                 }
                 FileKind::Directory => return Err(Errno::ISDIR),
                 _ => return Err(Errno::INVAL),
@@ -236,32 +239,31 @@ impl Vfs {
 
     /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to, but those
     /// that the writer may keep. `who` says who that is, and is asked only if there are any. Taken away,
-    /// the bits stay away as long as the claim that is returned is held: until the content has changed.
+    /// the bits stay away as long as the returned lock is held: until the content has changed.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
         who: impl FnOnce() -> C,
-    ) -> Result<Claim<'_>, Errno> {
-        let claim = self.claim_attributes(inode.slot);
+    ) -> Result<KeyGuard<'_>, Errno> {
+        let attr_lock = self.lock_attributes(inode.slot);
         let perm = self.perm(inode.slot)?;
         if perm.mode & (mode::S_ISUID | mode::S_ISGID) == 0 {
-            return Ok(claim);
+            return Ok(attr_lock);
         }
         let who = who();
         let cred = who.borrow();
         let cleared = without_set_id(cred, &perm);
         if cleared != perm.mode && !cred.has(Caps::FSETID) {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
-            self.setattr_claimed(&Cred::root(), inode, &set, &claim)?;
+            self.setattr_locked(&Cred::root(), inode, &set, &attr_lock)?;
         }
-        Ok(claim)
+        Ok(attr_lock)
     }
 
-    /// Checks a permission; the back end and the security hook may be asked. The caller has no claim
-    /// of attributes.
+    /// Checks a permission. The back end may be asked. The caller holds no attribute lock.
     ///
     /// # Errors
-    /// `EACCES`, and what those say who are asked.
+    /// `EACCES`, and the errors of the back end.
     pub(crate) fn permission(&self, cred: &Cred, slot: u32, what: May) -> Result<(), Errno> {
         match self.permission_now(cred, slot, what) {
             Checked::Yes => return Ok(()),
@@ -271,29 +273,29 @@ impl Vfs {
         for _ in 0..ACL_TRIES {
             let (perm, acl, read) = self.perm_and_acl(slot)?;
             if read == Read::Together {
-                return self.decide(cred, slot, what, &perm, acl.as_ref());
+                return decide(cred, &perm, acl.as_ref(), what);
             }
         }
-        let claim = self.claim_attributes(slot);
+        let attr_lock = self.lock_attributes(slot);
         let (perm, acl, _) = self.perm_and_acl(slot)?;
-        drop(claim);
-        self.decide(cred, slot, what, &perm, acl.as_ref())
+        drop(attr_lock);
+        decide(cred, &perm, acl.as_ref(), what)
     }
 
-    /// As [`Vfs::permission`], for whoever has claimed the attributes.
-    fn permission_claimed(
+    /// As [`Vfs::permission`], for a caller that holds the attribute lock.
+    fn permission_locked(
         &self,
         cred: &Cred,
         slot: u32,
         what: May,
-        _claim: &Claim<'_>,
+        _locked: &KeyGuard<'_>,
     ) -> Result<(), Errno> {
         match self.permission_now(cred, slot, what) {
             Checked::Yes => Ok(()),
             Checked::No(error) => Err(error),
             Checked::Unknown => {
                 let (perm, acl, _) = self.perm_and_acl(slot)?;
-                self.decide(cred, slot, what, &perm, acl.as_ref())
+                decide(cred, &perm, acl.as_ref(), what)
             }
         }
     }
@@ -316,56 +318,20 @@ impl Vfs {
         Ok((perm, acl, if is_same { Read::Together } else { Read::Apart }))
     }
 
-    /// Returns whether what has been read allows `what`, and the security hook too.
-    fn decide(
-        &self,
-        cred: &Cred,
-        slot: u32,
-        what: May,
-        perm: &Perm,
-        acl: Option<&Acl>,
-    ) -> Result<(), Errno> {
-        if !may(cred, perm, acl, what) {
-            return Err(Errno::ACCESS);
-        }
-        match self.security() {
-            None => Ok(()),
-            Some(hook) => {
-                match hook.inode_permission(cred, self.subject(slot), what, Blocking::Allowed) {
-                    Verdict::Allow => Ok(()),
-                    Verdict::Deny(error) => Err(error),
-                    Verdict::WouldBlock => Err(Errno::ACCESS),
-                }
-            }
-        }
-    }
-
     /// Checks a permission without blocking and without writing anything (trap T58).
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: u32, what: May) -> Checked {
         // Who overrides everything may do anything with a directory, whatever its mode.
-        if cred.has(Caps::DAC_OVERRIDE)
-            && self.security().is_none()
-            && self.dcache.inodes.is_directory(slot)
-        {
+        if cred.has(Caps::DAC_OVERRIDE) && self.dcache.inodes.is_directory(slot) {
             return Checked::Yes;
         }
         let Some(perm) = self.dcache.inodes.perm(slot) else { return Checked::Unknown };
         if perm.has_acl && !cred.has(Caps::DAC_OVERRIDE) {
             return Checked::Unknown;
         }
-        if !may(cred, &perm, None, what) {
-            return Checked::No(Errno::ACCESS);
-        }
-        match self.security() {
-            None => Checked::Yes,
-            Some(hook) => {
-                match hook.inode_permission(cred, self.subject(slot), what, Blocking::Never) {
-                    Verdict::Allow => Checked::Yes,
-                    Verdict::Deny(error) => Checked::No(error),
-                    Verdict::WouldBlock => Checked::Unknown,
-                }
-            }
+        match decide(cred, &perm, None, what) {
+            Ok(()) => Checked::Yes,
+            Err(error) => Checked::No(error),
         }
     }
 
@@ -382,10 +348,6 @@ impl Vfs {
         Ok(perm)
     }
 
-    fn subject(&self, slot: u32) -> Subject {
-        Subject { ino: self.dcache.inodes.ino(slot), kind: self.dcache.inodes.kind(slot) }
-    }
-
     /// Sets an ACL given in the form of its extended attribute, as setxattr(2) with `how` does; an
     /// empty one removes it.
     pub(super) fn set_acl_xattr(
@@ -396,7 +358,7 @@ impl Vfs {
         value: &[u8],
         how: XattrMode,
     ) -> Result<(), Errno> {
-        let _claim = self.claim_attributes(inode.slot);
+        let _locked = self.lock_attributes(inode.slot);
         self.check_acl_mode(inode, kind, how)?;
         let perm = self.perm(inode.slot)?;
         if cred.uid != perm.uid && !cred.has(Caps::FOWNER) {
@@ -540,7 +502,12 @@ fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     }
 }
 
-/// Returns whether mode bits, ACL and capabilities allow `what`.
+/// Checks that mode bits, ACL and capabilities allow `what`.
+fn decide(cred: &Cred, perm: &Perm, acl: Option<&Acl>, what: May) -> Result<(), Errno> {
+    if may(cred, perm, acl, what) { Ok(()) } else { Err(Errno::ACCESS) }
+}
+
+/// Returns true if mode bits, ACL and capabilities allow `what`.
 fn may(cred: &Cred, perm: &Perm, acl: Option<&Acl>, what: May) -> bool {
     let granted = match acl {
         Some(acl) => {

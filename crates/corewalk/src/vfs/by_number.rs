@@ -75,7 +75,7 @@ impl Vfs {
         // An answer that is of no use is forgotten, as every inode that has entered the cache.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
-            true => inode.unless_crowded(),
+            true => inode.unless_saturated(),
             false => Err(Errno::STALE),
         }
     }

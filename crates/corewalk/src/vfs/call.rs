@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use corewalk_sync::Mutex;
+use corewalk_base::Mutex;
 
 use super::paths::{MoveLock, Nesting, PathLock, Paths};
 use super::{Superblock, Vfs};

@@ -1,4 +1,4 @@
-//! Lookups that somebody outside holds, and gives back by number.
+//! Lookups that a client holds and returns by number.
 
 use super::{InodeRef, LOOKUP, LOOKUPS_MAX, Vfs};
 
@@ -13,9 +13,9 @@ impl Vfs {
     /// by its number, stays until all are back.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         let current = self.in_use(ino);
-        let older = self.displaced(ino);
+        let older = self.stale_generations(ino);
         if !older.is_empty() {
-            // It may have been displaced since it was found.
+            // It may have become a stale generation since it was found.
             let is_other = |inode: &InodeRef<'_>| older.iter().all(|old| old.slot != inode.slot);
             return self.forget_in_turn(&older, current.as_ref().filter(|&it| is_other(it)), n);
         }
@@ -32,13 +32,13 @@ impl Vfs {
     /// number, and returns how many there were: for a server whose only client has gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         let current = self.in_use(ino);
-        let older = self.displaced(ino);
+        let older = self.stale_generations(ino);
         older.iter().chain(&current).map(InodeRef::drop_all_lookups).sum()
     }
 
     /// Returns the inodes that have had this number before, and are held.
-    fn displaced(&self, ino: u64) -> Vec<InodeRef<'_>> {
-        let slots = self.dcache.inodes.displaced(0, ino);
+    fn stale_generations(&self, ino: u64) -> Vec<InodeRef<'_>> {
+        let slots = self.dcache.inodes.stale_generations(0, ino);
         slots.into_iter().map(|slot| InodeRef { vfs: self, slot }).collect()
     }
 

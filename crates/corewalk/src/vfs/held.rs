@@ -2,7 +2,7 @@
 
 use super::{InodeRef, Vfs};
 use crate::dcache::Directory;
-use crate::dentry::Key;
+use crate::dentry::ParentKey;
 
 /// A counted directory dentry. While it lives the dentry's slot is not reused.
 pub(crate) struct Dir<'v> {
@@ -10,9 +10,9 @@ pub(crate) struct Dir<'v> {
     pub(crate) now: Directory,
 }
 
-/// A name that the back end or the cache knows, with its inode, as long as the name is claimed: a
-/// counted dentry, which keeps the inode until somebody with the claim takes it away, or a counted inode
-/// without a dentry.
+/// A name that the back end or the cache knows, with its inode, under the in-lookup lock of the
+/// name. It has a counted dentry, which keeps the inode until a holder of the lock removes it. Or
+/// it has a counted inode without a dentry.
 pub(crate) struct Found<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: u32,
@@ -44,7 +44,7 @@ pub(crate) struct Place<'v> {
 
 impl Dir<'_> {
     /// Returns what the directory's children are entered under now.
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> ParentKey {
         self.vfs.dcache.key_of_held(self.now.slot)
     }
 }
@@ -65,7 +65,7 @@ impl<'v> Found<'v> {
         let dentry = dentry.map(DentryHold::into_slot);
         debug_assert!(
             dentry.is_err()
-                || dentry.is_ok_and(|at| vfs.dcache.dentries.glimpse(at).body.inode() == slot),
+                || dentry.is_ok_and(|at| vfs.dcache.dentries.snapshot(at).body.inode() == slot),
             "a dentry of another inode"
         );
         if dentry.is_err() {

@@ -1,4 +1,4 @@
-//! Unlinked files of a back end that has paths and nothing else ([`Addressing::PathOnly`]).
+//! Unlinked files of a back end that has paths and nothing else ([`PathOnly`](crate::Addressing::PathOnly)).
 //!
 //! A file that is open when its last name goes stays usable. A back end by path alone could reach
 //! it no more, so the removal becomes a rename to a hidden name in the root directory, and the file
@@ -14,6 +14,10 @@
 //! can be removed itself. A back end that cannot rename to there (`EXDEV`, `EACCES`) loses the file.
 //!
 //! Source: libfuse `hide_node`; NFS "silly rename" (Linux `fs/nfs/unlink.c`).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use corewalk_base::primitives::is_panicking;
 
 use super::call::KnownPath;
 use super::held::Found;
@@ -122,7 +126,9 @@ impl Superblock {
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
         let node = Node::with_source(hidden.ino, hidden.kind, &path);
         if let Ok(name) = Name::new(&hidden.name) {
-            let _ = self.fs.remove(dir, name, node);
+            contained(|| {
+                let _ = self.fs.remove(dir, name, node);
+            });
         }
     }
 
@@ -175,6 +181,16 @@ impl Superblock {
     fn new_hidden(&self, node: Node<'_>) -> Result<Hidden, Errno> {
         let paths = self.paths.as_ref().ok_or(Errno::OPNOTSUPP)?;
         Ok(Hidden { name: paths.new_hidden_name(), ino: node.ino(), kind: node.kind() })
+    }
+}
+
+/// Runs a call of the back end that a destructor makes. If a panic unwinds already, one of this call
+/// ends here: it would end the process (trap X3).
+pub(super) fn contained(call: impl FnOnce()) {
+    if is_panicking() {
+        drop(catch_unwind(AssertUnwindSafe(call)));
+    } else {
+        call();
     }
 }
 

@@ -119,7 +119,7 @@ impl Vfs {
     ) -> Result<usize, Errno> {
         is_regular(inode)?;
         self.ask(inode, |fs, node| {
-            let _claim = match bytes {
+            let _locked = match bytes {
                 [] => None,
                 _ => Some(self.clear_set_id(inode, who)?),
             };
@@ -185,7 +185,7 @@ impl Vfs {
             false => sink(entry),
         };
         // One that has been removed is `ENOENT`, which is no error of its path.
-        self.settled(&[dir.slot], || {
+        self.awaiting_removal(&[dir.slot], || {
             self.with_node(dir.slot, |fs, node| fs.readdir(node, cookie, &mut shown))
         })
     }
@@ -277,7 +277,7 @@ impl Vfs {
             return Err(Errno::FBIG);
         }
         self.ask(inode, |fs, node| {
-            let _claim = match cred.has(Caps::FSETID) {
+            let _locked = match cred.has(Caps::FSETID) {
                 true => None,
                 false => Some(self.clear_set_id(inode, || cred)?),
             };
@@ -400,7 +400,7 @@ impl Vfs {
         inode: &InodeRef<'_>,
         question: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        self.settled(&[inode.slot], || self.with_inode(inode.slot, question))
+        self.awaiting_removal(&[inode.slot], || self.with_inode(inode.slot, question))
     }
 
     /// Checks the rules of xattr(7). Those of `security.` are what Linux checks where no security module

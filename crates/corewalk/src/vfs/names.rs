@@ -2,11 +2,11 @@
 
 use crate::Errno;
 use crate::attr::{Attr, FileKind, mode};
-use crate::claim::Claim;
 use crate::cred::{Caps, Cred, May};
-use crate::dcache::Node;
-use crate::dentry::{Flags, Glimpse, Key, Needle};
+use crate::dcache::DentryInode;
+use crate::dentry::{Flags, LookupKey, ParentKey, Snapshot};
 use crate::fs::{AclKind, Make};
+use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
 use super::call::KnownPath;
@@ -26,12 +26,12 @@ pub enum Removal {
     Rmdir,
 }
 
-/// What is done with the answer that there is no such name.
+/// Whether a fill caches the answer that there is no such name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
     /// It is cached as a negative dentry.
     Cached,
-    /// It is not: the caller is about to give somebody that name.
+    /// It is not cached: the caller is about to enter the name.
     Dropped,
 }
 
@@ -57,20 +57,20 @@ impl Vfs {
         name: Name<'_>,
     ) -> Result<InodeRef<'_>, Errno> {
         self.may_search(cred, dir.slot)?;
-        let needle = self.dcache.needle(name);
-        match self.lookup_cached(dir.slot, &needle) {
+        let lookup_key = self.dcache.lookup_key(name);
+        match self.lookup_cached(dir.slot, &lookup_key) {
             Some(found) => found,
-            None => self.lookup_slow(dir.slot, &needle),
+            None => self.lookup_slow(dir.slot, &lookup_key),
         }
     }
 
     /// Checks search permission; a caller who may search every directory is not looked at further.
     #[inline]
     fn may_search(&self, cred: &Cred, dir: u32) -> Result<(), Errno> {
-        if cred.has(Caps::DAC_READ_SEARCH) && self.security().is_none() {
+        if cred.has(Caps::DAC_READ_SEARCH) {
             return Ok(());
         }
-        self.settled(&[dir], || self.permission(cred, dir, May::EXEC)).map_err(|error| {
+        self.awaiting_removal(&[dir], || self.permission(cred, dir, May::EXEC)).map_err(|error| {
             // What else is wrong with what is no directory does not matter.
             if self.dcache.inodes.kind(dir) == FileKind::Directory { error } else { Errno::NOTDIR }
         })
@@ -85,8 +85,7 @@ impl Vfs {
     /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
     pub fn lookup_number(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
         if cred.has(Caps::DAC_READ_SEARCH)
-            && self.security().is_none()
-            && let Some(ino) = self.dcache.count_by_number(parent, name, LOOKUP)
+            && let Some(ino) = self.dcache.count_by_ino(parent, name, LOOKUP)
         {
             return Ok(ino);
         }
@@ -113,12 +112,16 @@ impl Vfs {
     }
 
     /// Returns what the cache says of a name. Nothing is written but the reference that is taken.
-    fn lookup_cached(&self, dir: u32, needle: &Needle<'_>) -> Option<Result<InodeRef<'_>, Errno>> {
+    fn lookup_cached(
+        &self,
+        dir: u32,
+        lookup_key: &LookupKey<'_>,
+    ) -> Option<Result<InodeRef<'_>, Errno>> {
         let now = self.dcache.directory(self.dcache.inodes.alias(dir))?;
         if now.inode != dir {
             return None;
         }
-        let (slot, seen) = self.dcache.find(now.key, needle)?;
+        let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
         // The slot of a directory that was removed meanwhile may serve another by now.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
@@ -134,17 +137,18 @@ impl Vfs {
             return None;
         }
         self.dcache.inodes.touch(inode);
-        Some(InodeRef { vfs: self, slot: inode }.unless_crowded())
+        Some(InodeRef { vfs: self, slot: inode }.unless_saturated())
     }
 
     #[cold]
-    fn lookup_slow(&self, dir: u32, needle: &Needle<'_>) -> Result<InodeRef<'_>, Errno> {
-        let found = self.settled(&[dir], || {
+    fn lookup_slow(&self, dir: u32, lookup_key: &LookupKey<'_>) -> Result<InodeRef<'_>, Errno> {
+        let found = self.awaiting_removal(&[dir], || {
             let dir = self.dir(dir)?;
-            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, needle));
-            Ok(self.resolve(&dir, needle, &claim)?.map(Found::into_inode))
+            let in_lookup =
+                self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, lookup_key));
+            Ok(self.resolve(&dir, lookup_key, &in_lookup)?.map(Found::into_inode))
         })?;
-        found.ok_or(Errno::NOENT)?.unless_crowded()
+        found.ok_or(Errno::NOENT)?.unless_saturated()
     }
 
     /// Returns the counted dentry of a directory inode.
@@ -169,35 +173,35 @@ impl Vfs {
         Ok(found)
     }
 
-    /// Returns what `needle` refers to, from the cache or the back end; the answer is cached. The
-    /// caller holds the claim of the name.
+    /// Returns the file called `lookup_key`, from the cache or the back end, and caches the answer.
+    /// The caller holds the in-lookup lock of the name.
     pub(crate) fn resolve(
         &self,
         dir: &Dir<'_>,
-        needle: &Needle<'_>,
-        claim: &Claim<'_>,
+        lookup_key: &LookupKey<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<Option<Found<'_>>, Errno> {
-        self.resolve_or(dir, needle, claim, Missing::Cached)
+        self.resolve_or(dir, lookup_key, in_lookup, Missing::Cached)
     }
 
     /// As [`Vfs::resolve`]; `missing` is what to do with the answer that there is no such name.
     pub(super) fn resolve_or(
         &self,
         dir: &Dir<'_>,
-        needle: &Needle<'_>,
-        claim: &Claim<'_>,
+        lookup_key: &LookupKey<'_>,
+        in_lookup: &KeyGuard<'_>,
         missing: Missing,
     ) -> Result<Option<Found<'_>>, Errno> {
         // One that is missed is asked for, and found when the answer is entered.
-        match self.cached(dir, needle) {
+        match self.cached(dir, lookup_key) {
             Cached::Known(found) => Ok(found),
-            Cached::Unknown => self.fill(dir, needle, claim, missing),
+            Cached::Unknown => self.fill(dir, lookup_key, in_lookup, missing),
         }
     }
 
-    /// Returns what the cache knows of a name that the caller has claimed.
-    pub(super) fn cached(&self, dir: &Dir<'_>, needle: &Needle<'_>) -> Cached<'_> {
-        while let Some((slot, seen)) = self.dcache.find(dir.key(), needle) {
+    /// Returns the cached answer for a name. The caller holds its in-lookup lock.
+    pub(super) fn cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Cached<'_> {
+        while let Some((slot, seen)) = self.dcache.find(dir.key(), lookup_key) {
             if seen.body.is_negative() {
                 self.dcache.dentries.cold(slot).touch();
                 return Cached::Known(None);
@@ -213,7 +217,7 @@ impl Vfs {
 
     /// Takes references on a dentry that was seen, and on its inode. None if it has changed since, or
     /// had no inode.
-    pub(crate) fn hold(&self, slot: u32, seen: Glimpse) -> Option<Place<'_>> {
+    pub(crate) fn hold(&self, slot: u32, seen: Snapshot) -> Option<Place<'_>> {
         let inode = seen.body.inode();
         if inode == 0 || !self.dcache.get(slot, seen.seq) {
             return None;
@@ -231,32 +235,32 @@ impl Vfs {
     fn fill(
         &self,
         dir: &Dir<'_>,
-        needle: &Needle<'_>,
-        claim: &Claim<'_>,
+        lookup_key: &LookupKey<'_>,
+        in_lookup: &KeyGuard<'_>,
         missing: Missing,
     ) -> Result<Option<Found<'_>>, Errno> {
         let key = dir.key();
         let changes = self.dcache.inodes.changes();
         self.dcache.counters.fills.add(1);
-        let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, needle.name));
+        let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
         if missing == Missing::Dropped && matches!(answer, Err(Errno::NOENT)) {
             return Ok(None);
         }
-        let is_current = dir.key() == key && !claim.is_doomed();
+        let is_current = dir.key() == key && !in_lookup.is_fill_cancelled();
         if !is_current {
             self.dcache.counters.refused_fills.add(1);
         }
         match answer {
             Ok(attr) => {
                 let inode = self.enter(dir.now.inode, &attr, changes, None)?;
-                let key = if is_current { key } else { Key::stale(key.parent()) };
-                let dentry = self.attach(dir, key, needle, &inode, claim);
+                let key = if is_current { key } else { ParentKey::stale(key.parent()) };
+                let dentry = self.attach(dir, key, lookup_key, &inode, in_lookup);
                 Ok(Some(Found::new(inode, dentry)))
             }
             Err(Errno::NOENT) => {
                 if is_current
                     && self.dcache.has_room_for_negative()
-                    && let Ok(slot) = self.dcache.publish(key, needle, None, claim)
+                    && let Ok(slot) = self.dcache.publish(key, lookup_key, None, in_lookup)
                 {
                     self.dcache.put(slot);
                 }
@@ -286,13 +290,13 @@ impl Vfs {
             self.fs(near).forget(attr.ino);
             return Err(Errno::NOMEM);
         };
-        if let Some(displaced) = entered.displaced {
-            // A directory of that number must not be taken for the new one (`count_by_number`).
-            if let Some(old) = self.dcache.get_directory(displaced) {
+        if let Some(stale) = entered.stale_generation {
+            // A directory of that number must not be taken for the new one (`count_by_ino`).
+            if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
             }
-            self.dcache.put_inode(displaced, 1);
+            self.dcache.put_inode(stale, 1);
         }
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
@@ -302,37 +306,37 @@ impl Vfs {
     fn attach(
         &self,
         dir: &Dir<'_>,
-        key: Key,
-        needle: &Needle<'_>,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
         inode: &InodeRef<'_>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         // Whatever else the name has is wrong then.
-        let attached = self.attach_as(dir, key, needle, inode, claim);
-        attached.inspect_err(|_| self.make_unknown(dir, needle))
+        let attached = self.attach_as(dir, key, lookup_key, inode, in_lookup);
+        attached.inspect_err(|_| self.make_unknown(dir, lookup_key))
     }
 
     fn attach_as(
         &self,
         dir: &Dir<'_>,
-        key: Key,
-        needle: &Needle<'_>,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
         inode: &InodeRef<'_>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
-        let node = Node { inode: inode.slot, kind: inode.kind() };
+        let node = DentryInode { inode: inode.slot, kind: inode.kind() };
         if node.kind == FileKind::Directory
             && let Some(alias) = self.dcache.get_directory(inode.slot)
         {
             let hold = DentryHold { vfs: self, slot: alias.slot };
             // The old parent is let go of here, with no lock held.
-            let _old_parent = self.splice(dir, key, needle, &hold, claim)?;
+            let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
         // The directory may be invalidated in between: the dentry is then entered under a stale key.
-        let slot = self.dcache.publish(key, needle, Some(node), claim).or_else(|_| {
-            self.make_unknown(dir, needle);
-            self.dcache.publish(Key::stale(key.parent()), needle, Some(node), claim)
+        let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
+            self.make_unknown(dir, lookup_key);
+            self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
         });
         let slot = slot.map_err(|_| Unattached::NoRoom)?;
         let inodes = &self.dcache.inodes;
@@ -353,42 +357,42 @@ impl Vfs {
     fn splice(
         &self,
         dir: &Dir<'_>,
-        key: Key,
-        needle: &Needle<'_>,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
         hold: &DentryHold<'_>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
         // Only a root has no name, and it is nobody's child.
         let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
-        let old_needle = self.dcache.needle(old_name);
-        let old_claim = self.dcache.claim_key(old_parent, &old_needle);
-        let _old_claim = if old_claim == self.dcache.claim_key(dir.now.slot, needle) {
+        let old_lookup_key = self.dcache.lookup_key(old_name);
+        let old_key = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
+        let _old_locked = if old_key == self.dcache.in_lookup_key(dir.now.slot, lookup_key) {
             None
         } else {
-            Some(self.dcache.claims.try_claim(old_claim).ok_or(Unattached::Overtaken)?)
+            Some(self.dcache.in_lookup.try_lock(old_key).ok_or(Unattached::Overtaken)?)
         };
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // It was moved before the claim was taken, which is that of another name now (T21).
+            // It was moved before the lock was taken, which is that of another name now (T21).
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
             return Err(Unattached::Loop);
         }
-        self.move_dentry((hold.slot, &old_needle), key, needle, None, claim)
+        self.move_dentry((hold.slot, &old_lookup_key), key, lookup_key, None, in_lookup)
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Returns what an operation with `inodes` came to. If it failed because one of them is gone, and
-    /// that is because it is just being removed, the cache has yet to be told: nobody must hear of it
-    /// before that says so too. Whatever asks a back end in between runs in here as a whole: its look
-    /// at permissions may hear of a removal as well as the call itself.
+    /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the pending
+    /// removal. The back end may have removed the file while the cache has yet to be told, and no
+    /// caller may hear of the removal before the cache says so too. `operation` includes each
+    /// question to the back end, so the permission check as well as the call.
     ///
-    /// `operation` lets go of its claims before it returns, and the caller holds none.
+    /// `operation` releases its in-lookup locks before it returns, and the caller holds none.
     #[inline]
-    pub(crate) fn settled<T>(
+    pub(crate) fn awaiting_removal<T>(
         &self,
         inodes: &[u32],
         operation: impl FnOnce() -> Result<T, Errno>,
@@ -400,15 +404,16 @@ impl Vfs {
         })
     }
 
-    /// Waits until nobody works on the name that an inode is cached under; for a directory, that is
-    /// what keeps its dentry from following it to another name (trap T28). The caller holds no claim.
+    /// Waits for the in-lookup lock of the name that an inode is cached under. A holder of that
+    /// lock keeps the dentry of a directory from moving to another name (trap T28). The caller
+    /// holds no in-lookup lock.
     pub(crate) fn wait_for_name_of(&self, inode: u32) {
         let Some(slot) = self.dcache.get_alias(inode) else { return };
         let hold = DentryHold { vfs: self, slot };
         let (parent, name) = self.dcache.name_of(hold.slot);
         if let Ok(name) = Name::new(name.as_bytes()) {
-            let key = self.dcache.claim_key(parent, &self.dcache.needle(name));
-            drop(self.dcache.claims.claim(key));
+            let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
+            drop(self.dcache.in_lookup.lock(key));
         }
     }
 
@@ -427,18 +432,19 @@ impl Vfs {
         name: Name<'_>,
         what: Make<'_>,
     ) -> Result<(InodeRef<'_>, Attr), Errno> {
-        self.settled(&[dir.slot], || {
+        self.awaiting_removal(&[dir.slot], || {
             let (parent, dir) = (dir.slot, self.searched(cred, dir)?);
-            let needle = self.dcache.needle(name);
-            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-            let negative = self.free_name(&dir, &needle)?;
+            let lookup_key = self.dcache.lookup_key(name);
+            let in_lookup =
+                self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+            let negative = self.free_name(&dir, &lookup_key)?;
             let what = self
                 .permission(cred, parent, May::WRITE | May::EXEC)
                 .and_then(|()| self.inherit(cred, parent, what))
-                .or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
+                .or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
             let (key, changes) = (dir.key(), self.dcache.inodes.changes());
             let made = self.with_node(dir.now.inode, |fs, node| fs.make(node, name, &what));
-            let attr = made.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
+            let attr = made.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
                 // A directory lies among directories instead: nobody needs it now.
@@ -446,9 +452,9 @@ impl Vfs {
             }
             let inode = entered.inspect_err(|_| {
                 // It exists, so what is cached of the name is wrong.
-                self.make_unknown(&dir, &needle);
+                self.make_unknown(&dir, &lookup_key);
             })?;
-            self.publish_change(&dir, key, &needle, &inode, &claim);
+            self.publish_change(&dir, key, &lookup_key, &inode, &in_lookup);
             Ok((inode, attr))
         })
     }
@@ -466,7 +472,7 @@ impl Vfs {
         if dir.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
-        self.settled(&[dir.slot], || {
+        self.awaiting_removal(&[dir.slot], || {
             self.permission(cred, dir.slot, May::WRITE | May::EXEC)?;
             let what = self.inherit(cred, dir.slot, what)?;
             let changes = self.dcache.inodes.changes();
@@ -488,11 +494,12 @@ impl Vfs {
         dir: &InodeRef<'_>,
         name: Name<'_>,
     ) -> Result<Attr, Errno> {
-        self.settled(&[dir.slot, inode.slot], || {
+        self.awaiting_removal(&[dir.slot, inode.slot], || {
             let (parent, dir) = (dir.slot, self.searched(cred, dir)?);
-            let needle = self.dcache.needle(name);
-            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-            self.free_name(&dir, &needle)?;
+            let lookup_key = self.dcache.lookup_key(name);
+            let in_lookup =
+                self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+            self.free_name(&dir, &lookup_key)?;
             let inodes = &self.dcache.inodes;
             let allowed = if inodes.superblock(inode.slot) != inodes.superblock(parent) {
                 Err(Errno::XDEV)
@@ -504,16 +511,17 @@ impl Vfs {
                     }
                 })
             };
-            allowed.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
+            allowed.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
             let key = dir.key();
             let linked = {
                 let call = self.call(dir.now.inode);
                 let (file, parent) = (call.node(inode.slot), call.node(dir.now.inode));
-                call.fs().link(file.node(), parent.node(), name)
+                let linked = call.fs().link(file.node(), parent.node(), name);
+                linked.map(|attr| self.without_hidden_link(inode.slot, attr))
             };
-            let attr = linked.or_else(|error| self.refuse(&dir, &needle, &claim, error))?;
-            self.publish_change(&dir, key, &needle, inode, &claim);
-            Ok(self.without_hidden_link(inode.slot, attr))
+            let attr = linked.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+            self.publish_change(&dir, key, &lookup_key, inode, &in_lookup);
+            Ok(attr)
         })
     }
 
@@ -531,11 +539,12 @@ impl Vfs {
         name: Name<'_>,
         removal: Removal,
     ) -> Result<(), Errno> {
-        self.settled(&[dir.slot], || {
+        self.awaiting_removal(&[dir.slot], || {
             let dir = self.searched(cred, dir)?;
-            let needle = self.dcache.needle(name);
-            let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-            let found = self.resolve(&dir, &needle, &claim)?.ok_or(Errno::NOENT)?;
+            let lookup_key = self.dcache.lookup_key(name);
+            let in_lookup =
+                self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+            let found = self.resolve(&dir, &lookup_key, &in_lookup)?.ok_or(Errno::NOENT)?;
             self.may_delete(cred, dir.now.inode, &found)?;
             match (removal, found.is_directory()) {
                 (Removal::Unlink, true) => return Err(Errno::ISDIR),
@@ -548,8 +557,8 @@ impl Vfs {
             let parent = self.known_node(dir.now.inode, &path);
             let at = LockedName { dir: parent, path: &path, name };
             let removed = self.remove_in_backend(at, &found);
-            self.wait_for_crossings(found.directory());
-            removed.map_err(|error| self.doubted(Some(&found), error))?;
+            self.wait_for_renames(found.directory());
+            removed.map_err(|error| self.invalidate_if_not_empty(Some(&found), error))?;
             if let Ok(dentry) = found.into_dentry() {
                 self.dcache.remove(dentry.into_slot());
             }
@@ -565,7 +574,7 @@ impl Vfs {
     /// `ENOTDIR`; `ENOENT` if `dir` has been removed.
     pub fn invalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
-        self.dcache.invalidate_name(dir.now.slot, &self.dcache.needle(name));
+        self.dcache.invalidate_name(dir.now.slot, &self.dcache.lookup_key(name));
         Ok(())
     }
 
@@ -586,15 +595,15 @@ impl Vfs {
         Ok(())
     }
 
-    /// Returns the negative dentry of a name, if it has one, or `EEXIST` if the name is known to be
-    /// taken. The caller holds its claim.
+    /// Returns the negative dentry of a name, if there is one, or `EEXIST` if the name is taken.
+    /// The caller holds its in-lookup lock.
     fn free_name(
         &self,
         dir: &Dir<'_>,
-        needle: &Needle<'_>,
+        lookup_key: &LookupKey<'_>,
     ) -> Result<Option<DentryHold<'_>>, Errno> {
         // One that is missed is found when the back end has refused, or when the answer is entered.
-        match self.dcache.find(dir.key(), needle) {
+        match self.dcache.find(dir.key(), lookup_key) {
             Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
             Some((slot, seen)) if self.dcache.get(slot, seen.seq) => {
                 Ok(Some(DentryHold { vfs: self, slot }))
@@ -603,19 +612,21 @@ impl Vfs {
         }
     }
 
-    /// Returns the error that says why a name cannot be given: `EEXIST` if it is taken, which Linux
-    /// finds out first, else `error`. The caller holds the claim of the name.
+    /// Returns the error for a name that cannot be entered: `EEXIST` if it is taken, which Linux
+    /// checks first, otherwise `error`. The caller holds the in-lookup lock of the name.
     #[cold]
     fn refuse<T>(
         &self,
         dir: &Dir<'_>,
-        needle: &Needle<'_>,
-        claim: &Claim<'_>,
+        lookup_key: &LookupKey<'_>,
+        in_lookup: &KeyGuard<'_>,
         error: Errno,
     ) -> Result<T, Errno> {
         match error {
             Errno::EXIST => Err(error),
-            _ => self.resolve(dir, needle, claim)?.map_or(Err(error), |_| Err(Errno::EXIST)),
+            _ => {
+                self.resolve(dir, lookup_key, in_lookup)?.map_or(Err(error), |_| Err(Errno::EXIST))
+            }
         }
     }
 
@@ -624,13 +635,13 @@ impl Vfs {
     fn publish_change(
         &self,
         dir: &Dir<'_>,
-        key: Key,
-        needle: &Needle<'_>,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
         inode: &InodeRef<'_>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) {
-        let key = if dir.key() == key { key } else { Key::stale(key.parent()) };
-        drop(self.attach(dir, key, needle, inode, claim));
+        let key = if dir.key() == key { key } else { ParentKey::stale(key.parent()) };
+        drop(self.attach(dir, key, lookup_key, inode, in_lookup));
     }
 
     /// Checks that a caller who may search `dir` may take this name away from it.
@@ -651,11 +662,15 @@ impl Vfs {
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Returns `error`, which a back end gave where a directory was to go. If it says that there is
-    /// something in it, that may have been made just now, and the cache have yet to be told: whoever
-    /// hears of it and looks must ask the back end (and so wait for the claim of the name). To know
-    /// which names are being made would take a list that every maker writes to; so all are made unknown.
-    pub(super) fn doubted(&self, victim: Option<&Found<'_>>, error: Errno) -> Errno {
+    /// Returns `error`, which the back end gave for the removal of a directory. If the directory is
+    /// not empty, its entry may be too new for the cache. So invalidate all its names: a caller
+    /// that looks must ask the back end, and so wait for the in-lookup lock. A list of the names
+    /// being made would be written by every maker.
+    pub(super) fn invalidate_if_not_empty(
+        &self,
+        victim: Option<&Found<'_>>,
+        error: Errno,
+    ) -> Errno {
         if matches!(error, Errno::NOTEMPTY | Errno::EXIST)
             && let Some(Found { dentry: Ok(slot), .. }) = victim
         {
@@ -667,13 +682,13 @@ impl Vfs {
     /// Returns true if something is mounted on what was found.
     pub(super) fn is_mounted_on(&self, found: &Found<'_>) -> bool {
         found.dentry.is_ok_and(|slot| {
-            self.dcache.dentries.glimpse(slot).body.flags().contains(Flags::MOUNTED)
+            self.dcache.dentries.snapshot(slot).body.flags().contains(Flags::MOUNTED)
         })
     }
 
-    /// Makes what is cached under a name unknown. The caller holds its claim.
-    pub(super) fn make_unknown(&self, dir: &Dir<'_>, needle: &Needle<'_>) {
-        self.dcache.make_name_stale(dir.key(), needle);
+    /// Invalidates the cached name. The caller holds its in-lookup lock.
+    pub(super) fn make_unknown(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
+        self.dcache.make_name_stale(dir.key(), lookup_key);
     }
 
     /// Gives a new file what it inherits from its directory: group and set-group-ID bit, ACLs.

@@ -19,26 +19,29 @@
 //!   has already made.
 //! - L.2: a call that waits holds no shared lock, or waits for renames that are with the back end
 //!   only. A rename that waits holds nothing here.
-//! - L.3: nothing is overtaken for ever: calls and renames that come later, and conflict, wait for a
-//!   rename or a first path of a call that waits already.
+//! - L.3: nothing is overtaken for ever: renames that come later, and conflict, wait for a rename or
+//!   a call that waits already, and so do the first paths of later calls. A second path of a call
+//!   overtakes a rename that waits, which may be waiting for the first path of that call.
 //!
 //! # Why nothing waits in a circle
-//! A rename that has its locks needs no others. So each wait for one that has its locks ends. The
-//! other waits are for an earlier ticket. Claims of names and of attributes are taken before a path
+//! A rename that has its locks needs no others. So each wait for one that has its locks ends. A call
+//! that holds a path waits for such renames alone, so each wait for such a call ends too. The other
+//! waits are for an earlier ticket. In-lookup and attribute locks are taken before a path
 //! lock, and nothing that holds a path lock takes one: the lock is released as soon as the back end
 //! has answered, and a rename takes it when all its checks are done. Two renames of directories
-//! that could each wait for the other's path would make a loop; `Moves` lets only one of them
-//! through.
+//! that could each wait for the other's path would make a loop; `InFlightMoves` lets only one of
+//! them through.
 //!
 //! # Locks
-//! The table's lock is taken after claims and before `topology`; no back end is called under it.
+//! The table's lock is taken after in-lookup locks and before `topology`. No back end is called
+//! under it.
 //!
 //! Source: libfuse `lib/fuse.c` (`get_path_wrlock`, `try_get_path2`), which locks each node of the path.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-use corewalk_sync::{Condvar, Mutex};
+use corewalk_base::{Condvar, Mutex};
 
 use crate::Errno;
 use crate::attr::FileKind;
@@ -61,7 +64,7 @@ pub(crate) struct Paths {
 #[derive(Default)]
 struct Table {
     last_ticket: u64,
-    /// Calls that hold a path, or wait for their first one.
+    /// Calls that hold a path, or wait for one.
     calls: Vec<Held>,
     /// Renames and removals that have their locks, or wait for them.
     moves: Vec<Move>,
@@ -176,9 +179,6 @@ impl Paths {
                     let is_before = nesting == Nesting::First && other.ticket < ticket;
                     (other.is_granted || is_before) && other.moves_any(&inodes)
                 });
-                // A further path is not waited for before the call has it.
-                let is_known = !must_wait || nesting == Nesting::First;
-                let inodes = if is_known { inodes } else { Vec::new() };
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);

@@ -1,21 +1,19 @@
 //! Rename: two names change at one instant, and the tree stays a tree.
 //!
-//! The back end renames first, then the cache; until then readers are answered as before, since what has
-//! either name is in the cache by then: for a new name that the cache does not know, the back end is told
-//! to replace nothing. Nobody waits but who wants to change one of the two names, or asks for one that the
-//! cache does not know.
+//! The back end renames first, then the cache. Until then readers get the old answers, since both
+//! names are cached by then. For a new name that is not cached, the back end is told to replace
+//! nothing. Only changes of one of the two names wait, and lookups of a name that is not cached.
 //!
-//! A directory that changes its parent could end up below itself if two such moves ran side by
-//! side. So each announces its new parent before the back end is called, and checks its way to the
-//! root over parents as they are and as announced; a move that would close a loop with one that is
-//! only announced waits for it. The lock of that list is not held while the back end works, and no
-//! reader takes it (traps T26, T27, P9).
+//! Two moves of directories side by side could put each below the other. So a move announces its
+//! new parent before it calls the back end, and checks the way to the root over current and
+//! announced parents. If it would close a loop with an announced move, it waits for that move. The
+//! lock of the list is not held during the call, and no reader takes it (traps T26, T27, P9).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
 
 use std::collections::HashSet;
 
-use corewalk_sync::{CachePadded, Condvar, Mutex};
+use corewalk_base::{CachePadded, Condvar, Mutex};
 
 use super::call::KnownPath;
 use super::held::{DentryHold, Dir, Found};
@@ -23,15 +21,15 @@ use super::hidden::LockedName;
 use super::names::{Cached, Missing};
 use super::{InodeRef, Vfs};
 use crate::Errno;
-use crate::claim::Claim;
 use crate::cred::{Cred, May};
 use crate::dcache::Dcache;
-use crate::dentry::{Key, Needle};
+use crate::dentry::{LookupKey, ParentKey};
 use crate::fs::RenameMode;
+use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
-/// Shards of the crossings: so many renames enter directories without meeting.
-const CROSSING_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
+/// Shards of the in-flight renames, so that renames in different directories seldom share one.
+const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
     /// Renames `from` to `to`. With [`RenameMode::Replace`] an existing target goes in the same
@@ -50,7 +48,7 @@ impl Vfs {
         to: (&InodeRef<'_>, Name<'_>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
-        self.settled(&[from.0.slot, to.0.slot], || {
+        self.awaiting_removal(&[from.0.slot, to.0.slot], || {
             let old_dir = self.searched(cred, from.0)?;
             let other_dir = match from.0.slot == to.0.slot {
                 true => None,
@@ -61,16 +59,16 @@ impl Vfs {
             if inodes.superblock(from.0.slot) != inodes.superblock(to.0.slot) {
                 return Err(Errno::XDEV);
             }
-            let (old, new) = (&self.dcache.needle(from.1), &self.dcache.needle(to.1));
-            let claim = self.dcache.claims.claim_both(
-                self.dcache.claim_key(old_dir.now.slot, old),
-                self.dcache.claim_key(new_dir.now.slot, new),
+            let (old, new) = (&self.dcache.lookup_key(from.1), &self.dcache.lookup_key(to.1));
+            let in_lookup = self.dcache.in_lookup.lock_both(
+                self.dcache.in_lookup_key(old_dir.now.slot, old),
+                self.dcache.in_lookup_key(new_dir.now.slot, new),
             );
-            let source = self.resolve(old_dir, old, &claim)?.ok_or(Errno::NOENT)?;
+            let source = self.resolve(old_dir, old, &in_lookup)?.ok_or(Errno::NOENT)?;
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
             let target = match self.cached(new_dir, new) {
                 Cached::Known(target) => target,
-                Cached::Unknown => match op.take_unknown_name(&source, &claim)? {
+                Cached::Unknown => match op.take_unknown_name(&source, &in_lookup)? {
                     None => return Ok(()),
                     Some(target) => target,
                 },
@@ -78,46 +76,46 @@ impl Vfs {
             if op.is_nothing_to_do(&source, target.as_ref())? {
                 return Ok(());
             }
-            let done = op.run(&source, target.as_ref(), mode, &claim);
+            let done = op.run(&source, target.as_ref(), mode, &in_lookup);
             if let Err(Failed::InBackEnd(_)) = done {
-                // Once the claim is gone, the dentry alone is held.
+                // Without the in-lookup locks, only the dentry is held.
                 let victim = target.as_ref().and_then(Found::directory);
-                drop(claim);
-                self.wait_for_crossings(victim);
+                drop(in_lookup);
+                self.wait_for_renames(victim);
             }
             done.map_err(|failed| match failed {
                 Failed::Before(error) => error,
-                Failed::InBackEnd(error) => self.doubted(target.as_ref(), error),
+                Failed::InBackEnd(error) => self.invalidate_if_not_empty(target.as_ref(), error),
             })
         })
     }
 
-    /// Waits until no rename is on its way out of, or into, a directory that the back end has just
-    /// removed, or has found not to be empty: what such a rename has done there, the cache must say
-    /// before anybody hears of its consequences. The caller waits for no claim and, if its own
-    /// operation has failed, has left what it was crossing.
-    pub(super) fn wait_for_crossings(&self, victim: Option<u32>) {
+    /// Waits for the in-flight renames into or out of a directory that the back end has just
+    /// removed, or found not to be empty. The cache must show such a rename before any caller hears
+    /// of its consequences. The caller holds no in-lookup lock. If its own operation failed, it has
+    /// left its in-flight renames.
+    pub(super) fn wait_for_renames(&self, victim: Option<u32>) {
         if let Some(slot) = victim {
-            self.crossings.wait(slot);
+            self.in_flight_renames.wait(slot);
         }
     }
 
-    /// Moves a dentry that the caller holds, with its claims, from the name `from` to one under `key`. With a
-    /// directory the caller holds `topology`. Returns the parent that the caller has to let go of
-    /// once it holds no lock.
+    /// Moves a dentry from the name `from` to one under `key`. The caller holds the dentry and both
+    /// in-lookup locks, and `topology` for a directory. Returns the old parent, which the caller
+    /// drops without a lock.
     pub(super) fn move_dentry(
         &self,
-        (slot, from): (u32, &Needle<'_>),
-        key: Key,
-        needle: &Needle<'_>,
+        (slot, from): (u32, &LookupKey<'_>),
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
         target: Option<u32>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Errno> {
         let is_new_parent = self.dcache.parent(slot).0 != key.parent();
         if is_new_parent && !self.dcache.dentries.lockref(key.parent()).get_not_dead() {
             return Err(Errno::STALE);
         }
-        match self.dcache.d_move((slot, from), key, needle, target, claim) {
+        match self.dcache.d_move((slot, from), key, lookup_key, target, in_lookup) {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
@@ -130,14 +128,14 @@ impl Vfs {
     }
 }
 
-/// One rename: what it is about, with both names claimed.
+/// One rename, with the in-lookup locks of both names.
 struct Rename<'v, 'a> {
     vfs: &'v Vfs,
     cred: &'a Cred,
     old_dir: &'a Dir<'v>,
     new_dir: &'a Dir<'v>,
-    old: &'a Needle<'a>,
-    new: &'a Needle<'a>,
+    old: &'a LookupKey<'a>,
+    new: &'a LookupKey<'a>,
     mode: RenameMode,
 }
 
@@ -156,17 +154,17 @@ impl<'v> Rename<'v, '_> {
     fn take_unknown_name(
         &self,
         source: &Found<'_>,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<Option<Option<Found<'v>>>, Errno> {
         let first = match self.mode {
             RenameMode::Exchange => None,
-            _ => match self.run(source, None, RenameMode::NoReplace, claim) {
+            _ => match self.run(source, None, RenameMode::NoReplace, in_lookup) {
                 Ok(()) => return Ok(None),
                 Err(failed) => Some(failed),
             },
         };
         // Whatever it was, an error because of a target would come before.
-        let target = self.vfs.resolve_or(self.new_dir, self.new, claim, Missing::Dropped)?;
+        let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
             // A target that has gone since, or a back end that cannot do that.
@@ -186,7 +184,7 @@ impl<'v> Rename<'v, '_> {
         source: &Found<'_>,
         target: Option<&Found<'_>>,
         mode: RenameMode,
-        claim: &Claim<'_>,
+        in_lookup: &KeyGuard<'_>,
     ) -> Result<(), Failed> {
         let vfs = self.vfs;
         let announced = self.announce(source, target).map_err(Failed::Before)?;
@@ -197,7 +195,7 @@ impl<'v> Rename<'v, '_> {
         let moved = [source.inode, target.map_or(0, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
         // Entered with the path locks: a rename that waits for them crosses nothing yet.
-        let crossing = self.changes_parent().then(|| vfs.crossings.enter(slots));
+        let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
         let [from, to] = [0, 1].map(|index| LockedName {
@@ -208,10 +206,10 @@ impl<'v> Rename<'v, '_> {
         let renamed = vfs.rename_in_backend(from, to, (source, target), mode);
         renamed.map_err(Failed::InBackEnd)?;
         if mode != RenameMode::Exchange {
-            vfs.wait_for_crossings(target.and_then(Found::directory));
+            vfs.wait_for_renames(target.and_then(Found::directory));
         }
-        self.commit(source, target, key, claim);
-        drop((crossing, lock, announced));
+        self.commit(source, target, key, in_lookup);
+        drop((in_flight, lock, announced));
         Ok(())
     }
 
@@ -284,12 +282,18 @@ impl<'v> Rename<'v, '_> {
         if edges.is_empty() {
             return Ok(None);
         }
-        self.vfs.moves.announce(&self.vfs.dcache, edges).map(Some)
+        self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
     /// Makes the cache say what the back end says now. If one of the names was invalidated
     /// meanwhile, the dentries still get their new names, but cannot be found by them.
-    fn commit(&self, source: &Found<'_>, target: Option<&Found<'_>>, key: Key, claim: &Claim<'_>) {
+    fn commit(
+        &self,
+        source: &Found<'_>,
+        target: Option<&Found<'_>>,
+        key: ParentKey,
+        in_lookup: &KeyGuard<'_>,
+    ) {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(Found::is_directory);
         // The victim's inode is held until all locks are released: its last reference goes to the
@@ -305,13 +309,13 @@ impl<'v> Rename<'v, '_> {
             }
             match (self.mode, replaced) {
                 (RenameMode::Exchange, Some(other)) => {
-                    vfs.dcache.exchange(moved, other, claim).map(|()| None)
+                    vfs.dcache.exchange(moved, other, in_lookup).map(|()| None)
                 }
                 (RenameMode::Exchange, None) => Err(Errno::STALE),
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
-                    let key = if is_current { key } else { Key::stale(key.parent()) };
-                    vfs.move_dentry((moved, self.old), key, self.new, target, claim).map(Some)
+                    let key = if is_current { key } else { ParentKey::stale(key.parent()) };
+                    vfs.move_dentry((moved, self.old), key, self.new, target, in_lookup).map(Some)
                 }
             }
         });
@@ -329,39 +333,39 @@ impl<'v> Rename<'v, '_> {
     }
 }
 
-/// Directories that a rename is just taking a name out of, or into: from before the back end is asked
-/// until the cache says what came of it.
+/// Directories that a rename is moving an entry out of or into. An entry stays from before the call
+/// of the back end until the cache shows the result.
 ///
-/// Whoever waits for one after its own success waits for renames that the back end made before, or
-/// refuses; so nobody waits in a circle.
-pub(super) struct Crossings {
-    shards: Box<[CachePadded<CrossingShard>]>,
+/// A thread that waits after its own success waits for renames that the back end made before, or
+/// refuses. So threads do not wait in a circle.
+pub(super) struct InFlightRenames {
+    shards: Box<[CachePadded<InFlightShard>]>,
 }
 
-struct CrossingShard {
+struct InFlightShard {
     busy: Mutex<Vec<u32>>,
     left: Condvar,
 }
 
 /// A rename between two directories that runs.
 #[must_use]
-pub(super) struct Crossing<'a> {
-    crossings: &'a Crossings,
+pub(super) struct InFlightRename<'a> {
+    in_flight_renames: &'a InFlightRenames,
     slots: [u32; 2],
 }
 
-impl Crossings {
-    pub(super) fn new() -> Crossings {
+impl InFlightRenames {
+    pub(super) fn new() -> InFlightRenames {
         let shard = || {
             let busy = Mutex::new(Vec::new());
-            CachePadded::new(CrossingShard { busy, left: Condvar::new() })
+            CachePadded::new(InFlightShard { busy, left: Condvar::new() })
         };
-        Crossings { shards: (0..CROSSING_SHARDS).map(|_| shard()).collect() }
+        InFlightRenames { shards: (0..IN_FLIGHT_SHARDS).map(|_| shard()).collect() }
     }
 
-    fn enter(&self, slots: [u32; 2]) -> Crossing<'_> {
+    fn enter(&self, slots: [u32; 2]) -> InFlightRename<'_> {
         slots.iter().for_each(|&slot| self.shard(slot).busy.lock().push(slot));
-        Crossing { crossings: self, slots }
+        InFlightRename { in_flight_renames: self, slots }
     }
 
     fn wait(&self, slot: u32) {
@@ -372,15 +376,15 @@ impl Crossings {
         }
     }
 
-    fn shard(&self, slot: u32) -> &CrossingShard {
-        &self.shards[slot as usize % CROSSING_SHARDS]
+    fn shard(&self, slot: u32) -> &InFlightShard {
+        &self.shards[slot as usize % IN_FLIGHT_SHARDS]
     }
 }
 
-impl Drop for Crossing<'_> {
+impl Drop for InFlightRename<'_> {
     fn drop(&mut self) {
         for slot in self.slots {
-            let shard = self.crossings.shard(slot);
+            let shard = self.in_flight_renames.shard(slot);
             let mut busy = shard.busy.lock();
             let at = busy.iter().position(|&other| other == slot).expect("entered once");
             busy.swap_remove(at);
@@ -391,15 +395,15 @@ impl Drop for Crossing<'_> {
 }
 
 /// Directories that are about to get a new parent.
-pub(super) struct Moves {
+pub(super) struct InFlightMoves {
     announced: Mutex<Vec<(u32, u32)>>,
-    settled: Condvar,
+    withdrawn: Condvar,
 }
 
 /// An announcement, taken back when it is dropped.
 #[must_use]
 pub(super) struct Announced<'a> {
-    moves: &'a Moves,
+    moves: &'a InFlightMoves,
     edges: Vec<(u32, u32)>,
 }
 
@@ -413,9 +417,9 @@ enum Loop {
     Perhaps,
 }
 
-impl Moves {
-    pub(super) fn new() -> Moves {
-        Moves { announced: Mutex::new(Vec::new()), settled: Condvar::new() }
+impl InFlightMoves {
+    pub(super) fn new() -> InFlightMoves {
+        InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
     /// Announces that each first slot moves below the second.
@@ -440,7 +444,7 @@ impl Moves {
                 announced.extend(&edges);
                 return Ok(Announced { moves: self, edges });
             }
-            self.settled.wait(&mut announced);
+            self.withdrawn.wait(&mut announced);
         }
     }
 }
@@ -454,7 +458,7 @@ impl Drop for Announced<'_> {
             }
         }
         drop(announced);
-        self.moves.settled.notify_all();
+        self.moves.withdrawn.notify_all();
     }
 }
 

@@ -3,7 +3,7 @@
 //! Source: Linux `d_revalidate` (`Documentation/filesystems/vfs.rst`).
 
 use crate::Errno;
-use crate::dentry::Needle;
+use crate::dentry::LookupKey;
 use crate::name::Name;
 
 use super::held::{Dir, Found};
@@ -40,29 +40,31 @@ impl Vfs {
     #[doc(alias = "d_revalidate")]
     pub fn revalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
-        let needle = self.dcache.needle(name);
-        if self.dcache.find(dir.key(), &needle).is_none() {
+        let lookup_key = self.dcache.lookup_key(name);
+        if self.dcache.find(dir.key(), &lookup_key).is_none() {
             return Ok(());
         }
         // Nobody changes the name through this namespace while the back end is asked.
-        let claim = self.dcache.claims.claim(self.dcache.claim_key(dir.now.slot, &needle));
-        let is_so = match self.cached(&dir, &needle) {
+        let in_lookup =
+            self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+        let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
             // To ask now would be to ask twice, if somebody is about to use the name.
             Cached::Known(None) => false,
-            Cached::Known(Some(found)) => self.is_still(&dir, &needle, &found),
+            Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };
         if !is_so {
-            self.make_unknown(&dir, &needle);
+            self.make_unknown(&dir, &lookup_key);
         }
-        drop(claim);
+        drop(in_lookup);
         Ok(())
     }
 
-    /// Returns true if the back end says of a name what is cached of it. The caller holds its claim.
-    fn is_still(&self, dir: &Dir<'_>, needle: &Needle<'_>, found: &Found<'_>) -> bool {
+    /// Returns true if the back end agrees with the cached name. The caller holds its in-lookup
+    /// lock.
+    fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &Found<'_>) -> bool {
         let changes = self.dcache.inodes.changes();
-        let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, needle.name));
+        let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
         // What another answer leads to is told that it is not used, as after every lookup.
         let entered = answer.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);

@@ -7,7 +7,7 @@ use super::{Mode, SYMLINKS_MAX, Stop, Walk, WalkFlags};
 use crate::Errno;
 use crate::cred::May;
 use crate::dcache::Dcache;
-use crate::dentry::{Flags, Glimpse, Key};
+use crate::dentry::{Flags, ParentKey, Snapshot};
 use crate::name::Name;
 use crate::vfs::{Checked, InodeRef, Place, Unattached};
 
@@ -25,7 +25,7 @@ impl<'v> Walk<'v, '_> {
             b".." => return self.step_up().map(|()| None),
             _ => {}
         }
-        let name = Name::new(component).map_err(|error| self.verdict(error))?;
+        let name = Name::new(component).map_err(|error| self.validated(error))?;
         let parent = (self.dentry, self.seen, self.hold.take());
         let hold = self.child(name, parent.2.as_ref())?;
         let flags = self.seen.body.flags();
@@ -33,7 +33,7 @@ impl<'v> Walk<'v, '_> {
             return self.read_link(hold, parent).map(Some);
         }
         self.hold = hold;
-        self.note();
+        self.record();
         if flags.contains(Flags::MOUNTED) {
             self.cross_mounts()?;
         }
@@ -45,23 +45,23 @@ impl<'v> Walk<'v, '_> {
     fn may_search(&mut self) -> Result<(), Stop> {
         let flags = self.seen.body.flags();
         if self.seen.body.is_negative() {
-            return Err(self.verdict(Errno::NOENT));
+            return Err(self.validated(Errno::NOENT));
         }
         if !flags.contains(Flags::DIRECTORY) {
-            return Err(self.verdict(Errno::NOTDIR));
+            return Err(self.validated(Errno::NOTDIR));
         }
-        if flags.contains(Flags::SEARCHABLE) && self.vfs.security().is_none() {
+        if flags.contains(Flags::SEARCHABLE) {
             return Ok(());
         }
         let inode = self.seen.body.inode();
         match self.vfs.permission_now(self.cred, inode, May::EXEC) {
             Checked::Yes => Ok(()),
-            Checked::No(error) => Err(self.verdict(error)),
+            Checked::No(error) => Err(self.validated(error)),
             Checked::Unknown => {
                 self.must_not_block()?;
                 self.legitimize()?;
                 let permission = || self.vfs.permission(self.cred, inode, May::EXEC);
-                Ok(self.vfs.settled(&[inode], permission)?)
+                Ok(self.vfs.awaiting_removal(&[inode], permission)?)
             }
         }
     }
@@ -73,9 +73,9 @@ impl<'v> Walk<'v, '_> {
         parent: Option<&Place<'v>>,
     ) -> Result<Option<Place<'v>>, Stop> {
         let dcache = &self.vfs.dcache;
-        let key = Key::new(self.dentry, dcache.dentries.child_generation(self.dentry));
-        let needle = dcache.needle(name);
-        if let Some((slot, seen)) = dcache.find(key, &needle) {
+        let key = ParentKey::new(self.dentry, dcache.dentries.child_generation(self.dentry));
+        let lookup_key = dcache.lookup_key(name);
+        if let Some((slot, seen)) = dcache.find(key, &lookup_key) {
             if self.mode == Mode::Rcu {
                 (self.dentry, self.seen) = (slot, seen);
                 return Ok(None);
@@ -110,25 +110,26 @@ impl<'v> Walk<'v, '_> {
         };
         self.validate()?;
         let inode = self.seen.body.inode();
-        let dir = vfs.dir(inode).map_err(|error| self.verdict(error))?;
-        let needle = vfs.dcache.needle(name);
-        let (claim, found) = vfs.settled(&[inode], || {
-            let claim = vfs.dcache.claims.claim(vfs.dcache.claim_key(dir.now.slot, &needle));
-            vfs.resolve(&dir, &needle, &claim).map(|found| (claim, found))
+        let dir = vfs.dir(inode).map_err(|error| self.validated(error))?;
+        let lookup_key = vfs.dcache.lookup_key(name);
+        let (in_lookup, found) = vfs.awaiting_removal(&[inode], || {
+            let in_lookup =
+                vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+            vfs.resolve(&dir, &lookup_key, &in_lookup).map(|found| (in_lookup, found))
         })?;
-        // While the claim is held the name stays missing, so this is the instant of the answer.
-        let found = found.ok_or_else(|| self.verdict(Errno::NOENT))?;
+        // The in-lookup lock keeps the name missing, so this is the instant of the answer.
+        let found = found.ok_or_else(|| self.validated(Errno::NOENT))?;
         let inode = found.inode_ref();
         let dentry = match found.into_dentry() {
             Ok(dentry) => dentry,
             Err(why) => {
-                drop(claim);
+                drop(in_lookup);
                 return Err(self.unattached(&inode, why));
             }
         };
         let hold = Place { dentry, inode };
         let slot = hold.dentry.slot();
-        let seen = vfs.dcache.dentries.glimpse(slot);
+        let seen = vfs.dcache.dentries.snapshot(slot);
         if !vfs.dcache.dentries.is_unchanged(slot, seen.seq) {
             return Err(Stop::Retry);
         }
@@ -153,7 +154,7 @@ impl<'v> Walk<'v, '_> {
         loop {
             if self.mount.id == self.root.mount.id && self.dentry == self.root.dentry {
                 if self.flags.contains(WalkFlags::BENEATH) {
-                    return Err(self.verdict(Errno::XDEV));
+                    return Err(self.validated(Errno::XDEV));
                 }
                 return Ok(());
             }
@@ -162,22 +163,22 @@ impl<'v> Walk<'v, '_> {
             }
             let Some((mount, point)) = self.mount.point.clone() else { return Ok(()) };
             if self.flags.contains(WalkFlags::NO_XDEV) {
-                return Err(self.verdict(Errno::XDEV));
+                return Err(self.validated(Errno::XDEV));
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
             // A dead one no longer keeps `point`, which may be another dentry by now (M.1).
-            self.stand_on(point, |_| !left.is_dead())?;
+            self.move_to(point, |_| !left.is_dead())?;
         }
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child that led here is in the trail and says whether it was the parent.
-            Mode::Rcu => self.stand_on(parent, |_| true)?,
-            // It may have been moved since it was seen, and what was its parent then be another
-            // dentry by now: it is held until it has been asked again (trap T19).
+            // The child is in the read set, which validates that this was its parent.
+            Mode::Rcu => self.move_to(parent, |_| true)?,
+            // The child may have moved since the snapshot, and the slot of the parent may have been
+            // reused. So hold the parent while it is checked again (trap T19).
             Mode::Ref => {
                 let _child = self.hold.take();
-                self.stand_on(parent, |dcache| dcache.parent(child).0 == parent)?;
+                self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;
             }
         }
         if self.seen.body.flags().contains(Flags::MOUNTED) {
@@ -186,12 +187,12 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to a dentry that something keeps in its slot: `is_kept`, which is asked when the dentry has
-    /// been seen and is held, says whether it did until then.
-    fn stand_on(&mut self, slot: u32, is_kept: impl FnOnce(&Dcache) -> bool) -> Result<(), Stop> {
+    /// Moves to a dentry that another object keeps in its slot. `is_kept` checks, with the dentry
+    /// held, that this was so until now.
+    fn move_to(&mut self, slot: u32, is_kept: impl FnOnce(&Dcache) -> bool) -> Result<(), Stop> {
         let dcache = &self.vfs.dcache;
-        let seen: Glimpse = loop {
-            let seen = dcache.dentries.glimpse(slot);
+        let seen: Snapshot = loop {
+            let seen = dcache.dentries.snapshot(slot);
             if dcache.dentries.is_unchanged(slot, seen.seq) {
                 break seen;
             }
@@ -214,21 +215,21 @@ impl<'v> Walk<'v, '_> {
             };
         }
         (self.dentry, self.seen, self.hold) = (slot, seen, hold);
-        self.note();
+        self.record();
         Ok(())
     }
 
-    /// Moves to the root of what is mounted here, and on that, and so on.
+    /// Moves to the root of the mount on this dentry, and repeats that there.
     fn cross_mounts(&mut self) -> Result<(), Stop> {
         let vfs = self.vfs;
         let guard = corewalk_sync::rcu::read_lock();
         while let Some(mount) = vfs.mounts.on(&self.mount, self.dentry, &guard) {
             if self.flags.contains(WalkFlags::NO_XDEV) {
-                return Err(self.verdict(Errno::XDEV));
+                return Err(self.validated(Errno::XDEV));
             }
             self.validate()?;
             self.mount = Cow::Owned(Arc::clone(mount));
-            self.stand_on(self.mount.root, |_| true)?;
+            self.move_to(self.mount.root, |_| true)?;
         }
         Ok(())
     }
@@ -239,10 +240,10 @@ impl<'v> Walk<'v, '_> {
     fn read_link(
         &mut self,
         hold: Option<Place<'v>>,
-        parent: (u32, Glimpse, Option<Place<'v>>),
+        parent: (u32, Snapshot, Option<Place<'v>>),
     ) -> Result<Vec<u8>, Stop> {
         if self.flags.contains(WalkFlags::NO_SYMLINKS) || self.links >= SYMLINKS_MAX {
-            return Err(self.verdict(Errno::LOOP));
+            return Err(self.validated(Errno::LOOP));
         }
         self.links += 1;
         self.must_not_block()?;
@@ -251,7 +252,7 @@ impl<'v> Walk<'v, '_> {
             Some(hold) => hold,
             None => self.vfs.hold(slot, seen).ok_or(Stop::Retry)?,
         };
-        self.note();
+        self.record();
         (self.dentry, self.seen, self.hold) = parent;
         if self.hold.is_none() {
             self.legitimize()?;
@@ -265,7 +266,7 @@ impl<'v> Walk<'v, '_> {
                 return Err(Stop::Fail(Errno::XDEV));
             }
             self.mount = Cow::Borrowed(&self.root.mount);
-            self.stand_on(self.root.dentry, |_| true)?;
+            self.move_to(self.root.dentry, |_| true)?;
         }
         match target.len() {
             0 => Err(Stop::Fail(Errno::NOENT)),
@@ -275,7 +276,7 @@ impl<'v> Walk<'v, '_> {
 
     fn must_not_block(&self) -> Result<(), Stop> {
         if self.flags.contains(WalkFlags::CACHED) {
-            return Err(self.verdict(Errno::AGAIN));
+            return Err(self.validated(Errno::AGAIN));
         }
         Ok(())
     }

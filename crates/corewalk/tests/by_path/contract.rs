@@ -8,8 +8,8 @@ use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
     Cred, Errno, FileKind, FileSystem, InodeRef, Make, Name, Node, RenameMode, Vfs, VfsOptions,
 };
-use corewalk_sync::primitives::thread;
-use corewalk_sync::{Condvar, Mutex};
+use corewalk_base::primitives::thread;
+use corewalk_base::{Condvar, Mutex};
 use corewalk_testkit::race::Watchdog;
 
 use crate::tree::{At, Links, PathTree};

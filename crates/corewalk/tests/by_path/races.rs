@@ -1,14 +1,17 @@
 //! Races of path locks and hidden names that reviews and storms have found, one schedule each.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
-use corewalk::{Cred, Errno, InodeRef, May, Removal, Vfs};
-use corewalk_sync::primitives::thread;
+use corewalk::{Cred, Errno, InodeRef, May, Removal, Vfs, VfsOptions};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::contract::{A_WHILE, gated, make, name, rename};
-use crate::tree::At;
+use crate::tree::{At, Links, PathTree};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -156,6 +159,32 @@ fn waiting_call_goes_before_a_later_rename() {
         assert!(first(At::Call) < first(At::BeforeRename), "{passed:?}");
         let (from, to) = ((&sub, name("f")), (&dir, name("f")));
         vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace).unwrap();
+        rename(&vfs, "b", "a");
+    }
+}
+
+/// A back end that panics lets go of the paths that its call, or its rename, has locked.
+#[test]
+fn path_locks_end_with_a_panic() {
+    let _watchdog = Watchdog::start("a call after a panic", LIMIT);
+    let panics_at = Arc::new(Mutex::new(None));
+    let at_pause = Arc::clone(&panics_at);
+    let fs = PathTree::new(Links::Yes, move |at, _| {
+        let is_there = at_pause.lock().take_if(|there| *there == at).is_some();
+        assert!(!is_there, "as asked for");
+    });
+    let vfs = Vfs::new(fs, VfsOptions::default()).unwrap();
+    let dir = make(&vfs, &vfs.root(), "a", S_IFDIR | 0o755);
+    let file = make(&vfs, &dir, "f", 0o644);
+    for at in [At::Call, At::BeforeRename] {
+        *panics_at.lock() = Some(at);
+        let call = AssertUnwindSafe(|| match at {
+            At::Call => drop(vfs.getattr(&file)),
+            _ => rename(&vfs, "a", "b"),
+        });
+        assert!(catch_unwind(call).is_err(), "{at:?}");
+        rename(&vfs, "a", "b");
+        assert_eq!(vfs.getattr(&file).map(|attr| attr.ino), Ok(file.ino()));
         rename(&vfs, "b", "a");
     }
 }

@@ -10,9 +10,9 @@ use corewalk::{
     Addressing, Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr,
     StatFs, Timespec, Vfs,
 };
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 
 /// The number of the root.
 const ROOT: u64 = 1;

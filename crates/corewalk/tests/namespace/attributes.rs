@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
 use corewalk::attr::mode::S_IFREG;
-use corewalk::{Cred, Errno, InodeRef, Make, May, SetAttr, Vfs, XattrMode};
-use corewalk_sync::primitives::thread;
+use corewalk::{Cred, Errno, InodeRef, Make, May, Removal, SetAttr, Vfs, XattrMode};
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 use corewalk_testkit::race::Watchdog;
 
 use crate::backends::{Call, Meddled};
-use crate::fixtures::{name, new, over, tree, walk};
+use crate::fixtures::{name, new, over, remove, tree, walk};
 use crate::pauses::{Stop, stopping, until_asleep};
 
 /// An ordinary user, who may not keep set-user-ID bits.
@@ -196,6 +197,36 @@ fn change_after_one_that_panicked_goes_on() {
     assert!(catch_unwind(write).is_err());
     chmod(&vfs, &f, 0o600).unwrap();
     assert_eq!(mode_of(&vfs, &f), 0o600);
+}
+
+/// Trap X3: a back end of which a lock is poisoned panics in each call, also in the `forget` that an
+/// unwinding reference makes. A second panic that leaves a destructor ends the process.
+#[test]
+fn forget_that_panics_while_another_panic_unwinds_ends_nothing() {
+    let is_poisoned = Arc::new(AtomicBool::new(false));
+    let forgotten = Arc::new(AtomicU64::new(0));
+    let (poison, count) = (Arc::clone(&is_poisoned), Arc::clone(&forgotten));
+    let vfs = over(Meddled::new(move |_, call| {
+        if matches!(call, Call::Forget(_)) {
+            // ORDERING: Relaxed. Statistic.
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        // ORDERING: Relaxed. A flag of one thread.
+        assert!(!poison.load(Ordering::Relaxed), "poisoned");
+        Ok(())
+    }));
+    tree(&vfs, &["f"]);
+    let file = walk(&vfs, "f").unwrap();
+    remove(&vfs, "f", Removal::Unlink).unwrap();
+    // ORDERING: Relaxed. A flag of one thread.
+    is_poisoned.store(true, Ordering::Relaxed);
+    let call = AssertUnwindSafe(|| {
+        let last = file;
+        vfs.getattr(&last)
+    });
+    assert!(catch_unwind(call).is_err());
+    // ORDERING: Relaxed. Statistic.
+    assert_eq!(forgotten.load(Ordering::Relaxed), 1, "the last reference went");
 }
 
 /// Makes a file that user 2 owns and its ACL lets nobody but user 3 read.

@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use corewalk::attr::mode::{S_IFBLK, S_IFDIR, S_IFREG};
 use corewalk::{Cred, Errno, Make, Removal, RenameMode, SetAttr, Vfs};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, RenameFlags, linkat, mknodat, renameat_with, statat,

@@ -2,17 +2,17 @@
 //!
 //! The orders were read off Linux 6.18, with the same calls on ext4 and tmpfs.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 
 use corewalk::acl::{Acl, XATTR_DEFAULT};
 use corewalk::attr::mode::{S_IFBLK, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Blocking, Caps, Cred, Errno, Fallocate, InodeRef, Make, May, Removal, RenameMode, Security,
-    Seek, SetAttr, SetTime, Subject, Timespec, Verdict, Vfs, WalkFlags, XattrMode,
+    Caps, Cred, Errno, Fallocate, InodeRef, Make, May, Removal, RenameMode, Seek, SetAttr, SetTime,
+    Timespec, Vfs, XattrMode,
 };
 
-use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
+use crate::fixtures::{name, new, over, remove, tree, walk};
 
 fn user() -> Cred {
     Cred::user(1000, 1000, &[])
@@ -318,45 +318,4 @@ fn mode_of_a_link_and_a_time_that_is_none_are_refused() {
     let last = Some(SetTime::At(Timespec { secs: -1, nanos: 999_999_999 }));
     let set = SetAttr { atime: last, uid: Some(7), ..SetAttr::default() };
     assert_eq!(vfs.setattr(&Cred::root(), &l, &set).map(|attr| attr.uid), Ok(7));
-}
-
-/// Renames an ancestor there and back whenever one directory is searched.
-struct Restless {
-    vfs: Arc<OnceLock<Weak<Vfs>>>,
-}
-
-impl Security for Restless {
-    fn inode_permission(&self, cred: &Cred, subject: Subject, _: May, _: Blocking) -> Verdict {
-        if cred.uid == 7
-            && let Some(vfs) = self.vfs.get().and_then(Weak::upgrade)
-            && subject.ino == walk(&vfs, "a/b").unwrap().ino()
-        {
-            rename(&vfs, "a", "A", RenameMode::Replace).unwrap();
-            rename(&vfs, "A", "a", RenameMode::Replace).unwrap();
-        }
-        Verdict::Allow
-    }
-}
-
-/// A walk that something on its way changes in every pass is counted: each new pass, and that it
-/// took references in the end.
-#[test]
-fn walk_that_gives_up_rcu_walk_is_counted_once() {
-    let vfs = new();
-    let place = Arc::new(OnceLock::new());
-    vfs.set_security(Box::new(Restless { vfs: Arc::clone(&place) })).unwrap();
-    tree(&vfs, &["a/", "a/b/", "a/b/f"]);
-    place.set(Arc::downgrade(&vfs)).unwrap();
-    let f = walk(&vfs, "a/b/f").unwrap().ino();
-    let before = vfs.stats();
-    let go = |cred: &Cred| vfs.resolve_path(cred, &at(&vfs), b"a/b/f", WalkFlags::empty());
-    assert_eq!(go(&Cred::root()).unwrap().ino, f);
-    let quiet = vfs.stats();
-    assert_eq!((quiet.retries, quiet.fallbacks), (before.retries, before.fallbacks));
-    assert_eq!(go(&user()).unwrap().ino, f);
-    assert_eq!(vfs.stats().fallbacks, before.fallbacks);
-    assert_eq!(go(&Cred::user(7, 7, &[])).unwrap().ino, f);
-    let after = vfs.stats();
-    assert_eq!((after.retries - before.retries, after.fallbacks - before.fallbacks), (16, 1));
-    remove(&vfs, "a/b/f", Removal::Unlink).unwrap();
 }

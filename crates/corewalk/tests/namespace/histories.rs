@@ -1,8 +1,8 @@
 //! Recorded histories of concurrent operations, checked for linearizability (guarantee V.1).
 
 use corewalk::{Errno, RenameMode};
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::history::{Clock, History, Recorder};
 use corewalk_testkit::linearize::assert_linearizable;
 use corewalk_testkit::race::{self, Watchdog};

@@ -27,7 +27,7 @@ use corewalk::{
     Caps, Cred, Errno, Fallocate, InodeRef, Make, May, Removal, SetAttr, SetTime, Timespec, Vfs,
     XattrMode,
 };
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, Timestamps, UTIME_NOW, UTIME_OMIT,
     XattrFlags,

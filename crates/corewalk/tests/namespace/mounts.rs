@@ -10,8 +10,8 @@ use corewalk::{
     Cred, Errno, FileKind, FileSystem, Make, Node, PathRef, Removal, RenameMode, Vfs, VfsOptions,
     WalkFlags,
 };
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::backends::{Call, Meddled};

@@ -1,19 +1,29 @@
-//! What happens under a walk that holds a reference at each step.
+//! Changes below a walk that holds a reference at each step.
+//!
+//! The directory that the walk searches has an ACL, so each search asks the back end. In that call
+//! the test changes the tree. A walk whose path changes in each pass gives up rcu-walk.
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use corewalk::{
-    Blocking, Cred, Errno, May, Removal, RenameMode, Security, Subject, Verdict, Vfs, WalkFlags,
-};
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
+use corewalk::{Cred, Errno, Removal, RenameMode, Vfs, WalkFlags, XattrMode};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
-use crate::fixtures::{at, new, remove, rename, tree, walk};
+use crate::backends::{Call, Meddled};
+use crate::fixtures::{at, over, remove, rename, tree, walk};
 
-/// What is done when the walk stands on `p/d` and has taken references.
+/// The change that a test makes once the walk has taken references.
 type Change = fn(&Vfs);
 
-/// Disturbs a walk of user 7 where it searches one directory: until it gives up rcu-walk, and then in
-/// another way, once.
+/// The user whose walks are disturbed.
+fn user() -> Cred {
+    Cred::user(7, 7, &[])
+}
+
+/// Disturbs each walk that searches one directory.
+///
+/// In rcu-walk it renames the parent of the directory there and back. In the first ref-walk it makes
+/// `change`, once.
 struct Disturber {
     vfs: OnceLock<Weak<Vfs>>,
     directory: OnceLock<u64>,
@@ -21,39 +31,52 @@ struct Disturber {
     is_done: AtomicBool,
 }
 
-struct Hook(Arc<Disturber>);
-
-impl Security for Hook {
-    fn inode_permission(&self, cred: &Cred, subject: Subject, _: May, _: Blocking) -> Verdict {
-        let at = &self.0;
-        if cred.uid == 7
-            && let Some(vfs) = at.vfs.get().and_then(Weak::upgrade)
-            && at.directory.get() == Some(&subject.ino)
-        {
-            if vfs.stats().fallbacks == 0 {
-                rename(&vfs, "p", "P", RenameMode::Replace).unwrap();
-                rename(&vfs, "P", "p", RenameMode::Replace).unwrap();
-            // ORDERING: Relaxed. One thread.
-            } else if !at.is_done.swap(true, Ordering::Relaxed) {
-                (at.change)(&vfs);
-            }
+impl Disturber {
+    /// Runs while the back end is asked for the ACL of the inode `ino`.
+    fn acl_asked(&self, ino: u64) {
+        if self.directory.get() != Some(&ino) {
+            return;
         }
-        Verdict::Allow
+        let Some(vfs) = self.vfs.get().and_then(Weak::upgrade) else { return };
+        if vfs.stats().fallbacks == 0 {
+            rename(&vfs, "p", "P", RenameMode::Replace).unwrap();
+            rename(&vfs, "P", "p", RenameMode::Replace).unwrap();
+        // ORDERING: Relaxed. One thread.
+        } else if !self.is_done.swap(true, Ordering::Relaxed) {
+            (self.change)(&vfs);
+        }
     }
 }
 
-/// Returns a namespace with `p/d` and `q`, in which a walk of user 7 through `p/d` meets `change`.
+/// Returns a namespace with `p/d` and `q`. The first ref-walk of user 7 through `p/d` meets `change`.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
-    let vfs = new();
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),
         directory: OnceLock::new(),
         change,
         is_done: AtomicBool::new(false),
     });
-    vfs.set_security(Box::new(Hook(Arc::clone(&disturber)))).unwrap();
+    let vfs = over(Meddled::new({
+        let disturber = Arc::clone(&disturber);
+        move |_, call| {
+            if let Call::GetAcl(ino) = call {
+                disturber.acl_asked(ino);
+            }
+            Ok(())
+        }
+    }));
     tree(&vfs, &["p/", "p/d/", "q/"]);
-    disturber.directory.set(walk(&vfs, "p/d").unwrap().ino()).unwrap();
+    let acl = Acl::new([
+        Entry::new(Tag::UserObj, 7, Entry::NO_ID),
+        Entry::new(Tag::User, 5, user().uid),
+        Entry::new(Tag::GroupObj, 5, Entry::NO_ID),
+        Entry::new(Tag::Mask, 5, Entry::NO_ID),
+        Entry::new(Tag::Other, 5, Entry::NO_ID),
+    ]);
+    let (acl, d) = (acl.unwrap().to_xattr(), walk(&vfs, "p/d").unwrap());
+    vfs.setxattr(&Cred::root(), &d, XATTR_ACCESS, &acl, XattrMode::Set).unwrap();
+    disturber.directory.set(d.ino()).unwrap();
+    drop(d);
     disturber.vfs.set(Arc::downgrade(&vfs)).unwrap();
     (vfs, disturber)
 }
@@ -63,12 +86,27 @@ fn slot_of(vfs: &Vfs, path: &str) -> u32 {
     found.unwrap().dentry.0
 }
 
-/// Returns where user 7 gets to.
+/// Returns the inode number that user 7 finds at `path` in a ref-walk.
 fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
-    let cred = Cred::user(7, 7, &[]);
-    let found = vfs.resolve_path(&cred, &at(vfs), path.as_bytes(), WalkFlags::empty());
+    let found = vfs.resolve_path(&user(), &at(vfs), path.as_bytes(), WalkFlags::empty());
     assert_eq!(vfs.stats().fallbacks, 1, "it is a ref-walk");
     found.map(|found| found.ino)
+}
+
+/// A walk whose path changes in each pass counts each new pass, and one fallback at the end.
+#[test]
+fn walk_that_gives_up_rcu_walk_is_counted_once() {
+    let (vfs, _) = disturbed(|_| {});
+    tree(&vfs, &["p/d/f"]);
+    let f = walk(&vfs, "p/d/f").unwrap().ino();
+    let go = |cred: &Cred| vfs.resolve_path(cred, &at(&vfs), b"p/d/f", WalkFlags::empty());
+    let before = vfs.stats();
+    assert_eq!(go(&Cred::root()).unwrap().ino, f);
+    let quiet = vfs.stats();
+    assert_eq!((quiet.retries, quiet.fallbacks), (before.retries, before.fallbacks));
+    assert_eq!(resolve(&vfs, "p/d/f"), Ok(f));
+    let after = vfs.stats();
+    assert_eq!((after.retries - before.retries, after.fallbacks - before.fallbacks), (16, 1));
 }
 
 /// Traps T17, T19: the walk holds `p/d` and no longer `p`, so the slot of `p` may be that of another

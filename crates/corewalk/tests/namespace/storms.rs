@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Cred, Errno, FsStruct, PathKind, PathRef, RenameMode, WalkFlags};
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::Seed;
 
@@ -102,7 +102,7 @@ fn renamed_file_is_never_without_a_name() {
             // ORDERING(moves): SeqCst. As above.
             ended.fetch_add(1, Ordering::SeqCst);
             for _ in 0..200 {
-                corewalk_sync::primitives::hint::spin_loop();
+                corewalk_base::primitives::hint::spin_loop();
             }
         },
         |_| {

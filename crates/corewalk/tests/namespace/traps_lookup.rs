@@ -9,8 +9,8 @@ mod fills;
 mod paths;
 mod races;
 
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Racer};
 use corewalk_testkit::rng::Seed;
 

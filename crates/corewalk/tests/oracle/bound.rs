@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use corewalk::Stats;
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

@@ -6,8 +6,8 @@ use corewalk::{Cred, Errno, FsStruct, PathKind, WalkFlags};
 use corewalk_testkit::rng::Rng;
 
 use crate::fixtures::name;
+use crate::formatting::{Part, names, read};
 use crate::judge::{ANY, Seen, VARIABLES};
-use crate::spelling::{Part, names, read};
 use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 
 /// Bytes that any path of the tree fits in.

@@ -10,7 +10,7 @@
 //! | module | what |
 //! |---|---|
 //! | `tree` | the tree, and the renames that change it |
-//! | `spelling` | what a path says of the tree |
+//! | `formatting` | the steps of the tree that a formatted path names |
 //! | `doors` | the ways to ask |
 //! | `judge` | whether an answer was right at one instant |
 //! | `windows` | renamers and translators side by side |
@@ -25,10 +25,10 @@ mod bound;
 mod doors;
 #[path = "../namespace/fixtures.rs"]
 mod fixtures;
+mod formatting;
 mod judge;
 #[path = "../namespace/pauses.rs"]
 mod pauses;
-mod spelling;
 mod stuck;
 mod tree;
 mod windows;

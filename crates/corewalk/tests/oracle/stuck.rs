@@ -12,7 +12,7 @@ use corewalk::attr::mode::S_IFDIR;
 use corewalk::{
     Cred, Errno, FsStruct, Make, PathKind, PathRef, Removal, RenameMode, Vfs, WalkFlags,
 };
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::backends::Call;

@@ -20,8 +20,8 @@ use corewalk::{Cred, FsStruct, InodeRef, Make, PathRef, RenameMode, Vfs, WalkFla
 use corewalk_testkit::rng::Rng;
 
 use crate::fixtures::name;
+use crate::formatting::{Part, names, one};
 use crate::judge::VARIABLES;
-use crate::spelling::{Part, names, one};
 
 pub(crate) const TOP: usize = 0;
 pub(crate) const WAY: usize = 1;

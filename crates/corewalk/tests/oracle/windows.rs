@@ -7,7 +7,7 @@
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_testkit::history::Clock;
 use corewalk_testkit::race;
 use corewalk_testkit::rng::{Rng, Seed};

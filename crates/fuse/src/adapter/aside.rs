@@ -15,8 +15,8 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use corewalk_sync::primitives::thread;
-use corewalk_sync::{Condvar, Mutex, MutexGuard};
+use corewalk_base::primitives::thread;
+use corewalk_base::{Condvar, Mutex, MutexGuard};
 
 /// Requests that wait at a time, at most.
 const THREADS_MAX: usize = 32;

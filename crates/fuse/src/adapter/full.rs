@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 use super::{Adapter, guarded};
 use crate::server::Server;

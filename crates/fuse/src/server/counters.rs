@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use corewalk::Stats;
-use corewalk_sync::ShardedCounter;
+use corewalk_base::ShardedCounter;
 
 /// The counts of a server.
 #[derive(Debug, Default)]

@@ -8,8 +8,8 @@ use corewalk::acl::XATTR_DEFAULT;
 use corewalk::attr::mode;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, Removal, RenameMode, SetAttr};
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use rustix::fs::OFlags;
 
 use super::*;

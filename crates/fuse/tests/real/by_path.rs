@@ -9,9 +9,9 @@ use std::time::Duration;
 use corewalk::{
     Addressing, Attr, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
 };
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_fuse::Options;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::fs::OFlags;
 
 use crate::site::{Folder, Site};

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, FileKind, FileSystem as _, Node, SetAttr};
 use corewalk_fuse::{Caller, New, Options, Server, WriteCache};
+use corewalk_testkit::require::has_root;
 use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags};
 
 use crate::hooked::Hooked;
-use crate::site::{Site, is_root};
+use crate::site::Site;
 
 /// A change and what it is called.
 type Change<'a> = (&'a str, &'a dyn Fn() -> Result<(), Errno>);
@@ -262,7 +263,7 @@ fn does_well(site: &Site, gid: u32, script: &str) -> bool {
 
 #[test]
 fn other_users_are_checked_in_both_modes() {
-    if !is_root() {
+    if !has_root() {
         return;
     }
     for options in [Options::exclusive(), Options::exclusive().with_server_permissions()] {

@@ -3,8 +3,8 @@
 use std::fs;
 use std::io::Read as _;
 
+use corewalk_base::primitives::thread;
 use corewalk_fuse::Options;
-use corewalk_sync::primitives::thread;
 
 use crate::site::Site;
 

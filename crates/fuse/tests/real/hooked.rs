@@ -6,7 +6,7 @@ use corewalk::{
     AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
     Seek, SetAttr, StatFs, XattrMode,
 };
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
 /// Called before each operation with what it is called and the name it is about.
 type Hook = Box<dyn Fn(&str, &[u8]) + Send + Sync>;

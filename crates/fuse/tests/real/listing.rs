@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
+use corewalk_base::primitives::thread;
 use corewalk_fuse::{Options, ReaddirPlus};
-use corewalk_sync::primitives::thread;
 use rustix::fs::{Dir, Mode, OFlags};
 
 use crate::site::Site;

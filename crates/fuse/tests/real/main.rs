@@ -1,7 +1,7 @@
 //! Tests on real mounts.
 //!
 //! Each test mounts a file system of its own in a folder of its own and talks to it through the
-//! kernel. Where there is no `/dev/fuse` they print that they are skipped.
+//! kernel. Where there is no `/dev/fuse` they skip.
 
 #![forbid(unsafe_code)]
 

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk_base::primitives::thread;
 use corewalk_fuse::{Conflict, Mount, MountError, Options, Unmounted};
-use corewalk_sync::primitives::thread;
+use corewalk_testkit::require::{has_fuse, has_root};
 use rustix::mount::UnmountFlags;
 
-use crate::site::{Folder, Site, can_mount, is_root, mount_options};
+use crate::site::{Folder, Site, mount_options};
 
 fn mount(path: &Path) -> Result<Mount, MountError> {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -18,7 +19,7 @@ fn mount(path: &Path) -> Result<Mount, MountError> {
 
 #[test]
 fn mountpoint_that_cannot_be_is_refused() {
-    if !can_mount() {
+    if !has_fuse() {
         return;
     }
     let folder = Folder::new();
@@ -76,7 +77,7 @@ fn mount_in_use_is_detached() {
 
 #[test]
 fn unmount_leaves_what_others_mounted_there_since() {
-    if !is_root() {
+    if !has_root() {
         return;
     }
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

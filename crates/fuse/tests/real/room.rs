@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_fuse::{Counters, Options};
+use corewalk_testkit::require::{Need, skip};
 
 use crate::site::Site;
 
@@ -94,7 +95,8 @@ fn can_forget_directories() -> bool {
     let mut next = || numbers.next().and_then(Result::ok).unwrap_or(0);
     let is_new = (next(), next()) >= (6, 18);
     if !is_new {
-        println!("skipped: Linux {release} cannot be asked to forget directories");
+        let reason = format!("Linux {release} cannot be asked to forget directories");
+        skip(Need::Machine, reason);
     }
     is_new
 }

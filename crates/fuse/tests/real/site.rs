@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use corewalk::FileSystem;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk_fuse::{Access, Counters, Mount, MountOptions, Options, Server};
-use corewalk_sync::primitives::{
+use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicU64, Ordering},
 };
+use corewalk_fuse::{Access, Counters, Mount, MountOptions, Options, Server};
+use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
 /// How long a test may take before the mount is taken away under it: whoever waits for a server
@@ -40,7 +41,7 @@ impl Site {
         options: Options,
         threads: usize,
     ) -> Option<Site> {
-        if !can_mount() {
+        if !has_fuse() {
             return None;
         }
         let folder = Folder::new();
@@ -130,28 +131,6 @@ pub(crate) fn mount_options() -> MountOptions {
         options.access = Access::Everyone;
     }
     options
-}
-
-/// Returns whether this machine can mount; says so if not.
-pub(crate) fn can_mount() -> bool {
-    let reason = if !Path::new("/dev/fuse").exists() {
-        "no /dev/fuse"
-    } else if !rustix::process::geteuid().is_root() && !Path::new("/usr/bin/fusermount3").exists() {
-        "no fusermount3"
-    } else {
-        return true;
-    };
-    println!("skipped: {reason}");
-    false
-}
-
-/// Returns whether this is root; says so if not.
-pub(crate) fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: not root");
-    }
-    is_root
 }
 
 fn watch(mount: &Mount) -> Sender<()> {

@@ -7,9 +7,9 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use corewalk::Errno;
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_fuse::Options;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
 
 use crate::hooked::Hooked;
 use crate::site::Site;
@@ -121,7 +121,7 @@ fn fsync_that_waits_delays_nobody() {
     let (began, has_begun) = channel();
     let (release, released) = channel::<()>();
     let (was_released, all_released) = channel();
-    let released = corewalk_sync::Mutex::new(released);
+    let released = corewalk_base::Mutex::new(released);
     let fs = Hooked::new(move |what, _| {
         if what == "fsync" {
             began.send(()).expect("the test listens");

@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::time::Duration;
 
 use corewalk::{AtimePolicy, Cred, Errno, May, RenameMode, WalkFlags};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_hostfs::HostFsOptions;
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::Seed;
 

@@ -9,8 +9,8 @@ use corewalk::{
     Cred, Errno, FileKind, FsStruct, InodeRef, Make, Name, Removal, RenameMode, Vfs, VfsOptions,
     WalkFlags,
 };
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_hostfs::{HostFs, HostFsOptions};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 
 /// A directory of its own, removed in the end.
 pub(crate) struct TempDir(PathBuf);

@@ -4,8 +4,9 @@ use std::fs;
 use std::os::fd::AsFd as _;
 
 use corewalk::{AtimePolicy, Cred, Errno, Make};
+use corewalk_base::file_handle::FileHandle;
 use corewalk_hostfs::HostFsOptions;
-use corewalk_sync::file_handle::FileHandle;
+use corewalk_testkit::require::{Need, skip};
 use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};
@@ -20,7 +21,7 @@ fn has_handles(dir: &TempDir) -> bool {
     let opened =
         FileHandle::of(root.as_fd(), b"").and_then(|it| it.open(root.as_fd(), OFlags::PATH));
     if let Err(error) = &opened {
-        println!("skipped: no file handles here: {error}");
+        skip(Need::Root, format_args!("no file handles: {error}"));
     }
     opened.is_ok()
 }

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use corewalk::attr::mode::S_IFREG;
 use corewalk::{Cred, Errno, Make, May, SetAttr};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
+use corewalk_testkit::require::has_root;
 use rustix::fs::{Gid, OFlags, Uid};
 
 use crate::fixtures::{TempDir, name, over};
@@ -45,8 +46,7 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
 /// Who may write to a file of another truncates it: the host takes the bits that the user may not change.
 #[test]
 fn file_of_another_is_truncated_and_loses_set_user_id() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root has a file of another");
+    if !has_root() {
         return;
     }
     let prepare = |path: &Path| {

@@ -7,8 +7,8 @@
 //! caller sees: results, errnos, the structures of `*_STAT` and `*_INFO`. Pids are mapped; of times it is compared
 //! whether there is one. Ids have to be the same on both sides.
 //!
-//! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where an IPC namespace of the kernel's own is not
-//! permitted this says so, and is skipped.
+//! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
+//! namespace of its own, this program skips.
 //!
 //! The controls are a program whose answers are changed on purpose, each in one way.
 //!

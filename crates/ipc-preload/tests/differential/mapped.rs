@@ -16,9 +16,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::rc::Rc;
 
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_ipc::{Backing, Namespace, NamespaceOptions, SegmentFiles};
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
 use rustix::fs::MemfdFlags;
 
 use crate::msg::MsgOp;

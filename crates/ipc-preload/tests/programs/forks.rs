@@ -1,6 +1,6 @@
 //! Roles that fork in unusual places; they hold on the host kernel as well.
 
-use corewalk_sync::primitives::unmodelled::{AtomicI64, Ordering};
+use corewalk_base::primitives::unmodelled::{AtomicI64, Ordering};
 use corewalk_testkit::sysv;
 use corewalk_testkit::sysv::msg::{self, Buffer};
 use std::ffi::c_void;

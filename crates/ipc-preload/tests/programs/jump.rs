@@ -13,7 +13,7 @@ pub(crate) use here::{jump, nested};
 
 #[cfg(target_arch = "x86_64")]
 mod here {
-    use corewalk_sync::primitives::unmodelled::{AtomicUsize, Ordering};
+    use corewalk_base::primitives::unmodelled::{AtomicUsize, Ordering};
     use corewalk_testkit::sysv;
     use std::ptr;
 

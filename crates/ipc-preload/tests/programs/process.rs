@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::sysv;
 
 use crate::roles::ROLES;
@@ -146,7 +147,7 @@ pub(crate) fn run_beside_linux(role: &str, namespace: &Namespace) {
 fn has_own_linux() -> bool {
     let unshared = sysv::unshare_ipc();
     if let Err(errno) = unshared {
-        println!("skipped: no IPC namespace of our own here (errno {errno})");
+        skip(Need::Kernel, format_args!("unshare of an IPC namespace: errno {errno}"));
     }
     unshared.is_ok()
 }

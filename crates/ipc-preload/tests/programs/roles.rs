@@ -3,7 +3,8 @@
 //! A role runs in the one process that the test starts, and forks what else it needs. It must hold on
 //! the host kernel as well.
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
+use corewalk_testkit::require::{Need, has_root, skip};
 use corewalk_testkit::sysv::{self, Sop};
 use std::ptr;
 
@@ -286,9 +287,7 @@ fn by_number() {
 }
 
 fn credentials() {
-    // SAFETY: the call takes nothing.
-    if unsafe { libc::geteuid() } != 0 {
-        println!("skipped: not root");
+    if !has_root() {
         return;
     }
     let id = set(1);
@@ -311,9 +310,7 @@ fn credentials() {
 
 /// What a thread changes by number is its own, and goes on to those that it makes.
 fn thread_credentials() {
-    // SAFETY: the call takes nothing.
-    if unsafe { libc::geteuid() } != 0 {
-        println!("skipped: not root");
+    if !has_root() {
         return;
     }
     let id = set(1);
@@ -474,7 +471,7 @@ fn pid_namespace() {
     tell(go_on, 0);
     assert_eq!(exited(wait(pid)), 0);
     match what {
-        b's' => println!("skipped: no pid namespace of our own here"),
+        b's' => skip(Need::Kernel, "no PID namespace can be made"),
         b't' => assert_eq!(seen, 0, "it has been taken"),
         _ => assert_eq!(seen, 1, "it was refused"),
     }

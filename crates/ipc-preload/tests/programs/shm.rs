@@ -2,7 +2,8 @@
 //!
 //! Those who wait for each other do so at a pipe, so that a child which is to make no call makes none.
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
+use corewalk_testkit::require::{Need, has_root, skip};
 use std::io::Error;
 use std::ptr;
 
@@ -319,7 +320,7 @@ pub(crate) fn failing_fork() {
         i32::from(inner != -1 || errno() != libc::EAGAIN || start.elapsed().as_secs() >= 30)
     });
     match exited(wait(pid)) {
-        77 => println!("skipped: not root"),
+        77 => skip(Need::Root, "not root"),
         status => assert_eq!(status, 0),
     }
     remove(id);
@@ -442,7 +443,7 @@ pub(crate) fn first_attach() {
         })
     });
     if signals::exited_early(pid) {
-        println!("skipped: nobody may be traced here");
+        skip(Need::Kernel, "a child may not be traced");
         return;
     }
     signals::next_call(pid, &[libc::SYS_clone, libc::SYS_clone3]);
@@ -477,7 +478,7 @@ pub(crate) fn detach_order() {
         i32::from(detach(at) != Ok(0))
     });
     if signals::exited_early(pid) {
-        println!("skipped: nobody may be traced here");
+        skip(Need::Kernel, "a child may not be traced");
         return;
     }
     signals::next_call_of(pid, libc::SYS_munmap, at);
@@ -493,9 +494,7 @@ pub(crate) fn detach_order() {}
 
 /// What a segment is to a process of another user.
 pub(crate) fn permissions() {
-    // SAFETY: the call takes nothing.
-    if unsafe { libc::geteuid() } != 0 {
-        println!("skipped: not root");
+    if !has_root() {
         return;
     }
     let id = segment(PAGE);

@@ -1,7 +1,9 @@
 //! Roles with signal handlers; they hold on the host kernel as well.
 
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{hint, thread};
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_base::primitives::{hint, thread};
+#[cfg(target_arch = "x86_64")]
+use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::sysv;
 use std::ffi::c_void;
 use std::ptr;
@@ -317,7 +319,7 @@ pub(crate) fn before_sleep() {
         semop(id, (0, -1, 0)).err().unwrap_or(0)
     });
     if exited_early(pid) {
-        println!("skipped: nobody may be traced here");
+        skip(Need::Kernel, "a child may not be traced");
         return;
     }
     let mut registers = next_futex(pid, id);

@@ -5,10 +5,10 @@
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
-use corewalk_sync::futex;
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::primitives::crash::{self, Ended};
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_base::futex;
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::crash::{self, Ended};
+use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 

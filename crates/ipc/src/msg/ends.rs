@@ -1,6 +1,6 @@
 //! Waiting calls that were called and then cannot have their queue: they end, whatever the reason is.
 
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_base::primitives::{Arc, thread};
 use corewalk_testkit::race::Watchdog;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;

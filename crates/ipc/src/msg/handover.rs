@@ -13,8 +13,8 @@
 //!
 //! Source: Linux `ipc/msg.c` (`pipelined_send`); futex(2) for the number of those woken.
 
-use corewalk_sync::futex::{self, Scope};
-use corewalk_sync::primitives::{IS_MODEL, hint};
+use corewalk_base::futex::{self, Scope};
+use corewalk_base::primitives::{IS_MODEL, hint};
 use rustix::io::Errno;
 use smallvec::smallvec;
 

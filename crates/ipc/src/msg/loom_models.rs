@@ -4,8 +4,8 @@
 //! As those of semaphores (`crate::loom_models`): each counts its outcomes, and has a twin that leaves one
 //! step out and has to fail.
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
 use super::message::{Message, Truth};

@@ -22,8 +22,8 @@
 //! private message of the task. So who receives and sends by turns does not take the lock of the pool, which
 //! all queues share. All tasks together keep at most a quarter of the lines.
 
-use corewalk_sync::Line;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering, fence};
+use corewalk_base::Line;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 use rustix::io::Errno;
 
 use super::queue::Place;

@@ -15,8 +15,8 @@
 //! `WHOSE` says what the node waits for and in which queue, and with its ticket, where in the list; so the
 //! lists of a queue follow from the nodes alone. It is 0 in a node that is free.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{Line, futex};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{Line, futex};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 

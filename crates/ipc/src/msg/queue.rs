@@ -5,8 +5,8 @@
 //! `LIVE` says which queue is in the slot: what a lookup has found is compared with it once the lock is
 //! held (trap I3).
 
-use corewalk_sync::Line;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::Line;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use std::ops::Deref;
 

@@ -5,8 +5,8 @@
 //!
 //! Source: msgop(2); Linux `ipc/msg.c` (`do_msgrcv`, "lockless receive").
 
-use corewalk_sync::futex::{self, Deadline, Ended};
-use corewalk_sync::primitives::thread;
+use corewalk_base::futex::{self, Deadline, Ended};
+use corewalk_base::primitives::thread;
 use rustix::io::Errno;
 use std::fmt;
 

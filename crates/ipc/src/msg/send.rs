@@ -2,8 +2,8 @@
 //!
 //! Source: msgop(2); Linux `ipc/msg.c` (`do_msgsnd`, `pipelined_send`).
 
-use corewalk_sync::futex::{self, Deadline, Ended};
-use corewalk_sync::primitives::IS_MODEL;
+use corewalk_base::futex::{self, Deadline, Ended};
+use corewalk_base::primitives::IS_MODEL;
 use rustix::io::Errno;
 
 use super::WRITE;

@@ -1,7 +1,7 @@
 //! Queues seen from inside of the crate: what is left behind, and what can be told from the messages and
 //! nodes alone.
 
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 

@@ -1,6 +1,6 @@
 //! What [`crate::watch`] does for calls that wait at message queues.
 
-use corewalk_sync::futex;
+use corewalk_base::futex;
 
 use super::node::Status;
 use super::queue::{Place, Queue};

@@ -1,6 +1,6 @@
 //! Whether a pool is in order when nobody uses it.
 
-use corewalk_sync::Region;
+use corewalk_base::Region;
 
 use super::{CLASSES, LOCK, NEXT_FREE, NEXT_FRESH, Pool};
 use crate::field::get;

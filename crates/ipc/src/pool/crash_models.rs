@@ -5,8 +5,8 @@
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
-use corewalk_sync::primitives::crash::{self, Ended};
-use corewalk_sync::{Line, Region};
+use corewalk_base::primitives::crash::{self, Ended};
+use corewalk_base::{Line, Region};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{HEADER, Joins, NEXT_FREE, Pool, USED, WHOSE_SHIFT};

@@ -30,8 +30,8 @@
 //! Source: Knuth, The Art of Computer Programming 1, 2.5, for joining; Linux
 //! `include/linux/seqlock.h` for the count.
 
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::{Ordering, fence};
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::{Ordering, fence};
 
 use super::{CLASSES, GIVEN, HEADER, JOINS, Joins, NEXT_FRESH, Pool};
 use crate::field::{get, put};

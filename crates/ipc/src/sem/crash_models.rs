@@ -6,7 +6,7 @@
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
-use corewalk_sync::primitives::crash::{self, Ended};
+use corewalk_base::primitives::crash::{self, Ended};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 

@@ -36,8 +36,8 @@ pub(crate) fn kill(task: Task) {
 
 #[cfg(not(corewalk_crash))]
 mod tests {
-    use corewalk_sync::futex;
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::futex;
+    use corewalk_base::primitives::thread;
     use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::io::Errno;
     use std::time::Duration;

@@ -2,7 +2,7 @@
 //!
 //! Source: semget(2); Linux `ipc/sem.c` (`newary`, `freeary`), `ipc/util.c` (`ipcget`).
 
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::queue::{self, Completed, Wakes};

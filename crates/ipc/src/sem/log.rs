@@ -19,7 +19,7 @@
 use super::set::{LOG, Set};
 use super::word::Word;
 use crate::field::get;
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::Ordering;
 
 const VALID: u64 = 1 << 63;
 const PHASE_SHIFT: u32 = 62;

@@ -1,6 +1,6 @@
 //! Operations that leave out one step of the protocol, for the models that have to notice.
 
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::SemBuf;

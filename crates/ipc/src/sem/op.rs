@@ -11,10 +11,10 @@
 //!
 //! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
 
-use corewalk_sync::futex::{self, Deadline, Ended};
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::primitives::hint;
+use corewalk_base::futex::{self, Deadline, Ended};
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::hint;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub(super) const READ: u32 = 0o444;
 pub(super) type Tasks = SmallVec<[u32; 8]>;
 
 /// Lost races for a word before a call takes the lock instead.
-const TRIES_MAX: u32 = if corewalk_sync::primitives::IS_MODEL { 2 } else { 1000 };
+const TRIES_MAX: u32 = if corewalk_base::primitives::IS_MODEL { 2 } else { 1000 };
 
 /// Looks at a semaphore before a call is queued: less than a microsecond.
 const LOOKS: u32 = 32;
@@ -355,7 +355,7 @@ impl Task {
                     }
                     self.end_if_gone(set, node)?;
                 }
-                Ended::Woken if IS_MODEL => {}
+                Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
                 // A watcher wakes a call whose set is gone.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }

@@ -35,10 +35,10 @@
 //!
 //! Source: Linux `ipc/sem.c` (`do_smart_update`, `update_queue`, `wake_const_ops`, `count_semcnt`).
 
-use corewalk_sync::futex::{self, Deadline};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{IS_MODEL, thread};
-use corewalk_sync::{Line, Region};
+use corewalk_base::futex::{self, Deadline};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{IS_MODEL, thread};
+use corewalk_base::{Line, Region};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 

@@ -10,7 +10,7 @@
 //!
 //! Source: the essays of `txn`, `several` and `log`; `ARCHITECTURE.md`.
 
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::get::Remains;

@@ -8,11 +8,11 @@
 //! records of the set, its wait nodes while they wait. The word of a semaphore and its undo cells
 //! belong to who has frozen the word.
 
-use corewalk_sync::Line;
-use corewalk_sync::futex::{Deadline, Scope};
-use corewalk_sync::primitives::IS_MODEL;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{hint, thread};
+use corewalk_base::Line;
+use corewalk_base::futex::{Deadline, Scope};
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{hint, thread};
 use rustix::io::Errno;
 
 use super::recover::{recover, thaw_dead};

@@ -22,8 +22,8 @@
 //!
 //! Source: semop(2); the rule of address order for locks.
 
-use corewalk_sync::primitives::atomic::Ordering;
-use corewalk_sync::primitives::{IS_MODEL, hint};
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::{IS_MODEL, hint};
 use rustix::io::Errno;
 
 use super::SemBuf;

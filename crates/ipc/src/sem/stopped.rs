@@ -1,6 +1,6 @@
 //! Processes that are stopped in the middle of an operation, for tests: a word stays frozen, and nobody dies.
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::io::{Read, Write};

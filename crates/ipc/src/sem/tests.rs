@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use corewalk_sync::futex::{self, Deadline};
-use corewalk_sync::primitives::thread;
+use corewalk_base::futex::{self, Deadline};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 

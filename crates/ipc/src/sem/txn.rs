@@ -22,7 +22,7 @@
 //!
 //! Nobody waits while it has frozen words, except who holds the set's lock; so there is no cycle.
 
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 

@@ -21,8 +21,8 @@
 //!
 //! Source: Linux `ipc/sem.c` (`find_alloc_undo`, `exit_sem`); research on crash-safe undo.
 
-use corewalk_sync::Line;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::Line;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
 use super::queue::{Absent, Changed, update, wake};

@@ -1,6 +1,6 @@
 //! What [`crate::watch`] does for calls that wait at semaphores.
 
-use corewalk_sync::futex;
+use corewalk_base::futex;
 
 use super::queue::{Node, is_waiting};
 use super::set::{LOCK, Set};

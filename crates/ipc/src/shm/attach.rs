@@ -5,7 +5,7 @@
 //!
 //! Source: shmop(2); Linux `ipc/shm.c` (`do_shmat`, `shm_open`, `shm_close`, `ksys_shmdt`, `exit_shm`).
 
-use corewalk_sync::primitives::Arc as TaskArc;
+use corewalk_base::primitives::Arc as TaskArc;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::collections::BTreeMap;

@@ -15,7 +15,7 @@
 //!
 //! Source: flock(2), mmap(2); memfd_create(2), sysinfo(2); proc(5) `overcommit_memory`.
 
-use corewalk_sync::Mutex;
+use corewalk_base::Mutex;
 use rustix::fs::{self, MemfdFlags};
 use rustix::io::Errno;
 use rustix::system::sysinfo;

@@ -7,9 +7,9 @@
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
-use corewalk_sync::primitives::Arc;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::crash::{self, Ended};
+use corewalk_base::primitives::Arc;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::crash::{self, Ended};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;

@@ -34,7 +34,7 @@ impl Task {
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
 mod tests {
-    use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
+    use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
     use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::io::Errno;
     use std::os::fd::OwnedFd;

@@ -26,7 +26,7 @@
 //!
 //! Source: shmget(2), shmop(2), tmpfs(5), getrlimit(2).
 
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, Stat, fchmod, fchown, flock, fstat, ftruncate, open,
     openat, statvfs, unlinkat,

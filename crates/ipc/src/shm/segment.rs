@@ -15,8 +15,8 @@
 //! Memory is given back without the lock, so two may do it at once: names are never used again, and the backing
 //! takes note of the end of a segment once more, or of one that it never heard of.
 
-use corewalk_sync::Line;
-use corewalk_sync::primitives::atomic::Ordering;
+use corewalk_base::Line;
+use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::backing::SegmentName;

@@ -1,8 +1,8 @@
 //! Segments seen from inside of the crate: what is left behind, and what can be told from the records alone.
 
-use corewalk_sync::primitives::Arc;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_base::primitives::Arc;
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc as FileArc;

@@ -6,7 +6,7 @@
 //! permissions. Times are not, except whether there is one.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps; a million takes some minutes. The kernel's side
-//! runs in an IPC namespace of its own; where that is not permitted the tests say so and skip.
+//! runs in an IPC namespace of its own; where that is not permitted the tests skip.
 //!
 //! The scripts, and how they are compared, serve `crates/ipc-preload/tests/differential` as well, where the
 //! other side is the same processes with the preload library.
@@ -27,6 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use corewalk_ipc::{Namespace, NamespaceOptions};
+use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::rng::{Rng, Seed};
 use corewalk_testkit::sysv;
 
@@ -72,7 +73,7 @@ fn corner_cases_have_the_same_answers() {
 #[test]
 fn control_mutated_semantics_are_found_out() {
     if sysv::unshare_ipc().is_err() {
-        println!("skipped: no IPC namespace of our own here");
+        skip(Need::Kernel, "no IPC namespace can be made");
         return;
     }
     let (sem, msg, shm): (Kinds, Kinds, Kinds) =

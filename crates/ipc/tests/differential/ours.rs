@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use corewalk_base::primitives::thread;
 use corewalk_ipc::raw::{self, Arg, Seminfo, Timespec};
 use corewalk_ipc::{Cred, Namespace, SEM_UNDO, SemBuf, SemStat, Task};
-use corewalk_sync::primitives::thread;
 use rustix::io::Errno;
 
 use crate::op::{Answer, Op, answer};

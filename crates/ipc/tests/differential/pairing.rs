@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use corewalk_testkit::sysv;
 
@@ -58,7 +59,7 @@ impl Pairing {
     /// Returns none, and says why, if the kernel's side cannot have a namespace of its own.
     pub(crate) fn new(start: Start) -> Option<Self> {
         if let Err(errno) = sysv::unshare_ipc() {
-            println!("skipped: no IPC namespace of our own here (errno {errno})");
+            skip(Need::Kernel, format_args!("unshare of an IPC namespace: errno {errno}"));
             return None;
         }
         let mut pairing = Self {

@@ -20,8 +20,8 @@ mod permit;
 mod sem;
 mod shm;
 
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_testkit::fork::Forked;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};

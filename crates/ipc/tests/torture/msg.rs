@@ -16,12 +16,12 @@
 //! In the control children pass messages on by two calls, receive and send: a kill between them has to be
 //! noticed.
 
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_ipc::{
     Arrived, Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, Limits, MSG_EXCEPT, Namespace,
     NamespaceOptions, Task,
 };
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_testkit::rng::Rng;
 use rustix::io::Errno;
 use std::collections::HashMap;

@@ -8,11 +8,11 @@
 //!
 //! In the control the permit is taken without `SEM_UNDO`, so that it stays with the dead.
 
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_ipc::{
     Capacity, Cred, IPC_CREAT, IPC_NOWAIT, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
 };
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_testkit::rng::Rng;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;

@@ -8,12 +8,12 @@
 //!
 //! The control moves units by two calls of one operation each: a kill between them has to be noticed.
 
+use corewalk_base::Region;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_ipc::{
     Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO,
     SemBuf, Task,
 };
-use corewalk_sync::Region;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_testkit::rng::Rng;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;

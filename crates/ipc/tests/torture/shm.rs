@@ -8,13 +8,13 @@
 //! In the control the memory of segments that are gone is not given back, which has to be noticed. Attaches of the
 //! killed are no control: whoever asks for `shm_nattch` cleans up after them.
 
+use corewalk_base::Region;
+use corewalk_base::primitives::Arc;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_ipc::{
     Access, Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions,
     SHM_DEST, SegmentName, Task,
 };
-use corewalk_sync::Region;
-use corewalk_sync::primitives::Arc;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_testkit::rng::Rng;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;

@@ -17,13 +17,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, statat};
 use rustix::process::{Resource, getrlimit};
 
 use super::Namespace;
 use crate::corpus::{Corpus, ROOT};
-use crate::lane::{Lane, Op, Stop, Tally};
 use crate::machine::thread_cpu_ns;
 use crate::peer::Scratch;
 
@@ -84,16 +83,6 @@ impl Linux {
         self.directories.get(ino as usize - 1)?.as_ref()
     }
 
-    fn number(&self, ino: u64) -> u64 {
-        self.numbers[ino as usize - 1]
-    }
-
-    /// Returns the kernel's number of `name` in `parent`.
-    #[inline]
-    fn lookup_number(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        Some(statat(self.directory(parent)?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
-    }
-
     /// Returns the path of a directory as the kernel spells it.
     #[inline]
     fn directory_path(&self, ino: u64) -> Option<Vec<u8>> {
@@ -113,9 +102,9 @@ impl Namespace for Linux {
         "linux"
     }
 
+    #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let ino = self.corpus.child(parent, name)?;
-        (self.lookup_number(parent, name)? == self.number(ino)).then_some(ino)
+        Some(statat(self.directory(parent)?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
     }
 
     #[inline]
@@ -145,21 +134,8 @@ impl Namespace for Linux {
         false
     }
 
-    fn work(&self, op: Op, lane: &Lane, first: usize, stop: &Stop) -> Tally {
-        match op {
-            Op::Lookup => lane.ask(first, stop, |target, name| {
-                self.lookup_number(target.parent, name) == Some(self.number(target.ino))
-            }),
-            Op::Walk => lane
-                .ask(first, stop, |target, path| self.walk(path) == Some(self.number(target.ino))),
-            Op::Path => {
-                let mut turn = 0_u64;
-                lane.ask(first, stop, move |target, expected| {
-                    turn += 1;
-                    lane.is_path(target, expected, self.path(target.ino).as_deref(), turn)
-                })
-            }
-        }
+    fn number(&self, ino: u64) -> u64 {
+        self.numbers[ino as usize - 1]
     }
 }
 
@@ -184,22 +160,10 @@ impl Namespace for Cwd {
         "linux"
     }
 
-    fn lookup(&self, _parent: u64, _name: &[u8]) -> Option<u64> {
-        None
-    }
-
     /// Returns where the thread is, whatever it asks for.
     #[inline]
     fn path(&self, _ino: u64) -> Option<Vec<u8>> {
         getcwd()
-    }
-
-    fn walk(&self, _path: &[u8]) -> Option<u64> {
-        None
-    }
-
-    fn rename(&self, _from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
-        false
     }
 
     fn begin(&self) {

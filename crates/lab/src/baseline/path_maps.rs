@@ -1,19 +1,10 @@
-//! Concurrent maps from whole paths to inode numbers, and nothing else.
+//! Maps from whole paths, as the crates `dashmap`, `papaya` and `scc` offer them.
 //!
-//! One probe answers a walk of any depth. That is the least a walk can cost, so the tables hold
-//! corewalk's against it; what such a map costs as soon as something is renamed shows in
-//! `dashmap-path`, which has the other half of a namespace, too.
+//! A map from whole paths takes one step for a path of any length, so the tables `lookup` and `path`
+//! hold a walk of corewalk against the best of them. These maps only walk. A rename of a directory
+//! would have to remove and insert every path below it.
 //!
-//! | variant | map |
-//! |---|---|
-//! | `papaya-path` | `papaya::HashMap`: lock-free, with reclamation |
-//! | `scc-path` | `scc::HashMap`: a lock per bucket |
-//!
-//! # What it refuses
-//! Everything but a walk: these maps know no parents, and a directory that is moved would have to be
-//! entered again with all below it.
-//!
-//! Source: the crates `papaya` and `scc`.
+//! Source: the crates `dashmap`, `papaya` and `scc`.
 
 use ahash::RandomState;
 
@@ -21,34 +12,38 @@ use super::Namespace;
 use crate::corpus::Corpus;
 
 /// A lock-free map.
-pub(crate) struct PapayaPath(papaya::HashMap<Box<[u8]>, u64, RandomState>);
-
+pub(crate) type PapayaPath = papaya::HashMap<Box<[u8]>, u64, RandomState>;
 /// A map with a lock per bucket.
-pub(crate) struct SccPath(scc::HashMap<Box<[u8]>, u64, RandomState>);
+pub(crate) type SccPath = scc::HashMap<Box<[u8]>, u64, RandomState>;
+/// A map with a lock per shard.
+pub(crate) type DashmapPath = dashmap::DashMap<Box<[u8]>, u64, RandomState>;
 
-impl PapayaPath {
-    /// Returns the map of `corpus`.
-    pub(crate) fn load(corpus: &Corpus) -> PapayaPath {
-        let map = papaya::HashMap::with_capacity_and_hasher(corpus.len(), RandomState::new());
-        let pinned = map.pin();
-        corpus.inodes().for_each(|ino| {
-            pinned.insert(corpus.path(ino).into(), ino);
-        });
-        drop(pinned);
-        PapayaPath(map)
+/// Returns a map of all paths of `corpus`.
+pub(crate) fn papaya_path(corpus: &Corpus) -> PapayaPath {
+    let map = PapayaPath::with_capacity_and_hasher(corpus.len(), RandomState::new());
+    for ino in corpus.inodes() {
+        map.pin().insert(corpus.path(ino).into(), ino);
     }
+    map
 }
 
-impl SccPath {
-    /// Returns the map of `corpus`.
-    pub(crate) fn load(corpus: &Corpus) -> SccPath {
-        let map = scc::HashMap::with_capacity_and_hasher(corpus.len(), RandomState::new());
-        for ino in corpus.inodes() {
-            let is_new = map.insert_sync(corpus.path(ino).into(), ino).is_ok();
-            debug_assert!(is_new, "every entry has a path of its own");
-        }
-        SccPath(map)
+/// Returns a map of all paths of `corpus`.
+pub(crate) fn scc_path(corpus: &Corpus) -> SccPath {
+    let map = SccPath::with_capacity_and_hasher(corpus.len(), RandomState::new());
+    for ino in corpus.inodes() {
+        let is_new = map.insert_sync(corpus.path(ino).into(), ino).is_ok();
+        debug_assert!(is_new, "every entry has a path of its own");
     }
+    map
+}
+
+/// Returns a map of all paths of `corpus`.
+pub(crate) fn dashmap_path(corpus: &Corpus) -> DashmapPath {
+    let map = DashmapPath::with_capacity_and_hasher(corpus.len(), RandomState::new());
+    for ino in corpus.inodes() {
+        map.insert(corpus.path(ino).into(), ino);
+    }
+    map
 }
 
 impl Namespace for PapayaPath {
@@ -56,21 +51,9 @@ impl Namespace for PapayaPath {
         "papaya-path"
     }
 
-    fn lookup(&self, _parent: u64, _name: &[u8]) -> Option<u64> {
-        None
-    }
-
-    fn path(&self, _ino: u64) -> Option<Vec<u8>> {
-        None
-    }
-
     #[inline]
     fn walk(&self, path: &[u8]) -> Option<u64> {
-        self.0.pin().get(path).copied()
-    }
-
-    fn rename(&self, _from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
-        false
+        self.pin().get(path).copied()
     }
 }
 
@@ -79,21 +62,20 @@ impl Namespace for SccPath {
         "scc-path"
     }
 
-    fn lookup(&self, _parent: u64, _name: &[u8]) -> Option<u64> {
-        None
+    #[inline]
+    fn walk(&self, path: &[u8]) -> Option<u64> {
+        self.read_sync(path, |_, ino| *ino)
     }
+}
 
-    fn path(&self, _ino: u64) -> Option<Vec<u8>> {
-        None
+impl Namespace for DashmapPath {
+    fn variant(&self) -> &'static str {
+        "dashmap-path"
     }
 
     #[inline]
     fn walk(&self, path: &[u8]) -> Option<u64> {
-        self.0.read_sync(path, |_, ino| *ino)
-    }
-
-    fn rename(&self, _from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
-        false
+        self.get(path).map(|ino| *ino)
     }
 }
 
@@ -104,8 +86,11 @@ mod tests {
     #[test]
     fn every_path_leads_to_its_entry_and_no_other_does() {
         let corpus = Corpus::collect(2000);
-        let maps: [Box<dyn Namespace>; 2] =
-            [Box::new(PapayaPath::load(&corpus)), Box::new(SccPath::load(&corpus))];
+        let maps: [Box<dyn Namespace>; 3] = [
+            Box::new(papaya_path(&corpus)),
+            Box::new(scc_path(&corpus)),
+            Box::new(dashmap_path(&corpus)),
+        ];
         for map in maps {
             for ino in corpus.inodes() {
                 assert_eq!(map.walk(&corpus.path(ino)), Some(ino), "{}", map.variant());

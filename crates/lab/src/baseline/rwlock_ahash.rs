@@ -20,8 +20,8 @@ use std::hash::Hash;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use ahash::RandomState;
-use corewalk_sync::CachePadded;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::CachePadded;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use hashbrown::{Equivalent, HashMap};
 
 use super::{Namespace, components, join};

@@ -11,7 +11,7 @@
 //! Source: document 003; Linux 2.4 `fs/dcache.c` (`d_lookup`, `dput`, `d_move`, `__d_path`) and
 //! `fs/namei.c` (`link_path_walk`, `cached_lookup`).
 
-use corewalk_sync::{CachePadded, Mutex, MutexGuard};
+use corewalk_base::{CachePadded, Mutex, MutexGuard};
 
 use super::paths::Prepended;
 use super::timed::{Timed, timed};

@@ -6,7 +6,7 @@
 //!
 //! Source: `struct prepend_buffer` of Linux `fs/d_path.c`.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the buffer on the stack.
 const BYTES: usize = 256;

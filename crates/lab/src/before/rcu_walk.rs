@@ -21,7 +21,8 @@
 
 use std::marker::PhantomData;
 
-use corewalk_sync::{CachePadded, Mutex, MutexGuard, SeqLock, SeqRwLock, ShardedCounter};
+use corewalk_base::{CachePadded, Mutex, MutexGuard, ShardedCounter};
+use corewalk_sync::{SeqLock, SeqRwLock};
 use corewalk_sync::{SeqLockWriteGuard, SeqRwLockWriteGuard};
 
 use super::paths::Prepended;

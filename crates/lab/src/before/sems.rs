@@ -33,9 +33,10 @@ use std::marker::PhantomData;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_base::{CachePadded, Mutex, MutexGuard};
 use corewalk_ipc::{Perm, SEM_UNDO, SEMAEM, SEMVMX, SemBuf};
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
-use corewalk_sync::{CachePadded, Mutex, MutexGuard, RcuCell, rcu};
+use corewalk_sync::{RcuCell, rcu};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::sems::Sems;

@@ -3,8 +3,8 @@
 use super::*;
 use crate::corpus::Move;
 use crate::lane::{Rng, Stop};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 
 /// Returns every design, filled with `corpus`.
 pub(crate) fn all(corpus: &Corpus) -> Vec<Box<dyn Dentries>> {

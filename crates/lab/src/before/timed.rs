@@ -140,7 +140,7 @@ impl<G> Drop for Timed<G> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corewalk_sync::Mutex;
+    use corewalk_base::Mutex;
 
     #[test]
     fn section_is_counted_in_builds_that_count() {

@@ -25,9 +25,10 @@
 
 use std::sync::OnceLock;
 
-use corewalk_sync::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
-use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{CachePadded, Lockref, Mutex, MutexGuard, SeqCount};
+use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
+use corewalk_base::primitives::{SHARDS, shard_index};
+use corewalk_base::{CachePadded, Mutex, MutexGuard};
+use corewalk_sync::{Lockref, SeqCount};
 
 use super::Kind;
 use super::paths::Prepended;

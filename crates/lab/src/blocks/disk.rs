@@ -29,11 +29,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
+use corewalk_base::primitives::Arc;
 use corewalk_mbcache::MbcacheOptions;
 use corewalk_store::{
     MbcacheIndex, NoSharing, Removal, ShareIndex, Store, StoreOptions, StoreStats, fsck,
 };
-use corewalk_sync::primitives::Arc;
 
 use super::{AttrStore, BlockIndex, Held, USERS_MAX};
 use crate::before::mbcache::{ListPerShard, Lru, OneList, OneLock};

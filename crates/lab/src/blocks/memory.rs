@@ -22,7 +22,7 @@
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
 use anyhow::ensure;
-use corewalk_sync::{CachePadded, Mutex, MutexGuard};
+use corewalk_base::{CachePadded, Mutex, MutexGuard};
 use foldhash::fast::FixedState;
 use std::hash::BuildHasher;
 

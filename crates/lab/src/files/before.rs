@@ -27,7 +27,7 @@ use std::ops::ControlFlow;
 use corewalk::attr::mode;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{FileKind, FileSystem as _, Make, Name, Node, RenameMode};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use super::{Files, List, Status, User};
 use crate::before::{DcacheLock, Dentries, GlobalLock, Kind};

@@ -1,7 +1,7 @@
 //! The usual maps from a key to its values.
 
 use ahash::RandomState;
-use corewalk_sync::{CachePadded, Mutex, RwLock};
+use corewalk_base::{CachePadded, Mutex, RwLock};
 use dashmap::DashMap;
 use hashbrown::HashTable;
 use smallvec::SmallVec;

@@ -13,25 +13,18 @@
 //! directory have threads beside those. The peers make them as requests come, up to ten, and keep them: to keep no more than two, as libfuse can be told, halves their speed, since they then end and
 //! start threads all the time. bindfs of Debian 12 is built on libfuse 2, which has no `clone_fd`.
 //!
-//! # Where the peers come from
-//! bindfs is a package. passthrough_ll is built from the examples in libfuse3-dev. passthrough_hp is
-//! in no package of Debian 12: the examples leave C++ out, and that of the source package fuse3 3.14
-//! is not accepted with the cxxopts 3.1 that Debian has. Whoever has built it (cxxopts 2.2 will do)
-//! puts it in the path.
+//! The peer bindfs is a package.
 //!
-//! Source: bindfs(1); mount.fuse3(8); passthrough_ll.c and passthrough_hp.cc of libfuse's examples;
-//! `corewalk mount --help`.
+//! Source: bindfs(1); mount.fuse3(8); `corewalk mount --help`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
 use crate::machine::cores;
 
-/// Where Debian puts the examples of libfuse.
-const EXAMPLES: &str = "/usr/share/doc/libfuse3-dev/examples";
 /// What the kernel may not keep.
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
@@ -69,8 +62,7 @@ impl Program {
 
 /// Returns corewalk's own mount of a tmpfs.
 ///
-/// The program is the one that `COREWALK_BIN` names, the one that runs if it is called `corewalk`,
-/// or the one beside it.
+/// The program is the one that `COREWALK_BIN` names, or `corewalk` beside the lab's own program.
 ///
 /// # Errors
 /// If there is none.
@@ -87,12 +79,16 @@ pub(crate) fn ours_passthrough(
     source: &Path,
     point: &Path,
 ) -> anyhow::Result<Program> {
-    let me = std::env::current_exe().context("the program does not know its file")?;
+    let me = std::env::current_exe().context("the lab does not know its own file")?;
     let file = match std::env::var_os("COREWALK_BIN") {
         Some(file) => PathBuf::from(file),
         None => me.with_file_name("corewalk"),
     };
-    ensure!(file.is_file(), "there is no {}: set COREWALK_BIN", file.display());
+    ensure!(
+        file.is_file(),
+        "there is no {}: build it (cargo build --release -p corewalk-cli) or set COREWALK_BIN",
+        file.display()
+    );
     let threads = match threads {
         Threads::One => 1,
         Threads::Several => cores().max(2),
@@ -123,66 +119,6 @@ pub(crate) fn bindfs(threads: Threads, source: &Path, point: &Path) -> anyhow::R
         Threads::Several => program.with(&[&"--multithreaded"]),
     };
     Ok(program.with(&[&source, &point]))
-}
-
-/// Returns libfuse's high-performance example, as `passthrough_hp` in the path.
-///
-/// Without `--foreground` it would go to the background, and be taken for one that has ended.
-///
-/// # Errors
-/// If it is not there: it is an example that somebody has to build.
-pub(crate) fn passthrough_hp(
-    threads: Threads,
-    source: &Path,
-    point: &Path,
-) -> anyhow::Result<Program> {
-    let threads = match threads {
-        Threads::One => "--single",
-        Threads::Several => "--clone-fd=true",
-    };
-    let program = find("passthrough_hp")?;
-    Ok(program.with(&[&"--nocache", &"--foreground", &threads, &source, &point]))
-}
-
-/// Returns libfuse's low-level example, as `passthrough_ll` in the path or built in `build` from
-/// what the package of its documentation has.
-///
-/// # Errors
-/// If it is neither there nor can it be built.
-pub(crate) fn passthrough_ll(
-    threads: Threads,
-    source: &Path,
-    point: &Path,
-    build: &Path,
-) -> anyhow::Result<Program> {
-    let program = match find("passthrough_ll") {
-        Ok(program) => program,
-        Err(_) => Program::new(build_passthrough_ll(build)?),
-    };
-    let threads: [&dyn AsRef<OsStr>; 2] = match threads {
-        Threads::One => [&"-s", &"-f"],
-        Threads::Several => [&"-oclone_fd", &"-f"],
-    };
-    let options = "cache=never,timeout=0,default_permissions,allow_other";
-    let options = format!("{options},source={}", source.display());
-    Ok(program.with(&threads).with(&[&"-o", &options, &point]))
-}
-
-fn build_passthrough_ll(build: &Path) -> anyhow::Result<PathBuf> {
-    let example = Path::new(EXAMPLES).join("passthrough_ll.c");
-    ensure!(example.is_file(), "passthrough_ll is not in the path, and {EXAMPLES} has no source");
-    let file = build.join("passthrough_ll");
-    if file.is_file() {
-        return Ok(file);
-    }
-    let status = Command::new("cc")
-        .args(["-O2", "-D_FILE_OFFSET_BITS=64", "-I/usr/include/fuse3", "-o"])
-        .args([file.as_os_str(), example.as_os_str()])
-        .args(["-lfuse3", "-lpthread"])
-        .stderr(Stdio::null())
-        .status();
-    ensure!(status.context("there is no cc")?.success(), "passthrough_ll.c cannot be built here");
-    Ok(file)
 }
 
 /// Returns a program in the path.

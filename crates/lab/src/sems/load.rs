@@ -142,7 +142,7 @@ impl Display for Load {
 mod tests {
     use super::*;
     use crate::before::sems::{IpcRcu, SemArrays};
-    use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+    use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
     /// Semaphores that lose one operation in five.
     struct Lossy {

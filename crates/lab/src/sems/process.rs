@@ -86,10 +86,10 @@ impl Workers<Linux> {
     ///
     /// # Errors
     /// If that cannot be done.
-    pub(crate) fn linux(again: &[String], sets: &[u16], count: usize) -> anyhow::Result<Self> {
+    pub(crate) fn linux(program: &Path, sets: &[u16], count: usize) -> anyhow::Result<Self> {
         let mut sems = Linux::default();
         sets.iter().try_for_each(|count| sems.make(*count))?;
-        let clients = start(again, Place::Host, (&sems.ids(), sets), count)?;
+        let clients = start(program, Place::Host, (&sems.ids(), sets), count)?;
         Ok(Workers { variant: sems.variant(), sems, clients })
     }
 }
@@ -100,7 +100,7 @@ impl Workers<Ours> {
     /// # Errors
     /// If that cannot be done.
     pub(crate) fn ours(
-        again: &[String],
+        program: &Path,
         folder: &Scratch,
         sets: &[u16],
         count: usize,
@@ -108,7 +108,7 @@ impl Workers<Ours> {
         let file = folder.path().join("namespace");
         let mut sems = Ours::open(&file)?;
         sets.iter().try_for_each(|count| sems.make(*count))?;
-        let clients = start(again, Place::Namespace(&file), (&sems.ids(), sets), count)?;
+        let clients = start(program, Place::Namespace(&file), (&sems.ids(), sets), count)?;
         Ok(Workers { variant: sems.variant(), sems, clients })
     }
 
@@ -117,7 +117,7 @@ impl Workers<Ours> {
     /// # Errors
     /// If that cannot be done.
     pub(crate) fn preload(
-        again: &[String],
+        program: &Path,
         folder: &Scratch,
         sets: &[u16],
         count: usize,
@@ -125,7 +125,7 @@ impl Workers<Ours> {
         let (file, library) = (folder.path().join("preloaded"), library()?);
         let mut sems = Ours::open_as_self(&file)?;
         sets.iter().try_for_each(|count| sems.make(*count))?;
-        let clients = start(again, Place::Preload(&library, &file), (&sems.ids(), sets), count)?;
+        let clients = start(program, Place::Preload(&library, &file), (&sems.ids(), sets), count)?;
         Ok(Workers { variant: PRELOAD, sems, clients })
     }
 }
@@ -136,7 +136,12 @@ fn library() -> anyhow::Result<PathBuf> {
     let folder = program.parent().context("the program is in no folder")?;
     let candidates = LIBRARY_FOLDERS.map(|name| folder.join(name).join(LIBRARY));
     let found = candidates.into_iter().find(|path| path.is_file());
-    found.with_context(|| format!("{LIBRARY} is not beside {}", program.display()))
+    found.with_context(|| {
+        format!(
+            "{LIBRARY} is not beside {}: build it (cargo build --release -p corewalk-ipc-preload)",
+            program.display()
+        )
+    })
 }
 
 impl<S: Sems> Workers<S> {
@@ -192,14 +197,14 @@ pub(crate) fn together(laps: &[Lap]) -> Slice {
 
 /// Starts processes, each on a processor, going round.
 fn start(
-    again: &[String],
+    program: &Path,
     place: Place<'_>,
     (ids, counts): (&[i32], &[u16]),
     count: usize,
 ) -> anyhow::Result<Vec<Client>> {
     let cpus = cpu_of_each()?;
     let sets: Vec<(i32, u16)> = ids.iter().copied().zip(counts.iter().copied()).collect();
-    let client = |worker: usize| spawn(again, place, (worker, cpus[worker % cpus.len()]), &sets);
+    let client = |worker: usize| spawn(program, place, (worker, cpus[worker % cpus.len()]), &sets);
     (0..count).map(client).collect()
 }
 
@@ -215,7 +220,7 @@ pub(crate) fn cpu_of_each() -> anyhow::Result<Vec<usize>> {
 }
 
 fn spawn(
-    again: &[String],
+    program: &Path,
     place: Place<'_>,
     (worker, cpu): (usize, usize),
     sets: &[(i32, u16)],
@@ -238,7 +243,7 @@ fn spawn(
     let (worker, cpu) = (worker.to_string(), cpu.to_string());
     args.extend(["--worker", &worker, "--cpu", &cpu, "--sets"].map(OsString::from));
     args.extend(sets.iter().map(|(id, count)| format!("{id}:{count}").into()));
-    Client::spawn_with(again, args, &environment)
+    Client::spawn_with(program, args, &environment)
 }
 
 /// Starts a process that answers at the two semaphores of a set until it is dropped (`table::wakeup`), on
@@ -247,12 +252,12 @@ fn spawn(
 /// # Errors
 /// If it cannot be started.
 pub(crate) fn answerer(
-    again: &[String],
+    program: &Path,
     place: Place<'_>,
     set: i32,
     cpu: usize,
 ) -> anyhow::Result<Client> {
-    let mut client = spawn(again, place, (0, cpu), &[(set, 2)])?;
+    let mut client = spawn(program, place, (0, cpu), &[(set, 2)])?;
     client.say(ANSWER)?;
     client.lap()?;
     Ok(client)

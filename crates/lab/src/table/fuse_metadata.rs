@@ -12,7 +12,6 @@
 //! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
 //! | `bindfs` | bindfs | the host's tmpfs |
 //! | `bindfs-1` | bindfs with one thread, as it comes, for several clients | the host's tmpfs |
-//! | `passthrough_hp`, `passthrough_ll` | libfuse's examples | the host's tmpfs |
 //! | `linux` | none, for the distance that remains | the host's tmpfs |
 //! | `linux-ext4` | none | the disk that the store is on, if that has an ext4 |
 //!
@@ -31,8 +30,7 @@
 //! # Not alike
 //! - `corewalk` keeps files itself, where a peer makes system calls to the host. `corewalk-hostfs`
 //!   is the row to hold against the peers; `corewalk` shows what is left without a file system below.
-//! - `corewalk-hostfs` and bindfs give a new file to the client, with a system call more;
-//!   passthrough_ll leaves it to the server's user.
+//! - `corewalk-hostfs` and bindfs give a new file to the client, with a system call more.
 //! - bindfs resolves a path for each request and lists without attributes (no READDIRPLUS), which is
 //!   what libfuse's version 2 does for it.
 //!
@@ -55,11 +53,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::statfs;
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Size, Table, shape};
+use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape};
 use crate::client::{Client, Lap, Phase};
 use crate::machine::Disturbance;
 use crate::peer::{self, Mounted, Program, Scratch, Terms, Threads};
@@ -84,8 +82,8 @@ const SHARE: f64 = 0.6;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
 /// Mounts there are, and how many of them are for the same number of clients.
-const MOUNTS: usize = 15;
-const SERVING: usize = 9;
+const MOUNTS: usize = 11;
+const SERVING: usize = 7;
 /// What statfs(2) says of an ext4.
 const EXT4_MAGIC: u64 = 0xef53;
 /// For how long the machine is watched before the run, to see who else works.
@@ -104,16 +102,19 @@ type Shape = (Serves, Threads);
 type Find = dyn Fn(Threads, &Path, &Path) -> anyhow::Result<Program>;
 
 impl Table for FuseMetadata {
-    fn name(&self) -> &'static str {
-        "fuse-metadata"
-    }
-
-    fn source(&self) -> &'static str {
-        "mdtest-like metadata operations on FUSE mounts with timeouts 0, after IOR's mdtest"
-    }
-
-    fn about(&self) -> &'static str {
-        "create, stat, readdir+stat, rename, unlink on a corewalk tmpfs mount and on peers"
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "fuse-metadata",
+            source: "mdtest-like metadata operations on FUSE mounts with timeouts 0, after IOR's mdtest",
+            about: "create, stat, readdir+stat, rename, unlink on a corewalk tmpfs mount and on peers",
+            claim: "A store makes files nearly as fast as memory, and makes them durable as fast as ext4.",
+            plot: Plot {
+                x: "processes",
+                metric: "ops_per_s",
+                at: &[("op", "create")],
+                headline: "1",
+            },
+        }
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {
@@ -151,7 +152,7 @@ impl Table for FuseMetadata {
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let again = settings.again.as_ref().context("there is no program to start again")?;
+        let program = settings.program.as_ref().context("this run cannot start the lab again")?;
         let rounds = Rounds::begin(self.name(), settings)?;
         let source = Scratch::new(Path::new(TMPFS), "source")?;
         let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
@@ -172,7 +173,7 @@ impl Table for FuseMetadata {
             if !serves.contains(&processes) {
                 return Ok(());
             }
-            let session = Session { again, mount, processes, round: visit.round };
+            let session = Session { program, mount, processes, round: visit.round };
             session.run(files(settings), &rounds, &mut samples)
         })?;
         for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.is_mount()) {
@@ -202,7 +203,7 @@ impl Display for Processes {
 
 /// One mount, one number of processes, one round.
 struct Session<'a> {
-    again: &'a [String],
+    program: &'a Path,
     mount: &'a Mounted,
     processes: usize,
     round: usize,
@@ -218,7 +219,7 @@ impl Session<'_> {
         for n in 0..self.processes {
             let directory = self.mount.directory().join(format!("client-{n}"));
             let cpu = is_alone.then_some(number);
-            clients.push(Client::start(self.again, &directory, files, cpu)?);
+            clients.push(Client::start(self.program, &directory, files, cpu)?);
         }
         for phase in Phase::ALL {
             rounds.check()?;
@@ -258,20 +259,14 @@ fn mounts(
     source: &Scratch,
     disk: &Scratch,
 ) -> anyhow::Result<Vec<(Serves, Mounted)>> {
-    let build = scratch.folder("build")?;
-    let ll = move |threads, source: &Path, point: &Path| {
-        peer::passthrough_ll(threads, source, point, &build)
-    };
     let both: [Shape; 2] = [(1..=1, Threads::One), (2..=usize::MAX, Threads::Several)];
     let single: Shape = (2..=usize::MAX, Threads::One);
-    let servers: [(&'static str, &Find, &[Shape]); 7] = [
+    let servers: [(&'static str, &Find, &[Shape]); 5] = [
         (OURS, &peer::ours, &both),
         ("corewalk-hostfs", &peer::ours_passthrough, &both),
         (STORE, &peer::ours_store, &both),
         (BASELINE, &peer::bindfs, &both),
         ("bindfs-1", &peer::bindfs, &[single]),
-        ("passthrough_hp", &peer::passthrough_hp, &both),
-        ("passthrough_ll", &ll, &both),
     ];
     let mut mounts = vec![];
     for (variant, find, shapes) in servers {
@@ -330,7 +325,7 @@ mod tests {
             threads: vec![1],
             time_per_row: Duration::from_secs_f64(seconds),
             rounds: 5,
-            again: None,
+            program: None,
         };
         assert_eq!(files(&settings(1.0)), 1_200);
         assert_eq!(files(&settings(0.001)), FILES[0]);

@@ -27,7 +27,7 @@ use crate::peer::Interrupt;
 
 /// What a table measures in one go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub(crate) struct Grid {
     /// Sets of parameters.
     pub cells: usize,
     /// Who is measured with each, at most.
@@ -73,7 +73,7 @@ impl Grid {
     }
 
     /// Returns how long all of it takes, but for what stands between the slices.
-    pub fn time(&self) -> Duration {
+    pub(crate) fn time(&self) -> Duration {
         self.slice * (self.cells * self.variants * self.rounds) as u32
     }
 }
@@ -105,6 +105,7 @@ impl<'a> Rounds<'a> {
             self.table,
             cells.len()
         );
+        eprintln!("{}: measures for about {:.0} s", self.table, grid.time().as_secs_f64());
         let bar = progress(cells.len() * grid.rounds);
         let disturbance = Disturbance::start();
         for round in 0..grid.rounds {
@@ -121,6 +122,11 @@ impl<'a> Rounds<'a> {
         let share = 100.0 * disturbance.share();
         eprintln!("{}: other processes used {share:.0} % of the machine", self.table);
         Ok(())
+    }
+
+    /// Returns the name of the table.
+    pub(super) fn table(&self) -> &'static str {
+        self.table
     }
 
     /// Returns the settings of the run.

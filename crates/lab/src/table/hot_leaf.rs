@@ -44,19 +44,20 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use corewalk_sync::primitives::hint;
-use corewalk_sync::{CachePadded, Lockref};
+use corewalk_base::CachePadded;
+use corewalk_base::primitives::hint;
+use corewalk_sync::Lockref;
 use serde_json::Value;
 
 use super::grid::{Rounds, Threads, Visit};
-use super::{Claim, Grid, Settings, Size, Table, shape};
+use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape};
 use crate::crew::{self, Slice};
-use crate::files::{Files, Host, Locked, Ours, User};
+use crate::files::{Files, Host, Ours, User};
 use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
 use lockref_off::LockrefOff;
 
 /// The variant that walks are compared with before the locker comes.
-const WALK_BASELINE: &str = "rwlock-ahash";
+const WALK_BASELINE: &str = "linux";
 /// The variant that counts are compared with then.
 const COUNT_BASELINE: &str = "before-lockref-off";
 /// How often somebody takes the lock, per second.
@@ -68,10 +69,9 @@ const HOLD: Duration = Duration::from_micros(1);
 /// Slices that are tried until the locker reached its rate.
 const TRIES: usize = 4;
 /// Who is measured, in this order.
-const VARIANTS: [(&str, &str); 5] = [
+const VARIANTS: [(&str, &str); 4] = [
     ("walk", "corewalk"),
     ("walk", WALK_BASELINE),
-    ("walk", "linux"),
     ("lockref", "corewalk"),
     ("lockref", COUNT_BASELINE),
 ];
@@ -108,21 +108,19 @@ struct Variant<'a> {
 }
 
 impl Table for HotLeaf {
-    fn name(&self) -> &'static str {
-        "hot-leaf"
-    }
-
-    fn source(&self) -> &'static str {
-        "one path for all threads and a lock taken for a moment: document 000 and Guzik, 2024"
-    }
-
-    fn about(&self) -> &'static str {
-        "threads that resolve the same path, before, during and after a transient locker"
-    }
-
-    fn claim(&self) -> &'static str {
-        "Threads that resolve the same path do not slow each other down, and somebody who locks it for \
-         a moment costs nothing once gone."
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "hot-leaf",
+            source: "one path for all threads and a lock taken for a moment: document 000 and Guzik, 2024",
+            about: "threads that resolve the same path, before, during and after a transient locker",
+            claim: "Threads that resolve the same path do not slow each other down, and a locker that has gone costs nothing.",
+            plot: Plot {
+                x: "threads",
+                metric: "ops_per_s",
+                at: &[("of", "walk"), ("phase", "before")],
+                headline: "1",
+            },
+        }
     }
 
     fn footer(&self, rows: &[Row]) -> String {
@@ -172,13 +170,13 @@ impl Table for HotLeaf {
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let rounds = Rounds::begin(self.name(), settings)?;
-        let (ours, locked, host) = (Ours::new()?, Locked::new(), Host::new(self.name()));
-        let mut variants = vec![walkers(&ours)?, walkers(&locked)?];
+        let (ours, host) = (Ours::new()?, Host::new(self.name()));
+        let mut variants = vec![walkers(&ours)?];
         match &host {
             Ok(host) => variants.push(walkers(host)?),
             Err(error) => eprintln!("hot-leaf: skipped linux: {error:#}"),
         }
-        variants.extend([counters_of_ours(), counters_before()]);
+        variants.extend(counters());
         let cells = rounds.threads();
         let grid = self.grids(settings)[0];
         let mut samples = Samples::default();
@@ -271,49 +269,49 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     Ok(Variant { of: "walk", name, baseline, measure: Box::new(measure) })
 }
 
-/// Returns who counts with corewalk's lockref.
-fn counters_of_ours() -> Variant<'static> {
-    let measure = |threads, time| {
+/// Returns the variants that count with corewalk's lockref, and by the rule of Linux.
+fn counters() -> [Variant<'static>; 2] {
+    let ours = |threads, time| {
         let lockref = CachePadded::new(Lockref::new(1));
-        let work = |_, turn: crew::Turn| {
-            turn.run(|_| {
-                lockref.get();
-                lockref.put_return() > 0
-            })
+        let count = || {
+            lockref.get();
+            lockref.put_return() > 0
         };
-        let outcome = crew::run_phases((threads, PHASES.len()), time, work, |clock| {
-            clock.paced(1, LOCKS_PER_S, |_| {
-                let guard = lockref.lock();
-                hold();
-                drop(guard);
-            })
+        let outcome = count_beside((threads, time), count, || {
+            let guard = lockref.lock();
+            hold();
+            drop(guard);
         });
         assert_eq!(lockref.count(), 1, "references do not add up");
         outcome
     };
-    let (name, baseline) = ("corewalk", COUNT_BASELINE);
-    Variant { of: "lockref", name, baseline, measure: Box::new(measure) }
+    let before = |threads, time| {
+        let lockref = LockrefOff::new(1);
+        let count = || {
+            lockref.get();
+            lockref.put();
+            true
+        };
+        let outcome = count_beside((threads, time), count, || lockref.with_lock(hold));
+        assert_eq!(lockref.count(), 1, "references do not add up");
+        outcome
+    };
+    let (of, baseline) = ("lockref", COUNT_BASELINE);
+    [
+        Variant { of, name: "corewalk", baseline, measure: Box::new(ours) },
+        Variant { of, name: COUNT_BASELINE, baseline, measure: Box::new(before) },
+    ]
 }
 
-/// Returns who counts by the rule of Linux.
-fn counters_before() -> Variant<'static> {
-    let measure = |threads, time| {
-        let lockref = LockrefOff::new(1);
-        let work = |_, turn: crew::Turn| {
-            turn.run(|_| {
-                lockref.get();
-                lockref.put();
-                true
-            })
-        };
-        let outcome = crew::run_phases((threads, PHASES.len()), time, work, |clock| {
-            clock.paced(1, LOCKS_PER_S, |_| lockref.with_lock(hold))
-        });
-        assert_eq!(lockref.count(), 1, "references do not add up");
-        outcome
-    };
-    let (name, baseline) = (COUNT_BASELINE, COUNT_BASELINE);
-    Variant { of: "lockref", name, baseline, measure: Box::new(measure) }
+/// Counts in every thread, beside somebody who locks in the second phase.
+fn count_beside(
+    (threads, time): (usize, Duration),
+    count: impl Fn() -> bool + Sync,
+    lock: impl Fn() + Sync,
+) -> Outcome {
+    let work = |_, turn: crew::Turn| turn.run(|_| count());
+    let locker = |clock: &crew::Clock| clock.paced(1, LOCKS_PER_S, |_| lock());
+    crew::run_phases((threads, PHASES.len()), time, work, locker)
 }
 
 /// Lets a moment pass, as somebody does who looks at what a lock protects.

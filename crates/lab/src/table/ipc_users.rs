@@ -30,7 +30,7 @@ use std::time::Duration;
 use corewalk_ipc::SemBuf;
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, shape, sized};
+use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
 use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
 use crate::crew::{self, Laps, Slice, Turn};
 use crate::lane::Rng;
@@ -53,8 +53,6 @@ const PUBLISHED: [(u32, f64, f64); 3] =
     [(100, 8.74, 8.11), (400, 21.86, 19.93), (800, 84.35, 77.69)];
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.7;
-/// Threads take their time to start and to end.
-const SETUP: Duration = Duration::from_secs(3);
 
 /// The table.
 pub(super) struct IpcUsers;
@@ -72,20 +70,24 @@ struct Outcome {
 type Measure<'a> = Box<dyn Fn(usize, Duration) -> anyhow::Result<Outcome> + 'a>;
 
 impl Table for IpcUsers {
-    fn name(&self) -> &'static str {
-        "ipc-users"
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "ipc-users",
+            source: "the swingbench runs of document 002 (Bueso, March 2013), in shape",
+            about: "100, 400 and 800 users of 400 semaphore sets, and what they wait for each other's locks",
+            claim: "Many users of many sets are served at least twice as fast as by the host kernel.",
+            plot: Plot { x: "users", metric: "ops_per_s", at: &[], headline: "100" },
+        }
     }
 
-    fn source(&self) -> &'static str {
-        "the swingbench runs of document 002 (Bueso, March 2013), in shape"
-    }
-
-    fn about(&self) -> &'static str {
-        "100, 400 and 800 users of 400 semaphore sets, and what they wait for each other's locks"
-    }
-
-    fn claim(&self) -> &'static str {
-        "Many users of many sets are served at least twice as fast as by the host kernel."
+    fn published(&self) -> Option<Published> {
+        let before = PUBLISHED.map(|(users, before, _)| (f64::from(users), before)).to_vec();
+        let after = PUBLISHED.map(|(users, _, after)| (f64::from(users), after)).to_vec();
+        Some(Published {
+            x: "users, 8 sockets",
+            unit: "% of system time in the ipc lock",
+            curves: vec![("before", before), ("after", after)],
+        })
     }
 
     fn footer(&self, rows: &[Row]) -> String {
@@ -117,10 +119,6 @@ impl Table for IpcUsers {
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
         let cells = sized(settings.size, USERS).len();
         vec![Grid::new(settings, cells, VARIANTS, SHARE_OF_TIME)]
-    }
-
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {

@@ -45,7 +45,7 @@ use anyhow::ensure;
 use serde_json::Value;
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, shape, sized};
+use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
 use crate::crew::{self, Measure, Slice};
 use crate::lane::Rng;
 use crate::pairs::{Dash, Locked, Ours, Pairs, Shards};
@@ -81,20 +81,19 @@ struct Cell {
 }
 
 impl Table for MbcacheTable {
-    fn name(&self) -> &'static str {
-        "mbcache"
-    }
-
-    fn source(&self) -> &'static str {
-        "the operations under document 004's benchmark (Kara, December 2015): 100,000 pairs"
-    }
-
-    fn about(&self) -> &'static str {
-        "a cache from keys to values: get, find, and get + create + delete"
-    }
-
-    fn claim(&self) -> &'static str {
-        "With few values per key, to get, create and delete a pair takes three fifths of what a map in 64 shards takes."
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "mbcache",
+            source: "the operations under document 004's benchmark (Kara, December 2015): 100,000 pairs",
+            about: "a cache from keys to values: get, find, and get + create + delete",
+            claim: "With few values per key, to get, create and delete a pair takes three fifths of what a map in 64 shards takes.",
+            plot: Plot {
+                x: "threads",
+                metric: "ops_per_s",
+                at: &[("op", "get+create+delete"), ("values", "2")],
+                headline: "1",
+            },
+        }
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {

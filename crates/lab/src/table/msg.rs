@@ -35,11 +35,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use corewalk_base::sysv::MsgQueue;
 use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
-use corewalk_sync::sysv::MsgQueue;
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, sized};
+use super::{Claim, Grid, Plot, Settings, Table, Text, sized};
 use crate::crew::{self, Laps, Slice, Turn};
 use crate::samples::{Params, Row, Samples};
 use crate::sems::{self, apart};
@@ -52,7 +52,6 @@ const OURS: &str = "corewalk";
 const BYTES: (&[usize], &[usize]) = (&[1, 64, 4096], &[1, 64, 1024, 4096, 8192]);
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.2;
-const SETUP: Duration = Duration::from_secs(1);
 /// How many times the rate of the host kernel is claimed, by bytes.
 const CLAIMED: [(usize, f64); 2] = [(64, 4.0), (4096, 2.0)];
 /// The last byte of each message.
@@ -115,20 +114,19 @@ struct Words {
 }
 
 impl Table for Msg {
-    fn name(&self) -> &'static str {
-        "msg"
-    }
-
-    fn source(&self) -> &'static str {
-        "message queues, beside the semaphores of document 002 (Bueso, March 2013)"
-    }
-
-    fn about(&self) -> &'static str {
-        "messages of 1 B to 8 KiB that are sent and received again"
-    }
-
-    fn claim(&self) -> &'static str {
-        "A small message is sent and received in a quarter of the host kernel's time, a page in half."
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "msg",
+            source: "message queues, beside the semaphores of document 002 (Bueso, March 2013)",
+            about: "messages of 1 B to 8 KiB that are sent and received again",
+            claim: "A small message is sent and received in a quarter of the host kernel's time, a page in half.",
+            plot: Plot {
+                x: "bytes",
+                metric: "ops_per_s",
+                at: &[("queue", "own"), ("threads", "1"), ("workers", "threads")],
+                headline: "64",
+            },
+        }
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {
@@ -161,10 +159,6 @@ impl Table for Msg {
             .into()
     }
 
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
-    }
-
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         apart(|| run(self, settings))
     }
@@ -177,9 +171,9 @@ fn run(table: &Msg, settings: &Settings) -> anyhow::Result<Samples> {
     let (linux, ours) = (Linux::new(most)?, Ours::new()?.with_queues(most)?);
     let folder = sems::process::folder("msg")?;
     let processes = cells.iter().filter(|cell| cell.is_in_processes).map(|cell| cell.threads);
-    let mut workers = match (&settings.again, processes.max()) {
-        (Some(again), Some(count)) => {
-            Some((Workers::linux(again, count)?, Workers::ours(again, folder.path(), count)?))
+    let mut workers = match (&settings.program, processes.max()) {
+        (Some(program), Some(count)) => {
+            Some((Workers::linux(program, count)?, Workers::ours(program, folder.path(), count)?))
         }
         _ => None,
     };
@@ -234,7 +228,7 @@ fn cells(settings: &Settings) -> Vec<Cell> {
         cells.push(own(1, CLAIMED[0].0));
     }
     let most = cells.iter().map(|cell| cell.threads).max().unwrap_or(1);
-    if settings.again.is_some() {
+    if settings.program.is_some() {
         let claimed = CLAIMED.map(|(bytes, _)| Cell { is_in_processes: true, ..own(most, bytes) });
         cells.extend(claimed);
     }

@@ -1,154 +1,285 @@
-//! Table `redo-size`: throughput of many readers of paths beside many writers.
+//! Tables `redo-size` and `lock-share`: many readers of paths beside many writers.
 //!
-//! Source: document 000 (Long, February 2013). Units: operations per second of wall time, all readers
-//! (`op=path`) or all writers (`op=rename`) together, and processor time per operation.
+//! Source: document 000 (Long, February 2013). Units of `redo-size`: operations per second of wall time,
+//! all readers (`op=path`) or all writers (`op=rename`) together, and processor time per operation.
+//! Unit of `lock-share`: seconds in lock sections per second of a thread's life.
 //!
-//! # What the document measured
-//! Oracle SLOB on a DL980 with 80 cores, data files in a tmpfs: so many sessions that read and so many
-//! that write, each of which has the kernel translate dentries to paths. The size of the redo log
-//! stands for how much was written ([`PUBLISHED`]): the shared side of a seqrwlock in place of the
-//! write side of the rename lock gave 8.5 to 21.3 % more.
+//! # The document
+//! Oracle SLOB on a DL980 with 80 cores, data files in a tmpfs. Sessions read and write, and have the
+//! kernel translate dentries to paths. The size of the redo log stands for the amount written
+//! ([`PUBLISHED`]): the shared side of a seqrwlock in place of the write side of the rename lock gave
+//! 8.5 to 21.3 % more. A profile gave the share of time in spin locks ([`PUBLISHED_SHARE`]).
 //!
-//! # What is kept, and what is not
-//! The grid of readers and writers, scaled from 80 cores to what a small machine has, with more
-//! threads than cores as there. A reader translates the paths of 64 files in turn, which all readers
-//! share, and does nothing else. A writer renames a file of its own there and back as fast as it can:
-//! that is harder than the document's writers, who rename next to nothing, and it is what tells the
-//! designs of 2013 from those of today. Dropped: the database, its user time (up to 97 % of the
-//! document's machine), and so the scale of the percentages.
+//! # Kept and dropped
+//! Kept: the grid of readers and writers, scaled from 80 cores to a small machine, with more threads than
+//! cores. A reader translates the paths of 64 files in turn, which all readers share. A writer renames a
+//! file of its own there and back as fast as it can. The document's writers rename next to nothing, so
+//! this is harder. Dropped: the database, its user time (up to 97 % of the document's machine), and so
+//! the scale of the percentages.
 //!
-//! # Claims
-//! The document's: sharing the lock is at least as fast as excluding, where nobody renames. Ours: a
-//! reader does not slow down because of a writer, by its processor time.
+//! # Lock sections
+//! Only a build with the feature `lock-share` counts them (`before::timed`). corewalk's translations take
+//! no lock but in a fallback, which its counters tell; its rows are left out if the counters do not move
+//! in a trial. The locks of corewalk's renames are not counted.
 //!
 //! # Checks
-//! Every path is compared; a wrong one fails the run.
+//! Every path is compared; a wrong path fails the run.
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
+use super::bench::{Cell, cells, values};
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, shape, sized};
+use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
+use crate::before::timed::IS_COUNTED;
 use crate::before::{Dentries, GlobalLock, Kind, RenameSeqLock, RenameSeqRwLock, make_path};
+use crate::crew::Pinning;
 use crate::ours::Ours;
-use crate::race::{self, Outcome, Pinning, Race, Racer, Reader, Writer};
-use crate::samples::{Metric, Params, Row, Samples};
+use crate::race::{self, Outcome, Race, Racer, Reader, Side, Writer};
+use crate::samples::{Metric, Row, Samples};
 
-/// What document 000 printed: readers, writers, MB/s of redo without and with the patch.
+/// The figures of document 000: readers, writers, MB/s of redo without and with the patch.
 const PUBLISHED: [(u32, u32, u32, u32); 4] =
     [(8, 64, 802, 903), (32, 64, 798, 892), (80, 64, 658, 714), (128, 64, 748, 907)];
-/// Readers and writers.
+/// The same: readers, writers, percent of the time in spin locks, and the number in parentheses.
+const PUBLISHED_SHARE: [(u32, u32, f64, f64); 6] = [
+    (32, 0, 6.3, 17.4),
+    (80, 0, 2.9, 31.7),
+    (128, 0, 43.5, 62.2),
+    (32, 64, 9.1, 35.0),
+    (80, 64, 4.5, 38.8),
+    (128, 64, 34.8, 58.7),
+];
+/// Readers and writers of `redo-size`.
 const READERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 4, 8]);
 const WRITERS: (&[usize], &[usize]) = (&[0, 1], &[0, 1, 2, 4]);
-/// Designs there are.
+/// Readers and writers of `lock-share`: the document's rows, scaled.
+const SHARE_READERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 4]);
+const SHARE_WRITERS: (&[usize], &[usize]) = (&[0, 1], &[0, 2]);
+/// The number of designs.
 const DESIGNS: usize = 4;
-/// The most writers there are.
+/// The most writers.
 const WRITERS_MAX: usize = 4;
-/// Where the files of the database are.
+/// The directory of the database.
 const DATABASE: &str = "/u01/app/oracle/oradata/SLOB/datafile";
-/// Files that are asked for.
+/// Files whose paths are asked for.
 const FILES: usize = 64;
-/// Files between those that are asked for and those that are renamed.
+/// Files between those that are read and those that are renamed.
 const FILLERS: usize = 1000;
-/// The share of the time per row that each row of this table gets: the grid is large.
+/// The share of the time per row: the grid is large.
 const SHARE_OF_TIME: f64 = 0.4;
-/// The share of its throughput that a reader is to keep beside a writer.
+/// The share of its throughput that a reader keeps beside a writer, at least.
 const KEPT_MIN: f64 = 0.9;
+/// The length of the trial of corewalk's counters.
+const TRIAL: Duration = Duration::from_millis(100);
+/// The variant that is measured only if its counters count.
+const OURS: &str = "corewalk";
 
-/// The table.
+/// The table of throughput.
 pub(super) struct RedoSize;
 
-/// So many readers beside so many writers.
-pub(super) struct Cell {
-    pub(super) readers: usize,
-    pub(super) writers: usize,
-}
+/// The table of time in lock sections.
+pub(super) struct LockShare;
 
-/// A variant with what its threads do.
-pub(super) struct Load {
-    pub(super) racer: Box<dyn Racer>,
+/// A variant with the work of its threads.
+struct Load {
+    racer: Box<dyn Racer>,
     reader: Reader,
     writers: Vec<Writer>,
 }
 
 impl Table for RedoSize {
-    fn name(&self) -> &'static str {
-        "redo-size"
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "redo-size",
+            source: "readers and writers of document 000 (Long, February 2013), scaled",
+            about: "readers that translate paths beside writers that rename: throughput of both",
+            claim: "Readers that share the rename lock are faster than readers that exclude each other, and a \
+                    writer does not slow down a reader of corewalk.",
+            plot: Plot {
+                x: "readers",
+                metric: "ops_per_s",
+                at: &[("op", "path"), ("writers", "1")],
+                headline: "2",
+            },
+        }
     }
 
-    fn source(&self) -> &'static str {
-        "readers and writers of document 000 (Long, February 2013), scaled"
-    }
-
-    fn about(&self) -> &'static str {
-        "readers that translate paths beside writers that rename: throughput of both"
+    fn published(&self) -> Option<Published> {
+        let rows = || PUBLISHED.iter().map(|row| (f64::from(row.0), row));
+        let without = rows().map(|(readers, row)| (readers, f64::from(row.2))).collect();
+        let with = rows().map(|(readers, row)| (readers, f64::from(row.3))).collect();
+        Some(Published {
+            x: "readers beside 64 writers, 80 cores",
+            unit: "MB/s of redo",
+            curves: vec![("without the patch", without), ("with the patch", with)],
+        })
     }
 
     fn footer(&self, _rows: &[Row]) -> String {
-        footer()
+        let mut out = String::from(
+            "document 000, Oracle SLOB on 80 cores, redo MB/s without and with the patch:\n",
+        );
+        for (readers, writers, without, with) in PUBLISHED {
+            let change = 100.0 * (f64::from(with) / f64::from(without) - 1.0);
+            let _ = writeln!(
+                out,
+                "  {readers:>3} readers {writers} writers: {without} {with} ({change:+.1} %)"
+            );
+        }
+        out
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let at = |readers, writers| {
-            [("op", "path".into())].into_iter().chain(Cell { readers, writers }.params()).collect()
+        let at = |readers: u64, writers: u64| {
+            [("op", Value::from("path")), ("readers", readers.into()), ("writers", writers.into())]
         };
-        let both: Vec<_> = at(2, 0);
-        let shared = shape::ratio(rows, RenameSeqRwLock::VARIANT, "ops_per_s", &both);
-        let cost = |writers| shape::median(rows, "corewalk", "ns_per_op", &at(1, writers));
+        let shared = shape::ratio(rows, RenameSeqRwLock::VARIANT, "ops_per_s", &at(2, 0));
+        let cost = |writers| shape::median(rows, OURS, "ns_per_op", &at(1, writers));
         let kept = cost(0).zip(cost(1)).map(|(alone, beside)| alone / beside);
-        vec![
-            Claim::at_least(
-                "of the document: two readers that share the lock over two that exclude each other",
-                shared,
-                1.0,
-            ),
-            Claim::at_least(
-                "a reader of corewalk beside a writer over one alone, by its processor time",
-                kept,
-                KEPT_MIN,
-            ),
-        ]
+        let document =
+            "of the document: two readers that share the lock over two that exclude each other";
+        let ours = "a reader of corewalk beside a writer over one alone, by its processor time";
+        vec![Claim::at_least(document, shared, 1.0), Claim::at_least(ours, kept, KEPT_MIN)]
     }
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![Grid::new(settings, cells(settings).len(), DESIGNS, SHARE_OF_TIME)]
+        let cells = all_cells(settings, READERS, WRITERS);
+        vec![Grid::new(settings, cells.len(), DESIGNS, SHARE_OF_TIME)]
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let rounds = Rounds::begin(self.name(), settings)?;
-        let loads = loads()?;
-        let grid = self.grids(settings)[0];
+        let (loads, grid) = (loads()?, self.grids(settings)[0]);
         let mut samples = Samples::default();
-        rounds.each(&grid, (&cells(settings), loads.len()), |visit| {
+        let cells = all_cells(settings, READERS, WRITERS);
+        rounds.each(&grid, (&cells, loads.len()), |visit| {
             let load = &loads[visit.at];
             let outcome = load.run(grid.slice, visit.cell)?;
-            add(visit.round, load.racer.variant(), visit.cell, &outcome, &mut samples);
+            for (op, side) in [("path", &outcome.reads), ("rename", &outcome.renames)] {
+                if side.ops > 0 {
+                    let params = visit.cell.with("op", op).0;
+                    let speed = (side.ops_per_s(), side.ns_per_op());
+                    let variant = load.racer.variant();
+                    samples.add_speed(visit.round, variant, &params, speed, GlobalLock::VARIANT);
+                }
+            }
             Ok(())
         })?;
         Ok(samples)
     }
 }
 
-impl Cell {
-    /// Returns the parameters of the rows.
-    pub(super) fn params(&self) -> [(&'static str, Value); 2] {
-        [("readers", self.readers.into()), ("writers", self.writers.into())]
+impl Table for LockShare {
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "lock-share",
+            source: "share of time in locks of document 000 (Long, February 2013), scaled",
+            about: "time in lock sections under the load of redo-size; needs a build that counts it",
+            claim: "Readers that share the rename lock wait less for it, and translations of corewalk take no lock.",
+            plot: Plot {
+                x: "readers",
+                metric: "seconds",
+                at: &[("side", "readers"), ("of", "waiting"), ("writers", "0")],
+                headline: "2",
+            },
+        }
+    }
+
+    fn published(&self) -> Option<Published> {
+        let rows = || PUBLISHED_SHARE.iter().filter(|row| row.1 == 0);
+        let with = rows().map(|row| (f64::from(row.0), row.2)).collect();
+        let without = rows().map(|row| (f64::from(row.0), row.3)).collect();
+        Some(Published {
+            x: "readers, no writers, 80 cores",
+            unit: "% of time in spin locks",
+            curves: vec![("without the patch", without), ("with the patch", with)],
+        })
+    }
+
+    fn lacks(&self) -> Option<&'static str> {
+        let lack = "this build does not count lock sections; one that does: cargo run --release \
+                    -p corewalk-lab --features lock-share -- run lock-share";
+        (!IS_COUNTED).then_some(lack)
+    }
+
+    fn footer(&self, _rows: &[Row]) -> String {
+        let mut out = String::from(
+            "document 000, Oracle SLOB on 80 cores, percent of time in spin locks, as printed; in \
+             parentheses without the patch (it says with):\n",
+        );
+        for (readers, writers, with, without) in PUBLISHED_SHARE {
+            let _ = writeln!(out, "  {readers:>3} readers {writers:>2} writers: {with}({without})");
+        }
+        out
+    }
+
+    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let params = [
+            ("side", "readers".into()),
+            ("of", "waiting".into()),
+            ("readers", 2.into()),
+            ("writers", 0.into()),
+        ];
+        let waiting = |variant| shape::median(rows, variant, "seconds", &params);
+        let [without, with] = [GlobalLock::VARIANT, RenameSeqRwLock::VARIANT].map(waiting);
+        let pct = |share: Option<f64>| 100.0 * share.unwrap_or_default();
+        let document = Claim::of(
+            String::from("of the document: two readers wait less for a lock that they share"),
+            with.zip(without).map(|(with, without)| with <= without),
+            format!("{:.1} % without, {:.1} % with", pct(without), pct(with)),
+        );
+        let most = shape::ours(rows).map(|row| row.median).max_by(f64::total_cmp);
+        let ours = Claim::of(
+            String::from("translations of corewalk are in no lock"),
+            most.map(|most| most == 0.0),
+            format!("at most {:.3} %", pct(most)),
+        );
+        vec![document, ours]
+    }
+
+    fn grids(&self, settings: &Settings) -> Vec<Grid> {
+        let cells = all_cells(settings, SHARE_READERS, SHARE_WRITERS);
+        vec![Grid::new(settings, cells.len(), DESIGNS, SHARE_OF_TIME)]
+    }
+
+    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        let rounds = Rounds::begin(self.name(), settings)?;
+        let (mut loads, grid) = (loads()?, self.grids(settings)[0]);
+        if !counts_translations()? {
+            eprintln!("lock-share: {OURS}: no rows: its counters do not count translations");
+            loads.retain(|load| load.racer.variant() != OURS);
+        }
+        let mut samples = Samples::default();
+        let cells = all_cells(settings, SHARE_READERS, SHARE_WRITERS);
+        rounds.each(&grid, (&cells, loads.len()), |visit| {
+            let load = &loads[visit.at];
+            let outcome = load.run(grid.slice, visit.cell)?;
+            for (side, done) in [("readers", &outcome.reads), ("writers", &outcome.renames)] {
+                let variant = load.racer.variant();
+                if done.ops == 0 || (side == "writers" && variant == OURS) {
+                    continue;
+                }
+                for (of, share) in ["waiting", "holding"].into_iter().zip(shares(done)) {
+                    let params = visit.cell.with("side", side).with("of", of).0;
+                    let share = (Metric::Seconds, share);
+                    samples.add(visit.round, variant, &params, share, GlobalLock::VARIANT);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(samples)
     }
 }
 
-impl Display for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "readers={} writers={}", self.readers, self.writers)
-    }
-}
+type Sized = (&'static [usize], &'static [usize]);
 
-fn cells(settings: &Settings) -> Vec<Cell> {
-    let (readers, writers) = (sized(settings.size, READERS), sized(settings.size, WRITERS));
-    let with = |&readers| writers.iter().map(move |&writers| Cell { readers, writers });
-    readers.iter().flat_map(with).collect()
+fn all_cells(settings: &Settings, readers: Sized, writers: Sized) -> Vec<Cell> {
+    let of = |list| values(sized(settings.size, list));
+    cells(&[("readers", of(readers)), ("writers", of(writers))])
 }
 
 impl Load {
@@ -169,7 +300,7 @@ impl Load {
         let writer = |at: usize| {
             let home = make_path(&dentries, format!("/u01/app/oracle/fast/{at}").as_bytes());
             file(home, "redo_a.log")?;
-            // Nothing of two writers is side by side.
+            // The files of two writers are not side by side.
             (0..FILES).try_for_each(|at| file(home, &format!("filler_{at}")).map(drop))?;
             let name = |name: &str| (home, name.as_bytes().to_vec());
             anyhow::Ok(Writer { home: name("redo_a.log"), away: name("redo_b.log") })
@@ -178,27 +309,26 @@ impl Load {
         Ok(Load { racer: Box::new(dentries), reader: Reader { targets }, writers })
     }
 
-    /// Runs a slice with so many readers and writers.
+    /// Runs a slice with the readers and writers of `cell`.
     ///
     /// # Errors
-    /// A path that is wrong.
-    pub(super) fn run(&self, time: Duration, cell: &Cell) -> anyhow::Result<Outcome> {
+    /// A wrong path.
+    fn run(&self, time: Duration, cell: &Cell) -> anyhow::Result<Outcome> {
         let race = Race {
-            readers: &vec![self.reader.clone(); cell.readers],
-            writers: &self.writers[..cell.writers],
+            readers: &vec![self.reader.clone(); cell.number("readers")],
+            writers: &self.writers[..cell.number("writers")],
             time,
             pinning: Pinning::Free,
         };
         let outcome = race::run(&*self.racer, &*self.racer, &race);
-        let variant = self.racer.variant();
-        let (paths, wrong) = (outcome.reads.ops, outcome.wrong);
-        ensure!(wrong == 0, "{variant}: {wrong} of {paths} paths were wrong");
+        let (variant, Side { ops, wrong, .. }) = (self.racer.variant(), outcome.reads);
+        ensure!(wrong == 0, "{variant}: {wrong} of {ops} paths were wrong");
         Ok(outcome)
     }
 }
 
 /// Returns the load over every design.
-pub(super) fn loads() -> anyhow::Result<Vec<Load>> {
+fn loads() -> anyhow::Result<Vec<Load>> {
     let capacity = FILES + FILLERS + WRITERS_MAX * (FILES + 2) + 64;
     Ok(vec![
         Load::over(Ours::empty(capacity)?)?,
@@ -208,31 +338,28 @@ pub(super) fn loads() -> anyhow::Result<Vec<Load>> {
     ])
 }
 
-fn add(round: usize, variant: &str, cell: &Cell, outcome: &Outcome, samples: &mut Samples) {
-    for (op, side) in [("path", &outcome.reads), ("rename", &outcome.renames)] {
-        if side.ops > 0 {
-            let mut params = Params::from(cell.params());
-            params.insert("op", op.into());
-            let cost = 1e9 / side.ops_per_cpu_s().max(1e-9);
-            for measured in [(Metric::OpsPerSecond, side.ops_per_s()), (Metric::NsPerOp, cost)] {
-                samples.add(round, variant, &params, measured, GlobalLock::VARIANT);
-            }
-        }
-    }
+/// Returns the shares of waiting and of holding.
+fn shares(side: &Side) -> [f64; 2] {
+    let spent = side.spent;
+    let all = (side.wall_s * 1e9 - spent.aside_ns as f64).max(1.0);
+    [spent.waiting_ns, spent.holding_ns].map(|ns| ns as f64 / all)
 }
 
-fn footer() -> String {
-    let mut out = String::from(
-        "document 000, Oracle SLOB on 80 cores, redo MB/s without and with the patch:\n",
-    );
-    for (readers, writers, without, with) in PUBLISHED {
-        let change = 100.0 * (f64::from(with) / f64::from(without) - 1.0);
-        let _ = writeln!(
-            out,
-            "  {readers:>3} readers {writers} writers: {without} {with} ({change:+.1} %)"
-        );
-    }
-    out
+/// Returns true if corewalk's counters move when translations are disturbed.
+fn counts_translations() -> anyhow::Result<bool> {
+    let dentries = Ours::empty(64)?;
+    let parent = make_path(&dentries, b"/a");
+    let leaf = make_path(&dentries, b"/a/b/c/d");
+    let right = vec![b"/a/b/c/d".to_vec(), b"/a/x/c/d".to_vec()];
+    let race = Race {
+        readers: &[Reader { targets: vec![(leaf, right)] }],
+        writers: &[Writer { home: (parent, b"b".to_vec()), away: (parent, b"x".to_vec()) }],
+        time: TRIAL,
+        pinning: Pinning::OnePerCore,
+    };
+    let outcome = race::run(&dentries, &dentries, &race);
+    ensure!(outcome.reads.wrong == 0, "{OURS}: {} paths were wrong", outcome.reads.wrong);
+    Ok(outcome.passes.is_some_and(|passes| passes.retries > 0))
 }
 
 #[cfg(test)]
@@ -243,22 +370,52 @@ mod tests {
     #[test]
     fn quick_run_has_both_sides_of_every_cell_of_the_grid() {
         let variants = ["corewalk", "before-global-lock", "before-seqrwlock", "before-seqlock"];
-        let cells: Vec<_> = cells(&quick::settings())
-            .iter()
-            .flat_map(|cell| {
-                let with = |op: &str| [&cell.params()[..], &[("op", op.into())]].concat();
-                [Some(with("path")), (cell.writers > 0).then(|| with("rename"))]
-            })
-            .flatten()
-            .collect();
+        let all = all_cells(&quick::settings(), READERS, WRITERS);
+        let with = |op: &'static str| all.iter().map(move |cell| cell.with("op", op));
+        let writes = with("rename").filter(|cell| cell.number("writers") > 0);
+        let cells: Vec<Cell> = with("path").chain(writes).collect();
         assert_eq!(cells.len(), 6);
-        let rows = quick::check(&RedoSize, &variants, &cells);
+        let rows = quick::check(&RedoSize, &variants, &quick::params(&cells));
         let claims: Vec<String> = RedoSize.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(
             claims.len() == 2 && claims.iter().all(|claim| claim.contains("held (x")),
             "{claims:?}"
         );
-        let footer = footer();
+        let footer = RedoSize.footer(&rows);
         assert!(footer.contains("128 readers 64 writers: 748 907 (+21.3 %)"), "{footer}");
+    }
+
+    #[test]
+    fn build_that_does_not_count_says_how_to_make_one_that_does() {
+        let outcome = crate::run_table(&LockShare, &quick::settings());
+        if IS_COUNTED {
+            assert!(LockShare.lacks().is_none() && outcome.is_ok());
+            return;
+        }
+        let line = outcome.expect_err("it cannot be run").to_string();
+        assert!(line.contains("--features lock-share -- run lock-share"), "{line}");
+        assert_eq!(line.lines().count(), 1);
+    }
+
+    #[test]
+    fn quick_run_has_shares_of_every_design_or_says_that_nothing_is_counted() {
+        let rows = LockShare.run(&quick::settings()).expect("all paths are right").rows();
+        for (variant, side) in [GlobalLock::VARIANT, RenameSeqRwLock::VARIANT]
+            .into_iter()
+            .flat_map(|variant| ["readers", "writers"].map(|side| (variant, side)))
+        {
+            let row = rows.iter().find(|row| {
+                row.variant == variant
+                    && row.params["side"] == side
+                    && row.params["of"] == "holding"
+                    && row.params["writers"] == 1
+                    && row.params["readers"] == 1
+            });
+            let row = row.expect("the row is there");
+            assert!(row.rounds == 5 && (0.0..=1.0).contains(&row.median), "{variant} {side}");
+            // Without the feature nothing is counted: that is why such a build refuses.
+            assert_eq!(row.median > 0.0, IS_COUNTED, "{variant} {side}");
+        }
+        assert!(LockShare.footer(&rows).contains("128 readers 64 writers: 34.8(58.7)"));
     }
 }

@@ -49,7 +49,7 @@ mod published;
 use std::time::Duration;
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, shape, sized};
+use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
 use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
 use crate::crew::Slice;
 use crate::samples::{Params, Row, Samples};
@@ -69,7 +69,6 @@ const SEMS: [u16; 2] = [128, 1];
 const CROWDS: (&[usize], &[usize]) = (&[16], &[16, 256]);
 /// The share of the time per row, for most rows and for those of many threads.
 const SHARES_OF_TIME: [f64; 2] = [0.1, 0.3];
-const SETUP: Duration = Duration::from_secs(1);
 
 /// The table.
 pub(super) struct SemopMulti;
@@ -78,20 +77,29 @@ pub(super) struct SemopMulti;
 type Measure<'a> = Box<dyn Fn(&Load, Duration) -> anyhow::Result<Slice> + 'a>;
 
 impl Table for SemopMulti {
-    fn name(&self) -> &'static str {
-        "semop-multi"
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "semop-multi",
+            source: "semop-multi (Rik van Riel) as document 002 uses it (Bueso, March 2013), scaled",
+            about: "workers that add to semaphores and take that back: own, random, the same, with undo, two at once",
+            claim: "A semop that nobody else is concerned with takes a tenth of what the host kernel takes for it.",
+            plot: Plot {
+                x: "threads",
+                metric: "ops_per_s",
+                at: &[
+                    ("pattern", "own"),
+                    ("sems", "128"),
+                    ("undo", "off"),
+                    ("ops", "1"),
+                    ("workers", "threads"),
+                ],
+                headline: "1",
+            },
+        }
     }
 
-    fn source(&self) -> &'static str {
-        "semop-multi (Rik van Riel) as document 002 uses it (Bueso, March 2013), scaled"
-    }
-
-    fn about(&self) -> &'static str {
-        "workers that add to semaphores and take that back: own, random, the same, with undo, two at once"
-    }
-
-    fn claim(&self) -> &'static str {
-        "A semop that nobody else is concerned with takes a tenth of what the host kernel takes for it."
+    fn published(&self) -> Option<Published> {
+        Some(published::curves())
     }
 
     fn footer(&self, rows: &[Row]) -> String {
@@ -132,10 +140,6 @@ impl Table for SemopMulti {
         ]
     }
 
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
-    }
-
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         apart(|| run(self, settings))
     }
@@ -172,12 +176,12 @@ fn run(table: &SemopMulti, settings: &Settings) -> anyhow::Result<Samples> {
 /// Measures workers that are processes.
 fn processes(rounds: &Rounds<'_>, grid: Grid, samples: &mut Samples) -> anyhow::Result<()> {
     let settings = rounds.settings();
-    let (Some(again), loads) = (&settings.again, loads(settings)) else { return Ok(()) };
+    let (Some(program), loads) = (&settings.program, loads(settings)) else { return Ok(()) };
     let most = settings.threads_max();
     let folder = process::folder("semop-multi")?;
-    let mut linux = Workers::linux(again, &SEMS, most)?;
-    let mut ours = Workers::ours(again, &folder, &SEMS, most)?;
-    let mut preload = Workers::preload(again, &folder, &SEMS, most)?;
+    let mut linux = Workers::linux(program, &SEMS, most)?;
+    let mut ours = Workers::ours(program, &folder, &SEMS, most)?;
+    let mut preload = Workers::preload(program, &folder, &SEMS, most)?;
     rounds.each(&grid, (&loads, PROCESSES), |visit| {
         let (load, set) = (visit.cell, set_of(visit.cell));
         let (name, slice) = match visit.at {

@@ -22,7 +22,7 @@ const NAMED: usize = 6;
 
 /// Something that is claimed of corewalk, and what the rows say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub(crate) struct Claim {
     words: String,
     verdict: Verdict,
     figure: String,
@@ -38,7 +38,7 @@ enum Verdict {
 
 impl Claim {
     /// Returns the claim that `factor` is at least `least`.
-    pub(super) fn at_least(words: &str, factor: Option<f64>, least: f64) -> Claim {
+    pub(crate) fn at_least(words: &str, factor: Option<f64>, least: f64) -> Claim {
         let is_held = factor.map(|factor| factor >= least);
         Claim::of(format!("{words}, at least x{least}"), is_held, times(factor))
     }
@@ -95,6 +95,11 @@ impl Display for Claim {
             Verdict::NotMeasured => write!(f, "claim: {words}: not measured"),
         }
     }
+}
+
+/// Returns the rows of corewalk.
+pub(super) fn ours(rows: &[Row]) -> impl Iterator<Item = &Row> {
+    rows.iter().filter(|row| row.variant == "corewalk")
 }
 
 /// Returns the median of a row of `variant` that has exactly the parameters `params`.

@@ -25,16 +25,17 @@
 //! Every call succeeds, and both semaphores are zero at the end.
 
 use std::fmt::{self, Display};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_ipc::SemBuf;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, shape, sized};
+use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
 use crate::crew::{self, Slice};
 use crate::peer::Scratch;
 use crate::samples::{Params, Row, Samples};
@@ -49,7 +50,6 @@ const SLEEPS: &str = "corewalk-sleeps";
 const VARIANTS: usize = 3;
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.8;
-const SETUP: Duration = Duration::from_secs(1);
 /// What a round trip may take of the host kernel's time.
 const MOST: f64 = 1.05;
 /// The same where many wait.
@@ -69,20 +69,19 @@ struct Cell {
 }
 
 impl Table for Wakeup {
-    fn name(&self) -> &'static str {
-        "wakeup"
-    }
-
-    fn source(&self) -> &'static str {
-        "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem"
-    }
-
-    fn about(&self) -> &'static str {
-        "round trips of two that wait for each other at semaphores, on one processor and on two"
-    }
-
-    fn claim(&self) -> &'static str {
-        "A wait that is really waited takes no longer than with the host kernel's semaphores."
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "wakeup",
+            source: "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem",
+            about: "round trips of two that wait for each other at semaphores, on one processor and on two",
+            claim: "A wait that is really waited takes no longer than with the host kernel's semaphores.",
+            plot: Plot {
+                x: "cpus",
+                metric: "ns_per_op",
+                at: &[("workers", "threads")],
+                headline: "1",
+            },
+        }
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {
@@ -108,10 +107,6 @@ impl Table for Wakeup {
         vec![Grid::new(settings, cells(settings).len(), VARIANTS, SHARE_OF_TIME)]
     }
 
-    fn setup(&self, _settings: &Settings) -> Duration {
-        SETUP
-    }
-
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         apart(|| run(self, settings))
     }
@@ -127,7 +122,7 @@ fn run(table: &Wakeup, settings: &Settings) -> anyhow::Result<Samples> {
         let Some(two) = visit.cell.cpus.checked_sub(1).and_then(|other| cpus.get(other)) else {
             return Ok(());
         };
-        let place = Place { cpus: [cpus[0], *two], again: settings.again.as_deref() };
+        let place = Place { cpus: [cpus[0], *two], program: settings.program.as_deref() };
         let slice = match (visit.at, visit.cell.is_in_processes) {
             (0, _) => place.measure(Linux::default(), visit.cell, grid.slice, Host)?,
             (1, false) => place.measure(Ours::new(2)?, visit.cell, grid.slice, Host)?,
@@ -151,7 +146,7 @@ fn run(table: &Wakeup, settings: &Settings) -> anyhow::Result<Samples> {
 /// Where a slice runs.
 struct Place<'a> {
     cpus: [usize; 2],
-    again: Option<&'a [String]>,
+    program: Option<&'a Path>,
 }
 
 impl Place<'_> {
@@ -165,8 +160,8 @@ impl Place<'_> {
     ) -> anyhow::Result<Slice> {
         sems.make(2)?;
         let slice = if cell.is_in_processes {
-            let again = self.again.context("nothing starts this program again")?;
-            let answerer = process::answerer(again, of, sems.ids()[0], self.cpus[1])?;
+            let program = self.program.context("this run cannot start the lab again")?;
+            let answerer = process::answerer(program, of, sems.ids()[0], self.cpus[1])?;
             let slice = self.ask(&sems, time);
             drop(answerer);
             slice
@@ -261,7 +256,7 @@ fn cells(settings: &Settings) -> Vec<Cell> {
     let mut cells: Vec<Cell> = [1, 2].map(Cell::in_threads).into();
     let crowds = sized(settings.size, CROWDS).iter();
     cells.extend(crowds.flat_map(|waiters| [1, 2].map(|cpus| Cell::of_crowd(cpus, *waiters))));
-    if settings.again.is_some() {
+    if settings.program.is_some() {
         cells.extend([1, 2].map(Cell::in_processes));
     }
     cells

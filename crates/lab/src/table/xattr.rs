@@ -64,11 +64,11 @@ use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::ensure;
-use corewalk_sync::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use serde_json::Value;
 
 use super::grid::Rounds;
-use super::{Claim, Grid, Settings, Table, sized};
+use super::{Claim, Grid, Plot, Published, Settings, Table, Text, sized};
 use crate::before::mbcache::{ListPerShard, Lru, OneList, OneLock};
 use crate::blocks::{AttrStore, BLOCK_BYTES, Corewalk, MemoryStore, Off};
 use crate::crew::{self, Slice};
@@ -89,8 +89,6 @@ pub(crate) const VALUE_BYTES: usize = 3_900;
 const SETS: usize = 50_000;
 /// The share of the time per row that each row of this table gets: the grid is large.
 const SHARE_OF_TIME: f64 = 0.2;
-/// How long files on mounts take to make and to check, and values to draw, in all.
-const SETUP: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(50));
 /// The parameter of rows that are averages over so many runs.
 const RUNS: &str = "averaged_runs";
 
@@ -133,20 +131,23 @@ pub(crate) struct Draws<'a> {
 }
 
 impl Table for Xattr {
-    fn name(&self) -> &'static str {
-        "xattr"
+    fn text(&self) -> &'static Text {
+        &Text {
+            name: "xattr",
+            source: "xattr-bench of document 004 (Kara, December 2015), scaled",
+            about: "processes that set attributes of few or many different values: five designs of mbcache",
+            claim: "Sharing equal attribute blocks costs little where it saves nothing, and less than the designs before.",
+            plot: Plot {
+                x: "processes",
+                metric: "ops_per_s",
+                at: &[("store", "memory"), ("files", "100"), ("values", "100")],
+                headline: "1",
+            },
+        }
     }
 
-    fn source(&self) -> &'static str {
-        "xattr-bench of document 004 (Kara, December 2015), scaled"
-    }
-
-    fn about(&self) -> &'static str {
-        "processes that set attributes of few or many different values: five designs of mbcache"
-    }
-
-    fn claim(&self) -> &'static str {
-        "Sharing equal attribute blocks costs little where it saves nothing, and less than the designs before."
+    fn published(&self) -> Option<Published> {
+        Some(published::curves((100, 100)))
     }
 
     fn footer(&self, rows: &[Row]) -> String {
@@ -165,10 +166,6 @@ impl Table for Xattr {
         let memory = cells(settings).len();
         let memory = Grid::new(settings, memory, VARIANTS.len(), SHARE_OF_TIME);
         vec![memory, tmpfs::grid(settings), disk::grid(settings), mounts::grid(settings)]
-    }
-
-    fn setup(&self, settings: &Settings) -> Duration {
-        sized(settings.size, SETUP)
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {

@@ -10,6 +10,7 @@ mod schema;
 
 use std::process::{Command, Output};
 
+use corewalk_testkit::require::{Need, skip};
 use serde_json::Value;
 
 /// The schema that is published with the crate.
@@ -102,7 +103,7 @@ fn quick_xattr_has_every_design_and_mounts_where_there_are_some_and_leaves_nothi
         };
         assert!(bytes("off") == 4096.0 && bytes("linux") < 4096.0);
     } else {
-        eprintln!("skipped: ext4 on a loop device needs root");
+        skip(Need::Root, "ext4 on a loop device needs root");
     }
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
     let left: Vec<_> = mounts.lines().filter(|line| line.contains("xattr-mounts")).collect();

@@ -12,14 +12,17 @@ mod tables;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use corewalk_testkit::require::{Need, skip};
 use serde_json::Value;
 
 /// The schema that is published with the crate.
 const SCHEMA: &str = include_str!("../../schema.json");
 
+/// The program.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_corewalk-lab");
+
 fn lab(args: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_corewalk-lab");
-    Command::new(program).args(args).output().expect("the program starts")
+    Command::new(PROGRAM).args(args).output().expect("the program starts")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -56,9 +59,7 @@ fn rows<'a>(table: &'a Value, variant: &str, metric: &str) -> Vec<&'a Value> {
 fn quick_lookup_follows_the_schema_and_has_memory_rows() {
     let table = quick(&["lookup"]);
     assert_eq!(table["table"], "lookup");
-    for variant in
-        ["corewalk", "rwlock-ahash", "dashmap-path", "papaya", "libfuse-node", "easy-fuser"]
-    {
+    for variant in ["corewalk", "rwlock-ahash", "libfuse-node"] {
         let speed = rows(&table, variant, "ops_per_s");
         assert!(speed.iter().any(|row| row["params"]["op"] == "walk" && row["ratio"].is_f64()));
         let memory = rows(&table, variant, "bytes_per_entry");
@@ -76,7 +77,7 @@ fn quick_fuse_metadata_follows_the_schema_and_leaves_nothing_mounted() {
     let beside = PathBuf::from(env!("CARGO_BIN_EXE_corewalk-lab")).with_file_name("corewalk");
     let has_program = std::env::var_os("COREWALK_BIN").is_some() || beside.is_file();
     if !has_program || std::fs::File::open("/dev/fuse").is_err() {
-        eprintln!("skipped: a mount needs /dev/fuse and the corewalk program (COREWALK_BIN)");
+        skip(Need::Fuse, "a mount needs /dev/fuse and the corewalk program (COREWALK_BIN)");
         return;
     }
     let table = quick(&["fuse-metadata"]);
@@ -94,25 +95,30 @@ fn quick_fuse_metadata_follows_the_schema_and_leaves_nothing_mounted() {
 
 #[test]
 fn several_tables_are_written_as_a_list() {
-    let tables = quick(&["names", "names"]);
+    let tables = quick(&["create-one-dir", "create-one-dir"]);
     let tables = tables.as_array().expect("a list");
     assert_eq!(tables.len(), 2);
-    assert_eq!(tables[0]["table"], "names");
+    assert_eq!(tables[0]["table"], "create-one-dir");
 }
 
 #[test]
 fn record_writes_json_and_text_of_each_table() {
     let folder = std::env::temp_dir().join(format!("corewalk-lab-{}-record", std::process::id()));
     let out = folder.to_str().expect("a path in ASCII");
-    let output = lab(&["record", "names", "--quick", "--threads", "1", "--out", out]);
+    let output = lab(&["record", "create-one-dir", "--quick", "--threads", "1", "--out", out]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("it was written");
-    let json: Value = serde_json::from_str(&read("names.json")).expect("it is JSON");
+    let json: Value = serde_json::from_str(&read("create-one-dir.json")).expect("it is JSON");
     let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
     schema::check(&schema, &schema, &json, "").expect("the file follows the schema");
-    let written = read("names.txt");
+    let written = read("create-one-dir.txt");
     let commit = json["machine"]["commit"].as_str().expect("there is a commit");
-    for part in ["names: ", "slots", commit, "\ncorewalk-lab record names --quick --threads 1 "] {
+    for part in [
+        "create-one-dir: ",
+        "corewalk",
+        commit,
+        "\ncorewalk-lab record create-one-dir --quick --threads 1 ",
+    ] {
         assert!(written.contains(part), "{part} is missing in {written}");
     }
     assert_eq!(text(&output.stdout).lines().count(), 2);
@@ -121,13 +127,18 @@ fn record_writes_json_and_text_of_each_table() {
 
 #[test]
 fn mistakes_are_one_line_and_the_status_says_whose() {
-    let cases: [(&[&str], i32); 7] = [
+    let cases: [(&[&str], i32); 12] = [
         (&["run", "no-such-table"], 2),
         (&["record", "no-such-table", "--out", "/no/such/folder"], 2),
-        (&["run", "names", "--seconds", "0"], 2),
-        (&["run", "names", "--threads", "0"], 2),
+        (&["run", "create-one-dir", "--seconds", "0"], 2),
+        (&["run", "create-one-dir", "--threads", "0"], 2),
         (&["run"], 2),
-        (&["run", "names", "--threads", "two"], 2),
+        (&["run", "create-one-dir", "--threads", "two"], 2),
+        (&["run", "create-one-dir", "--threads", "1,1025"], 2),
+        (&["run", "create-one-dir", "--seconds=-1"], 2),
+        (&["run", "create-one-dir", "--seconds", "3601"], 2),
+        (&["run", "create-one-dir", "--seconds", "nan"], 2),
+        (&[], 2),
         (&["no-such-command"], 2),
     ];
     for (args, status) in cases {
@@ -139,9 +150,33 @@ fn mistakes_are_one_line_and_the_status_says_whose() {
 }
 
 #[test]
+fn help_is_there_on_every_level() {
+    for args in [&["--help"][..], &["run", "--help"], &["report", "--help"], &["help", "list"]] {
+        let output = lab(args);
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}");
+        assert!(text(&output.stdout).contains("Usage: corewalk-lab"), "{args:?}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_one_line() {
+    let full = std::fs::File::create("/dev/full").expect("a device that is full");
+    let output = Command::new(PROGRAM).arg("list").stdout(full).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let line = "corewalk-lab: standard output: No space left on device (os error 28)\n";
+    assert_eq!(text(&output.stderr), line);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = Command::new(PROGRAM).arg("list").stdout(writer).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let line = "corewalk-lab: standard output: Broken pipe (os error 32)\n";
+    assert_eq!(text(&output.stderr), line);
+}
+
+#[test]
 fn output_with_a_field_of_another_kind_is_refused() {
     let schema: Value = serde_json::from_str(SCHEMA).unwrap();
-    let good = quick(&["names"]);
+    let good = quick(&["create-one-dir"]);
     for (pointer, bad) in [
         ("/rows/0/ratio", Value::from("1.0")),
         ("/rows/0/metric", Value::from("furlongs")),

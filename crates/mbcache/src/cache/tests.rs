@@ -180,7 +180,7 @@ fn values_of_a_key_come_without_those_of_others() {
     }
 }
 
-/// I.1: the reach of a home grows with its entries, and shrinks when others have come after they ended.
+/// I.1: the reach of a home grows with its entries. It shrinks when others come after they ended.
 #[test]
 fn home_reaches_as_far_as_its_entries_stand() {
     let cache = cache(30);

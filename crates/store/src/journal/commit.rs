@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use corewalk::Errno;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::{MutexGuard, RwLockWriteGuard};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{MutexGuard, RwLockWriteGuard};
 
 use super::opened::Opened;
 use super::{Journal, PATIENCE_MAX, State, View};
@@ -426,7 +426,7 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::primitives::thread;
 
     use super::*;
     use crate::record::Kind;

@@ -10,7 +10,7 @@
 use std::io;
 use std::sync::Arc;
 
-use corewalk_sync::Mutex;
+use corewalk_base::Mutex;
 use corewalk_testkit::rng::{Rng, Seed};
 
 use super::replay::{look, survey};

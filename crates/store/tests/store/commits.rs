@@ -4,9 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::{Condvar, Mutex};
 use corewalk_store::{Device, Store, StoreOptions, StoreStats};
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::{Condvar, Mutex};
 use corewalk_testkit::race::Watchdog;
 
 use crate::differential::tree;

@@ -9,8 +9,8 @@
 use std::time::Duration;
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node, SetAttr};
+use corewalk_base::primitives::{Arc, thread};
 use corewalk_store::{Store, fsck_devices};
-use corewalk_sync::primitives::{Arc, thread};
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{Rng, Seed};
 

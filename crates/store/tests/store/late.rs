@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, XattrMode};
+use corewalk_base::primitives::{Arc, thread};
 use corewalk_store::{Store, StoreOptions, fsck_devices};
-use corewalk_sync::primitives::{Arc, thread};
+use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use proptest::prelude::*;
 
@@ -296,7 +297,7 @@ fn as_many_files_wait_because_of_a_thread_as_its_cache_holds() {
     const CACHED: u64 = 256;
     let processors = thread::available_parallelism().map_or(1, |number| number.get());
     if processors > 16 {
-        println!("skipped: so many files may not wait, however many processors there are");
+        skip(Need::Machine, "with so many processors not so many files may wait");
         return;
     }
     let disks = Disks::new();

@@ -10,6 +10,7 @@ mod damage;
 mod differential;
 mod faults;
 mod forgets;
+mod fuzz;
 mod group;
 mod late;
 mod log_fails;

@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use corewalk_base::Mutex;
+use corewalk_base::primitives::thread;
 use corewalk_store::{Device, Devices, Store, StoreOptions};
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::thread;
 
 const BLOCK: u64 = 4096;
 

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
+use corewalk_base::primitives::thread;
 use corewalk_store::{Store, StoreOptions};
-use corewalk_sync::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use crate::memory::{Disks, quiet};

@@ -1,8 +1,8 @@
 //! Many threads at once, with commits amid their operations: nothing hangs, and all records agree.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
+use corewalk_base::primitives::{Arc, thread};
 use corewalk_store::{Store, StoreOptions, fsck_devices};
-use corewalk_sync::primitives::{Arc, thread};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::differential::tree;

@@ -1,19 +1,19 @@
 //! Models of `SlotArena`: two threads never hold the same slot.
 //!
-//! A model's shards are one mutex, so what is explored is the trade between shard, depot and
-//! fresh slots, and the steps of `take_fresh` by itself.
+//! Under a model all threads share one shard, so the models explore the trade between shard, depot
+//! and fresh slots. `take_fresh` has a model of its own.
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, thread},
     tally::{Tally, assert_all_reached},
 };
 
-/// Two threads take a batch of fresh slots with `take`; returns how often the main thread's were
-/// (the first, the second) ones.
+/// Two threads take a batch of fresh slots with `take`. Counts the runs in which the main thread
+/// got (the first, the second) batch.
 fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
     Tally::of(move |tally| {
-        // The first batch is of one slot, since there is no slot 0.
+        // The first batch has one slot, because slot 0 is never handed out.
         let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("model", 5).unwrap());
         let taker = move |arena: &SlotArena<1>| {
             let mut slots = Vec::new();
@@ -41,7 +41,7 @@ fn take_fresh_by_two_threads_hands_out_each_slot_once() {
 #[should_panic(expected = "a slot was handed out twice")]
 fn control_take_fresh_in_two_steps_is_caught() {
     fresh_batches(|arena, free| {
-        // ORDERING: Relaxed. As in `take_fresh`; it is the exchange that is taken apart.
+        // ORDERING: Relaxed. As in `take_fresh`; the fault is the exchange in two steps.
         let start = arena.next_fresh.load(Ordering::Relaxed);
         let end = end_of_batch(start);
         // ORDERING: Relaxed. As above.
@@ -57,7 +57,7 @@ fn alloc_and_free_by_two_threads_keep_slots_apart() {
         let user = |arena: &SlotArena<1>, me: u64| {
             let index = arena.alloc().expect("there are two slots");
             let slot = &arena.get(index)[0];
-            // ORDERING: Relaxed. The slot is this thread's alone.
+            // ORDERING: Relaxed. Only this thread owns the slot.
             slot.store(me, Ordering::Relaxed);
             thread::yield_now();
             // ORDERING: Relaxed. As above.

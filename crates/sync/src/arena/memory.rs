@@ -1,36 +1,36 @@
 //! The memory behind a `SlotArena`: one mapping, reserved whole and backed page by page.
 //!
-//! On the machine it is a private anonymous mapping with `MAP_NORESERVE`: the kernel sets aside
-//! addresses only, and backs a page with zeroes when it is first written (a page that was only
-//! read stays the common zero page). Under Miri and the model checkers, which cannot map memory or
-//! need to see each atomic created, it is a boxed slice.
+//! On the machine it is a private anonymous mapping with `MAP_NORESERVE`. The kernel reserves
+//! addresses only and backs a page with zeroes when it is first written. Miri and the model
+//! checkers cannot map memory or must see the creation of each atomic; there it is a boxed slice.
 //!
 //! # Huge pages
 //!
-//! A random walk over more than 64 MiB is 9 to 26 % faster on huge pages (dependent loads, on a
-//! virtual Xeon of the Sapphire Rapids class), since a miss in the processor's cache of addresses
-//! costs a walk through four tables. But a huge page makes 2 MiB resident for the first byte of it,
-//! and a namespace has ten arenas: with ten entries it would take 20 MiB. So the first block of 2
-//! MiB is kept on small pages until half of it is handed out; then it is turned into a huge page
-//! (`MADV_COLLAPSE`, Linux 6.1; an older kernel does it when it comes by). From the second block on
-//! huge pages are asked for at once. A kernel that declines
-//! any of this changes nothing but the speed. Where a huge page is not 2 MiB (kernels with pages of
-//! 16 or 64 KiB) none is asked for.
+//! A random walk over more than 64 MiB is 9 to 26 % faster on huge pages, because a TLB miss reads
+//! four page tables. The figure is for dependent loads on a virtual Sapphire Rapids Xeon. But the
+//! first byte of a huge page makes 2 MiB resident. A namespace has ten arenas and would take 20 MiB
+//! for ten entries.
+//!
+//! So the first block of 2 MiB stays on small pages until half of it is handed out. Then
+//! `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older kernel does so in the
+//! background. From the second block on, huge pages are requested at once. A kernel that declines
+//! costs only speed. No huge pages are requested where they are not 2 MiB, as with pages of 16 or
+//! 64 KiB.
 //!
 //! # Invariants
 //!
-//! - M.1: `base` is the start of a readable and writable mapping of at least `max_slots` slots,
-//!   unmapped only by the drop.
-//! - M.2: the words are only ever reached as `AtomicU64`.
-//! - M.3: if the slots are longer than a block, `base` is aligned to one.
-//! - M.4: if slots are handed out in rising order, what is resident is what was touched, and with
-//!   huge pages at most the rest of one block more.
+//! - M.1: `base` is the start of a readable and writable mapping of at least `max_slots` slots.
+//!   Only the drop unmaps it.
+//! - M.2: the words are only ever accessed as `AtomicU64`.
+//! - M.3: if the slots are longer than a block, `base` is aligned to a block.
+//! - M.4: if slots are handed out in rising order, the resident memory is what was touched. With
+//!   huge pages at most the rest of one block is added.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! It keeps no account of its slots, and gives nothing back before the drop. `MAP_NORESERVE`
-//! means that running out of memory shows as the kernel's out-of-memory handling at first touch,
-//! not as an error of `reserve`: callers keep a byte budget.
+//! Nothing here counts slots or returns memory before the drop. With `MAP_NORESERVE`, lack of
+//! memory shows as the kernel's out-of-memory handling at first touch, not as an error of
+//! `reserve`. Callers keep a byte budget.
 //!
 //! Source: mmap(2), madvise(2); Linux `Documentation/admin-guide/mm/transhuge.rst`.
 
@@ -43,14 +43,14 @@ pub(super) use mapped::SlotMemory;
 mod mapped {
     #![expect(unsafe_code, reason = "a mapping is reached through raw pointers")]
 
-    use crate::primitives::atomic::AtomicU64;
+    use corewalk_base::primitives::atomic::AtomicU64;
     use rustix::{
         io::Errno,
         mm::{self, Advice, MapFlags, ProtFlags},
     };
     use std::{ffi::c_void, io, ptr::NonNull};
 
-    /// The size of a huge page, and of what is advised at once.
+    /// The size of a huge page, and the unit of advice.
     const BLOCK: usize = 2 << 20;
 
     /// A mapping of `max_slots` slots.
@@ -77,9 +77,9 @@ mod mapped {
             Ok(Self { base: base.cast(), max_slots })
         }
 
-        /// Takes note that the slots below `now` are handed out, and those below `before` were.
+        /// Notes that the slots below `now` are handed out, after those below `before`.
         ///
-        /// Whoever passes the middle of the first block turns it into a huge page.
+        /// The call that passes the middle of the first block turns the block into a huge page.
         pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
             let end = |slots: u64| slots * size_of::<[AtomicU64; WORDS]>() as u64;
             let middle = BLOCK as u64 / 2;
@@ -91,13 +91,13 @@ mod mapped {
             }
         }
 
-        /// Hints that slot `index` is about to be read. An index out of range is none.
+        /// Hints that slot `index` is about to be read. An index out of range has no effect.
         #[inline]
         pub(in crate::arena) fn prefetch(&self, index: u32) {
             let slot = self.base.as_ptr().wrapping_add(index as usize);
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the instruction is part of every x86-64 processor, loads nothing that the
-            // program can see and never faults, whatever the address.
+            // SAFETY: every x86-64 processor has the instruction. It loads nothing that the program
+            // can see and never faults, for any address.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
                 _mm_prefetch::<_MM_HINT_T0>(slot.cast());
@@ -120,20 +120,20 @@ mod mapped {
             // (M.1), whose size fits in an `isize`.
             let slot = unsafe { self.base.add(index as usize) };
             // SAFETY: the mapping is readable, writable, page-aligned and lives as long as `self`
-            // (M.1); zero pages are valid words, and they are only reached as atomics (M.2).
+            // (M.1). Zero pages are valid words, and the words are only accessed as atomics (M.2).
             unsafe { slot.as_ref() }
         }
     }
 
-    /// Panics. An `assert!` would have every caller put the index where its message can refer to it.
+    /// Panics. With an `assert!` every caller would spill the index to the stack for the message.
     #[cold]
     #[inline(never)]
     fn out_of_range(index: u32) -> ! {
         panic!("slot {index} is out of range");
     }
 
-    // SAFETY: the mapping belongs to the process, not to a thread, and M.2 makes it a shared
-    // array of atomics.
+    // SAFETY: the mapping belongs to the process, not to a thread, and M.2 makes it a shared array
+    // of atomics.
     unsafe impl<const WORDS: usize> Send for SlotMemory<WORDS> {}
 
     // SAFETY: as above.
@@ -154,11 +154,11 @@ mod mapped {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// Maps `mapped_len(len)` bytes, from the start of a block if they are more than one.
+    /// Maps `mapped_len(len)` bytes. More than one block is aligned to a block.
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };
-        // SAFETY: no address is asked for, so no mapping in use is replaced.
+        // SAFETY: the call names no address, so it replaces no mapping in use.
         let start = unsafe {
             mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -174,32 +174,32 @@ mod mapped {
         let base = start.wrapping_byte_add(skipped);
         for (front, len) in [(start, skipped), (base.wrapping_byte_add(len), spare - skipped)] {
             if len > 0 {
-                // SAFETY: the range is the front or the back of the mapping made above, of which
-                // nobody knows yet. Should it stay mapped, it only takes addresses.
+                // SAFETY: the range is the front or the back of the mapping made above, which no
+                // other code knows yet. If the call fails, the range only takes up addresses.
                 let _unmapped = unsafe { mm::munmap(front, len) };
             }
         }
         Ok(base)
     }
 
-    /// Advises on a part of a mapping of this file. Advice that is declined changes nothing.
+    /// Advises on a part of a mapping of this file. The kernel may decline without effect.
     fn advise(start: *mut c_void, len: usize, advice: Advice) {
         debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxNoHugepage));
-        // SAFETY: the range lies in a mapping of the caller's, and this advice is about the size of
-        // the pages behind it, not about what is in them.
+        // SAFETY: the range lies in a mapping of the caller, and this advice concerns the size of
+        // the pages, not their content.
         let _advised = unsafe { mm::madvise(start, len, advice) };
     }
 
     /// Turns the block at `start` into a huge page, if the kernel can do so now.
     fn collapse(start: *mut c_void) {
-        /// `MADV_COLLAPSE`, for which rustix has no name, and libc none with musl.
+        /// `MADV_COLLAPSE`, which rustix does not name, nor libc with musl.
         const COLLAPSE: libc::c_int = 25;
-        // SAFETY: the block lies in a mapping of the caller's; other threads go on using it, and
-        // what is in it stays (madvise(2)). Kernels that do not know the advice say `EINVAL`.
+        // SAFETY: the block lies in a mapping of the caller. Other threads may go on using it and
+        // its content stays (madvise(2)). Kernels without this advice return `EINVAL`.
         let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
     }
 
-    /// Returns true if a huge page is a block here.
+    /// Returns true if a huge page has the size of a block here.
     fn has_blocks() -> bool {
         const SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
         let is_block = |size: String| size.trim().parse() == Ok(BLOCK);
@@ -209,7 +209,7 @@ mod mapped {
 
 #[cfg(any(miri, corewalk_loom, corewalk_shuttle))]
 mod boxed {
-    use crate::primitives::atomic::AtomicU64;
+    use corewalk_base::primitives::atomic::AtomicU64;
     use std::io;
 
     /// A boxed slice of `max_slots` slots.

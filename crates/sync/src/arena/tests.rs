@@ -1,7 +1,7 @@
-//! Unit tests of `SlotArena` on the machine: each slot once, words left alone, memory bounded.
+//! Unit tests of `SlotArena` on the machine: unique slots, unchanged words, bounded memory.
 
 use super::*;
-use crate::primitives::{Arc, thread};
+use corewalk_base::primitives::{Arc, thread};
 use std::collections::HashSet;
 
 #[test]
@@ -130,7 +130,7 @@ fn alloc_by_one_thread_finds_what_others_freed() {
     assert_eq!(again.len(), slots.len(), "A.5");
 }
 
-/// Slots of the two groups lie in different batches, from the first use on and when they come back.
+/// Slots of the two groups lie in different batches, also after they are freed and reused.
 #[test]
 fn slots_of_the_few_lie_together() {
     const SLOTS: usize = if cfg!(miri) { 2 * BATCH + 8 } else { 1_000 };
@@ -143,7 +143,7 @@ fn slots_of_the_few_lie_together() {
             slots.iter().map(|slot| slot / BATCH as u32).collect()
         };
         assert!(batches(&many).is_disjoint(&batches(&few)), "round {round}");
-        // Freed by turns, so that a shard's lists and the depot's have both.
+        // Free them alternately, so that the lists of shard and depot hold both groups.
         many.iter()
             .zip(&few)
             .flat_map(|(&many, &few)| [many, few])
@@ -152,7 +152,7 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
-/// A.4 with groups: what one group no longer needs the other one uses, before fresh slots are.
+/// A.4 with groups: one group uses the free slots of the other before fresh slots.
 #[cfg(not(miri))]
 #[test]
 fn group_that_has_shrunk_lends_its_slots() {
@@ -169,7 +169,7 @@ fn group_that_has_shrunk_lends_its_slots() {
     assert!(arena.len_touched() as usize <= most, "A.4: touched {}", arena.len_touched());
 }
 
-/// The few that are made one after the other are neighbours only once a batch has none else.
+/// Successive slots of `Group::Few` become neighbours only when a batch has no others.
 #[test]
 fn few_slots_are_taken_apart() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();
@@ -180,7 +180,8 @@ fn few_slots_are_taken_apart() {
     assert!(slots.into_iter().eq(1..300), "A.5");
 }
 
-/// A group that has no slots left takes those of the other one, which go back to where they belong.
+/// A group without slots takes slots of the other group. Once freed, they return to their own
+/// group.
 #[test]
 fn group_without_slots_takes_the_others() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();
@@ -196,7 +197,6 @@ fn group_without_slots_takes_the_others() {
 fn debug_output_names_the_arena() {
     let arena: SlotArena<8> = SlotArena::new("dentry", 4).unwrap();
     assert!(format!("{arena:?}").contains("dentry"));
-    assert_eq!(arena.name(), "dentry");
 }
 
 #[test]

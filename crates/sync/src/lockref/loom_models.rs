@@ -1,16 +1,16 @@
 //! Models of `Lockref`: the life and death of a counted object.
 //!
-//! Each protocol is a function that the control twin replaces by one with a step taken apart or
-//! an ordering left out.
+//! Each model takes the step under test as a function. Its control twin passes a function with the
+//! step split in two or an ordering left out.
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, thread},
     tally::{Tally, assert_all_reached},
 };
 
-/// Runs a killer, which marks the object dead if nobody counts it, beside a getter; returns how
-/// often (the getter got it, the killer killed it).
+/// Runs a killer beside a getter. The killer marks the object dead if its count is 0. Counts the
+/// runs in which the winner was (the getter, the killer).
 fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(0));
@@ -41,7 +41,7 @@ fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
 }
 
-/// Trap T18: the check and the increment taken apart.
+/// Trap T18: the check and the increment in two steps.
 #[test]
 #[should_panic(expected = "A.2: a dead object was counted")]
 fn control_get_not_dead_in_two_steps_is_caught() {
@@ -49,27 +49,27 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. Strong enough; it is the step before that is apart.
+        // ORDERING: AcqRel. Strong enough; the fault is the separate check before it.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
 }
 
-/// A slot: the count, and a word that the free path overwrites.
+/// A slot: the count, and a payload word that the free path overwrites.
 struct Slot {
     lockref: Lockref,
     payload: AtomicU64,
 }
 
-/// Drops the only other reference to a slot and retires it with `retire`, beside a getter; returns
-/// how often the getter (failed, got it).
+/// Drops the only other reference to a slot and retires the slot with `retire`, beside a getter.
+/// Counts the runs in which the getter (failed, succeeded).
 fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     Tally::of(move |tally| {
         let slot = Arc::new(Slot { lockref: Lockref::new(1), payload: AtomicU64::new(0) });
         let getter = thread::spawn({
             let slot = Arc::clone(&slot);
             move || {
-                let has_got = slot.lockref.get_not_zero();
+                let has_got = slot.lockref.get_not_dead();
                 if has_got {
                     // ORDERING: Relaxed. The reference orders it.
                     let payload = slot.payload.load(Ordering::Relaxed);
@@ -83,7 +83,7 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
             guard.sub(1);
             guard.mark_dead();
             drop(guard);
-            // ORDERING: Relaxed. Nobody may look any more.
+            // ORDERING: Relaxed. No thread may read the payload any more.
             slot.payload.store(1, Ordering::Relaxed);
             retire(&slot);
         }
@@ -93,7 +93,7 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
 
 /// Trap T7: the free list does not run through the count.
 #[test]
-fn get_not_zero_on_a_retired_object_fails() {
+fn get_not_dead_on_a_retired_object_fails() {
     assert_all_reached(&get_against_retire(|_slot| {}));
 }
 
@@ -102,13 +102,14 @@ fn get_not_zero_on_a_retired_object_fails() {
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
     get_against_retire(|slot| {
-        // ORDERING: Release. Strong enough; it is the word that is the wrong one.
+        // ORDERING: Release. Strong enough; the fault is that the count is the wrong word.
         slot.lockref.word.store(4096, Ordering::Release);
     });
 }
 
-/// Two owners each write a word and drop their reference with `put`, which says who was last;
-/// the last one must find both words. Returns how often it was (the spawned thread, the main).
+/// Two owners each write a word and drop their reference with `put`, which returns true for the
+/// last owner. The last owner must see both words. Counts the runs in which it was (the spawned
+/// thread, the main thread).
 fn put_by_both(put: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let object = Arc::new((Lockref::new(2), [AtomicU64::new(0), AtomicU64::new(0)]));
@@ -162,8 +163,8 @@ fn control_relaxed_put_is_caught() {
     put_by_both(|lockref| lockref.word.fetch_sub(ONE, Ordering::Relaxed) == ONE);
 }
 
-/// Runs a locker that looks at the count twice beside a thread that counts with `get`; returns
-/// how often the locker saw the count (before, after) the other thread.
+/// Runs a locker that reads the count twice beside a thread that counts with `get`. Counts the runs
+/// in which the locker read the count (before, after) the other thread's `get`.
 fn look_twice(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -191,13 +192,13 @@ fn count_under_the_lock_is_stable() {
 #[should_panic(expected = "A.1: the count moved under the lock")]
 fn control_get_that_ignores_the_lock_is_caught() {
     look_twice(|lockref| {
-        // ORDERING: AcqRel. Strong enough; it is the lock bit that is ignored.
+        // ORDERING: AcqRel. Strong enough; the fault is that the lock bit is ignored.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
     });
 }
 
-/// Runs a locker beside a thread that counts with `get`, which must never be seen holding the
-/// lock itself. Returns how often the locker saw the count (before, after) the other thread.
+/// Runs a locker beside a thread that counts with `get` and must never hold the lock itself. Counts
+/// the runs in which the locker read the count (before, after) the other thread's `get`.
 fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -219,7 +220,7 @@ fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
 }
 
-/// Trap T52: users that meet the lock take it.
+/// Trap T52: a user that finds the lock held takes it.
 #[test]
 #[should_panic(expected = "A.4: a user that only counts holds the lock")]
 fn control_user_that_falls_back_to_the_lock_is_caught() {
@@ -232,7 +233,8 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Runs two lockers that write a plain word under the lock; returns how often each was second.
+/// Runs two lockers that write a plain word under the lock. Counts the runs in which the main
+/// thread was (first, second).
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

@@ -1,9 +1,9 @@
-//! Unit tests of `Lockref` on the machine: the ends of the count, death, and sleeping.
+//! Unit tests of `Lockref` on the machine: both ends of the count, death, and sleeping.
 
 use super::*;
-use crate::primitives::{Arc, thread};
+use corewalk_base::primitives::{Arc, thread};
 
-/// Waits until some thread is asleep, or about to be, on the lock.
+/// Waits until a thread sleeps on the lock or is about to sleep.
 fn await_waiter(lockref: &Lockref) {
     // ORDERING: Relaxed. The test only needs to see the bit at some time.
     while lockref.word.load(Ordering::Relaxed) & WAITERS == 0 {
@@ -17,7 +17,6 @@ fn zero_word_is_unlocked_alive_and_uncounted() {
     let lockref = Lockref::from_word(&word);
     assert_eq!(lockref.count(), 0);
     assert!(!lockref.is_dead() && !lockref.is_locked());
-    assert!(!lockref.get_not_zero());
     assert!(lockref.get_not_dead());
     // ORDERING: Relaxed. One thread.
     assert_eq!(word.load(Ordering::Relaxed), ONE);
@@ -28,7 +27,7 @@ fn get_and_put_by_one_and_many_add_up() {
     let lockref = Lockref::new(1);
     lockref.get();
     lockref.get_many(5);
-    assert!(lockref.get_not_zero());
+    assert!(lockref.get_not_dead());
     assert_eq!(lockref.count(), 8);
     assert_eq!(lockref.put_return(), 7);
     assert_eq!(lockref.put_many(7), 0);
@@ -42,7 +41,7 @@ fn get_not_dead_after_mark_dead_fails_until_revive() {
     lockref.lock().mark_dead();
     assert!(lockref.is_dead());
     assert!(!lockref.get_not_dead());
-    assert!(!lockref.get_not_zero(), "the count is 1, but the object is dead");
+    assert!(!lockref.get_many_below(1, 5), "the count is 1, but the object is dead");
     lockref.get();
     assert_eq!(lockref.put_many(2), 0, "owners may go on counting a dead object");
     lockref.lock().revive();
@@ -95,13 +94,12 @@ fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);
     assert!(lockref.get_not_dead());
     assert!(!lockref.get_not_dead());
-    assert!(!lockref.get_not_zero());
     assert_eq!(lockref.count(), Lockref::COUNT_MAX);
     assert!(!lockref.is_dead() && !lockref.is_locked());
     assert_eq!(lockref.put_return(), Lockref::COUNT_MAX - 1);
 }
 
-/// Trap T51.
+/// Trap T51: at the maximum `get_not_dead` fails and leaves the word unchanged.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_at_count_max_panics() {
@@ -111,7 +109,7 @@ fn get_at_count_max_panics() {
 /// Trap T51: a difference that is itself too large for the shift.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
-fn get_many_of_everything_panics() {
+fn get_many_above_count_max_panics() {
     Lockref::new(0).get_many(u64::MAX);
 }
 
@@ -157,7 +155,7 @@ fn get_on_a_held_lock_sleeps_until_it_is_free() {
 }
 
 #[test]
-fn lock_with_many_sleepers_wakes_them_all_in_the_end() {
+fn unlock_with_many_sleepers_wakes_them_all() {
     let lockref = Arc::new(Lockref::new(1));
     let guard = lockref.lock();
     let mut threads = Vec::new();
@@ -176,5 +174,5 @@ fn lock_with_many_sleepers_wakes_them_all_in_the_end() {
     assert!(lockref.try_lock().is_some());
     // ORDERING: Relaxed. Every thread has been joined.
     let word = lockref.word.load(Ordering::Relaxed);
-    assert_eq!(word & (LOCKED | WAITERS), 0, "nobody sleeps, so nobody is to be woken");
+    assert_eq!(word & (LOCKED | WAITERS), 0, "no thread sleeps, so the waiters bit is clear");
 }

@@ -1,31 +1,34 @@
-//! A value that is read in place while it is replaced as a whole.
+//! A value that readers borrow in place and writers replace as a whole.
 //!
-//! The cell is one pointer. A reader loads it inside a read section and borrows the value for as
-//! long as the section lasts; a writer builds the next value beside it, swaps the pointer, and
-//! leaves the old value to the grace period. It suits what is read on every operation and changed
-//! seldom: options, limits, a table that is about to grow.
+//! The cell is one pointer. A reader loads it inside a read section and borrows the value until the
+//! section ends. A writer builds the next value beside it, swaps the pointer, and leaves the old
+//! value to the grace period. The cell suits values that are read on every operation and seldom
+//! changed: options, limits, a table that grows.
+//!
+//! Analogous to a Linux pointer marked `__rcu`, with `rcu_dereference` and `rcu_assign_pointer`.
 //!
 //! # Invariants
 //!
 //! - C.1: `ptr` came from `Box::into_raw` and is not null.
-//! - C.2: a pointer is retired by the one thread that took it out of `ptr`, once.
+//! - C.2: the one thread that took a pointer out of `ptr` retires it, once.
 //!
 //! # Rules
 //!
-//! - `update` may call its closure several times: another writer won in between. The closure
-//!   must be free of side effects; it holds no lock, so it may call anything but `synchronize`.
-//! - The old value is dropped later and elsewhere: `T` is `Send` and `'static`.
+//! - `update` may call its closure several times, because another writer can win in between. The
+//!   closure must be free of side effects. It holds no lock.
+//! - The old value is dropped later and on any thread, so `T` is `Send` and `'static`.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! Reads without a guard (an `Arc` per read costs a shared line) and mutation in place.
+//! The cell has no read without a guard, because an `Arc` per read costs a shared cache line. It
+//! has no mutation in place.
 //!
-//! Source: `rcu_assign_pointer` and `rcu_dereference` in Linux `include/linux/rcupdate.h`;
-//! `arc-swap`, which was rejected for its 15 to 27 ns per load on a virtual machine with two cores.
+//! Source: Linux `include/linux/rcupdate.h`; `arc-swap`, which was rejected for its 15 to 27 ns per
+//! load on a virtual machine with two cores.
 #![expect(unsafe_code, reason = "the value lives behind a pointer that is swapped")]
 
-use super::{ReadGuard, defer, read_lock};
-use crate::primitives::atomic::{AtomicPtr, Ordering};
+use super::{ReadGuard, domain::defer, read_lock};
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use std::fmt;
 
 /// A value that readers borrow for a section and writers replace.
@@ -63,16 +66,15 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
         Self { ptr: AtomicPtr::new(Box::into_raw(Box::new(value))) }
     }
 
-    /// Returns the value of this moment, good until the section ends.
+    /// Returns the current value, which stays valid until the section ends.
     #[doc(alias = "rcu_dereference")]
     #[inline]
     #[must_use]
     pub fn read<'g>(&self, _section: &'g ReadGuard) -> &'g T {
         // ORDERING(rcu-publish): Acquire. The value is whole: see `replace` and `update`.
         let ptr = self.ptr.load(Ordering::Acquire);
-        // SAFETY: not null (C.1). The value was in the cell while the section was open, so it is
-        // retired, if at all, with a grace period that waits for the section; nobody writes to a
-        // published value.
+        // SAFETY: the pointer is not null (C.1). The value was in the cell while the section was
+        // open, so its grace period waits for the section. No thread writes to a published value.
         unsafe { &*ptr }
     }
 
@@ -81,12 +83,12 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
     pub fn replace(&self, value: T) {
         let new = Box::into_raw(Box::new(value));
         // ORDERING(rcu-publish): AcqRel. Release: the value is written before a reader gets its
-        // address. Acquire: the old value is whole before we drop it.
+        // address. Acquire: the old value is complete before this thread drops it.
         let old = self.ptr.swap(new, Ordering::AcqRel);
         retire(old);
     }
 
-    /// Replaces the value by `next` of it, and loses no other thread's update in between.
+    /// Replaces the value by `next(value)`. No update of another thread is lost in between.
     ///
     /// `next` runs again if another writer was faster.
     pub fn update(&self, mut next: impl FnMut(&T) -> T) {
@@ -98,9 +100,10 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
             // ORDERING(rcu-publish): AcqRel, as in `replace`. The section keeps `old` from being
             // freed and its address from being used again, so an equal pointer is the same value.
             match self.ptr.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
-                // The pointer that was stored, not `old`: one made from a borrow may not be freed.
+                // Retire the stored pointer, not `old`: a pointer made from a borrow may not be
+                // freed.
                 Ok(taken) => return retire(taken),
-                // SAFETY: `new` was made above and published to nobody.
+                // SAFETY: `new` was made above and published to no other thread.
                 Err(_) => drop(unsafe { Box::from_raw(new) }),
             }
         }
@@ -109,7 +112,7 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
 
 impl<T: Send + Sync + 'static> Drop for RcuCell<T> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. `&mut self` came to us after every use of the cell.
+        // ORDERING: Relaxed. `&mut self` happens after every use of the cell.
         retire(self.ptr.load(Ordering::Relaxed));
     }
 }
@@ -126,21 +129,82 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for RcuCell<T> {
     }
 }
 
-/// A pointer on its way to be freed.
+/// An [`RcuCell`] that may be empty.
 ///
 /// # Invariants
 ///
-/// It was taken out of a cell by its owner (C.2).
+/// `ptr` is null or came from `Box::into_raw`; C.2 holds for it.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_sync::RcuOption;
+/// use corewalk_sync::rcu;
+///
+/// let cell = RcuOption::default();
+/// let section = rcu::read_lock();
+/// assert_eq!(cell.read(&section), None);
+/// cell.replace(Some(Box::new(1)));
+/// let value = cell.read(&section);
+/// cell.replace(None);
+/// assert_eq!((value, cell.read(&section)), (Some(&1), None));
+/// ```
+pub struct RcuOption<T: Send + Sync + 'static> {
+    ptr: AtomicPtr<T>,
+}
+
+impl<T: Send + Sync + 'static> RcuOption<T> {
+    /// Returns the value of this moment, good until the section ends; None if the cell is empty.
+    #[inline]
+    #[must_use]
+    pub fn read<'g>(&self, _section: &'g ReadGuard) -> Option<&'g T> {
+        // ORDERING(rcu-publish): Acquire. The value is whole: see `replace`.
+        let ptr = self.ptr.load(Ordering::Acquire);
+        // SAFETY: null, or a value that was in the cell while the section was open. A retired value
+        // is dropped after a grace period, which waits for the section. No thread writes to it.
+        unsafe { ptr.as_ref() }
+    }
+
+    /// Replaces the value, or empties the cell; the old value is dropped after a grace period.
+    pub fn replace(&self, value: Option<Box<T>>) {
+        let new = value.map_or(std::ptr::null_mut(), Box::into_raw);
+        // ORDERING(rcu-publish): AcqRel. Release: the value is written before a reader gets its
+        // address. Acquire: the old value is whole before it is dropped.
+        let old = self.ptr.swap(new, Ordering::AcqRel);
+        if !old.is_null() {
+            retire(old);
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> Default for RcuOption<T> {
+    /// Returns an empty cell.
+    fn default() -> Self {
+        Self { ptr: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
+    fn drop(&mut self) {
+        self.replace(None);
+    }
+}
+
+/// A pointer that is about to be freed.
+///
+/// # Invariants
+///
+/// Its owner took it out of a cell (C.2).
 struct Retired<T>(*mut T);
 
-// SAFETY: it owns the value, and `T` may be sent.
+// SAFETY: the pointer owns the value, and `T` is `Send`.
 unsafe impl<T: Send> Send for Retired<T> {}
 
 impl<T> Retired<T> {
     /// Drops the value. The caller waited for a grace period.
     fn free(self) {
-        // SAFETY: the pointer came from `Box::into_raw` (C.1), is out of the cell and retired
-        // once (C.2), and no section that could have read it is open.
+        // SAFETY: the pointer came from `Box::into_raw` (C.1), is out of the cell and is retired
+        // once (C.2). No section that could have read it is open.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
@@ -148,7 +212,7 @@ impl<T> Retired<T> {
 /// Frees `old`, which the caller took out of a cell, after a grace period.
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
-    // The method takes the whole value: a closure that names the field captures a bare pointer.
+    // The method takes the whole value. A closure that names the field captures a bare pointer.
     defer(move || retired.free());
 }
 
@@ -158,10 +222,7 @@ mod loom_models;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests {
     use super::*;
-    use crate::{
-        primitives::{Arc, thread},
-        rcu,
-    };
+    use corewalk_base::primitives::{Arc, thread};
 
     #[test]
     fn read_after_replace_keeps_the_old_value_for_the_section() {
@@ -210,20 +271,35 @@ mod tests {
     }
 
     #[test]
-    fn replace_then_synchronize_drops_each_version_once() {
-        struct Version(Arc<crate::ShardedCounter>);
+    fn cell_that_is_emptied_keeps_the_value_for_the_section() {
+        let cell = RcuOption::default();
+        cell.replace(Some(Box::new(vec![1, 2, 3])));
+        let section = read_lock();
+        let value = cell.read(&section);
+        cell.replace(None);
+        assert_eq!(cell.read(&section), None);
+        assert_eq!(value, Some(&vec![1, 2, 3]));
+        drop(section);
+    }
+
+    #[test]
+    fn every_version_is_dropped_once() {
+        struct Version(Arc<corewalk_base::ShardedCounter>);
         impl Drop for Version {
             fn drop(&mut self) {
                 self.0.add(1);
             }
         }
-        let drops = Arc::new(crate::ShardedCounter::new());
+        let drops = Arc::new(corewalk_base::ShardedCounter::new());
         let cell = RcuCell::new(Version(Arc::clone(&drops)));
         for _ in 0..5 {
             cell.replace(Version(Arc::clone(&drops)));
         }
         drop(cell);
-        rcu::synchronize();
+        // Garbage is freed as a side effect of later calls.
+        let other = RcuCell::new(0);
+        (0..1_000_000).take_while(|_| drops.sum() < 6).for_each(|round| other.replace(round));
+        (0..1_000).for_each(|round| other.replace(round));
         assert_eq!(drops.sum(), 6);
     }
 }

@@ -1,34 +1,31 @@
-//! Grace periods for the model checkers: freed as soon as no section is open.
+//! Grace periods for the model checkers and Miri: garbage is freed as soon as no section is open.
 //!
 //! `crossbeam-epoch` keeps its state outside of a model's run, where loom and shuttle neither see
-//! it nor reset it, and its list of threads is rejected by Miri's stacked borrows (tree borrows
-//! accept it). This stand-in lives and dies with the run. A mutex counts the open sections; what
-//! is deferred waits until the count is zero and is then run by whoever brought it there. That is
-//! the shortest grace period this interface can have without knowing who reads what, so a use
-//! that comes too late is met early.
+//! nor reset it. Miri's stacked borrows reject its list of threads (tree borrows accept it). This
+//! domain lives and dies with the run. A mutex protects the number of open sections and the
+//! deferred closures. The thread that brings the number to zero runs the closures. This is the
+//! shortest grace period that the interface allows, so a use after it is met early.
 //!
-//! # What it hides
+//! # Limits
 //!
 //! The mutex orders a `defer` before a section that is opened later. A reader that enters before
-//! the writer defers gets no help from it, and that is the case in which a publication with too
-//! weak an ordering shows; the control twin of the model proves that it does.
+//! the writer defers gets no help from it. In that case a publication with too weak an ordering
+//! shows; the control twin of the model proves that it does.
 //!
 //! # Rules
 //!
-//! - Deferred closures run outside of the mutex: they may defer again.
-//! - `synchronize` polls and yields; inside a section it waits for ever, as nothing tells it whose
-//!   section is open.
+//! - Deferred closures run outside of the mutex, because they may defer again.
 //!
 //! Source: the specification of RCU in McKenney, "Is Parallel Programming Hard", chapter 9.
 
-use super::Stats;
-use crate::{locks::Mutex, primitives::thread};
+use corewalk_base::{Mutex, primitives::thread};
 
 type Reclaim = Box<dyn FnOnce() + Send>;
 
-/// The state of the domain.
+/// The state of the domain, protected by the mutex of `DOMAIN`.
 #[derive(Default)]
 struct Domain {
+    /// Number of open sections.
     open: usize,
     deferred: Vec<Reclaim>,
 }
@@ -54,27 +51,20 @@ pub(super) fn enter() -> Section {
     Section
 }
 
+/// Runs `reclaim` once, when no section is open.
 pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
     DOMAIN.lock().deferred.push(Box::new(reclaim));
     reclaim_if_quiet(0);
 }
 
+/// Waits until no section is open. A call inside a section never returns.
 pub(super) fn synchronize() {
     while DOMAIN.lock().open != 0 {
         thread::yield_now();
     }
 }
 
-pub(super) fn stats() -> Stats {
-    let domain = DOMAIN.lock();
-    Stats {
-        garbage: domain.deferred.len() as u64,
-        readers: domain.open as u64,
-        oldest_section_age: std::time::Duration::ZERO,
-    }
-}
-
-/// Ends `ended` sections, and runs what waits if none is open any more.
+/// Ends `ended` sections, and runs the deferred closures if no section is open any more.
 fn reclaim_if_quiet(ended: usize) {
     let due = {
         let mut domain = DOMAIN.lock();

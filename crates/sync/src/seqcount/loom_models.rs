@@ -1,15 +1,15 @@
-//! Models of `SeqCount`: a reader beside a writer, with every ordering in turn made too weak.
+//! Models of `SeqCount`: a reader beside a writer, with each ordering weakened in turn.
 //!
-//! The reader is the spawned thread and the writer the main one, because loom 0.7.2 skips
+//! The reader is the spawned thread and the writer is the main thread, because loom 0.7.2 skips
 //! schedules otherwise (see `tally`).
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, thread},
     tally::{Tally, assert_all_reached},
 };
 
-/// The calls of a writer, and of a reader's check, under test.
+/// The writer's calls and the reader's check that a model runs.
 #[derive(Clone, Copy)]
 struct Protocol {
     write_begin: fn(&SeqCount),
@@ -23,7 +23,7 @@ const REAL: Protocol = Protocol {
     read_retry: SeqCount::read_retry,
 };
 
-/// Runs one writer and one reader; returns how often the reader (retried, saw old, saw new).
+/// Runs one writer and one reader. Counts the runs in which the reader (retried, saw old, saw new).
 fn outcomes(protocol: Protocol) -> [usize; 3] {
     Tally::of(move |tally| {
         let shared = Arc::new((SeqCount::new(), AtomicU64::new(0), AtomicU64::new(0)));

@@ -1,9 +1,9 @@
 //! Models of `SeqLock`: the locked pass excludes writers (trap T29) and disturbs no reader.
 //!
-//! The writer runs on the main thread: see `tally`.
+//! The writer runs on the main thread (see `tally`).
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +12,7 @@ use crate::{
     tally::{Tally, assert_all_reached},
 };
 
-/// A lock and the two words it guards.
+/// A lock and the two words that it guards.
 #[derive(Default)]
 struct Pair {
     lock: SeqLock,
@@ -35,7 +35,7 @@ impl Pair {
     }
 }
 
-/// A way to read the pair; says in which pass it succeeded.
+/// Reads the pair and returns the pass that succeeded with the two words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
@@ -45,8 +45,8 @@ fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
     })
 }
 
-/// Runs a writer and a reader; returns how often the reader was (optimistic and saw old,
-/// optimistic and saw new, locked).
+/// Runs a writer and a reader. Counts the runs in which the reader (saw old, saw new, was locked);
+/// the first two are optimistic.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -69,7 +69,7 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
 }
 
-/// Trap T29, as it was met: the second pass runs, but nobody took the lock.
+/// Trap T29, as it happened in practice: the second pass runs without the lock.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {
@@ -84,8 +84,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs a thread that locks with `hold` beside an optimistic reader; returns how often the reader
-/// ran (while the lock was free, while it was held).
+/// Runs a thread that locks with `hold` beside an optimistic reader. Counts the runs in which the
+/// reader ran while the lock was (free, held).
 fn undisturbed(hold: fn(&SeqLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqLock::new());

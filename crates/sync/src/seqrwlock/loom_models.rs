@@ -1,9 +1,9 @@
-//! Models of `SeqRwLock`: shared readers keep writers out, and let one another in.
+//! Models of `SeqRwLock`: shared readers exclude the writer but not each other.
 //!
-//! The writer runs on the main thread: see `tally`.
+//! The writer runs on the main thread (see `tally`).
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -12,7 +12,7 @@ use crate::{
     tally::{Tally, assert_all_reached},
 };
 
-/// A lock, the two words it guards, and how many shared readers are inside.
+/// A lock, the two words that it guards, and the number of shared readers inside.
 #[derive(Default)]
 struct Pair {
     lock: SeqRwLock,
@@ -35,11 +35,11 @@ impl Pair {
     }
 }
 
-/// A way to read the pair; says in which pass it succeeded.
+/// Reads the pair and returns the pass that succeeded with the two words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
-/// Runs a writer and a reader; returns how often the reader was (optimistic and saw old,
-/// optimistic and saw new, locked).
+/// Runs a writer and a reader. Counts the runs in which the reader (saw old, saw new, was locked);
+/// the first two are optimistic.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -69,7 +69,7 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     }));
 }
 
-/// Trap T29, as it was met: the second pass runs, but nobody took the lock.
+/// Trap T29, as it happened in practice: the second pass runs without the lock.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {
@@ -84,8 +84,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs two shared readers and a writer; returns how often a reader found itself (alone, with
-/// the other one).
+/// Runs two shared readers and a writer. Counts how often a reader was inside (alone, with the
+/// other reader).
 fn shared(write: fn(&Pair)) -> [usize; 2] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -120,13 +120,13 @@ fn shared_readers_exclude_the_writer_and_not_each_other() {
 fn control_writer_without_the_lock_is_caught() {
     shared(|pair| {
         let _section = pair.lock.seq.write();
-        // ORDERING: Relaxed. Wrong on purpose: nothing keeps readers out.
+        // ORDERING: Relaxed. Wrong on purpose: no lock excludes readers here.
         assert_eq!(pair.inside.load(Ordering::Relaxed), 0, "a reader is inside");
     });
 }
 
-/// Runs a thread that locks with `hold` beside an optimistic reader; returns how often the reader
-/// ran (while the lock was free, while it was held).
+/// Runs a thread that locks with `hold` beside an optimistic reader. Counts the runs in which the
+/// reader ran while the lock was (free, held).
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

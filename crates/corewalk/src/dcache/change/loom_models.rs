@@ -1,23 +1,25 @@
-//! Models of names that were invalidated and are put back, and of names that are exchanged.
+//! Models of invalidated names that are put back, and of exchanged names.
 //!
-//! The reader is the spawned thread: see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
-use super::super::loom_models::{A, B, PREEMPTIONS, cache, claim_a, enter, file, lookup, needle_a};
+use super::super::loom_models::{
+    A, B, PREEMPTIONS, cache, enter, file, lock_name_a, lookup, lookup_key_a,
+};
 use super::*;
 use crate::attr::mode;
 use crate::name::Name;
 
-/// Puts a name that was invalidated with its directory back with `publish`, for the file that the
-/// back end `says`, beside one who looks it up with `look`; returns how often that (missed, found)
-/// it. Before, the name was file 7, which somebody uses.
+/// Puts back a name that was invalidated with its directory, with `publish`. Before, the name was
+/// file 7, which is in use; now it is the file that the back end `says`. A reader looks it up with
+/// `look`. Returns how often the reader (missed, found) it.
 fn put_back_against_lookup(
     says: u64,
-    look: fn(&Dcache, Key) -> Option<u64>,
-    publish: fn(&Dcache, Key, Node),
+    look: fn(&Dcache, ParentKey) -> Option<u64>,
+    publish: fn(&Dcache, ParentKey, DentryInode),
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -31,7 +33,7 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. What was published happens before the lookup then.
+                // ORDERING: Acquire. If it is set, the publication happened before the lookup.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -47,43 +49,45 @@ fn put_back_against_lookup(
     })
 }
 
-fn publish_node(dcache: &Dcache, key: Key, node: Node) {
-    let slot = dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap();
-    // The dentry of each lies beside it: the one of a file in use, and the new one of another.
+fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
+    let slot =
+        dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
+    // The dentry of each file lies in its inode's slot: the old one of file 7, or the new one of
+    // another.
     assert_eq!(slot, node.inode, "a file in use keeps its dentry, and another has its own");
 }
 
-fn look(dcache: &Dcache, key: Key) -> Option<u64> {
+fn look(dcache: &Dcache, key: ParentKey) -> Option<u64> {
     lookup(dcache, key, A)
 }
 
-fn count(dcache: &Dcache, _key: Key) -> Option<u64> {
-    let ino = dcache.count_by_number(1, A, 1)?;
+fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
+    let ino = dcache.count_by_ino(1, A, 1)?;
     let inode = dcache.inodes.get(0, ino, |_| ()).expect("it is counted");
     dcache.put_inode(inode, 2);
     Some(ino)
 }
 
-/// Trap T25: the dentry of the same file is found when it is back, and not before.
+/// Trap T25: the dentry of the same file is found once it is back, not before.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: the dentry of another file is not taken back.
+/// Trap T25: the dentry of another file is not put back.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Trap T25: the dentry is put back first, and then gets the inode that it should have.
+/// Trap T25: the dentry is put back before it gets its new inode.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
     put_back_against_lookup(8, look, |dcache, key, node| {
-        let hash = dcache.hash(key.parent(), needle_a(dcache).hash);
+        let hash = dcache.hash(key.parent(), lookup_key_a(dcache).hash);
         let slot = dcache.table.find(hash, Some).unwrap();
         let guard = dcache.dentries.lockref(slot).lock();
         let body = dcache.dentries.image(slot).body.with_inode(node.inode);
@@ -92,23 +96,24 @@ fn control_dentry_that_is_put_back_for_another_file_is_caught() {
     });
 }
 
-/// Invalidates the directory that `key` is of, and returns its children's key then.
-fn invalidate(dcache: &Dcache, key: Key) -> Key {
+/// Invalidates the directory of `key`, and returns the new key of its children.
+fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.invalidate_directory(key.parent());
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// A directory in use, of which `before` says how well it is known, is entered again with `publish`
-/// while something is mounted on it; returns how often the mark came (before, after) that.
+/// Enters a directory in use again with `publish`, while it is mounted on. `before` sets the state
+/// of the cache. Returns how often the mark came (before, after) that.
 fn publish_against_mount(
-    before: fn(&Dcache, Key) -> Key,
-    publish: fn(&Dcache, Key, Node) -> u32,
+    before: fn(&Dcache, ParentKey) -> ParentKey,
+    publish: fn(&Dcache, ParentKey, DentryInode) -> u32,
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let node = enter(&dcache, 7, mode::S_IFDIR | 0o700);
-        let slot =
-            dcache.publish(key, &needle_a(&dcache), Some(node), &claim_a(&dcache, key)).unwrap();
+        let slot = dcache
+            .publish(key, &lookup_key_a(&dcache), Some(node), &lock_name_a(&dcache, key))
+            .unwrap();
         let key = before(&dcache, key);
         let count = dcache.dentries.lockref(slot).count();
         let dcache = Arc::new(dcache);
@@ -122,56 +127,57 @@ fn publish_against_mount(
         let now = publish(&dcache, key, node);
         let is_after = mounter.join().unwrap();
         assert_eq!(now, slot, "a directory in use has a second dentry");
-        let seen = dcache.dentries.glimpse(now);
+        let seen = dcache.dentries.snapshot(now);
         assert!(seen.key == key && seen.body.flags().contains(Flags::MOUNTED), "a mark is lost");
         tally.hit(usize::from(is_after));
     })
 }
 
-fn publish_directory(dcache: &Dcache, key: Key, node: Node) -> u32 {
-    dcache.publish(key, &needle_a(dcache), Some(node), &claim_a(dcache, key)).unwrap()
+fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> u32 {
+    dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
-/// Trap T55: a dentry that changes while it is taken back is looked at again.
+/// Trap T55: a dentry that changes while it is put back is read again.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Trap T55: it is looked at once, and another made in its place.
+/// Trap T55: the dentry is read once, and another is made in its place.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
     publish_against_mount(invalidate, |dcache, key, _| {
-        let hash = dcache.hash(key.parent(), needle_a(dcache).hash);
-        let stale = dcache.collect_stale(hash, key, &needle_a(dcache));
-        let claim = claim_a(dcache, key);
-        let back = stale.iter().find(|(slot, seen)| dcache.set_key(*slot, seen.seq, key, &claim));
+        let hash = dcache.hash(key.parent(), lookup_key_a(dcache).hash);
+        let stale = dcache.collect_stale(hash, key, &lookup_key_a(dcache));
+        let in_lookup = lock_name_a(dcache, key);
+        let back =
+            stale.iter().find(|(slot, seen)| dcache.set_key(*slot, seen.seq, key, &in_lookup));
         back.map_or(0, |(slot, _)| *slot)
     });
 }
 
-/// Trap T55: the same where it was never invalidated.
+/// Trap T55: the same for a dentry that was never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Trap T55: it is looked for once, and another made in its place.
+/// Trap T55: one lookup, and another dentry is made in its place.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
     publish_against_mount(
         |_, key| key,
         |dcache, key, _| {
-            let found = dcache.find_exact(key, &needle_a(dcache));
+            let found = dcache.find_exact(key, &lookup_key_a(dcache));
             found.filter(|(slot, seen)| dcache.get(*slot, seen.seq)).map_or(0, |(slot, _)| slot)
         },
     );
 }
 
-/// The names `A` and `B` are exchanged with `exchange` beside one who looks for the one and then for
-/// the other; returns how often that was (before, meanwhile, after).
+/// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks for one and then for
+/// the other. Returns how often that was (before, during, after) the exchange.
 fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -185,8 +191,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
             let dcache = Arc::clone(&dcache);
             move || {
                 let found = [A, B].map(|name| {
-                    let needle = dcache.needle(Name::new(name).unwrap());
-                    dcache.find_exact(key, &needle).map(|(slot, _)| slot)
+                    let lookup_key = dcache.lookup_key(Name::new(name).unwrap());
+                    dcache.find_exact(key, &lookup_key).map(|(slot, _)| slot)
                 });
                 let [Some(first), Some(second)] = found else { panic!("T13: a name was missing") };
                 assert!(first == a || second == a, "T12: the first file has no name");
@@ -198,16 +204,17 @@ fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
     })
 }
 
-/// Traps T12, T13: who finds the new file under one name does not find it under the other.
+/// Traps T12, T13: a reader that finds the new file under one name does not find it under the
+/// other.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
-        let claim = claim_a(dcache, Key::new(dcache.parent(a).0, 1));
-        assert_eq!(dcache.exchange(a, b, &claim), Ok(()));
+        let in_lookup = lock_name_a(dcache, ParentKey::new(dcache.parent(a).0, 1));
+        assert_eq!(dcache.exchange(a, b, &in_lookup), Ok(()));
     }));
 }
 
-/// Trap T13: each dentry gets its name in a section of its own.
+/// Trap T13: each dentry gets its name in a write section of its own.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -227,73 +234,74 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// What the back end said before an invalidation is entered with `enter` beside it; the invalidator looks
-/// the name up afterwards. Returns how often `enter` was told that (the answer counts, it does not).
+/// Enters an answer of the back end with `enter`, beside an invalidation. Then the invalidating
+/// thread looks the name up. Returns how often `enter` learnt that the answer was (valid,
+/// cancelled).
 fn enter_against_invalidation(
-    prepare: fn(&Dcache, Key, Node),
-    enter_as: fn(&Dcache, Key, Node, &Claim<'_>),
+    prepare: fn(&Dcache, ParentKey, DentryInode),
+    enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let node = enter(&dcache, 7, mode::S_IFREG | 0o600);
         prepare(&dcache, key, node);
         let dcache = Arc::new(dcache);
-        let claim = claim_a(&dcache, key);
+        let in_lookup = lock_name_a(&dcache, key);
         let invalidator = thread::spawn({
             let dcache = Arc::clone(&dcache);
             move || {
-                dcache.invalidate_name(key.parent(), &needle_a(&dcache));
+                dcache.invalidate_name(key.parent(), &lookup_key_a(&dcache));
                 assert_eq!(lookup(&dcache, key, A), None, "T25: an invalidated answer");
             }
         });
-        enter_as(&dcache, key, node, &claim);
-        tally.hit(usize::from(claim.is_doomed()));
+        enter_as(&dcache, key, node, &in_lookup);
+        tally.hit(usize::from(in_lookup.is_fill_cancelled()));
         invalidator.join().unwrap();
     })
 }
 
-fn publish_claimed(dcache: &Dcache, key: Key, node: Node, claim: &Claim<'_>) {
-    dcache.publish(key, &needle_a(dcache), Some(node), claim).unwrap();
+fn publish_claimed(dcache: &Dcache, key: ParentKey, node: DentryInode, in_lookup: &KeyGuard<'_>) {
+    dcache.publish(key, &lookup_key_a(dcache), Some(node), in_lookup).unwrap();
 }
 
 /// Enters the name, and invalidates it with its directory.
-fn publish_invalidated(dcache: &Dcache, key: Key, node: Node) {
+fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     publish_node(dcache, key, node);
-    dcache.make_name_stale(key, &needle_a(dcache));
+    dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: an answer that is older than an invalidation is not found once that is over, whether the
-/// name is entered, put back or given to another file.
+/// Trap T25: no lookup finds an answer that is older than a completed invalidation. The name may be
+/// entered, put back or given to another file.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
-    let nothing = |_: &Dcache, _: Key, _: Node| ();
+    let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
     assert_all_reached(&enter_against_invalidation(nothing, publish_claimed));
     assert_all_reached(&enter_against_invalidation(publish_invalidated, publish_claimed));
-    let other = |dcache: &Dcache, key: Key, _: Node| {
+    let other = |dcache: &Dcache, key: ParentKey, _: DentryInode| {
         file(dcache, key, B, 8);
     };
-    assert_all_reached(&enter_against_invalidation(other, |dcache, key, _, claim| {
-        let needle = dcache.needle(Name::new(B).unwrap());
-        let (slot, seen) = dcache.find(key, &needle).unwrap();
+    assert_all_reached(&enter_against_invalidation(other, |dcache, key, _, in_lookup| {
+        let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
+        let (slot, seen) = dcache.find(key, &lookup_key).unwrap();
         assert!(dcache.get(slot, seen.seq));
-        let done = dcache.d_move((slot, &needle), key, &needle_a(dcache), None, claim);
+        let done = dcache.d_move((slot, &lookup_key), key, &lookup_key_a(dcache), None, in_lookup);
         assert_eq!(done, Ok(0));
     }));
 }
 
-/// Trap T25: the claim is asked before the name is entered, and not while its stripe is locked.
+/// Trap T25: the check for cancellation comes before the entry, without the lock of the stripe.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {
     enter_against_invalidation(
         |dcache, key, node| {
             publish_node(dcache, key, node);
-            dcache.make_name_stale(key, &needle_a(dcache));
+            dcache.make_name_stale(key, &lookup_key_a(dcache));
         },
-        |dcache, key, _, claim| {
-            let hash = dcache.hash(key.parent(), needle_a(dcache).hash);
+        |dcache, key, _, in_lookup| {
+            let hash = dcache.hash(key.parent(), lookup_key_a(dcache).hash);
             let slot = dcache.table.find(hash, Some).unwrap();
-            let key = key.unless_doomed(claim);
+            let key = key.unless_cancelled(in_lookup);
             let guard = dcache.dentries.lockref(slot).lock();
             dcache.write(slot, &guard, |dcache| dcache.dentries.store_key(slot, key));
         },

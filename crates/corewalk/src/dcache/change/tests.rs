@@ -1,4 +1,4 @@
-//! Names that have more than one dentry, which nobody is to see.
+//! Names that get more than one dentry, which no reader may see.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::name::Name;
 use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::vfs::VfsOptions;
 
-/// Renames file 0 to a name under which dentries were entered in this order, without a look at each other: of
-/// file 1, or, with None, negative ones; moreover with `target`, if it is one of them. Returns the inodes
-/// that the name has afterwards, and the slot of file 0.
+/// Renames file 0 to a name that already has dentries, entered in the order of `entered`: of file
+/// 1, or negative ones for None. `target` is the one that the renamer knows. Returns the inodes of
+/// the name afterwards, and the slot of file 0.
 fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u32>, u32) {
     let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
     let vfs: Arc<Vfs> = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
@@ -21,35 +21,37 @@ fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u3
     let make = |name| vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).unwrap().0;
     let (moved, stale) = (make(from), make(other));
     let (dcache, parent) = (&vfs.dcache, vfs.mounts.root());
-    let (key, needle) = (dcache.key_of_held(parent), dcache.needle(to));
-    let hash = dcache.hash(parent, needle.hash);
-    let claim = dcache.claims.claim(dcache.claim_key(parent, &needle));
+    let (key, lookup_key) = (dcache.key_of_held(parent), dcache.lookup_key(to));
+    let hash = dcache.hash(parent, lookup_key.hash);
+    let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(parent, &lookup_key));
     let slots: Vec<u32> = entered
         .iter()
         .map(|is_positive| {
             assert!(dcache.dentries.lockref(parent).get_not_dead());
-            let node = is_positive.map(|()| Node { inode: stale.slot, kind: FileKind::Regular });
-            let entry = Entry { hash, key, needle: &needle, claim: &claim };
+            let node =
+                is_positive.map(|()| DentryInode { inode: stale.slot, kind: FileKind::Regular });
+            let entry = NewName { hash, key, lookup_key: &lookup_key, in_lookup: &in_lookup };
             dcache.publish_new(&entry, node).unwrap()
         })
         .collect();
     let target = target.map(|nth| slots[nth]);
-    let from = dcache.needle(from);
+    let from = dcache.lookup_key(from);
     let (slot, seen) = dcache.find_exact(key, &from).unwrap();
     assert!(dcache.get(slot, seen.seq));
-    assert_eq!(dcache.d_move((slot, &from), key, &needle, target, &claim), Ok(0));
+    assert_eq!(dcache.d_move((slot, &from), key, &lookup_key, target, &in_lookup), Ok(0));
     slots.iter().chain([&slot]).for_each(|&slot| dcache.put(slot));
     assert!(dcache.find_exact(key, &from).is_none());
     let mut inodes = vec![];
     dcache.table.lock(hash).find(|slot| {
-        inodes.extend(dcache.dentries.compare(slot, key, &needle).map(|seen| seen.body.inode()));
+        inodes
+            .extend(dcache.dentries.compare(slot, key, &lookup_key).map(|seen| seen.body.inode()));
         None::<()>
     });
     (inodes, moved.slot)
 }
 
-/// What the name of a rename was, unknown to who renames, is nothing of it afterwards: wherever it stands
-/// beside the negative dentry of that name.
+/// A dentry at the target name that the renamer did not see does not survive the rename, wherever
+/// it stands beside the negative dentry of the name.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

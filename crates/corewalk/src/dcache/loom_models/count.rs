@@ -1,9 +1,8 @@
-//! Models of the lookup by number, which counts an inode without a look at the directory's dentry
-//! but for one word.
+//! Models of the lookup by inode number, which does not look the directory up.
 //!
-//! The reader is the spawned thread: see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::atomic::AtomicU64;
+use corewalk_base::primitives::atomic::AtomicU64;
 
 use super::*;
 use crate::dcache::change::Mounted;
@@ -14,22 +13,23 @@ const ROOT_INO: u64 = 1;
 
 /// Looks `A` up by number.
 fn count(dcache: &Dcache) -> Option<u64> {
-    dcache.count_by_number(ROOT_INO, A, 1)
+    dcache.count_by_ino(ROOT_INO, A, 1)
 }
 
-/// Takes the steps of [`Dcache::count_by_number`], with looks at the parent and, in the end, at the
-/// dentry as the control has them.
+/// Takes the steps of [`Dcache::count_by_ino`], with the checks of the parent and the dentry that
+/// the control has.
 fn count_with(
     dcache: &Dcache,
-    is_parent: fn(&Dcache, Key) -> bool,
+    is_parent: fn(&Dcache, ParentKey) -> bool,
     is_unchanged: fn(&Line<'_>, u64) -> bool,
 ) -> Option<u64> {
-    let needle = needle_a(dcache);
-    let hash = needle.hash.child(directory_id(0, ROOT_INO)) as u32;
+    let lookup_key = lookup_key_a(dcache);
+    let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
     let (dentry, seen) = dcache.table.find(hash, |slot| {
         let dentry = dcache.dentries.line(slot);
-        let seen = dentry.glimpse_now();
-        let is_it = dentry.is_named(seen, &needle, &dcache.dentries) && is_parent(dcache, seen.key);
+        let seen = dentry.snapshot_now();
+        let is_it =
+            dentry.is_named(seen, &lookup_key, &dcache.dentries) && is_parent(dcache, seen.key);
         is_it.then_some((dentry, seen))
     })?;
     let inode = seen.body.inode();
@@ -37,20 +37,20 @@ fn count_with(
         return None;
     }
     let ino = dcache.inodes.ino(inode);
-    if is_unchanged(&dentry, seen.seq) { Some(ino) } else { dcache.uncount(inode) }
+    if is_unchanged(&dentry, seen.seq) { Some(ino) } else { dcache.undo_count(inode) }
 }
 
-fn is_child_of_root(dcache: &Dcache, key: Key) -> bool {
+fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
     dcache.is_parent(key, ROOT_INO)
 }
 
-/// The directory of `A` is invalidated, and then `A` is another file, beside one who looks it up with
-/// `count`; returns how often that (missed it, counted the first, counted the second).
+/// Invalidates the directory of `A`, and then makes `A` another file, beside a lookup of `A` with
+/// `count`. Returns how often that (missed it, counted the first file, counted the second file).
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (_, first) = file(&dcache, key, A, 7);
-        // Somebody uses the first file, so its dentry stays.
+        // The first file is in use, so its dentry stays.
         dcache.inodes.lockref(first.inode).get();
         let second = enter(&dcache, 8, mode::S_IFREG | 0o600);
         let shared = Arc::new((dcache, AtomicU64::new(0)));
@@ -58,7 +58,7 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. The invalidation happens before the lookup then.
+                // ORDERING: Acquire. If it is set, the invalidation happened before the lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -71,13 +71,13 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         // ORDERING: Release. As above.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
-        let claim = claim_a(dcache, now);
-        dcache.publish(now, &needle_a(dcache), Some(second), &claim).unwrap();
+        let in_lookup = lock_name_a(dcache, now);
+        dcache.publish(now, &lookup_key_a(dcache), Some(second), &in_lookup).unwrap();
         reader.join().unwrap();
     })
 }
 
-/// Trap T25: the look at the parent's generation is the instant of the answer.
+/// Trap T25: the load of the parent's generation is the instant of the answer.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -86,7 +86,7 @@ fn count_beside_an_invalidation_is_not_stale() {
     }));
 }
 
-/// Trap T25: the parent is not looked at.
+/// Trap T25: the parent is not checked.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -95,8 +95,8 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
     });
 }
 
-/// `A` is evicted and another name entered in its place, beside one who looks it up with `count`;
-/// returns how often that (missed, counted) it.
+/// Evicts `A` and enters another name in its slot, beside a lookup of `A` with `count`. Returns how
+/// often that (missed, counted) it.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS - 1, move |tally| {
         let (dcache, key) = cache();
@@ -120,31 +120,30 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T55, P5: the dentry is looked at again once the inode is counted.
+/// Traps T5, T55, P5: the dentry is validated after the inode is counted.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
 }
 
-/// Trap T55: the dentry is not looked at again.
+/// Trap T55: the dentry is not validated.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
 }
 
-/// What a lookup counts, so that it can be told from other references.
+/// The count of one lookup, which differs from those of other references.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up by number, in the steps of [`Dcache::count_by_number`] but for the one that makes two
-/// of the count.
+/// Takes the steps of [`Dcache::count_by_ino`], but raises the count in one step.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
-    let needle = needle_a(dcache);
-    let hash = needle.hash.child(directory_id(0, ROOT_INO)) as u32;
+    let lookup_key = lookup_key_a(dcache);
+    let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
     let (dentry, seen) = dcache.table.find(hash, |slot| {
         let dentry = dcache.dentries.line(slot);
-        let seen = dentry.glimpse_now();
-        let is_it = dentry.is_named(seen, &needle, &dcache.dentries)
+        let seen = dentry.snapshot_now();
+        let is_it = dentry.is_named(seen, &lookup_key, &dcache.dentries)
             && dcache.is_parent(seen.key, ROOT_INO);
         is_it.then_some((dentry, seen))
     })?;
@@ -160,7 +159,7 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Drops a lookup of an inode if there is one, as a client does that has none.
+/// Drops a lookup of an inode if there is one, as a client without any lookup does.
 fn forget_too_much(dcache: &Dcache, inode: u32) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -170,8 +169,9 @@ fn forget_too_much(dcache: &Dcache, inode: u32) -> bool {
     is_there
 }
 
-/// The dentry of `A` changes and its inode is forgotten once too often, beside one who looks it up with
-/// `count`; returns how often (the lookup missed, it was not forgotten, what it gave out was).
+/// Changes the dentry of `A` and forgets its inode once too often, beside a lookup of `A` with
+/// `count`. Returns how often (the lookup missed, no lookup was forgotten, the new lookup was
+/// forgotten).
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -196,13 +196,13 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap P5: who forgets more than it has takes nothing that is not given out.
+/// Trap P5: a client that forgets too much takes only lookups that were given out.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
-    assert_all_reached(&forget_against_count(|dcache| dcache.count_by_number(ROOT_INO, A, LOOKUP)));
+    assert_all_reached(&forget_against_count(|dcache| dcache.count_by_ino(ROOT_INO, A, LOOKUP)));
 }
 
-/// Trap P5: all of the count is there to be taken before it is known whether it is right.
+/// Trap P5: the whole count can be taken away before the dentry is validated.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

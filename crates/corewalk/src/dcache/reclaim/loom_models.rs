@@ -1,9 +1,10 @@
-//! Models of eviction: a dentry dies and its slot is used again, beside one who takes a reference.
+//! Models of eviction: a dentry dies and its slot is reused, beside a thread that takes a
+//! reference.
 //!
-//! The reader is the spawned thread: see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the sync crate.
 
-use corewalk_sync::primitives::{Arc, thread};
-use corewalk_sync::tally::{Tally, assert_all_reached};
+use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::super::loom_models::{cache, file};
 use super::*;
@@ -11,18 +12,18 @@ use crate::dentry::Body;
 
 const PREEMPTIONS: usize = 3;
 
-/// Evicts a dentry, if nobody needs it.
+/// Evicts a dentry, if it is unused.
 fn evict(dcache: &Dcache, slot: u32) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
 }
 
-/// Evicts a dentry, and gives its slot to another if that succeeded, beside one who has seen it and
-/// takes a reference with `get`; returns how often the reader (failed, got) it.
+/// Evicts a dentry and then reuses its slot, beside a reader that has seen the dentry and takes a
+/// reference with `get`. Returns how often the reader (failed, got) it.
 fn evict_against_get(get: fn(&Dcache, u32, u64) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, b"old", 7);
-        let seq = dcache.dentries.glimpse(slot).seq;
+        let seq = dcache.dentries.snapshot(slot).seq;
         let dcache = Arc::new(dcache);
         let getter = thread::spawn({
             let dcache = Arc::clone(&dcache);
@@ -46,13 +47,13 @@ fn evict_against_get(get: fn(&Dcache, u32, u64) -> bool) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T7, T17, T18, T55: a reference keeps the dentry that was seen, or is refused.
+/// Traps T5, T7, T17, T18, T55: a reference is on the dentry that was seen, or is refused.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
 }
 
-/// Trap T55: the sequence is looked at before the count goes up, and not after.
+/// Trap T55: the sequence is checked before the count goes up, and not after.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {
@@ -61,13 +62,13 @@ fn control_get_that_validates_first_is_caught() {
     });
 }
 
-/// Evicts the only name of an inode with `evict` beside one who found the inode by it; returns how
-/// often the (eviction, finder) won.
+/// Evicts the only name of an inode with `evict`, beside a reader that found the inode by that
+/// name. Returns how often the (eviction, reader) won.
 fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, node) = file(&dcache, key, b"old", 7);
-        let seq = dcache.dentries.glimpse(slot).seq;
+        let seq = dcache.dentries.snapshot(slot).seq;
         let dcache = Arc::new(dcache);
         let finder = thread::spawn({
             let dcache = Arc::clone(&dcache);
@@ -76,12 +77,12 @@ fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // Both may lose: the finder met a sequence that the eviction moved and moved back.
+        // Both may lose: the reader saw the sequence of an eviction that was undone.
         tally.hit(usize::from(is_in_use));
     })
 }
 
-/// Store and load on two words, in opposite order: the inode's lock is what orders them.
+/// The two threads store and load two words in opposite order. The inode's lock orders them.
 #[test]
 fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
@@ -92,7 +93,7 @@ fn eviction_beside_a_finder_spares_the_name_in_use() {
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {
     evict_against_get_inode(|dcache, slot| {
-        let body = dcache.dentries.glimpse(slot).body;
+        let body = dcache.dentries.snapshot(slot).body;
         let guard = dcache.dentries.lockref(slot).lock();
         dcache.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(body)));
         let is_in_use = dcache.inodes.lockref(body.inode()).count() > 1;
@@ -102,18 +103,18 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
     });
 }
 
-/// Evicts two names of an inode that somebody uses, each in a thread, with `evict`; returns how often the
-/// name of the spawned thread (stayed, went).
+/// Two threads evict two names of an inode in use with `evict`. Returns how often the name of the
+/// spawned thread (stayed, went).
 fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (first, node) = file(&dcache, key, b"one", 7);
-        // The user.
+        // The user of the inode.
         dcache.inodes.lockref(node.inode).get();
-        let needle = dcache.needle(Name::new(b"two").unwrap());
-        let claim = dcache.claims.claim(dcache.claim_key(key.parent(), &needle));
-        let second = dcache.publish(key, &needle, Some(node), &claim).unwrap();
-        drop(claim);
+        let lookup_key = dcache.lookup_key(Name::new(b"two").unwrap());
+        let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
+        let second = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
+        drop(in_lookup);
         dcache.put(second);
         let dcache = Arc::new(dcache);
         let other = thread::spawn({
@@ -127,18 +128,18 @@ fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// Whoever comes second finds the name to be the only one.
+/// The second thread finds its name to be the only one.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));
 }
 
-/// The look and the removal are two steps.
+/// The check and the removal are two steps.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {
     evict_both_names(|dcache, slot| {
-        let inode = dcache.dentries.glimpse(slot).body.inode();
+        let inode = dcache.dentries.snapshot(slot).body.inode();
         let is_free = !dcache.inodes.is_only_alias_in_use(inode, slot, &dcache.dentries);
         if is_free {
             dcache.inodes.remove_alias(inode, slot, &dcache.dentries);

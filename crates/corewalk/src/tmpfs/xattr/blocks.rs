@@ -30,8 +30,9 @@
 
 use std::sync::{Arc, OnceLock};
 
+use corewalk_base::Mutex;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
-use corewalk_sync::{Mutex, SlotArena};
+use corewalk_sync::SlotArena;
 
 use super::set::Set;
 

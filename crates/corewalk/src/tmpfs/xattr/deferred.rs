@@ -26,9 +26,9 @@
 
 use std::collections::VecDeque;
 
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{SHARDS, shard_index};
-use corewalk_sync::{CachePadded, Mutex, OwnLine};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{SHARDS, shard_index};
+use corewalk_base::{CachePadded, Mutex, OwnLine};
 
 use crate::attr::Timespec;
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use corewalk_sync::primitives::atomic::{AtomicU32, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::{ReportSeed, Seed};
 use proptest::prelude::*;
@@ -68,7 +68,8 @@ fn acl(uid: u32) -> Acl {
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
-        let inode = fs.table.read(ino).unwrap();
+        let table = fs.table.enter();
+        let inode = table.read(ino).unwrap();
         let Some(block) = &inode.attributes.xattrs else { continue };
         assert!(!block.set().is_empty(), "X.3");
         let number = Blocks::number_of(block);
@@ -211,7 +212,8 @@ fn control_user_that_is_not_given_up_is_caught() {
     let ino = make(&fs, "file");
     set(&fs, ino, b"user.a", b"value").unwrap();
     audit(&fs, [ino]);
-    let mut wanted = fs.table.read(ino).unwrap().attributes.xattrs.as_ref().unwrap().set().clone();
+    let mut wanted =
+        fs.table.enter().read(ino).unwrap().attributes.xattrs.as_ref().unwrap().set().clone();
     let key = wanted.key(&fs.xattrs.secret);
     let blocks = fs.xattrs.blocks().unwrap();
     assert!(matches!(blocks.find(key, &wanted), Found::Block(_)), "and the user is forgotten");
@@ -444,7 +446,7 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     let fs = tmpfs(None);
     let inos: Vec<Vec<u64>> =
         (0..3).map(|t| (0..3).map(|i| make(&fs, &format!("{t}-{i}"))).collect()).collect();
-    let turn = corewalk_sync::Mutex::new(0_usize);
+    let turn = corewalk_base::Mutex::new(0_usize);
     race::run(3, report.seed(), |mut racer| {
         let mine = {
             let mut turn = turn.lock();

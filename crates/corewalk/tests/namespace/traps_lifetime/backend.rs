@@ -10,9 +10,9 @@ use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
     Cred, Errno, FileKind, FileSystem, Make, Node, Removal, RenameMode, Vfs, VfsOptions,
 };
-use corewalk_sync::Mutex;
-use corewalk_sync::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::Seed;
 

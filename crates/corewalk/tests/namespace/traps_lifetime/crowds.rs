@@ -5,7 +5,7 @@ use std::time::Duration;
 use corewalk::attr::mode::S_IFREG;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Cred, Errno, InodeRef, Make, PathKind, Removal, Vfs, VfsOptions, WalkFlags};
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::reexec::{self, Reexec};
 use corewalk_testkit::rng::Seed;
@@ -161,7 +161,7 @@ impl Drop for Done<'_> {
 
 /// Trap T51: a client that forgets more than it ever looked up, up to numbers whose product with
 /// the unit of a lookup does not fit into a word, takes nothing away from others. That the count
-/// itself stops short of its end is tested where it lives, in `corewalk_sync::lockref`.
+/// itself stops short of its end is tested where it lives, in `corewalk_base::lockref`.
 #[test]
 fn forget_of_more_than_was_looked_up_takes_nothing() {
     let vfs = new();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{Cred, FsStruct, Make, PathRef, Removal, Vfs, WalkFlags};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
 use super::cpu_time;

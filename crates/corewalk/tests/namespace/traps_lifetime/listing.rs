@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFREG;
 use corewalk::{Cred, InodeRef, Make, Removal, Vfs};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::Seed;
 

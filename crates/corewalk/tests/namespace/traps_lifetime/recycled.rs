@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use corewalk::tmpfs::Tmpfs;
 use corewalk::{Attr, Errno, FileKind, FileSystem, Node};
-use corewalk_sync::Mutex;
+use corewalk_base::Mutex;
 
 use crate::backends::{Call, Meddle};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use corewalk::{Cred, InodeRef, RenameMode, Vfs};
-use corewalk_sync::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_testkit::race::{self, Tally, Watchdog};
 use corewalk_testkit::rng::Seed;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::Tmpfs;
 use corewalk::{Cred, Errno, FileKind, FileSystem, Make, Node, RenameMode, Vfs};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::reexec::{self, Reexec};
 

@@ -7,8 +7,8 @@ use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
     Cred, Errno, FsStruct, PathKind, PathRef, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
 };
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Tally, Watchdog};
 use corewalk_testkit::rng::Seed;
 

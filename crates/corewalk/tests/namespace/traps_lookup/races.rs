@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use corewalk::{Cred, Errno, FileKind, Make, Removal, RenameMode, Vfs, WalkFlags};
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Tally, Watchdog};
 use corewalk_testkit::reexec::{self, Reexec};
 use corewalk_testkit::rng::Seed;
@@ -218,7 +218,7 @@ fn control_spinning_waiter_on_one_processor_is_caught() {
     const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";
     if reexec::role().is_some() {
         loop {
-            corewalk_sync::primitives::hint::spin_loop();
+            corewalk_base::primitives::hint::spin_loop();
         }
     }
     let limit = Duration::from_secs(1);

@@ -16,8 +16,8 @@
 
 use std::marker::PhantomData;
 
-use corewalk_sync::primitives::Arc;
-use corewalk_sync::{CachePadded, Mutex};
+use corewalk_base::primitives::Arc;
+use corewalk_base::{CachePadded, Mutex};
 
 use super::rings::Rings;
 use super::{chain, chains};

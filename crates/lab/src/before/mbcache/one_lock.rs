@@ -12,7 +12,7 @@
 //!
 //! Source: Linux 4.5 `fs/mbcache.c` and `fs/ext4/xattr.c`; document 004.
 
-use corewalk_sync::{Condvar, Mutex, MutexGuard};
+use corewalk_base::{Condvar, Mutex, MutexGuard};
 
 use super::rings::Rings;
 use super::{chain, chains};

@@ -95,8 +95,8 @@ fn entry_that_is_held_is_not_forgotten_by_the_one_lock() {
 /// Those who look and those who leave, all of one block, which stays.
 #[test]
 fn who_leaves_a_block_under_the_one_lock_is_alone() {
-    use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-    use corewalk_sync::primitives::thread;
+    use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+    use corewalk_base::primitives::thread;
     const TURNS: u64 = 3_000;
     let (index, alone) = (OneLock::new(8), AtomicU64::new(0));
     let (index, alone) = (&index, &alone);

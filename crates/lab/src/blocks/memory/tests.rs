@@ -4,7 +4,7 @@ use super::*;
 use crate::before::mbcache::{ListPerShard, Lru, OneList, OneLock};
 use crate::blocks::{Corewalk, Never, Off};
 use crate::lane::Rng;
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 
 pub(in crate::blocks) const WORKERS: usize = 3;
 pub(in crate::blocks) const FILES: usize = 40;

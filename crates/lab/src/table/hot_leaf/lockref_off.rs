@@ -16,9 +16,9 @@
 //! Source: Linux `lib/lockref.c` (the rules) and the ticket spinlock that it was written on; Guzik,
 //! June 2024, on what becomes of it ("lockref: trywait").
 
-use corewalk_sync::CachePadded;
-use corewalk_sync::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_sync::primitives::{hint, thread};
+use corewalk_base::CachePadded;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{hint, thread};
 
 /// Lost compare-exchange races after which the lock is taken (`lib/lockref.c`).
 const CAS_TRIES: u32 = 100;

@@ -1,11 +1,11 @@
 //! Walks over a tree of a million entries, which is in no processor's cache.
 //!
 //! The rows with `entries` and `targets=uniform` of the table `lookup`. A walk of corewalk takes a step
-//! per name; a map from whole paths takes one, and so waits for memory once. How much is between them
-//! is what a cache that can rename a directory at once costs, where it costs most.
+//! per name; a map from whole paths takes one step, and so waits for memory once. The difference is the
+//! price of a cache that can rename a directory at once, where the price is highest.
 //!
-//! All rows are held against `best-path-map`, which is the best of the maps in each round; it is nobody,
-//! and never slower than any of them.
+//! All rows are compared with `best-path-map`: the best of the maps in each round, which is no variant
+//! and never slower than one of them.
 //!
 //! # What it refuses
 //! The host kernel, for which a million files would have to be made.
@@ -15,27 +15,28 @@
 use std::time::Instant;
 
 use anyhow::Context as _;
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 
 use super::uniform::calm;
 use crate::corpus::Corpus;
+use crate::crew::Slice;
 use crate::lane::{Lane, Op};
 use crate::memory;
-use crate::samples::{Metric, Params, Samples};
-use crate::slice::{Plan, Slice};
+use crate::samples::{Params, Samples};
+use crate::slice::Plan;
 use crate::table::grid::{Grid, Rounds};
 use crate::table::{Settings, sized};
 
-/// The best of the maps in a round, which all are compared with.
+/// The best of the maps in a round.
 pub(super) const BASELINE: &str = "best-path-map";
-/// Who is measured; the maps behind the first.
+/// The variants; the maps behind the first.
 pub(super) const VARIANTS: [&str; 4] = ["corewalk", "dashmap-path", "papaya-path", "scc-path"];
 /// Entries of the tree.
 pub(super) const ENTRIES: (usize, usize) = (5_000, 1_000_000);
 /// Questions drawn ahead per thread: more than are asked in a slice.
 const DRAWS: (usize, usize) = (4_096, 524_288);
 
-/// What a variant reached in a round with so many threads.
+/// The result of a variant in a round with so many threads.
 struct Reached {
     round: usize,
     threads: usize,
@@ -43,7 +44,7 @@ struct Reached {
     slice: Slice,
 }
 
-/// Returns what [`run`] measures.
+/// Returns the grid of [`run`].
 pub(super) fn grid(settings: &Settings) -> Grid {
     Grid::new(settings, settings.threads_with_processors().len(), VARIANTS.len(), 1.0)
 }
@@ -57,7 +58,7 @@ pub(super) fn run(
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
     let began = Instant::now();
-    let corpus = Arc::new(Corpus::collect(sized(settings.size, ENTRIES)));
+    let corpus = Corpus::collect(sized(settings.size, ENTRIES));
     let moved = corpus.movable();
     let mut tables = vec![];
     for variant in VARIANTS {
@@ -68,8 +69,8 @@ pub(super) fn run(
     let lane = |thread: usize| {
         Arc::new(Lane::draw(&corpus, &moved, Op::Walk, draws, 0x5eed_0601 + 2 * thread as u64))
     };
-    let lanes: Vec<Arc<Lane>> =
-        (0..cells.iter().map(|threads| threads.0).max().unwrap_or(1)).map(lane).collect();
+    let most = cells.iter().map(|threads| threads.0).max().unwrap_or(1);
+    let lanes: Vec<Arc<Lane>> = (0..most).map(lane).collect();
     eprintln!(
         "lookup: a tree of {} entries, {} of them made up, was there after {:.1} s",
         corpus.len(),
@@ -86,7 +87,7 @@ pub(super) fn run(
             moved: &moved,
             renames_per_s: 0,
             time: grid.slice,
-            // Elsewhere in each round: what was asked last time may still be in a cache.
+            // Elsewhere in each round: the last questions may still be in a cache.
             first: round * (draws / settings.rounds),
         };
         let slice = calm(table, &plan)?;
@@ -97,34 +98,28 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Adds the rows of all, and those of the best of the maps.
+/// Adds the rows of all variants, and those of the best of the maps.
 fn add(reached: &[Reached], entries: usize, samples: &mut Samples) {
     for this in reached {
-        let beside = reached.iter().filter(|other| {
-            (other.round, other.threads) == (this.round, this.threads)
-                && VARIANTS[1..].contains(&other.variant)
-        });
-        let rates = (
-            Metric::OpsPerSecond,
-            this.slice.ops_per_s,
-            beside.clone().map(|o| o.slice.ops_per_s).reduce(f64::max),
-        );
-        let costs = (
-            Metric::NsPerOp,
-            this.slice.ns_per_op,
-            beside.map(|o| o.slice.ns_per_op).reduce(f64::min),
-        );
+        let maps = || {
+            let is_beside = |other: &&Reached| {
+                (other.round, other.threads) == (this.round, this.threads)
+                    && VARIANTS[1..].contains(&other.variant)
+            };
+            reached.iter().filter(is_beside).map(|map| map.slice)
+        };
         let params = Params::from([
             ("op", Op::Walk.name().into()),
             ("targets", "uniform".into()),
             ("entries", entries.into()),
             ("threads", this.threads.into()),
         ]);
-        for (metric, value, best) in [rates, costs] {
-            samples.add(this.round, this.variant, &params, (metric, value), BASELINE);
-            if let (Some(best), "corewalk") = (best, this.variant) {
-                samples.add(this.round, BASELINE, &params, (metric, best), BASELINE);
-            }
+        let speed = (this.slice.ops_per_s, this.slice.ns_per_op);
+        samples.add_speed(this.round, this.variant, &params, speed, BASELINE);
+        if this.variant == VARIANTS[0] {
+            let rate = maps().map(|map| map.ops_per_s).fold(0.0, f64::max);
+            let cost = maps().map(|map| map.ns_per_op).fold(f64::INFINITY, f64::min);
+            samples.add_speed(this.round, BASELINE, &params, (rate, cost), BASELINE);
         }
     }
 }
@@ -132,6 +127,7 @@ fn add(reached: &[Reached], entries: usize, samples: &mut Samples) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn best_map_is_the_better_one_of_each_round() {
@@ -140,15 +136,8 @@ mod tests {
             [[30.0, 10.0, 20.0, 40.0], [30.0, 60.0, 20.0, 15.0]].into_iter().enumerate()
         {
             for (variant, ns_per_op) in VARIANTS.into_iter().zip(costs) {
-                let slice = Slice {
-                    ops_per_s: 1e9 / ns_per_op,
-                    ns_per_op,
-                    ops: 1,
-                    wrong: 0,
-                    renames: 0,
-                    renames_per_s: 0.0,
-                    is_valid: true,
-                };
+                let (ops_per_s, span) = (1e9 / ns_per_op, Duration::from_secs(1));
+                let slice = Slice { ops_per_s, ns_per_op, ops: 1, wrong: 0, span };
                 reached.push(Reached { round, threads: 1, variant, slice });
             }
         }

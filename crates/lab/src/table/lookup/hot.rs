@@ -1,13 +1,12 @@
 //! Questions about few entries at a depth of eight, which stay in the processor's caches.
 //!
-//! The rows with `targets=hot` of the tables `lookup` and `path`: what a walk or a translation costs when
-//! no memory is waited for, and so the one figure in which the host kernel can be compared, net of the
+//! The rows with `targets=hot` of the tables `lookup` and `path`: the cost of a walk or a translation
+//! that waits for no memory, so the one figure in which the host kernel can be compared, net of the
 //! system call that it takes to ask it. Rows with `net_of=syscall` have that call taken off `linux`,
-//! round by round; the call itself is the row `op=syscall`. The others make none, and stand there as
-//! they are.
+//! round by round; the call itself is the row `op=syscall`. The others make no system call.
 //!
-//! A walk is asked about 64 entries. A path is asked about one directory, since a process has one:
-//! `linux` is then getcwd(2) of threads that work there.
+//! A walk is asked about 64 entries. A path is asked about one directory, since a process has one
+//! working directory: `linux` is then getcwd(2) of threads that work there.
 //!
 //! # What it refuses
 //! More threads than processors, which would measure the scheduler.
@@ -15,35 +14,36 @@
 //! Source: stat(2), getcwd(2).
 
 use anyhow::Context as _;
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 use serde_json::Value;
 
 use super::uniform::{Forest, calm};
-use crate::baseline::{Cwd, Namespace, PapayaPath, SccPath, syscall_ns};
+use crate::baseline::{Cwd, Namespace, dashmap_path, papaya_path, scc_path};
 use crate::corpus::{Corpus, Move, ROOT};
 use crate::lane::{Lane, Op};
-use crate::samples::{Metric, Params, Samples};
-use crate::slice::{Plan, Slice};
-use crate::table::grid::{Grid, Rounds};
-use crate::table::{Settings, sized};
+use crate::samples::{Params, Samples};
+use crate::slice::Plan;
+use crate::table::Settings;
+use crate::table::bench::{Bench, Cell, Measure};
+use crate::table::grid::{Grid, Rounds, Threads};
 
 /// The variant that all are compared with.
-pub(in crate::table) const BASELINE: &str = "linux";
-/// Names on the way to what is asked for, or as many as there are.
+const BASELINE: &str = "linux";
+/// Names on the way to the target, or as many as there are.
 pub(in crate::table) const DEPTH: usize = 8;
 /// Entries that a walk is asked about.
 const WALKED: usize = 64;
 /// Questions drawn ahead per thread.
 const DRAWS: usize = 4_096;
-/// Variants there are, of walks: those of the forest with the kernel, and two maps.
-const VARIANTS: usize = super::uniform::VARIANTS.len() + 3;
+/// The number of variants of walks: the variants of the forest, the kernel, and three maps.
+const VARIANTS: usize = super::uniform::VARIANTS.len() + 4;
 
-/// Returns what [`run`] measures.
+/// Returns the grid of [`run`].
 pub(in crate::table) fn grid(settings: &Settings) -> Grid {
     Grid::new(settings, settings.threads_with_processors().len(), VARIANTS, 1.0)
 }
 
-/// Returns the parameters of the rows of `op`; what is asked for has `depth` names.
+/// Returns the parameters of the rows of `op`, whose targets have `depth` names.
 pub(in crate::table) fn params(op: Op, depth: usize) -> [(&'static str, Value); 3] {
     [("op", op.name().into()), ("targets", "hot".into()), ("depth", depth.into())]
 }
@@ -51,7 +51,7 @@ pub(in crate::table) fn params(op: Op, depth: usize) -> [(&'static str, Value); 
 /// Asks all variants for `op`, and adds the rows.
 ///
 /// # Errors
-/// A wrong answer of a variant that promises right ones; a tree without names.
+/// A wrong answer; a tree without names.
 pub(in crate::table) fn run(
     op: Op,
     forest: &Forest,
@@ -64,62 +64,44 @@ pub(in crate::table) fn run(
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != BASELINE;
     let tables = tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<&dyn Namespace> = tables.chain(more.iter().map(|table| &**table)).collect();
-    let cells = rounds.threads();
+    let threads = rounds.threads();
     let lane = |thread: usize| {
         let seed = 0x5eed_0501 + 2 * thread as u64;
         Arc::new(Lane::draw_among(corpus, moved, op, DRAWS, (seed, &pool)))
     };
-    let lanes: Vec<Arc<Lane>> =
-        (0..cells.iter().map(|threads| threads.0).max().unwrap_or(1)).map(lane).collect();
-    let grid = grid(settings);
-    let calls = sized(settings.size, (1_000, 100_000));
-    let mut bare_ns = 0.0;
-    rounds.each(&grid, (&cells, tables.len()), |visit| {
-        if visit.is_first {
-            bare_ns = syscall_ns(calls);
-            let params = Params::from([("op", "syscall".into()), ("threads", 1.into())]);
-            samples.add(visit.round, "linux", &params, (Metric::NsPerOp, bare_ns), "linux");
-        }
-        let plan = Plan {
-            op,
-            lanes: &lanes[..visit.cell.0],
-            moved,
-            renames_per_s: 0,
-            time: grid.slice,
-            first: 0,
-        };
-        let slice = calm(tables[visit.at], &plan)?;
-        let mut params = Params::from(params(op, depth));
-        params.insert("threads", visit.cell.0.into());
-        add(samples, visit.round, tables[visit.at].variant(), params, (slice, bare_ns));
-        Ok(())
-    })
+    let most = threads.iter().map(|threads| threads.0).max().unwrap_or(1);
+    let lanes: Vec<Arc<Lane>> = (0..most).map(lane).collect();
+    let cell =
+        |Threads(count): &Threads| Cell(Params::from(params(op, depth))).with("threads", *count);
+    let cells: Vec<Cell> = threads.iter().map(cell).collect();
+    let variant = |table| {
+        let lanes = &lanes;
+        let measure: Measure<'_> = Box::new(move |cell, time| {
+            let lanes = &lanes[..cell.number("threads")];
+            calm(table, &Plan { op, lanes, moved, renames_per_s: 0, time, first: 0 })
+        });
+        (table.variant(), measure)
+    };
+    let variants: Vec<_> = tables.into_iter().map(variant).collect();
+    let bench = Bench {
+        rounds,
+        grid: grid(settings),
+        cells: &cells,
+        baseline: BASELINE,
+        is_net_of_syscall: true,
+    };
+    bench.run(&variants, samples)
 }
 
-/// Adds the rows of a slice, and with one thread what is left without the system call.
-fn add(
-    samples: &mut Samples,
-    round: usize,
-    variant: &str,
-    mut params: Params,
-    (slice, bare_ns): (Slice, f64),
-) {
-    for measured in [(Metric::OpsPerSecond, slice.ops_per_s), (Metric::NsPerOp, slice.ns_per_op)] {
-        samples.add(round, variant, &params, measured, BASELINE);
-    }
-    if params["threads"] == 1 {
-        params.insert("net_of", "syscall".into());
-        let paid = if variant == BASELINE { bare_ns } else { 0.0 };
-        let net = (slice.ns_per_op - paid).max(0.0);
-        samples.add(round, variant, &params, (Metric::NsPerOp, net), BASELINE);
-    }
-}
-
-/// Returns who is measured besides those of the forest.
+/// Returns the variants besides those of the forest.
 fn more(op: Op, corpus: &Corpus, pool: &[u64]) -> Vec<Box<dyn Namespace>> {
     match op {
-        Op::Walk => vec![Box::new(PapayaPath::load(corpus)), Box::new(SccPath::load(corpus))],
         Op::Lookup => vec![],
+        Op::Walk => vec![
+            Box::new(dashmap_path(corpus)),
+            Box::new(papaya_path(corpus)),
+            Box::new(scc_path(corpus)),
+        ],
         Op::Path => match Cwd::open(&corpus.path(pool[0])) {
             Ok(cwd) => vec![Box::new(cwd)],
             Err(error) => {
@@ -130,7 +112,7 @@ fn more(op: Op, corpus: &Corpus, pool: &[u64]) -> Vec<Box<dyn Namespace>> {
     }
 }
 
-/// Returns what is asked about, and how deep it is: as deep as is wanted, or as there is.
+/// Returns the targets, and their depth: as deep as is wanted, or as deep as the tree is.
 fn pool(corpus: &Corpus, moved: &Move, op: Op) -> Option<(usize, Vec<u64>)> {
     let is_usable = |&ino: &u64| {
         ![ROOT, corpus.synthetic()].contains(&ino)

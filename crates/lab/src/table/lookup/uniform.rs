@@ -6,24 +6,23 @@
 //! # Checks
 //! Those of `lookup`.
 
-use std::fmt::{self, Display};
-
 use anyhow::ensure;
-use corewalk_sync::primitives::Arc;
+use corewalk_base::primitives::Arc;
 
 use super::BASELINE;
 use crate::baseline::{Linux, Namespace};
 use crate::corpus::{Corpus, Move};
+use crate::crew;
 use crate::lane::{Lane, Op};
 use crate::memory;
-use crate::samples::{Metric, Params, Samples};
+use crate::samples::{Metric, Samples};
 use crate::slice::{self, Plan, Slice};
-use crate::table::grid::{Grid, Rounds, Visit};
+use crate::table::bench::{Cell, cells, values};
+use crate::table::grid::{Grid, Rounds};
 use crate::table::{Settings, sized};
 
 /// Variants that hold their own names, in the order of the rows.
-pub(in crate::table) const VARIANTS: [&str; 6] =
-    ["corewalk", BASELINE, "dashmap-path", "papaya", "libfuse-node", "easy-fuser"];
+pub(in crate::table) const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "libfuse-node"];
 /// Entries of the tree.
 const ENTRIES: (usize, usize) = (3_000, 100_000);
 /// Questions drawn ahead per thread.
@@ -40,35 +39,20 @@ pub(in crate::table) struct Forest {
     pub(in crate::table) tables: Vec<Box<dyn Namespace>>,
 }
 
-/// What is measured with one set of parameters.
-struct Cell {
-    op: Op,
-    threads: usize,
-    renames_per_s: u32,
-}
-
-/// A run over a forest.
-struct Bench<'a> {
-    forest: &'a Forest,
-    grid: Grid,
-    lanes: Vec<(Op, Vec<Arc<Lane>>)>,
-    doubts: Vec<String>,
-}
-
 impl Forest {
-    /// Returns the tree in every variant, the kernel's last, if it is there.
+    /// Returns the tree in every variant, the kernel's last, if the tree is real.
     ///
     /// # Errors
-    /// What loading says.
+    /// An error of loading.
     pub(in crate::table) fn load(table: &str, settings: &Settings) -> anyhow::Result<Forest> {
         let corpus = Arc::new(Corpus::collect(sized(settings.size, ENTRIES)));
         let moved = corpus.movable();
+        let (path, below) = (corpus.path(moved.ino), moved.descendants);
         eprintln!(
-            "{table}: {} entries, {} of them made up; the renamer moves {} with {} entries below it",
+            "{table}: {} entries, {} of them made up; the renamer moves {} with {below} entries below it",
             corpus.len(),
             corpus.made_up(),
-            corpus.path(moved.ino).escape_ascii(),
-            moved.descendants,
+            path.escape_ascii(),
         );
         let mut tables = vec![];
         for variant in VARIANTS {
@@ -82,15 +66,21 @@ impl Forest {
     }
 }
 
-/// Returns what [`run`] measures.
+/// Returns the grid of [`run`].
 pub(in crate::table) fn grid(settings: &Settings, ops: &[Op]) -> Grid {
-    Grid::new(settings, cells(settings, ops).len(), VARIANTS.len() + 1, 1.0)
+    Grid::new(settings, all_cells(settings, ops).len(), VARIANTS.len() + 1, 1.0)
+}
+
+fn all_cells(settings: &Settings, ops: &[Op]) -> Vec<Cell> {
+    let ops: Vec<&str> = ops.iter().map(|op| op.name()).collect();
+    let (renames, threads) = (values(&RENAMES_PER_S), values(&settings.threads));
+    cells(&[("op", values(&ops)), ("renamer", renames), ("threads", threads)])
 }
 
 /// Asks all variants, and adds the rows.
 ///
 /// # Errors
-/// A wrong answer of a variant that promises right ones.
+/// A wrong answer of a variant that promises right answers.
 pub(in crate::table) fn run(
     (table, ops): (&str, &[Op]),
     forest: &Forest,
@@ -98,130 +88,87 @@ pub(in crate::table) fn run(
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
     let Forest { corpus, moved, tables } = forest;
-    let draws = sized(settings.size, DRAWS);
-    let lane = |op, thread: usize| {
-        Arc::new(Lane::draw(corpus, moved, op, draws, 0x5eed_0001 + 2 * thread as u64))
-    };
-    let lanes = ops
-        .iter()
-        .map(|&op| (op, (0..settings.threads_max()).map(|thread| lane(op, thread)).collect()));
-    let grid = grid(settings, ops);
-    let mut bench = Bench { forest, grid, lanes: lanes.collect(), doubts: vec![] };
-    rounds.each(&grid, (&cells(settings, ops), tables.len()), |visit| {
-        bench.measure(&visit, samples)
+    let lanes = |&op| (op, lanes(corpus, moved, op, settings));
+    let lanes: Vec<(Op, Vec<Arc<Lane>>)> = ops.iter().map(lanes).collect();
+    let (grid, mut doubts) = (grid(settings, ops), vec![]);
+    rounds.each(&grid, (&all_cells(settings, ops), tables.len()), |visit| {
+        let (table, cell, round) = (&*tables[visit.at], visit.cell, visit.round);
+        let is_asked = |(op, _): &&(Op, _)| op.name() == cell.word("op");
+        let (op, lanes) = lanes.iter().find(is_asked).expect("every operation has questions");
+        let plan = Plan {
+            op: *op,
+            lanes: &lanes[..cell.number("threads")],
+            moved,
+            renames_per_s: cell.number("renamer") as u32,
+            time: grid.slice,
+            first: round * 8_191,
+        };
+        let variant = table.variant();
+        let Some(slice) = valid(table, &plan)? else {
+            doubts.push(format!("{variant}: the renamer did not run in round {round} of {cell}"));
+            return Ok(());
+        };
+        let crew::Slice { ops, wrong, .. } = slice.asked;
+        if wrong > 0 {
+            let per_s = slice.renames_per_s;
+            doubts.push(format!(
+                "{variant}: {wrong} of {ops} answers were wrong ({cell}, {per_s:.0} renames per second)"
+            ));
+        }
+        let speed = (slice.asked.ops_per_s, slice.asked.ns_per_op);
+        samples.add_speed(round, variant, &cell.0, speed, BASELINE);
+        if plan.renames_per_s > 0 {
+            let params = cell.with("op", "rename").with("beside", op.name()).0;
+            let rate = (Metric::OpsPerSecond, slice.renames_per_s);
+            samples.add(round, variant, &params, rate, BASELINE);
+        }
+        Ok(())
     })?;
-    for doubt in &bench.doubts {
-        eprintln!("{table}: {doubt}");
-    }
+    doubts.iter().for_each(|doubt| eprintln!("{table}: {doubt}"));
     Ok(())
 }
 
-fn cells(settings: &Settings, ops: &[Op]) -> Vec<Cell> {
-    let mut cells = vec![];
-    for (&op, renames_per_s) in ops.iter().flat_map(|op| RENAMES_PER_S.map(|rate| (op, rate))) {
-        cells.extend(settings.threads.iter().map(|&threads| Cell { op, threads, renames_per_s }));
-    }
-    cells
+fn lanes(corpus: &Corpus, moved: &Move, op: Op, settings: &Settings) -> Vec<Arc<Lane>> {
+    let draws = sized(settings.size, DRAWS);
+    let lane =
+        |n: usize| Arc::new(Lane::draw(corpus, moved, op, draws, 0x5eed_0001 + 2 * n as u64));
+    (0..settings.threads_max()).map(lane).collect()
 }
 
-impl Display for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} threads={} renamer={}", self.op.name(), self.threads, self.renames_per_s)
+/// Returns one valid slice, or None if the renamer was starved each time.
+fn valid(table: &dyn Namespace, plan: &Plan<'_>) -> anyhow::Result<Option<Slice>> {
+    for _ in 0..TRIES {
+        let slice = checked(table, plan)?;
+        if slice.is_valid {
+            return Ok(Some(slice));
+        }
     }
-}
-
-impl Bench<'_> {
-    fn measure(&mut self, visit: &Visit<'_, Cell>, samples: &mut Samples) -> anyhow::Result<()> {
-        let (table, cell, round) = (&*self.forest.tables[visit.at], visit.cell, visit.round);
-        let variant = table.variant();
-        let Some(slice) = self.slice(table, cell, round)? else {
-            self.doubts
-                .push(format!("{variant}: the renamer did not run in round {round} of {cell}"));
-            return Ok(());
-        };
-        if slice.wrong > 0 {
-            self.doubts.push(format!(
-                "{variant}: {} of {} answers were wrong ({cell}, {:.0} renames per second)",
-                slice.wrong, slice.ops, slice.renames_per_s
-            ));
-        }
-        let mut params = Params::from([
-            ("op", cell.op.name().into()),
-            ("threads", cell.threads.into()),
-            ("renamer", cell.renames_per_s.into()),
-        ]);
-        for measured in
-            [(Metric::OpsPerSecond, slice.ops_per_s), (Metric::NsPerOp, slice.ns_per_op)]
-        {
-            samples.add(round, variant, &params, measured, BASELINE);
-        }
-        if cell.renames_per_s > 0 {
-            params.extend([("op", "rename".into()), ("beside", cell.op.name().into())]);
-            let reached = (Metric::OpsPerSecond, slice.renames_per_s);
-            samples.add(round, variant, &params, reached, BASELINE);
-        }
-        Ok(())
-    }
-
-    /// Returns one valid slice, or None if the renamer was starved each time.
-    fn slice(
-        &self,
-        table: &dyn Namespace,
-        cell: &Cell,
-        round: usize,
-    ) -> anyhow::Result<Option<Slice>> {
-        let (_, lanes) =
-            self.lanes.iter().find(|(op, _)| *op == cell.op).expect("every op has lanes");
-        let plan = Plan {
-            op: cell.op,
-            lanes: &lanes[..cell.threads],
-            moved: &self.forest.moved,
-            renames_per_s: cell.renames_per_s,
-            time: self.grid.slice,
-            first: round * 8_191,
-        };
-        for _ in 0..TRIES {
-            let slice = checked(table, &plan)?;
-            if slice.is_valid {
-                return Ok(Some(slice));
-            }
-        }
-        Ok(None)
-    }
+    Ok(None)
 }
 
 /// Runs one slice and checks it.
 ///
 /// # Errors
-/// A wrong answer of a variant that promises right ones, and a back end that was asked.
+/// A wrong answer of a variant that promises right answers, and a back end that was asked.
 fn checked(table: &dyn Namespace, plan: &Plan<'_>) -> anyhow::Result<Slice> {
     let misses = table.misses();
     let slice = slice::run(table, plan);
-    ensure!(
-        slice.wrong == 0 || !table.is_exact(),
-        "{}: {} of {} answers were wrong",
-        table.variant(),
-        slice.wrong,
-        slice.ops
-    );
-    // A rename asks whether its target exists; those who look up find all in the cache.
+    let (variant, renames) = (table.variant(), slice.renames);
+    let crew::Slice { ops, wrong, .. } = slice.asked;
+    ensure!(wrong == 0 || !table.is_exact(), "{variant}: {wrong} of {ops} answers were wrong");
+    // A rename asks whether its target exists; every lookup finds its name in the cache.
     let asked = table.misses() - misses;
-    ensure!(
-        asked <= slice.renames,
-        "{}: the back end was asked {asked} times in {} renames",
-        table.variant(),
-        slice.renames
-    );
+    let line = format!("{variant}: the back end was asked {asked} times in {renames} renames");
+    ensure!(asked <= renames, line);
     Ok(slice)
 }
 
-/// Runs one slice in which nothing is renamed, and checks it: then all answers are right.
+/// Runs one slice without a renamer, and checks it: then all answers are right.
 ///
 /// # Errors
 /// A wrong answer, and a back end that was asked.
-pub(super) fn calm(table: &dyn Namespace, plan: &Plan<'_>) -> anyhow::Result<Slice> {
-    let slice = checked(table, plan)?;
-    let variant = table.variant();
-    ensure!(slice.wrong == 0, "{variant}: {} of {} answers were wrong", slice.wrong, slice.ops);
+pub(super) fn calm(table: &dyn Namespace, plan: &Plan<'_>) -> anyhow::Result<crew::Slice> {
+    let slice = checked(table, plan)?.asked;
+    slice.check(table.variant())?;
     Ok(slice)
 }

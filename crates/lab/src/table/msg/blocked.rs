@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::ensure;
-use corewalk_sync::primitives::thread;
-use corewalk_sync::primitives::unmodelled::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 
 use super::process::answerer;
 use super::{BASELINE, Linux, OURS, Ours, Queues};
@@ -57,7 +57,7 @@ impl std::fmt::Display for Cell {
 
 pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
     let cpus = 1..=cpu_of_each().map_or(1, |cpus| cpus.len().min(2));
-    let places = [false, true].into_iter().take(1 + usize::from(settings.again.is_some()));
+    let places = [false, true].into_iter().take(1 + usize::from(settings.program.is_some()));
     let of = |is_in_processes| cpus.clone().map(move |cpus| Cell { cpus, is_in_processes });
     places.flat_map(of).collect()
 }
@@ -69,25 +69,25 @@ pub(super) fn run(
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
     let all = cpu_of_each()?;
-    let again = rounds.settings().again.as_deref();
+    let program = rounds.settings().program.as_deref();
     rounds.each(&grid, (&cells(rounds.settings()), 2), |visit| {
         let (cell, time) = (*visit.cell, grid.slice);
         let cpus = [all[0], all[cell.cpus - 1]];
-        let again = again.filter(|_| cell.is_in_processes);
-        let (name, slice) = match (visit.at, again) {
+        let program = program.filter(|_| cell.is_in_processes);
+        let (name, slice) = match (visit.at, program) {
             (0, None) => (BASELINE, in_threads(&Linux::new(2)?, cpus, time)?),
             (_, None) => (OURS, in_threads(&Ours::new()?.with_queues(2)?, cpus, time)?),
-            (0, Some(again)) => {
+            (0, Some(program)) => {
                 let linux = Linux::new(2)?;
-                let answers = answerer(again, None, &linux.ids(), cpus[1])?;
+                let answers = answerer(program, None, &linux.ids(), cpus[1])?;
                 let slice = ask(&linux, cpus[0], time);
                 drop(answers);
                 (BASELINE, slice)
             }
-            (_, Some(again)) => {
+            (_, Some(program)) => {
                 let file = folder.join(format!("blocked-{}-{}", visit.round, cell.cpus));
                 let ours = Ours::open(&file)?.with_queues(2)?;
-                let answers = answerer(again, Some(&file), &ours.ids, cpus[1])?;
+                let answers = answerer(program, Some(&file), &ours.ids, cpus[1])?;
                 let slice = ask(&ours, cpus[0], time);
                 drop(answers);
                 (OURS, slice)

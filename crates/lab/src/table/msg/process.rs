@@ -56,9 +56,9 @@ impl Workers<Linux> {
     ///
     /// # Errors
     /// If that cannot be done.
-    pub(super) fn linux(again: &[String], count: usize) -> anyhow::Result<Self> {
+    pub(super) fn linux(program: &Path, count: usize) -> anyhow::Result<Self> {
         let queues = Linux::new(count)?;
-        let clients = start(again, None, &queues.ids())?;
+        let clients = start(program, None, &queues.ids())?;
         Ok(Workers { queues, clients })
     }
 }
@@ -68,10 +68,10 @@ impl Workers<Ours> {
     ///
     /// # Errors
     /// If that cannot be done.
-    pub(super) fn ours(again: &[String], folder: &Path, count: usize) -> anyhow::Result<Self> {
+    pub(super) fn ours(program: &Path, folder: &Path, count: usize) -> anyhow::Result<Self> {
         let file = folder.join("namespace");
         let queues = Ours::open(&file)?.with_queues(count)?;
-        let clients = start(again, Some(&file), &queues.ids)?;
+        let clients = start(program, Some(&file), &queues.ids)?;
         Ok(Workers { queues, clients })
     }
 }
@@ -94,20 +94,16 @@ impl<Q: Queues> Workers<Q> {
 }
 
 /// Starts a process for each queue, each on a processor, going round.
-fn start(
-    again: &[String],
-    namespace: Option<&Path>,
-    queues: &[i32],
-) -> anyhow::Result<Vec<Client>> {
+fn start(program: &Path, namespace: Option<&Path>, queues: &[i32]) -> anyhow::Result<Vec<Client>> {
     let cpus = cpu_of_each()?;
     let client = |(worker, queue): (usize, &i32)| {
-        spawn(again, namespace, cpus[worker % cpus.len()], &["--queue", &queue.to_string()])
+        spawn(program, namespace, cpus[worker % cpus.len()], &["--queue", &queue.to_string()])
     };
     queues.iter().enumerate().map(client).collect()
 }
 
 fn spawn(
-    again: &[String],
+    program: &Path,
     namespace: Option<&Path>,
     cpu: usize,
     queues: &[&str],
@@ -118,7 +114,7 @@ fn spawn(
     }
     args.extend(["--cpu", &cpu.to_string()].map(OsString::from));
     args.extend(queues.iter().map(OsString::from));
-    Client::spawn(again, args)
+    Client::spawn(program, args)
 }
 
 /// Starts a process that sends what it receives from the first queue to the second, until it is dropped, and waits until
@@ -127,13 +123,13 @@ fn spawn(
 /// # Errors
 /// If it cannot be started.
 pub(super) fn answerer(
-    again: &[String],
+    program: &Path,
     namespace: Option<&Path>,
     queues: &[i32],
     cpu: usize,
 ) -> anyhow::Result<Client> {
     let [asked, answered] = [queues[0].to_string(), queues[1].to_string()];
-    let mut client = spawn(again, namespace, cpu, &["--queue", &asked, "--answers", &answered])?;
+    let mut client = spawn(program, namespace, cpu, &["--queue", &asked, "--answers", &answered])?;
     client.lap()?;
     Ok(client)
 }

@@ -174,7 +174,7 @@ fn make_file<U: User>(user: &U, directory: &str, name: &str) -> anyhow::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{BeforeFiles, Host, Locked, Ours};
+    use crate::files::{BeforeFiles, Host, Ours};
 
     fn check<F: Files>(files: &F) {
         let sources = Sources::make(files, 2).unwrap();
@@ -197,7 +197,6 @@ mod tests {
     #[test]
     fn every_file_system_compiles_and_notices_what_is_wrong() {
         check(&Ours::new().unwrap());
-        check(&Locked::new());
         check(&BeforeFiles::dcache_lock(2_000).unwrap());
         check(&BeforeFiles::global_lock(2_000).unwrap());
         check(&Host::new("job").unwrap());

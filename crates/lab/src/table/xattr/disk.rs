@@ -21,7 +21,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::process::Pid;
 use rustix::thread::sched_setaffinity;
 

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use corewalk_sync::primitives::thread;
+use corewalk_base::primitives::thread;
 use rustix::fs::{XattrFlags, setxattr, statvfs};
 
 use super::{BASELINE, Cell, Store};
@@ -85,7 +85,7 @@ pub(super) fn run(
     rounds: &Rounds<'_>,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
-    let Some(again) = &settings.again else { return Ok(()) };
+    let Some(program) = &settings.program else { return Ok(()) };
     let cells = cells(settings);
     let files = cells.iter().map(|cell| cell.processes * cell.files).max().unwrap_or(0);
     let images = Scratch::new(Path::new(TMPFS), "xattr-images")?;
@@ -99,7 +99,7 @@ pub(super) fn run(
             return Ok(());
         }
         let (mounted, space) = (&place.mounted, place.space);
-        let session = Session { again, mounted, cell: visit.cell, rounds, space };
+        let session = Session { program, mounted, cell: visit.cell, rounds, space };
         let outcome = session.run(grid.slice.as_millis() as u64);
         let outcome =
             outcome.with_context(|| format!("{} at {}", place.mounted.variant(), visit.cell))?;
@@ -140,7 +140,7 @@ fn places(images: &Scratch, points: &Scratch, files: usize) -> anyhow::Result<Ve
 
 /// One mount, one cell, one round.
 struct Session<'a> {
-    again: &'a [String],
+    program: &'a Path,
     mounted: &'a Mounted,
     cell: &'a Cell,
     rounds: &'a Rounds<'a>,
@@ -171,7 +171,7 @@ impl Session<'_> {
                 slice_ms,
                 cpu: is_alone.then_some(number),
             };
-            clients.push(Client::spawn(self.again, job.args())?);
+            clients.push(Client::spawn(self.program, job.args())?);
         }
         let mut outcome = Outcome { laps: vec![], server_ns: 0, bytes: None };
         let mut free_before = 0;

@@ -1,21 +1,22 @@
-//! What an arena makes resident, asked of the kernel page by page.
+//! The resident pages of an arena, read from the kernel page by page.
 //!
-//! The kernel merges neighbouring mappings, and other tests of this process map memory meanwhile;
-//! so the pages of one arena are looked up in `/proc/self/pagemap`, which knows no mappings. A
-//! block of which one word was written and all pages are there is a huge page.
+//! The kernel merges neighbouring mappings, and other tests of this process map memory meanwhile.
+//! So the tests read `/proc/self/pagemap`, which does not depend on mappings. A block with one
+//! written word and all pages resident is a huge page.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 
 use super::*;
+use corewalk_testkit::require::{Need, skip};
 use std::{fs, fs::File, os::unix::fs::FileExt};
 
 /// The size of a page on x86-64.
 const PAGE: usize = 4096;
 /// The size of a huge page there.
 const BLOCK: usize = 2 << 20;
-/// Slots of one cache line in a block.
+/// Slots of one cache line that fit in a block.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Arenas that are made until one gets huge pages, which a kernel short of memory may not have.
+/// Arenas that a test makes until one gets huge pages. A kernel short of memory may have none.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -34,7 +35,7 @@ fn touch(arena: &SlotArena<8>, slot: u32) {
     arena.get(slot)[0].store(1, Ordering::Relaxed);
 }
 
-/// Returns true if the kernel gives huge pages to those who ask, this process included.
+/// Returns true if the kernel gives huge pages on `madvise`, also to this process.
 fn has_huge_pages() -> bool {
     let read = |file| fs::read_to_string(file).unwrap_or_default();
     let setting = read("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -43,22 +44,22 @@ fn has_huge_pages() -> bool {
         && !read("/proc/self/status").contains("THP_enabled:\t0")
 }
 
-/// Returns how often the kernel had no huge page for somebody.
+/// Returns how often the kernel had no huge page for a fault, in any process.
 fn huge_pages_missed() -> u64 {
     let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = |line: &str| line.strip_prefix("thp_fault_fallback ")?.parse().ok();
     counters.lines().find_map(value).unwrap_or(0)
 }
 
-/// Returns true if the kernel knows `MADV_COLLAPSE`.
+/// Returns true if the kernel supports `MADV_COLLAPSE`.
 fn can_collapse() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Returns the resident pages of the first two blocks, after all of the first was handed out and
-/// one slot of each was written; the best of several tries.
+/// Returns the resident pages of the first two blocks. By then the first block is handed out and
+/// one slot of each is written. Takes the best of several tries.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
@@ -67,9 +68,9 @@ fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
         assert!(before < 64, "{before} pages of a block that is kept small");
         grow(&arena);
         touch(&arena, SLOTS);
-        assert_eq!(resident_pages(&arena, 2), 0, "a block that nobody has entered");
+        assert_eq!(resident_pages(&arena, 2), 0, "a block without a slot handed out");
         // ORDERING: Relaxed. One thread.
-        assert_eq!(arena.get(1)[0].load(Ordering::Relaxed), 1, "what was written before");
+        assert_eq!(arena.get(1)[0].load(Ordering::Relaxed), 1, "the word written before");
         (resident_pages(&arena, 0), resident_pages(&arena, 1))
     };
     (0..TRIES).map(one).max().expect("there are tries")
@@ -79,12 +80,12 @@ fn assert_gets_huge_pages(grow: fn(&SlotArena<8>)) {
     let missed = huge_pages_missed();
     let (first, second) = pages_of_a_big_arena(grow);
     if !has_huge_pages() || (second < BLOCK / PAGE && huge_pages_missed() > missed) {
-        eprintln!("skipped: the kernel has no huge pages to give");
+        skip(Need::Machine, "the kernel has no huge pages to give");
         return;
     }
     assert_eq!(second, BLOCK / PAGE, "the second block is on small pages");
     if !can_collapse() {
-        eprintln!("skipped: the kernel does not know MADV_COLLAPSE ({first} small pages)");
+        skip(Need::Machine, format_args!("no MADV_COLLAPSE, {first} small pages"));
         return;
     }
     assert_eq!(first, BLOCK / PAGE, "the first block stays on small pages");
@@ -100,7 +101,7 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // One page each would do; some kernels give 64 KiB at once.
+    // One page each would be enough, but some kernels map 64 KiB at once.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

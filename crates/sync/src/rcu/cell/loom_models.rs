@@ -1,15 +1,15 @@
 //! Models of `RcuCell`: publication, the grace period, and updates that are not lost.
 //!
-//! The domain is the stand-in of `rcu/modelled.rs`: what is checked here is the cell's own
-//! protocol and its use of sections, not `crossbeam-epoch`.
+//! The domain is that of `rcu/modelled.rs`. The models check the cell's own protocol and its use of
+//! sections, not `crossbeam-epoch`.
 
 use super::*;
-use crate::{
+use corewalk_base::{
     primitives::{Arc, atomic::AtomicU64, thread},
     tally::{Tally, assert_all_reached},
 };
 
-/// A value that says when it is dropped.
+/// A version that records its drop.
 struct Version {
     number: AtomicU64,
     has_ended: Arc<AtomicU64>,
@@ -27,13 +27,13 @@ impl Version {
 
 impl Drop for Version {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. Read by a section that this drop must not overlap, or after a join.
+        // ORDERING: Relaxed. Read in a section that must not overlap the drop, or after a join.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
 
-/// Runs a writer that replaces version 1 by 2 beside a reader; returns how often the reader saw
-/// (the old, the new) version.
+/// Runs a writer that replaces version 1 by 2 beside a reader. Counts the runs in which the reader
+/// saw (the old, the new) version.
 fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (first, first_ended) = Version::new(1);
@@ -65,7 +65,7 @@ fn replace_beside_a_reader_shows_whole_versions_that_live() {
     assert_all_reached(&outcomes(RcuCell::replace));
 }
 
-/// Loom reports the reader's load as unordered with the making of the version's own word.
+/// Loom reports the reader's load as unordered with the initialisation of the version's own word.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn control_relaxed_publication_is_caught() {
@@ -83,8 +83,8 @@ fn control_free_without_grace_period_is_caught() {
         let new = Box::into_raw(Box::new(version));
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(new, Ordering::AcqRel);
-        // SAFETY: the value is only marked as dropped here, and retired afterwards as it should
-        // be, so that the wrong order shows as a failed assertion.
+        // SAFETY: the value is only marked as dropped here, and correctly retired below. The wrong
+        // order shows as a failed assertion.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);
@@ -92,8 +92,8 @@ fn control_free_without_grace_period_is_caught() {
     });
 }
 
-/// Runs two threads that add one with `add_one`; returns how often the closure ran (twice, more
-/// often).
+/// Runs two threads that add one with `add_one`. Counts how often the closure ran (once, more
+/// often) in an update.
 fn updates(add_one: fn(&RcuCell<u64>, &Tally<2>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let cell = Arc::new(RcuCell::new(0));
@@ -126,5 +126,54 @@ fn control_read_then_replace_is_caught() {
         let next = *cell.read(&read_lock()) + 1;
         cell.replace(next);
         tally.hit(0);
+    });
+}
+
+/// Runs a writer that empties a cell beside a reader; returns how often the reader saw (the value,
+/// an empty cell).
+fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
+    Tally::of(move |tally| {
+        let (version, has_ended) = Version::new(1);
+        let cell = Arc::new(RcuOption::default());
+        cell.replace(Some(Box::new(version)));
+        let reader = thread::spawn({
+            let cell = Arc::clone(&cell);
+            move || {
+                let section = read_lock();
+                let Some(version) = cell.read(&section) else {
+                    tally.hit(1);
+                    return;
+                };
+                thread::yield_now();
+                // ORDERING: Relaxed. Ordered by the grace period.
+                let has_ended = version.has_ended.load(Ordering::Relaxed);
+                assert_eq!(has_ended, 0, "A.1: dropped while a section is open");
+                tally.hit(0);
+            }
+        });
+        empty(&cell);
+        reader.join().unwrap();
+        // ORDERING: Relaxed. Ordered by the join.
+        assert_eq!(has_ended.load(Ordering::Relaxed), 1, "A.3: the value was not freed");
+    })
+}
+
+#[test]
+fn cell_that_is_emptied_beside_a_reader_keeps_the_value_for_it() {
+    assert_all_reached(&emptied(|cell| cell.replace(None)));
+}
+
+#[test]
+#[should_panic(expected = "A.1: dropped while a section is open")]
+fn control_cell_that_is_emptied_without_grace_period_is_caught() {
+    emptied(|cell| {
+        // ORDERING(rcu-publish): AcqRel. As it should be.
+        let old = cell.ptr.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: the value is only marked as dropped here, and retired afterwards as it should
+        // be, so that the wrong order shows as a failed assertion.
+        let marked = unsafe { &*old };
+        // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
+        marked.has_ended.store(1, Ordering::Relaxed);
+        retire(old);
     });
 }

@@ -1,0 +1,25 @@
+//! Freed memory of the heap, given back to the system.
+//!
+//! An allocator keeps freed pages, and gives back only those at the end of its heap. One living
+//! object at the end keeps all freed pages before it resident. A program that has freed many
+//! objects calls [`give_back_freed`].
+//!
+//! Source: malloc_trim(3).
+#![expect(unsafe_code, reason = "the C library is called")]
+
+/// Gives the pages of the heap that nothing uses back to the system.
+///
+/// The call scans the whole heap, and allocations of other threads may wait meanwhile: some tens of
+/// milliseconds for gigabytes. With a C library other than glibc it does nothing.
+///
+/// # Examples
+///
+/// ```
+/// drop(vec![vec![0_u8; 1000]; 1000]);
+/// corewalk_base::heap::give_back_freed();
+/// ```
+pub fn give_back_freed() {
+    #[cfg(all(target_env = "gnu", not(miri)))]
+    // SAFETY: the function takes the allocator's own locks, and frees nothing that is in use.
+    let _was_any = unsafe { libc::malloc_trim(0) };
+}

@@ -1,0 +1,49 @@
+//! The internal base of the corewalk crates.
+//!
+//! It gives no promise of stability. Programs use `corewalk-sync` and the crates above instead.
+//!
+//! | item | use |
+//! |---|---|
+//! | [`primitives`] | atomics, threads and shards, of the machine or of a model checker |
+//! | [`Mutex`], [`RwLock`], [`Condvar`] | locks with the same switch |
+//! | [`park`] | sleeping on a word within one process |
+//! | [`futex`], [`Region`] | sleeping and memory that processes share |
+//! | [`ShardedCounter`], [`Budget`] | statistics, and counts with a limit |
+//! | [`OwnLine`], [`CachePadded`] | placement on cache lines |
+//! | [`WordPair`] | comparing shared words two at a time |
+//! | [`heap`] | freed memory that goes back to the system |
+//! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
+//! | `tally` | counts the outcomes of a loom model |
+//!
+//! # Locks
+//!
+//! The crate holds no lock while it runs code of the caller. `park` uses the queue locks of
+//! `parking_lot_core`, which are leaves.
+//!
+//! # Unsafe code
+//!
+//! Each file with unsafe code gives its reason at the top: `region`, `pair`, `futex`, `park`,
+//! `sysv`, `file_handle` and `heap`. No function of the interface is unsafe.
+
+mod budget;
+mod counter;
+pub mod file_handle;
+pub mod futex;
+pub mod heap;
+mod locks;
+mod own_line;
+mod pair;
+pub mod park;
+pub mod primitives;
+mod region;
+pub mod sysv;
+#[cfg(corewalk_loom)]
+pub mod tally;
+
+pub use budget::Budget;
+pub use counter::ShardedCounter;
+pub use crossbeam_utils::CachePadded;
+pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use own_line::OwnLine;
+pub use pair::{Lane, Lanes, WordPair};
+pub use region::{LINE_WORDS, Line, Region};

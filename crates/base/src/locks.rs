@@ -1,0 +1,189 @@
+//! Parking locks: `Mutex`, `RwLock`, `Condvar`, with one call shape everywhere.
+//!
+//! On the machine these are the locks of `parking_lot`. They spin briefly and then sleep, so
+//! waiters of a preempted holder use no processor time. They have no poisoning, so a panic in a
+//! section does not turn every later call into an error. Under loom and shuttle they are thin
+//! shells around the locks of the model checker, with the same calls. A protocol is therefore
+//! written once.
+//!
+//! # Fairness
+//!
+//! - `Mutex` is unfair for speed, but about every half millisecond it is handed to the longest
+//!   sleeper. No thread starves.
+//! - `RwLock` is task-fair: a reader that arrives while a writer waits queues behind the writer. A
+//!   thread must therefore never take the read side twice.
+//!
+//! # Limits
+//!
+//! The shells have only the calls that modelled code uses. There are no timed waits, no upgrade,
+//! and guards are not sent between threads.
+//!
+//! Source: `parking_lot` 0.12 (`src/rwlock.rs` documents the policy); WTF::Lock.
+
+#[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
+pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+#[cfg(any(corewalk_loom, corewalk_shuttle))]
+pub use modelled::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+#[cfg(any(corewalk_loom, corewalk_shuttle))]
+mod modelled {
+    #[cfg(corewalk_loom)]
+    use loom::sync as checker;
+    #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
+    use shuttle::sync as checker;
+    use std::ops::{Deref, DerefMut};
+
+    /// Returns the guard of a model checker's lock, poisoned or not.
+    fn unpoison<G>(result: Result<G, std::sync::PoisonError<G>>) -> G {
+        result.unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Returns the guard of a model checker's `try_` call, poisoned or not.
+    fn unpoison_try<G>(result: Result<G, std::sync::TryLockError<G>>) -> Option<G> {
+        match result {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// A mutual exclusion lock.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T> {
+        inner: checker::Mutex<T>,
+    }
+
+    impl<T> Mutex<T> {
+        /// Returns an unlocked mutex around `value`.
+        pub fn new(value: T) -> Self {
+            Self { inner: checker::Mutex::new(value) }
+        }
+
+        /// Returns a guard once the mutex is taken.
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard { inner: Some(unpoison(self.inner.lock())) }
+        }
+
+        /// Returns a guard unless another thread holds the mutex.
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            unpoison_try(self.inner.try_lock()).map(|guard| MutexGuard { inner: Some(guard) })
+        }
+    }
+
+    /// A held `Mutex`.
+    #[derive(Debug)]
+    pub struct MutexGuard<'a, T> {
+        /// `None` only inside `Condvar::wait`.
+        inner: Option<checker::MutexGuard<'a, T>>,
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.inner.as_ref().expect("the guard is whole outside of wait")
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.inner.as_mut().expect("the guard is whole outside of wait")
+        }
+    }
+
+    /// A condition to wait for under a `Mutex`.
+    #[derive(Debug, Default)]
+    pub struct Condvar {
+        inner: checker::Condvar,
+    }
+
+    impl Condvar {
+        /// Returns a condition without waiters.
+        pub fn new() -> Self {
+            Self { inner: checker::Condvar::new() }
+        }
+
+        /// Releases the mutex, sleeps until notified, and takes the mutex again.
+        pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            let held = guard.inner.take().expect("the guard is whole outside of wait");
+            guard.inner = Some(unpoison(self.inner.wait(held)));
+        }
+
+        /// Wakes every waiter.
+        pub fn notify_all(&self) {
+            self.inner.notify_all();
+        }
+    }
+
+    /// A lock with shared readers and exclusive writers.
+    #[derive(Debug, Default)]
+    pub struct RwLock<T> {
+        inner: checker::RwLock<T>,
+    }
+
+    /// A `RwLock` held shared.
+    pub type RwLockReadGuard<'a, T> = checker::RwLockReadGuard<'a, T>;
+
+    /// A `RwLock` held exclusively.
+    pub type RwLockWriteGuard<'a, T> = checker::RwLockWriteGuard<'a, T>;
+
+    impl<T> RwLock<T> {
+        /// Returns an unlocked lock around `value`.
+        pub fn new(value: T) -> Self {
+            Self { inner: checker::RwLock::new(value) }
+        }
+
+        /// Returns a shared guard once no writer is inside.
+        pub fn read(&self) -> RwLockReadGuard<'_, T> {
+            unpoison(self.inner.read())
+        }
+
+        /// Returns an exclusive guard once no other thread is inside.
+        pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+            unpoison(self.inner.write())
+        }
+
+        /// Returns an exclusive guard unless another thread is inside.
+        pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+            unpoison_try(self.inner.try_write())
+        }
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::primitives::{Arc, thread};
+
+    #[test]
+    fn condvar_wait_after_notify_all_goes_on() {
+        let shared = Arc::new((Mutex::new(false), Condvar::new()));
+        let waiter = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let mut is_done = shared.0.lock();
+                while !*is_done {
+                    shared.1.wait(&mut is_done);
+                }
+            }
+        });
+        *shared.0.lock() = true;
+        shared.1.notify_all();
+        waiter.join().unwrap();
+    }
+
+    #[test]
+    fn mutex_after_a_panic_is_not_poisoned() {
+        let mutex = Arc::new(Mutex::new(1));
+        let panicked = thread::spawn({
+            let mutex = Arc::clone(&mutex);
+            move || {
+                let _guard = mutex.lock();
+                panic!("in the section");
+            }
+        });
+        assert!(panicked.join().is_err());
+        assert_eq!(*mutex.lock(), 1);
+    }
+}

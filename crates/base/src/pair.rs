@@ -1,0 +1,373 @@
+//! Two atomic words in one register, to compare a whole cache line in fewer steps.
+//!
+//! A lock-free reader compares a name, or eight tags, with shared words and then validates. Word by
+//! word this takes a load, an exclusive or and an or each, and all of them wait for the same cache
+//! line. With two or three lookups in flight the processor runs out of room for waiting
+//! instructions. That bounds the lookup, not the memory. Registers of two words halve the number of
+//! instructions.
+//!
+//! # Guarantees
+//!
+//! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the named ordering. The two
+//!   words need not belong to one instant. Half a word comes from one such load.
+//!
+//! # Mechanism
+//!
+//! On x86-64 a pair is an SSE2 register, which every such processor has. The load is one
+//! instruction of assembly, because the language has no atomic load of two words. Processors read
+//! aligned words of eight bytes whole, also as halves of a longer access. This is promised for
+//! aligned pairs on processors with AVX. Loads are not reordered with later loads or stores.
+//! Elsewhere, and under Miri and the model checkers, a pair is two words.
+//!
+//! Source: Intel, Software Developer's Manual, volume 3, 9.1.1 and 9.2.
+#![cfg_attr(
+    all(target_arch = "x86_64", not(any(miri, corewalk_loom, corewalk_shuttle))),
+    expect(
+        unsafe_code,
+        reason = "a load of two words is an instruction that the language has not"
+    )
+)]
+
+use crate::primitives::atomic::AtomicU64;
+
+#[cfg(all(target_arch = "x86_64", not(any(miri, corewalk_loom, corewalk_shuttle))))]
+use sse2 as chosen;
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, corewalk_loom, corewalk_shuttle)))))]
+use words as chosen;
+
+/// Two words.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_base::WordPair;
+/// use std::sync::atomic::AtomicU64;
+///
+/// let words = [AtomicU64::new(7), AtomicU64::new(0x0005_0000_0000_0005)];
+/// let pair = WordPair::load(&words);
+/// assert!(pair.xor(WordPair::new(7, 0x0005_0000_0000_0005)).is_zero());
+/// // Of the lanes of 16 bits, the fifth and the eighth are 5.
+/// assert!(pair.lanes_equal(5).map(|lane| lane.index()).eq([4, 7]));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct WordPair(chosen::Pair);
+
+impl WordPair {
+    /// Returns the pair of two words.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(first: u64, second: u64) -> WordPair {
+        WordPair(chosen::new(first, second))
+    }
+
+    /// Returns two words, each loaded with `Relaxed`.
+    #[inline(always)]
+    #[must_use]
+    pub fn load(words: &[AtomicU64; 2]) -> WordPair {
+        WordPair(chosen::load(words))
+    }
+
+    /// Returns two words, each loaded with `Acquire`.
+    #[inline(always)]
+    #[must_use]
+    pub fn load_acquire(words: &[AtomicU64; 2]) -> WordPair {
+        WordPair(chosen::load_acquire(words))
+    }
+
+    /// Returns the bits in which two pairs differ.
+    #[inline(always)]
+    #[must_use]
+    pub fn xor(self, other: WordPair) -> WordPair {
+        WordPair(chosen::xor(self.0, other.0))
+    }
+
+    /// Returns the bitwise and of two pairs.
+    #[inline(always)]
+    #[must_use]
+    pub fn and(self, other: WordPair) -> WordPair {
+        WordPair(chosen::and(self.0, other.0))
+    }
+
+    /// Returns the bitwise or of two pairs.
+    #[inline(always)]
+    #[must_use]
+    pub fn or(self, other: WordPair) -> WordPair {
+        WordPair(chosen::or(self.0, other.0))
+    }
+
+    /// Returns true if both words are zero.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        chosen::is_zero(self.0)
+    }
+
+    /// Returns bit i for each of the sixteen bytes that equals `byte`. Byte 0 is the lowest of the
+    /// first word.
+    #[inline(always)]
+    #[must_use]
+    pub fn bytes_equal(self, byte: u8) -> u32 {
+        chosen::bytes_equal(self.0, byte)
+    }
+
+    /// Returns the lanes that equal `lane`, of the eight lanes of 16 bits. Lane 0 is the lowest of
+    /// the first word.
+    #[inline(always)]
+    #[must_use]
+    pub fn lanes_equal(self, lane: u16) -> Lanes {
+        Lanes(chosen::lanes_equal(self.0, lane))
+    }
+}
+
+/// A set of lanes, iterated from the lowest to the highest.
+///
+/// # Invariants
+///
+/// Bit 2 * i is set for each lane i of the set, with i below 8. No other bit is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes(u32);
+
+/// One of eight lanes.
+///
+/// # Invariants
+///
+/// The value is twice the lane's number, which is below 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane(u32);
+
+impl Iterator for Lanes {
+    type Item = Lane;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Lane> {
+        // INVARIANT: the lowest set bit is at twice a number below 8, as every set bit is.
+        let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
+        self.0 &= self.0 - 1;
+        Some(lowest)
+    }
+}
+
+impl Lane {
+    /// Returns the number of the lane, below 8.
+    #[inline(always)]
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize / 2
+    }
+
+    /// Returns the half word with the lane's number. `words` holds four pairs of half words, the
+    /// lower half first. The load is `Acquire`.
+    #[inline(always)]
+    #[must_use]
+    pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {
+        chosen::half_of(words, self.0)
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(any(miri, corewalk_loom, corewalk_shuttle))))]
+mod sse2 {
+    use super::AtomicU64;
+    use std::arch::{asm, x86_64::*};
+
+    pub(super) type Pair = __m128i;
+
+    /// Calls an intrinsic of SSE2.
+    macro_rules! sse2 {
+        ($intrinsic:ident ( $($argument:expr),* )) => {
+            // SAFETY: every x86-64 processor has SSE2, and these intrinsics only compute.
+            unsafe { $intrinsic($($argument),*) }
+        };
+    }
+
+    #[inline(always)]
+    pub(super) fn new(first: u64, second: u64) -> Pair {
+        sse2!(_mm_set_epi64x(second.cast_signed(), first.cast_signed()))
+    }
+
+    #[inline(always)]
+    pub(super) fn load(words: &[AtomicU64; 2]) -> Pair {
+        let pair;
+        // SAFETY: the 16 bytes behind the reference are readable. The processor reads each aligned
+        // word whole. So the instruction does no more than two relaxed loads.
+        unsafe {
+            asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
+                options(readonly, nostack, preserves_flags));
+        }
+        pair
+    }
+
+    #[inline(always)]
+    pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
+        let pair;
+        // SAFETY: as in `load`. The processor orders loads before later accesses. The compiler
+        // moves no access across the block, because the block is not marked `readonly`.
+        unsafe {
+            asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
+                options(nostack, preserves_flags));
+        }
+        pair
+    }
+
+    #[inline(always)]
+    pub(super) fn xor(a: Pair, b: Pair) -> Pair {
+        sse2!(_mm_xor_si128(a, b))
+    }
+
+    #[inline(always)]
+    pub(super) fn and(a: Pair, b: Pair) -> Pair {
+        sse2!(_mm_and_si128(a, b))
+    }
+
+    #[inline(always)]
+    pub(super) fn or(a: Pair, b: Pair) -> Pair {
+        sse2!(_mm_or_si128(a, b))
+    }
+
+    #[inline(always)]
+    pub(super) fn is_zero(pair: Pair) -> bool {
+        let zero = sse2!(_mm_setzero_si128());
+        let equal = sse2!(_mm_cmpeq_epi8(pair, zero));
+        sse2!(_mm_movemask_epi8(equal)) == 0xffff
+    }
+
+    #[inline(always)]
+    pub(super) fn bytes_equal(pair: Pair, byte: u8) -> u32 {
+        let wanted = sse2!(_mm_set1_epi8(byte.cast_signed()));
+        let equal = sse2!(_mm_cmpeq_epi8(pair, wanted));
+        sse2!(_mm_movemask_epi8(equal)).cast_unsigned()
+    }
+
+    #[inline(always)]
+    pub(super) fn lanes_equal(pair: Pair, lane: u16) -> u32 {
+        let wanted = sse2!(_mm_set1_epi16(lane.cast_signed()));
+        let equal = sse2!(_mm_cmpeq_epi16(pair, wanted));
+        sse2!(_mm_movemask_epi8(equal)).cast_unsigned() & 0x5555
+    }
+
+    /// Returns half `twice / 2` of `words`.
+    #[inline(always)]
+    pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
+        let half;
+        // SAFETY: `twice` is at most 14 (invariant of `Lane`), so the four bytes lie behind the
+        // reference and are readable. They are half of one aligned word, which the processor reads
+        // whole, so this is no more than a load of that word. The rest is as in `load_acquire`.
+        unsafe {
+            asm!("mov {:e}, dword ptr [{} + 2 * {}]", out(reg) half, in(reg) words.as_ptr(),
+                in(reg) u64::from(twice), options(nostack, preserves_flags));
+        }
+        half
+    }
+}
+
+#[cfg(any(
+    test,
+    not(all(target_arch = "x86_64", not(any(miri, corewalk_loom, corewalk_shuttle))))
+))]
+#[cfg_attr(test, allow(dead_code, reason = "tested beside the other on a machine that has that"))]
+mod words {
+    use super::AtomicU64;
+    use crate::primitives::atomic::Ordering;
+
+    pub(super) type Pair = [u64; 2];
+
+    #[inline(always)]
+    pub(super) fn new(first: u64, second: u64) -> Pair {
+        [first, second]
+    }
+
+    #[inline(always)]
+    pub(super) fn load(words: &[AtomicU64; 2]) -> Pair {
+        // ORDERING: Relaxed. The caller asked for it.
+        [words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed)]
+    }
+
+    #[inline(always)]
+    pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
+        // ORDERING: Acquire. The caller asked for it.
+        [words[0].load(Ordering::Acquire), words[1].load(Ordering::Acquire)]
+    }
+
+    #[inline(always)]
+    pub(super) fn xor(a: Pair, b: Pair) -> Pair {
+        [a[0] ^ b[0], a[1] ^ b[1]]
+    }
+
+    #[inline(always)]
+    pub(super) fn and(a: Pair, b: Pair) -> Pair {
+        [a[0] & b[0], a[1] & b[1]]
+    }
+
+    #[inline(always)]
+    pub(super) fn or(a: Pair, b: Pair) -> Pair {
+        [a[0] | b[0], a[1] | b[1]]
+    }
+
+    #[inline(always)]
+    pub(super) fn is_zero(pair: Pair) -> bool {
+        pair[0] | pair[1] == 0
+    }
+
+    #[inline(always)]
+    pub(super) fn bytes_equal(pair: Pair, byte: u8) -> u32 {
+        let is_equal = |i: usize| (pair[i / 8] >> (8 * (i % 8))) as u8 == byte;
+        (0..16).fold(0, |found, i| found | (u32::from(is_equal(i)) << i))
+    }
+
+    #[inline(always)]
+    pub(super) fn lanes_equal(pair: Pair, lane: u16) -> u32 {
+        let is_equal = |i: usize| (pair[i / 4] >> (16 * (i % 4))) as u16 == lane;
+        (0..8).fold(0, |found, i| found | (u32::from(is_equal(i)) << (2 * i)))
+    }
+
+    #[inline(always)]
+    pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
+        // ORDERING: Acquire. The caller asked for it.
+        let word = words[twice as usize / 4].load(Ordering::Acquire);
+        (word >> (32 * (twice / 2 % 2))) as u32
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    /// Both implementations agree on random words.
+    #[test]
+    fn pair_is_its_words() {
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut draw = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            // Few distinct lanes, so that some are equal.
+            random & 0x0003_0001_0003_0001
+        };
+        for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {
+            let (a, b) = ([draw(), draw()], [draw(), draw()]);
+            let shared = a.map(AtomicU64::new);
+            let other = WordPair::new(b[0], b[1]);
+            for pair in [WordPair::load(&shared), WordPair::load_acquire(&shared)] {
+                let is = |pair: WordPair, words| {
+                    let words: [u64; 2] = words;
+                    assert_eq!(pair.is_zero(), words::is_zero(words));
+                    for lane in 0..4 {
+                        assert_eq!(pair.lanes_equal(lane).0, words::lanes_equal(words, lane));
+                        let byte = lane as u8;
+                        assert_eq!(pair.bytes_equal(byte), words::bytes_equal(words, byte));
+                    }
+                };
+                is(pair, a);
+                is(pair.xor(other), words::xor(a, b));
+                is(pair.and(other), words::and(a, b));
+                is(pair.or(other), words::or(a, b));
+                assert!(pair.xor(WordPair::new(a[0], a[1])).is_zero());
+            }
+            let four = [a[0], a[1], b[0], b[1]];
+            let shared = four.map(AtomicU64::new);
+            for (i, lane) in Lanes(0x5555).enumerate() {
+                assert_eq!(lane.half_of(&shared), (four[i / 2] >> (32 * (i % 2))) as u32);
+                assert_eq!(lane.half_of(&shared), words::half_of(&shared, 2 * i as u32));
+            }
+        }
+    }
+}

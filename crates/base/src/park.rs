@@ -1,0 +1,212 @@
+//! Sleeping on the address of an atomic word, within one process.
+//!
+//! A user-space thread that holds a lock can be preempted at any instruction, for a whole time
+//! slice. A thread that spins meanwhile takes the processor that the holder needs (trap T30). So
+//! every wait of this workspace spins a bounded number of rounds and then sleeps here.
+//!
+//! The queue of sleepers is keyed by the word's address and lives outside the word, as in futex(2).
+//! [`wait`] checks the word once more under the lock of the queue, after it has queued its thread.
+//! A waker changes the word first and calls [`wake_all`] afterwards, so no wake-up is lost. Under a
+//! model checker the sleep is a loop that yields.
+//!
+//! # Rules
+//!
+//! - A wait may end without a reason. The caller reads the word again, in a loop.
+//! - The waker changes the word before it wakes.
+//! - One purpose per word: only `Lockref` wakes the words of a `Lockref`.
+//!
+//! # Rejected
+//!
+//! A closure as the condition, as in `parking_lot_core::park`, would run user code under the lock
+//! of the queue.
+//!
+//! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`.
+#![cfg_attr(
+    not(any(corewalk_loom, corewalk_shuttle)),
+    expect(
+        unsafe_code,
+        reason = "parking_lot_core leaves it to the caller that callbacks are tame"
+    )
+)]
+
+use crate::primitives::atomic::{AtomicU64, Ordering};
+
+/// The kind of a thread that sleeps on the word of a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sleeper {
+    /// The thread takes the lock next, and its unlock wakes the others.
+    Locker,
+    /// The thread only waits until the lock is free. It wakes no other thread.
+    Passer,
+}
+
+/// Sleeps while `word & mask == value`, until woken. It may also return early.
+pub fn wait(word: &AtomicU64, mask: u64, value: u64) {
+    wait_as(word, mask, value, Sleeper::Passer);
+}
+
+/// Wakes every thread that sleeps on `word`. The caller has changed the word.
+pub fn wake_all(word: &AtomicU64) {
+    imp::wake_all(word);
+}
+
+/// Sleeps like [`wait`], as a `Locker` or a `Passer` for [`unlock`].
+pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
+    imp::wait(word, mask, value, sleeper);
+}
+
+/// Clears the bit `locked` of `word`, and wakes every passer and one locker.
+///
+/// The bit `waiters` is cleared too unless a locker still sleeps. The bit tells the next holder to
+/// call `unlock`.
+pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
+    imp::unlock(word, locked, waiters);
+}
+
+/// Returns true while a sleeper must go on sleeping.
+fn must_wait(word: &AtomicU64, mask: u64, value: u64) -> bool {
+    // ORDERING: Relaxed. After the wait the caller reads the word again, with the ordering that its
+    // own protocol needs.
+    word.load(Ordering::Relaxed) & mask == value
+}
+
+#[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
+mod imp {
+    use super::{AtomicU64, Ordering, Sleeper, must_wait};
+    use parking_lot_core::{DEFAULT_UNPARK_TOKEN, FilterOp, ParkToken};
+
+    const LOCKER: ParkToken = ParkToken(1);
+    const PASSER: ParkToken = ParkToken(2);
+
+    fn key(word: &AtomicU64) -> usize {
+        std::ptr::from_ref(word).addr()
+    }
+
+    pub(super) fn wait(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
+        let token = match sleeper {
+            Sleeper::Locker => LOCKER,
+            Sleeper::Passer => PASSER,
+        };
+        // SAFETY: the closures neither panic nor call into parking_lot: the first reads one word,
+        // the others do nothing. The key is the address of a borrowed word.
+        unsafe {
+            parking_lot_core::park(
+                key(word),
+                || must_wait(word, mask, value),
+                || {},
+                |_, _| {},
+                token,
+                None,
+            );
+        }
+    }
+
+    pub(super) fn wake_all(word: &AtomicU64) {
+        // SAFETY: as in `wait`; there is no callback.
+        unsafe {
+            parking_lot_core::unpark_all(key(word), DEFAULT_UNPARK_TOKEN);
+        }
+    }
+
+    pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
+        let mut has_locker = false;
+        let pick = |token| {
+            if token == LOCKER && std::mem::replace(&mut has_locker, true) {
+                return FilterOp::Skip;
+            }
+            FilterOp::Unpark
+        };
+        // SAFETY: the closures neither panic nor call into parking_lot: the first compares tokens,
+        // the second does one atomic operation. The key is as in `wait`.
+        unsafe {
+            parking_lot_core::unpark_filter(key(word), pick, |result| {
+                let clear = if result.have_more_threads { locked } else { locked | waiters };
+                // ORDERING(lockref-unlock): Release. The holder's writes happen before the next
+                // holder. The queue is locked here, so a thread about to sleep is either queued
+                // already or sees the bits cleared.
+                word.fetch_and(!clear, Ordering::Release);
+                DEFAULT_UNPARK_TOKEN
+            });
+        }
+    }
+}
+
+#[cfg(any(corewalk_loom, corewalk_shuttle))]
+mod imp {
+    use super::{AtomicU64, Ordering, Sleeper, must_wait};
+    use crate::primitives::thread;
+
+    pub(super) fn wait(word: &AtomicU64, mask: u64, value: u64, _sleeper: Sleeper) {
+        while must_wait(word, mask, value) {
+            thread::yield_now();
+        }
+    }
+
+    pub(super) fn wake_all(_word: &AtomicU64) {}
+
+    pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
+        // ORDERING(lockref-unlock): Release. As on the real machine. Sleepers poll, so none is left
+        // behind.
+        word.fetch_and(!(locked | waiters), Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::primitives::{Arc, thread};
+
+    #[test]
+    fn wait_on_a_word_that_differs_returns() {
+        let word = AtomicU64::new(1);
+        wait(&word, u64::MAX, 0);
+        wait(&word, 2, 2);
+    }
+
+    #[test]
+    fn wait_after_a_change_and_wake_all_ends_everywhere() {
+        let word = Arc::new(AtomicU64::new(0));
+        let sleepers: Vec<_> = (0..3)
+            .map(|_| {
+                let word = Arc::clone(&word);
+                // ORDERING(park-test): Acquire. Pairs with the store below.
+                thread::spawn(move || {
+                    while word.load(Ordering::Acquire) == 0 {
+                        wait(&word, u64::MAX, 0);
+                    }
+                })
+            })
+            .collect();
+        // ORDERING(park-test): Release. A waker publishes its work this way.
+        word.store(1, Ordering::Release);
+        wake_all(&word);
+        for sleeper in sleepers {
+            sleeper.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn wake_all_after_each_change_passes_a_token_on() {
+        const ROUNDS: u64 = if cfg!(miri) { 10 } else { 2_000 };
+        let word = Arc::new(AtomicU64::new(0));
+        let turns = |word: &AtomicU64, mine: u64| {
+            for _ in 0..ROUNDS {
+                // ORDERING(park-turn): Acquire. Pairs with the other thread's step.
+                while word.load(Ordering::Acquire) % 2 != mine {
+                    wait(word, 1, 1 - mine);
+                }
+                // ORDERING(park-turn): Release. The turn is handed over.
+                word.fetch_add(1, Ordering::Release);
+                wake_all(word);
+            }
+        };
+        let other = thread::spawn({
+            let word = Arc::clone(&word);
+            move || turns(&word, 1)
+        });
+        turns(&word, 0);
+        other.join().unwrap();
+        // ORDERING: Relaxed. The thread has been joined.
+        assert_eq!(word.load(Ordering::Relaxed), 2 * ROUNDS);
+    }
+}

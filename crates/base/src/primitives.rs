@@ -1,0 +1,146 @@
+//! The one switch between the real machine and the model checkers.
+//!
+//! Every protocol of this workspace is written against the names below, so the same source runs in
+//! four ways. On the machine the names are those of `std`. Under loom (`--cfg corewalk_loom`) a
+//! model runs every interleaving of two or three threads, with every value that weak memory allows.
+//! Under shuttle (`--cfg corewalk_shuttle`) it runs random schedules of larger programs. With
+//! `--cfg corewalk_crash` the code runs on the machine, and a thread can be stopped before any
+//! store of a word (`crash`). No other file names `std::sync::atomic` and `std::thread`: no model
+//! would see its code.
+//!
+//! This module also gives every thread its *shard*, a small number that spreads counters and free
+//! lists over cache lines. Threads draw numbers in turn and keep them for life. Two living threads
+//! share a shard only if more than [`SHARDS`] threads were started. A shard is a hint for placement
+//! and excludes nothing. Sharded structures stay correct when all threads use one shard, as they do
+//! under the model checkers.
+//!
+//! # Rules
+//!
+//! - `unmodelled` is for bookkeeping that no protocol depends on: statistics, and tallies of a
+//!   model's outcomes. No model checker sees those words.
+//! - Locks and blocking calls are in `locks` and `park`.
+//!
+//! Source: the same switch in haphazard (`src/sync.rs`) and in mountpoint-s3-fs (`src/sync.rs`).
+
+#[cfg(corewalk_loom)]
+mod chosen {
+    pub use loom::sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+        },
+    };
+    pub(super) use loom::{hint, thread};
+}
+
+#[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
+mod chosen {
+    pub use shuttle::sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+        },
+    };
+    pub(super) use shuttle::{hint, thread};
+}
+
+#[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
+mod chosen {
+    #[cfg(corewalk_crash)]
+    pub use super::crash::AtomicU64;
+    #[cfg(not(corewalk_crash))]
+    pub use std::sync::atomic::AtomicU64;
+    pub use std::sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence},
+    };
+    pub(super) use std::{hint, thread};
+}
+
+#[cfg(corewalk_crash)]
+pub mod crash;
+
+/// Atomic words and fences.
+pub mod atomic {
+    pub use super::chosen::{
+        AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+}
+
+/// Atomic words that no model checker sees, for statistics and for tallies over a model's runs.
+pub mod unmodelled {
+    pub use std::sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering, compiler_fence},
+    };
+}
+
+/// Threads: spawn, join, yield.
+pub mod thread {
+    pub use super::chosen::thread::*;
+}
+
+/// Processor hints.
+pub mod hint {
+    pub use super::chosen::hint::spin_loop;
+}
+
+pub use chosen::Arc;
+
+/// True when a model checker schedules the threads of this build.
+pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
+
+/// Number of shards; a power of two.
+///
+/// A structure with one cache line per shard takes 2 KiB. More shards would help only if more than
+/// 32 threads ran at once. A model has two, and every thread uses the first.
+pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
+
+/// Returns true while a panic unwinds this thread, also in a model.
+#[must_use]
+pub fn is_panicking() -> bool {
+    std::thread::panicking()
+}
+
+/// Returns the calling thread's shard, below [`SHARDS`]. It is the same for the thread's whole
+/// life.
+///
+/// A thread whose thread-local storage is destroyed gets shard 0.
+#[inline]
+#[must_use]
+pub fn shard_index() -> usize {
+    if IS_MODEL {
+        return 0;
+    }
+    thread_local! {
+        static SHARD: usize = {
+            static NEXT: unmodelled::AtomicUsize = unmodelled::AtomicUsize::new(0);
+            // ORDERING: Relaxed. The numbers spread threads and publish nothing.
+            NEXT.fetch_add(1, unmodelled::Ordering::Relaxed) % SHARDS
+        };
+    }
+    SHARD.try_with(|shard| *shard).unwrap_or(0)
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shard_index_of_a_thread_is_stable_and_in_range() {
+        let mine = shard_index();
+        assert_eq!(mine, shard_index());
+        let theirs = thread::spawn(|| (shard_index(), shard_index())).join().unwrap();
+        assert_eq!(theirs.0, theirs.1);
+        assert!(mine < SHARDS && theirs.0 < SHARDS);
+    }
+
+    #[test]
+    fn shard_index_of_concurrent_threads_spreads() {
+        let threads: Vec<_> = (0..4).map(|_| thread::spawn(shard_index)).collect();
+        let mut shards: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        assert!(shards.len() > 1, "every thread landed in {shards:?}");
+    }
+}

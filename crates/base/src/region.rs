@@ -1,0 +1,261 @@
+//! A region of cache lines that is reached by bounds-checked numbers only.
+//!
+//! Processes that share a mapping cannot store pointers in it and cannot trust it, because another
+//! process may write anything at any time. So a region hands out only atomic words, in lines of
+//! eight, and takes only line numbers. A number that is out of range means line 0, the *scratch*
+//! line, which no protocol relies on. A hostile number then reads and writes garbage there, and
+//! fast paths need no error path.
+//!
+//! The memory keeps its type: it never shrinks, and only the drop unmaps it. A caller that found a
+//! line once may read it at any later time, and must check that it is still the same object.
+//!
+//! # Invariants
+//!
+//! - R.1: `base` is the start of a readable and writable mapping of `lines` lines, at least one.
+//! - R.2: the words are only ever accessed as `AtomicU64`.
+//!
+//! # Limits
+//!
+//! A region does not record which lines are in use. With `MAP_NORESERVE`, lack of memory shows at
+//! first touch, so callers keep limits. If another process truncates the mapped file, an access to
+//! the lost part raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated.
+//!
+//! Source: mmap(2); userspace-rcu's rule that type-stable memory needs no grace period.
+
+#[cfg(any(miri, corewalk_loom, corewalk_shuttle))]
+pub use boxed::Region;
+#[cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
+pub use mapped::Region;
+
+use crate::primitives::atomic::AtomicU64;
+
+/// Number of words of a line.
+pub const LINE_WORDS: usize = 8;
+
+/// A cache line of words.
+pub type Line = [AtomicU64; LINE_WORDS];
+
+#[cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
+mod mapped {
+    #![expect(unsafe_code, reason = "a mapping is reached through raw pointers")]
+
+    use super::Line;
+    use rustix::{
+        fs::fstat,
+        io::Errno,
+        mm::{self, MapFlags, ProtFlags},
+    };
+    use std::{fmt, io, os::fd::AsFd, ptr::NonNull};
+
+    /// Lines that are private to this process, or shared through a file.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_base::Region;
+    /// use std::sync::atomic::Ordering;
+    ///
+    /// let region = Region::private(16)?;
+    /// region.line(3)[0].store(7, Ordering::Relaxed);
+    /// assert_eq!(region.line(3)[0].load(Ordering::Relaxed), 7);
+    /// // A number out of range means the scratch line.
+    /// assert!(std::ptr::eq(region.line(16), region.line(0)));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub struct Region {
+        base: NonNull<Line>,
+        lines: u32,
+    }
+
+    impl Region {
+        /// Maps `lines` lines of zeroes.
+        ///
+        /// # Errors
+        ///
+        /// `EINVAL` for no lines, `ENOMEM` if there is no address space left.
+        pub fn private(lines: u32) -> io::Result<Self> {
+            let len = (lines as usize).checked_mul(size_of::<Line>()).ok_or(Errno::INVAL)?;
+            if len == 0 {
+                return Err(Errno::INVAL.into());
+            }
+            // SAFETY: the call names no address, so it replaces no mapping in use.
+            let base = unsafe {
+                mm::mmap_anonymous(
+                    std::ptr::null_mut(),
+                    len,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::PRIVATE | MapFlags::NORESERVE,
+                )
+            }?;
+            let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
+            Ok(Self { base: base.cast(), lines })
+        }
+
+        /// Maps the first `lines` lines of a file, shared with every process that maps it.
+        ///
+        /// Other processes may write any value there; see the module.
+        ///
+        /// # Errors
+        ///
+        /// `EINVAL` for no lines, or if the file is shorter. `EACCES` if the file is not open for
+        /// reading and writing. `ENODEV` if it cannot be mapped. `ENOMEM` if there is no address
+        /// space left.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// use corewalk_base::Region;
+        /// use std::sync::atomic::Ordering;
+        ///
+        /// let file = rustix::fs::memfd_create("lines", rustix::fs::MemfdFlags::CLOEXEC)?;
+        /// rustix::fs::ftruncate(&file, 4 * 64)?;
+        /// let (one, other) = (Region::shared(&file, 4)?, Region::shared(&file, 4)?);
+        /// one.line(3)[0].store(7, Ordering::Relaxed);
+        /// assert_eq!(other.line(3)[0].load(Ordering::Relaxed), 7);
+        /// assert!(Region::shared(&file, 5).is_err());
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
+        pub fn shared(file: impl AsFd, lines: u32) -> io::Result<Self> {
+            let len = (lines as usize).checked_mul(size_of::<Line>()).ok_or(Errno::INVAL)?;
+            let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+            if len == 0 || size < len as u64 {
+                return Err(Errno::INVAL.into());
+            }
+            // SAFETY: the call names no address, so it replaces no mapping in use. The words are
+            // atomics (R.2), so a store by another process is no data race.
+            let base = unsafe {
+                mm::mmap(
+                    std::ptr::null_mut(),
+                    len,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::SHARED,
+                    file,
+                    0,
+                )
+            }?;
+            let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
+            Ok(Self { base: base.cast(), lines })
+        }
+
+        /// Returns line `index`, or the scratch line if `index` is out of range.
+        #[inline]
+        #[must_use]
+        pub fn line(&self, index: u32) -> &Line {
+            let index = if index < self.lines { index } else { 0 };
+            // SAFETY: the index is below `lines`, so the result stays inside the mapping (R.1).
+            let line = unsafe { self.base.add(index as usize) };
+            // SAFETY: the mapping is readable, writable, page-aligned and lives as long as `self`
+            // (R.1). Any bits are valid words, and the words are only accessed as atomics (R.2).
+            unsafe { line.as_ref() }
+        }
+
+        /// Returns the number of lines.
+        #[must_use]
+        pub fn lines(&self) -> u32 {
+            self.lines
+        }
+    }
+
+    impl fmt::Debug for Region {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Region").field("lines", &self.lines).finish_non_exhaustive()
+        }
+    }
+
+    // SAFETY: the mapping belongs to the process, not to a thread, and R.2 makes it a shared array
+    // of atomics.
+    unsafe impl Send for Region {}
+
+    // SAFETY: as above.
+    unsafe impl Sync for Region {}
+
+    impl Drop for Region {
+        fn drop(&mut self) {
+            let len = self.lines as usize * size_of::<Line>();
+            // SAFETY: the range is the mapping of the constructor (R.1), and `&mut self` proves
+            // that no reference into it is left.
+            let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), len) };
+            debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
+        }
+    }
+}
+
+#[cfg(any(miri, corewalk_loom, corewalk_shuttle))]
+mod boxed {
+    use super::Line;
+    use crate::primitives::atomic::AtomicU64;
+    use std::{io, os::fd::AsFd};
+
+    /// Lines of zeroes.
+    #[derive(Debug)]
+    pub struct Region {
+        lines: Box<[Line]>,
+    }
+
+    impl Region {
+        /// Returns `lines` lines of zeroes.
+        ///
+        /// # Errors
+        ///
+        /// `EINVAL` for no lines.
+        pub fn private(lines: u32) -> io::Result<Self> {
+            if lines == 0 {
+                return Err(rustix::io::Errno::INVAL.into());
+            }
+            let line = |_| std::array::from_fn(|_| AtomicU64::new(0));
+            Ok(Self { lines: (0..lines).map(line).collect() })
+        }
+
+        /// Returns an error, because Miri and the model checkers have no mappings.
+        ///
+        /// # Errors
+        ///
+        /// `ENOSYS`, always.
+        pub fn shared(_file: impl AsFd, _lines: u32) -> io::Result<Self> {
+            Err(rustix::io::Errno::NOSYS.into())
+        }
+
+        /// Returns line `index`, or the scratch line if `index` is out of range.
+        #[must_use]
+        pub fn line(&self, index: u32) -> &Line {
+            self.lines.get(index as usize).unwrap_or(&self.lines[0])
+        }
+
+        /// Returns the number of lines.
+        #[must_use]
+        pub fn lines(&self) -> u32 {
+            u32::try_from(self.lines.len()).expect("made from a u32")
+        }
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::primitives::atomic::Ordering;
+
+    #[test]
+    fn lines_are_apart_and_zero() {
+        let region = Region::private(4).unwrap();
+        // ORDERING: Relaxed. One thread.
+        region.line(1)[7].store(1, Ordering::Relaxed);
+        // ORDERING: Relaxed. One thread.
+        let sum: u64 = (0..4).map(|line| region.line(line)[7].load(Ordering::Relaxed)).sum();
+        assert_eq!((sum, region.lines()), (1, 4));
+    }
+
+    #[test]
+    fn line_out_of_range_is_the_scratch_line() {
+        let region = Region::private(4).unwrap();
+        for bad in [4, 5, u32::MAX] {
+            assert!(std::ptr::eq(region.line(bad), region.line(0)));
+        }
+        assert!(!std::ptr::eq(region.line(3), region.line(0)));
+    }
+
+    #[test]
+    fn region_of_no_lines_is_refused() {
+        let error = Region::private(0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::INVAL.raw_os_error()));
+    }
+}

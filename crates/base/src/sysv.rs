@@ -1,0 +1,333 @@
+//! The host kernel's own System V IPC, as safe calls.
+//!
+//! A benchmark of user-space semaphores or messages needs those of the kernel beside them, in the
+//! same program. No well-kept crate has them, and the other crates forbid unsafe code. So these
+//! calls are here: numbers and slices in, an errno out.
+//!
+//! Dropping a [`SemSet`] or [`MsgQueue`] removes the object, unless it was only attached to. The
+//! object of a killed process stays in the kernel until it is removed explicitly. In an IPC
+//! namespace of its own ([`unshare_ipc`]) it is removed with the last thread.
+//!
+//! # Limits
+//!
+//! Keys, permissions of other users and most `ctl` commands are left out: no measurement needs
+//! them. `corewalk-ipc` has them.
+//!
+//! Source: semget(2), semop(2), semctl(2), msgop(2), unshare(2).
+#![expect(unsafe_code, reason = "libc declares these system calls as unsafe")]
+
+use rustix::io::Errno;
+use std::io;
+
+/// Bytes of a message that precede its text: the type.
+const TYPE_BYTES: usize = size_of::<libc::c_long>();
+
+/// One operation of semop(2). Laid out like `struct sembuf`.
+#[doc(alias = "sembuf")]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sop {
+    /// Index of the semaphore in its set.
+    pub num: u16,
+    /// Amount to add. 0 waits until the semaphore is zero.
+    pub op: i16,
+    /// `IPC_NOWAIT` and `SEM_UNDO`.
+    pub flags: i16,
+}
+
+/// A semaphore set of the kernel.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_base::sysv::{SemSet, Sop};
+///
+/// let set = SemSet::private(2)?;
+/// set.op(&[Sop { num: 1, op: 3, flags: 0 }])?;
+/// assert_eq!(set.values(2)?, [0, 3]);
+/// # Ok::<(), rustix::io::Errno>(())
+/// ```
+#[derive(Debug)]
+pub struct SemSet {
+    id: i32,
+    is_owner: bool,
+}
+
+/// A message queue of the kernel.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_base::sysv::MsgQueue;
+///
+/// let queue = MsgQueue::private()?;
+/// let mut message = [7, 11, 0];
+/// queue.send(&message, 5)?;
+/// message = [0; 3];
+/// assert_eq!(queue.receive(&mut message, 16, 7)?, 5);
+/// assert_eq!(message[..2], [7, 11]);
+/// # Ok::<(), rustix::io::Errno>(())
+/// ```
+#[derive(Debug)]
+pub struct MsgQueue {
+    id: i32,
+    is_owner: bool,
+}
+
+/// Moves the calling thread, and every thread that it starts later, to a new IPC namespace.
+///
+/// # Errors
+///
+/// As unshare(2): `EPERM` without the privilege.
+pub fn unshare_ipc() -> Result<(), Errno> {
+    // SAFETY: the call takes a number. It changes which IPC objects the thread's own calls reach,
+    // and no memory.
+    check(unsafe { libc::unshare(libc::CLONE_NEWIPC) }).map(drop)
+}
+
+/// Makes the cheapest system call, getppid(2), which no library answers itself.
+#[inline]
+pub fn bare_call() -> i32 {
+    // SAFETY: the call takes nothing and cannot fail.
+    unsafe { libc::getppid() }
+}
+
+impl SemSet {
+    /// Creates a set of `count` semaphores without a key, all zero.
+    ///
+    /// # Errors
+    ///
+    /// As semget(2).
+    pub fn private(count: u16) -> Result<Self, Errno> {
+        // SAFETY: the call takes numbers.
+        let id = check(unsafe { libc::semget(libc::IPC_PRIVATE, i32::from(count), 0o600) })?;
+        Ok(Self { id, is_owner: true })
+    }
+
+    /// Returns the set that another process created. Dropping the result does not remove the set.
+    #[must_use]
+    pub fn attach(id: i32) -> Self {
+        Self { id, is_owner: false }
+    }
+
+    /// Returns the identifier, for [`SemSet::attach`].
+    #[must_use]
+    pub fn id(&self) -> i32 {
+        self.id
+    }
+
+    /// Performs all operations atomically, and waits until that is possible: semop(2).
+    ///
+    /// # Errors
+    ///
+    /// As semop(2).
+    #[inline]
+    pub fn op(&self, sops: &[Sop]) -> Result<(), Errno> {
+        let first = sops.as_ptr().cast::<libc::sembuf>().cast_mut();
+        // SAFETY: the operations live during the call and their number is right. `Sop` is laid out
+        // as `struct sembuf`, and the kernel only reads it.
+        check(unsafe { libc::semop(self.id, first, sops.len()) }).map(drop)
+    }
+
+    /// Returns the values of the first `count` semaphores: `GETALL`.
+    ///
+    /// # Errors
+    ///
+    /// As semctl(2).
+    pub fn values(&self, count: u16) -> Result<Vec<u16>, Errno> {
+        // The largest number of semaphores of a set.
+        let mut values = vec![0_u16; 1 << 16];
+        // SAFETY: the command writes one value per semaphore, and the buffer has room for the
+        // largest set.
+        check(unsafe { libc::semctl(self.id, 0, libc::GETALL, values.as_mut_ptr()) })?;
+        values.truncate(usize::from(count));
+        Ok(values)
+    }
+
+    /// Sets one semaphore: `SETVAL`.
+    ///
+    /// # Errors
+    ///
+    /// As semctl(2).
+    pub fn set_value(&self, num: u16, value: u16) -> Result<(), Errno> {
+        let value = libc::c_long::from(value);
+        // SAFETY: the command takes a number.
+        check(unsafe { libc::semctl(self.id, i32::from(num), libc::SETVAL, value) }).map(drop)
+    }
+
+    /// Returns the value of one semaphore: `GETVAL`.
+    ///
+    /// # Errors
+    ///
+    /// As semctl(2).
+    pub fn value(&self, num: u16) -> Result<u16, Errno> {
+        // SAFETY: the command takes no argument.
+        let value = check(unsafe { libc::semctl(self.id, i32::from(num), libc::GETVAL) })?;
+        Ok(value.unsigned_abs() as u16)
+    }
+}
+
+impl Drop for SemSet {
+    fn drop(&mut self) {
+        if self.is_owner {
+            // SAFETY: the command takes no argument.
+            let _removed = check(unsafe { libc::semctl(self.id, 0, libc::IPC_RMID) });
+        }
+    }
+}
+
+impl MsgQueue {
+    /// Creates an empty queue without a key.
+    ///
+    /// # Errors
+    ///
+    /// As msgget(2).
+    pub fn private() -> Result<Self, Errno> {
+        // SAFETY: the call takes numbers.
+        let id = check(unsafe { libc::msgget(libc::IPC_PRIVATE, 0o600) })?;
+        Ok(Self { id, is_owner: true })
+    }
+
+    /// Returns the queue that another process created. Dropping the result does not remove the
+    /// queue.
+    #[must_use]
+    pub fn attach(id: i32) -> Self {
+        Self { id, is_owner: false }
+    }
+
+    /// Returns the identifier, for [`MsgQueue::attach`].
+    #[must_use]
+    pub fn id(&self) -> i32 {
+        self.id
+    }
+
+    /// Sends a message, and waits until there is room.
+    ///
+    /// The first word of `message` is the type. The next `bytes` bytes are the text.
+    ///
+    /// # Errors
+    ///
+    /// As msgsnd(2).
+    ///
+    /// # Panics
+    ///
+    /// Panics if `message` is shorter than type and text.
+    #[inline]
+    pub fn send(&self, message: &[u64], bytes: usize) -> Result<(), Errno> {
+        assert!(TYPE_BYTES + bytes <= size_of_val(message), "the text is longer than the buffer");
+        // SAFETY: the buffer holds the type and `bytes` bytes, and the kernel only reads it.
+        check(unsafe { libc::msgsnd(self.id, message.as_ptr().cast(), bytes, 0) }).map(drop)
+    }
+
+    /// Receives the first message of type `kind`, or of any type if `kind` is 0. Waits for one.
+    ///
+    /// Returns the length of its text, which is at most `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// As msgrcv(2).
+    ///
+    /// # Panics
+    ///
+    /// Panics if `message` has no room for the type and `bytes` bytes.
+    #[inline]
+    pub fn receive(&self, message: &mut [u64], bytes: usize, kind: i32) -> Result<usize, Errno> {
+        assert!(TYPE_BYTES + bytes <= size_of_val(message), "there is no room for the text");
+        let (buffer, kind) = (message.as_mut_ptr().cast(), libc::c_long::from(kind));
+        // SAFETY: the buffer has room for the type and `bytes` bytes, and any bits are valid words.
+        let got = unsafe { libc::msgrcv(self.id, buffer, bytes, kind, 0) };
+        usize::try_from(got).map_err(|_| last_error())
+    }
+
+    /// Returns true if the queue has no message. A message without text is consumed and counts as
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// As msgrcv(2), except for `ENOMSG` and `E2BIG`, which answer the question.
+    pub fn is_empty(&self) -> Result<bool, Errno> {
+        let mut kind = [0_u64; 1];
+        let buffer = kind.as_mut_ptr().cast();
+        // SAFETY: the buffer has room for the type, and the call asks for no text.
+        let got = unsafe { libc::msgrcv(self.id, buffer, 0, 0, libc::IPC_NOWAIT) };
+        match usize::try_from(got).map_err(|_| last_error()) {
+            Err(Errno::NOMSG) => Ok(true),
+            Ok(_) | Err(Errno::TOOBIG) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+impl Drop for MsgQueue {
+    fn drop(&mut self) {
+        if self.is_owner {
+            let nothing = std::ptr::null_mut();
+            // SAFETY: the command ignores its argument.
+            let _removed = check(unsafe { libc::msgctl(self.id, libc::IPC_RMID, nothing) });
+        }
+    }
+}
+
+#[inline]
+fn check(result: libc::c_int) -> Result<i32, Errno> {
+    if result == -1 { Err(last_error()) } else { Ok(result) }
+}
+
+#[cold]
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::primitives::thread;
+
+    const NOWAIT: i16 = 0o4000;
+
+    #[test]
+    fn set_is_gone_when_its_owner_is_dropped_and_not_before() {
+        let set = SemSet::private(3).unwrap();
+        let other = SemSet::attach(set.id());
+        other.op(&[Sop { num: 2, op: 5, flags: 0 }, Sop { num: 0, op: 1, flags: 0 }]).unwrap();
+        other.set_value(1, 9).unwrap();
+        assert_eq!(other.value(1), Ok(9));
+        drop(other);
+        assert_eq!(set.values(3).unwrap(), [1, 9, 5]);
+        let take = Sop { num: 0, op: -2, flags: NOWAIT };
+        assert_eq!(set.op(&[take]), Err(Errno::AGAIN));
+        let id = set.id();
+        drop(set);
+        assert!(SemSet::attach(id).values(3).is_err());
+    }
+
+    #[test]
+    fn message_that_was_sent_is_received_and_a_long_one_is_refused() {
+        let queue = MsgQueue::private().unwrap();
+        queue.send(&[3, 0x0102], 2).unwrap();
+        let mut message = [0_u64; 2];
+        assert_eq!(queue.receive(&mut message, 1, 3), Err(Errno::TOOBIG));
+        assert_eq!(queue.is_empty(), Ok(false));
+        assert_eq!(queue.receive(&mut message, 8, 0), Ok(2));
+        assert_eq!(message, [3, 0x0102]);
+        assert_eq!(queue.is_empty(), Ok(true));
+        assert_eq!(MsgQueue::attach(queue.id()).send(&[0, 0], 8), Err(Errno::INVAL));
+        let id = queue.id();
+        drop(queue);
+        assert!(MsgQueue::attach(id).send(&[1, 0], 8).is_err());
+        assert!(bare_call() > 0);
+    }
+
+    #[test]
+    fn namespace_of_its_own_does_not_have_the_sets_of_others() {
+        let set = SemSet::private(1).unwrap();
+        let id = set.id();
+        let outside = thread::scope(|scope| {
+            let inside = scope.spawn(|| unshare_ipc().is_ok().then(|| SemSet::attach(id).value(0)));
+            inside.join().unwrap()
+        });
+        // Without the privilege the thread stays in the old namespace and sees nothing.
+        assert!(outside.is_none_or(|value| value == Err(Errno::INVAL)), "{outside:?}");
+        assert_eq!(set.value(0), Ok(0));
+    }
+}

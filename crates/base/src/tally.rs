@@ -1,0 +1,79 @@
+//! Counts the outcomes over all runs of a loom model.
+//!
+//! A green model that explored nothing proves nothing. And loom 0.7.2 skips schedules in which a
+//! spawned thread starts with a load of a word that it later overwrites. So every model of this
+//! workspace counts its outcomes and asserts that each expected one was reached.
+//!
+//! The counts live outside of the model. They persist from run to run and add no step to it.
+//!
+//! Source: loom issues 166 and 392.
+
+use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
+
+/// The stack of the main thread of a model of many steps, in words.
+const STACK_WORDS: usize = 0x8000;
+
+/// How often each of `N` outcomes was reached.
+#[derive(Debug)]
+pub struct Tally<const N: usize> {
+    counts: Arc<[AtomicUsize; N]>,
+}
+
+impl<const N: usize> Tally<N> {
+    /// Runs `model` under loom for every schedule. Returns how often each outcome occurred.
+    pub fn of(model: impl Fn(Self) + Send + Sync + 'static) -> [usize; N] {
+        let counts = Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
+        let tally = Self { counts: Arc::clone(&counts) };
+        loom::model(move || model(tally.clone()));
+        // ORDERING: Relaxed. The models run on this thread.
+        std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
+    }
+
+    /// Like [`Tally::of`], for models of many steps. It runs only schedules in which a thread is
+    /// preempted at most `preemptions` times, apart from waits.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the model panics.
+    pub fn of_bounded(
+        preemptions: usize,
+        model: impl Fn(Self) + Send + Sync + 'static,
+    ) -> [usize; N] {
+        let counts = Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
+        let tally = Self { counts: Arc::clone(&counts) };
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.max_branches = 10_000;
+        let model = Arc::new(model);
+        builder.check(move || {
+            let (model, tally) = (Arc::clone(&model), tally.clone());
+            // The first thread of a model has a stack of 4096 words, which is too small for a
+            // cache.
+            let thread = loom::thread::Builder::new().stack_size(STACK_WORDS);
+            let body = thread.spawn(move || model(tally)).expect("a model gives a thread");
+            if let Err(panic) = body.join() {
+                std::panic::resume_unwind(panic);
+            }
+        });
+        // ORDERING: Relaxed. The models run on this thread.
+        std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
+    }
+
+    /// Counts one more run with outcome `outcome`.
+    pub fn hit(&self, outcome: usize) {
+        // ORDERING: Relaxed. A count.
+        self.counts[outcome].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl<const N: usize> Clone for Tally<N> {
+    fn clone(&self) -> Self {
+        Self { counts: Arc::clone(&self.counts) }
+    }
+}
+
+/// Asserts that every outcome was reached, and prints the counts.
+pub fn assert_all_reached(outcomes: &[usize]) {
+    println!("outcomes {outcomes:?}");
+    assert!(outcomes.iter().all(|count| *count > 0), "not reached: {outcomes:?}");
+}

@@ -1,0 +1,161 @@
+//! The lookup key: a name with its hash, and with the words that names are compared by.
+//!
+//! Analogous to Linux's `struct qstr`. Word i of a name holds the eight bytes from byte 8 * i on.
+//! Where the name ends within these bytes, the word holds the last eight bytes of the name instead
+//! ([`name_word_at`]). So reading the words needs no shift and no mask, and equal words with equal
+//! lengths mean equal names. If a name is shorter than a word, each of its words is the name padded
+//! with zeroes.
+//!
+//! Lengths of names are hard to predict, so there is almost no branch on them. Names are compared
+//! two words at a time, together with the length in the body. All of this waits for the dentry's
+//! line. The fewer instructions wait, the more lookups a processor has in flight.
+
+use corewalk_base::WordPair;
+
+use super::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
+use crate::hash::{HashKeys, NameHash, SHORT_WORDS};
+use crate::name::{Name, eight, padded};
+
+/// The flags of a hashed dentry with a long name.
+pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
+/// The bits of a body that a comparison of names uses: length, [`Flags::HASHED`], [`Flags::LONG`].
+pub(super) const NAMED_MASK: u64 =
+    (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
+
+/// The longest name that is inline in every dentry, in bytes. Nearly all directory names are
+/// shorter.
+pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
+/// The bits of a body that say, besides the length, whether a dentry is plain.
+const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
+
+/// The lookup key of a component of at most [`SHORT_MAX`] bytes, for plain dentries only: neither a
+/// symbolic link nor a mount point.
+#[derive(Clone, Copy)]
+pub(crate) struct ShortLookupKey {
+    pub(crate) hash: NameHash,
+    len: usize,
+    needed: Flags,
+    pub(super) words: [u64; SHORT_WORDS],
+}
+
+impl ShortLookupKey {
+    /// Returns the key of the component from `start` to the end of a path, for a dentry with the
+    /// flags in `needed`. Its only branch on a length recognises the first component.
+    #[inline(always)]
+    pub(crate) fn of_component(
+        (path, start): (&[u8], usize),
+        needed: Flags,
+        keys: &HashKeys,
+    ) -> ShortLookupKey {
+        let len = path.len() - start;
+        debug_assert!(len <= SHORT_MAX);
+        let words = component_words(path, start);
+        ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
+    }
+
+    /// Returns true if the body of a dentry is plain and does not rule this name out.
+    #[inline(always)]
+    pub(super) fn is_of(&self, body: Body) -> bool {
+        let needed = u64::from(self.needed.bits());
+        let plain = ((self.len as u64) << 24) | u64::from(Flags::HASHED.bits()) | needed;
+        body.0 & (PLAIN_MASK | needed) == plain
+    }
+}
+
+/// A name, ready to be compared with the words of a dentry.
+#[derive(Clone, Copy)]
+pub(crate) struct LookupKey<'a> {
+    pub(crate) name: Name<'a>,
+    /// The keyed hash of the name alone.
+    pub(crate) hash: NameHash,
+    /// The words of a matching file's dentry from the body on.
+    pub(super) pairs: [WordPair; PAIRS],
+    /// The bits of the last pair that count.
+    pub(super) last: WordPair,
+}
+
+impl<'a> LookupKey<'a> {
+    #[inline(always)]
+    pub(crate) fn new(name: Name<'a>, keys: &HashKeys) -> LookupKey<'a> {
+        LookupKey::of_words(name, name_words(name.as_bytes()), keys)
+    }
+
+    /// Returns the key of the component from `start` to the end of a path, without a branch on its
+    /// length.
+    #[inline(always)]
+    pub(crate) fn of_component(path: &'a [u8], start: usize, keys: &HashKeys) -> LookupKey<'a> {
+        LookupKey::of_words(Name::unchecked(&path[start..]), component_words(path, start), keys)
+    }
+
+    #[inline(always)]
+    fn of_words(name: Name<'a>, words: [u64; INLINE_WORDS], keys: &HashKeys) -> LookupKey<'a> {
+        let len = name.as_bytes().len();
+        let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
+        let named = ((len as u64) << 24) | u64::from(flags.bits());
+        // A directory has its directory words in the last pair, so such a long name is not inline
+        // there.
+        let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
+        LookupKey {
+            name,
+            hash: keys.name(name.as_bytes(), &words),
+            pairs: std::array::from_fn(|i| match i {
+                0 => WordPair::new(named, words[0]),
+                _ => WordPair::new(words[2 * i - 1], words[2 * i]),
+            }),
+            last: WordPair::new(last, last),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_long(&self) -> bool {
+        self.name.as_bytes().len() > 8 * INLINE_WORDS
+    }
+}
+
+/// Returns the number of words that `len` bytes of a name take.
+#[inline]
+pub(super) fn words_of(len: usize) -> usize {
+    len.div_ceil(8)
+}
+
+/// Returns where the word of byte `at` begins in a name of `len` bytes.
+#[inline(always)]
+pub(super) fn name_word_at(at: usize, len: usize) -> usize {
+    at.min(len.saturating_sub(8))
+}
+
+/// Returns the first words of a name. Lengths of names are hard to predict, so the only branch
+/// recognises names shorter than a word.
+#[inline(always)]
+pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
+    let Some(last) = name.len().checked_sub(8) else { return [padded(name); INLINE_WORDS] };
+    std::array::from_fn(|i| eight(name, last.min(8 * i)))
+}
+
+/// As [`name_words`], for the component from `start` to the end of a path. The read of a short
+/// component begins before it, and the excess bytes are shifted out.
+#[inline(always)]
+fn component_words<const N: usize>(path: &[u8], start: usize) -> [u64; N] {
+    // No byte precedes the first component.
+    let Some(last) = path.len().checked_sub(8) else { return [padded(&path[start..]); N] };
+    let excess = 8 * (start - start.min(last)) as u32;
+    std::array::from_fn(|i| eight(path, (start + 8 * i).min(last)).wrapping_shr(excess))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn component_has_the_words_of_its_name() {
+        for len in 1..80 {
+            let path: Vec<u8> = (1..=len).collect();
+            for start in 0..path.len() {
+                for end in start + 1..=path.len() {
+                    let words: [u64; INLINE_WORDS] = component_words(&path[..end], start);
+                    assert_eq!(words, name_words(&path[start..end]), "{start}..{end} of {len}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! A path buffer, which a pass fills from the leaf to the root.
+//!
+//! Analogous to Linux's `struct prepend_buffer`. Each name is prepended, so the path lies at the
+//! end of the buffer. The buffer starts on the stack, which suffices for nearly all paths. A longer
+//! path moves to a vector, or to the buffer of a caller that allows no allocation.
+//!
+//! Source: `dpath`.
+
+use corewalk_sync::Pass;
+
+use super::PathKind;
+use crate::Errno;
+use crate::dcache::Dcache;
+use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy};
+use crate::mount::Mount;
+use crate::read_set::{Growth, ReadSet, STEPS};
+
+/// Bytes on the stack: those for a path, and [`WINDOW`].
+const BYTES: usize = 256 + WINDOW;
+/// Bytes before the path that prepending an inline name may write: the longest inline name as far
+/// as the compiler can tell, and one word.
+const WINDOW: usize = LENGTHS + 8;
+/// A power of two above the lengths of names that lie in their dentries.
+const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
+
+/// A path as it was read from the leaf to the root.
+pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
+    /// The dentries on the way.
+    read_set: ReadSet<N>,
+    first: [u8; BYTES],
+    storage: Storage<'b>,
+    /// Whether the path has left `first`.
+    has_left_stack: bool,
+    /// Where in the bytes the path begins; it ends with them.
+    start: usize,
+    is_too_long: bool,
+    pub(crate) kind: PathKind,
+    /// The dentry at which the pass ended.
+    pub(crate) top: u32,
+}
+
+/// Where the bytes of a path are.
+enum Storage<'b> {
+    /// In `first`, and then in a vector.
+    Own,
+    /// In `first`, and then in the lent buffer.
+    OwnAndLent(&'b mut [u8]),
+    Lent(&'b mut [u8]),
+    Grown(Vec<u8>),
+}
+
+impl PathBuffer<'static> {
+    /// Returns a path buffer that allocates memory for a long path.
+    pub(crate) fn new() -> PathBuffer<'static> {
+        PathBuffer::with(Storage::Own, Growth::Allowed)
+    }
+}
+
+impl<'b, const N: usize> PathBuffer<'b, N> {
+    /// Returns a path buffer that allocates nothing, for a path that fits in `buf`.
+    pub(crate) fn lent(buf: &'b mut [u8]) -> PathBuffer<'b, N> {
+        PathBuffer::with(Storage::OwnAndLent(buf), Growth::Refused)
+    }
+
+    fn with(storage: Storage<'b>, growth: Growth) -> PathBuffer<'b, N> {
+        PathBuffer {
+            read_set: ReadSet::new(growth),
+            first: [0; BYTES],
+            storage,
+            has_left_stack: false,
+            start: BYTES,
+            is_too_long: false,
+            kind: PathKind::Linked,
+            top: 0,
+        }
+    }
+
+    /// Forgets everything: a pass starts as if it were the first (trap T8).
+    pub(crate) fn clear(&mut self) {
+        self.read_set.clear();
+        self.start = self.bytes().len();
+        self.is_too_long = false;
+        self.kind = PathKind::Linked;
+        self.top = 0;
+    }
+
+    /// Collects the names from `slot` up to `root` (or the root of the file system).
+    pub(crate) fn prepend(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+        match pass {
+            Pass::Optimistic => self.prepend_names(dcache, slot, root, Pass::Optimistic),
+            Pass::Locked => self.prepend_names(dcache, slot, root, Pass::Locked),
+        }
+    }
+
+    /// Prepends the names from `slot` in `mount` up to `root`, a mount and a dentry in it. If
+    /// `root` is None or not on the way, continues to the root of the outermost mount. All mounts
+    /// share the read set, so its validation covers the whole path.
+    pub(crate) fn prepend_mounts(
+        &mut self,
+        dcache: &Dcache,
+        (mount, slot): (&Mount, u32),
+        root: Option<(u64, u32)>,
+        pass: Pass,
+    ) {
+        let (mut mount, mut slot) = (mount, slot);
+        let is_outside = loop {
+            let stop = root.filter(|root| root.0 == mount.id).map_or(mount.root, |root| root.1);
+            self.prepend(dcache, slot, stop, pass);
+            if root == Some((mount.id, self.top)) {
+                break None;
+            }
+            match &mount.point {
+                _ if self.top != mount.root => break Some(PathKind::Unreachable),
+                Some((parent, point)) => (mount, slot) = (parent, *point),
+                None => break root.map(|_| PathKind::OutsideRoot),
+            }
+        };
+        if let (Some(kind), PathKind::Linked) = (is_outside, self.kind) {
+            self.kind = kind;
+        }
+    }
+
+    #[inline(always)]
+    fn prepend_names(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+        let mut at = slot;
+        let mut common = Flags::HASHED;
+        loop {
+            let line = dcache.dentries.line(at);
+            let mut seen = line.snapshot_now();
+            if seen.seq & 1 != 0 {
+                seen = dcache.dentries.snapshot(at);
+            }
+            let flags = seen.body.flags();
+            if pass == Pass::Optimistic {
+                self.read_set.push(at, seen.seq);
+            }
+            if at == root || flags.contains(Flags::ROOT) {
+                break;
+            }
+            let before = if pass == Pass::Locked { self.path().len() } else { 0 };
+            if flags.contains(Flags::LONG) || !self.prepend_name(&line, seen.body) {
+                self.prepend_copy(dcache, at, seen.body);
+            }
+            if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
+                // Names and parents stay, but a mark on a dentry may change.
+                self.start = self.bytes().len() - before;
+                self.is_too_long = false;
+                continue;
+            }
+            common &= flags;
+            // The names may be of different instants and form a loop. A loop ends when a sequence
+            // has moved, or when the buffer is full.
+            let len = self.read_set.len();
+            let must_stop = len > N && self.must_stop(dcache, len);
+            if seen.key.parent() == 0 || must_stop || self.is_too_long {
+                break;
+            }
+            at = seen.key.parent();
+        }
+        self.top = at;
+        if !common.contains(Flags::HASHED) {
+            self.kind = PathKind::Unlinked;
+        }
+    }
+
+    #[cold]
+    fn must_stop(&self, dcache: &Dcache, len: usize) -> bool {
+        let must_look = len >= 256 && len.is_power_of_two();
+        self.is_truncated() || (must_look && !self.is_unchanged(dcache))
+    }
+
+    /// Prepends a `/` and an inline name. False if the buffer has no room for all the words.
+    #[inline(always)]
+    fn prepend_name(&mut self, line: &Line<'_>, body: Body) -> bool {
+        if self.start < WINDOW && !self.grow(WINDOW) {
+            return false;
+        }
+        let start = self.start;
+        self.start = start - body.len() % LENGTHS - 1;
+        if self.has_left_stack {
+            prepend_words_off_stack(&mut self.bytes()[..start], line, body);
+        } else {
+            prepend_words(&mut self.first[..start], line, body);
+        }
+        true
+    }
+
+    /// Puts a `/` and a name in front of the path, and nothing before them.
+    #[cold]
+    fn prepend_copy(&mut self, dcache: &Dcache, slot: u32, body: Body) {
+        let mut copy = NameCopy::new();
+        dcache.dentries.copy_name(slot, body, &mut copy);
+        let name = copy.as_bytes();
+        let len = name.len() + 1;
+        if self.start < len && !self.grow(len) {
+            self.is_too_long = true;
+            return;
+        }
+        let end = self.start;
+        self.start -= len;
+        let start = self.start;
+        let bytes = self.bytes();
+        bytes[start] = b'/';
+        bytes[start + 1..end].copy_from_slice(name);
+    }
+
+    /// Makes room for `wanted` bytes more; false if there is none to be had.
+    #[cold]
+    fn grow(&mut self, wanted: usize) -> bool {
+        let len = self.path().len();
+        let grown = |path: &[u8]| {
+            let room = (2 * path.len()).max(path.len() + wanted);
+            let mut bytes = vec![0; room - path.len()];
+            bytes.extend_from_slice(path);
+            Storage::Grown(bytes)
+        };
+        self.storage = match std::mem::replace(&mut self.storage, Storage::Own) {
+            Storage::Own => grown(&self.first[self.start..]),
+            Storage::Grown(bytes) => grown(&bytes[self.start..]),
+            Storage::OwnAndLent(buf) if len <= buf.len() => {
+                let at = buf.len() - len;
+                buf[at..].copy_from_slice(&self.first[self.start..]);
+                Storage::Lent(buf)
+            }
+            fixed => fixed,
+        };
+        self.has_left_stack = matches!(self.storage, Storage::Lent(_) | Storage::Grown(_));
+        self.start = self.bytes().len() - len;
+        self.start >= wanted
+    }
+
+    #[inline]
+    fn bytes(&mut self) -> &mut [u8] {
+        match &mut self.storage {
+            Storage::Own | Storage::OwnAndLent(_) => &mut self.first,
+            Storage::Lent(buf) => buf,
+            Storage::Grown(bytes) => bytes,
+        }
+    }
+
+    /// Returns the collected names, each with a `/` before it.
+    pub(crate) fn path(&self) -> &[u8] {
+        match &self.storage {
+            Storage::Own | Storage::OwnAndLent(_) => &self.first[self.start..],
+            Storage::Lent(buf) => &buf[self.start..],
+            Storage::Grown(bytes) => &bytes[self.start..],
+        }
+    }
+
+    /// Returns the path, `/` if there is no name in it.
+    pub(crate) fn whole(&self) -> &[u8] {
+        match self.path() {
+            [] => b"/",
+            path => path,
+        }
+    }
+
+    /// Leaves the path at the end of the buffer that was lent, and returns where it begins.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG` if it does not fit.
+    pub(crate) fn into_buffer(self) -> Result<usize, Errno> {
+        let len = self.whole().len();
+        match self.storage {
+            _ if self.is_too_long => Err(Errno::NAMETOOLONG),
+            // The lent buffer is used once `first` is full, so the path is not empty.
+            Storage::Lent(_) => Ok(self.start),
+            Storage::OwnAndLent(buf) => {
+                let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;
+                match &self.first[self.start..] {
+                    [] => buf[start] = b'/',
+                    path => buf[start..].copy_from_slice(path),
+                }
+                Ok(start)
+            }
+            Storage::Own | Storage::Grown(_) => unreachable!("nothing was lent"),
+        }
+    }
+
+    /// Returns true if nothing that was collected has changed since.
+    pub(crate) fn is_unchanged(&self, dcache: &Dcache) -> bool {
+        self.read_set.is_unchanged(&dcache.dentries)
+    }
+
+    /// Returns the dentries that were collected, the leaf first.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.read_set.slots()
+    }
+
+    /// Returns true if the read set had no room for some steps.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.read_set.is_truncated()
+    }
+
+    /// Returns how many steps can be checked.
+    #[cfg(test)]
+    pub(super) fn steps(&self) -> usize {
+        self.read_set.len()
+    }
+}
+
+/// Prepends a `/` and a name at the end of `bytes`, as words, the last word first. All words of a
+/// name that is shorter than a word are equal. Their excess bytes lie before the name, where the
+/// next name is prepended.
+#[inline(always)]
+fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
+    let (len, words) = (body.len() % LENGTHS, line.name_words());
+    let window = bytes.last_chunk_mut::<WINDOW>().expect("room has been made");
+    let from = WINDOW - len.max(8);
+    let mut put = |i: usize, word: u64| {
+        let at = (from + 8 * i).min(WINDOW - 8);
+        window[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    };
+    if !body.is_directory() {
+        (DIRECTORY_ROOM..INLINE_WORDS).rev().for_each(|i| put(i, words[i]));
+    }
+    (1..DIRECTORY_ROOM).rev().for_each(|i| put(i, words[i]));
+    put(0, words[0] << (8 * 8_usize.saturating_sub(len) as u32 % 64));
+    window[WINDOW - 1 - len] = b'/';
+}
+
+/// As [`prepend_words`], for the few paths that have outgrown the room of their own.
+#[inline(never)]
+fn prepend_words_off_stack(bytes: &mut [u8], line: &Line<'_>, body: Body) {
+    prepend_words(bytes, line, body);
+}

@@ -1,0 +1,60 @@
+//! Inodes with a stale generation: another inode has their number now.
+//!
+//! A back end may reuse a number with another generation while the older file is in use. The older
+//! inode then leaves the table, so no lookup by number finds it. A client that counts lookups by
+//! number alone, as the kernel does, returns the lookups of both inodes under that number.
+
+use std::collections::BTreeSet;
+
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicUsize, Ordering};
+
+/// The live inodes with a stale generation: (superblock, number, slot).
+pub(super) struct StaleGenerations {
+    /// Protected by its own mutex, which also serialises [`StaleGenerations::alone`].
+    list: Mutex<BTreeSet<(u32, u64, u32)>>,
+    /// The length of `list`, so a caller rarely takes the lock. Stored under `list`.
+    len: AtomicUsize,
+}
+
+impl StaleGenerations {
+    pub(super) fn new() -> StaleGenerations {
+        StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
+    }
+
+    /// Enters an inode. The caller holds a reference on it and the lock of its stripe, and enters
+    /// the new inode in the table after this.
+    pub(super) fn insert(&self, superblock: u32, ino: u64, slot: u32) {
+        let mut list = self.list.lock();
+        list.insert((superblock, ino, slot));
+        // ORDERING: Relaxed. The table entry of the new inode publishes it.
+        self.len.store(list.len(), Ordering::Relaxed);
+    }
+
+    /// Removes a dead inode.
+    pub(super) fn remove(&self, superblock: u32, ino: u64, slot: u32) {
+        let mut list = self.list.lock();
+        list.remove(&(superblock, ino, slot));
+        // ORDERING: Relaxed. A stale value costs one lookup.
+        self.len.store(list.len(), Ordering::Relaxed);
+    }
+
+    /// Returns the slots with this number for which `get` returned true. They stay in the list
+    /// during `get`.
+    #[inline]
+    pub(super) fn get(&self, superblock: u32, ino: u64, get: impl Fn(u32) -> bool) -> Vec<u32> {
+        // ORDERING: Relaxed. See `insert`.
+        if self.len.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let list = self.list.lock();
+        let range = list.range((superblock, ino, 0)..=(superblock, ino, u32::MAX));
+        range.map(|&(_, _, slot)| slot).filter(|&slot| get(slot)).collect()
+    }
+
+    /// Runs `work` under the lock of the list.
+    pub(super) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _list = self.list.lock();
+        work()
+    }
+}

@@ -1,0 +1,193 @@
+//! A read set: dentries that a reader has used, each with the sequence that it read.
+//!
+//! The reader validates the read set at its end. If no sequence has moved, all that the reader read
+//! existed together at the instant between its last read and the validation (trap T8).
+
+use corewalk_sync::SeqCount;
+
+use crate::dentry::Dentries;
+
+/// Steps that need no allocation; most paths are shorter.
+pub(crate) const STEPS: usize = 16;
+
+/// Dentries, each with the sequence that was read.
+pub(crate) struct ReadSet<const N: usize = STEPS> {
+    slots: [u32; N],
+    seqs: [u64; N],
+    len: usize,
+    more: Vec<(u32, u64)>,
+    growth: Growth,
+}
+
+/// Whether a read set may allocate for more than its inline steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Growth {
+    /// It may.
+    Allowed,
+    /// It may not. Further steps are dropped.
+    Refused,
+}
+
+impl<const N: usize> ReadSet<N> {
+    pub(crate) fn new(growth: Growth) -> ReadSet<N> {
+        ReadSet { slots: [0; N], seqs: [0; N], len: 0, more: Vec::new(), growth }
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, slot: u32, seq: u64) {
+        match (self.slots.get_mut(self.len), self.seqs.get_mut(self.len)) {
+            (Some(to), Some(at)) => (*to, *at) = (slot, seq),
+            _ => self.push_more(slot, seq),
+        }
+        self.len += 1;
+    }
+
+    #[cold]
+    fn push_more(&mut self, slot: u32, seq: u64) {
+        if self.growth == Growth::Allowed {
+            self.more.push((slot, seq));
+        }
+    }
+
+    /// Returns true if one more step needs no allocation.
+    #[inline]
+    pub(crate) fn has_inline_room(&self) -> bool {
+        self.len < N
+    }
+
+    /// Returns the inline steps, to append to.
+    #[inline(always)]
+    pub(crate) fn inline_steps(&mut self) -> InlineSteps<'_, N> {
+        InlineSteps { len: self.len, read_set: self }
+    }
+
+    /// Returns true if steps were dropped: then the read set can validate nothing.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.growth == Growth::Refused && self.len > N
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+        self.more.clear();
+    }
+
+    /// Returns the dentries in the order of the steps.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        let few = self.slots[..self.len.min(N)].iter().copied();
+        few.chain(self.more.iter().map(|&(slot, _)| slot))
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if no dentry of the read set has changed since its step.
+    #[inline]
+    pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
+        // One branch for all steps: they are nearly always unchanged. An odd sequence, of a writer
+        // inside its section, never validates.
+        SeqCount::end_of_reads();
+        let len = self.len.min(N);
+        let (mut differ, mut odd) = (0, 0);
+        for (&slot, &seq) in self.slots[..len].iter().zip(&self.seqs[..len]) {
+            odd |= seq;
+            differ |= dentries.difference(slot, seq);
+        }
+        for &(slot, seq) in &self.more {
+            odd |= seq;
+            differ |= dentries.difference(slot, seq);
+        }
+        differ | (odd & 1) == 0
+    }
+}
+
+/// The inline steps of a read set, while a fast path appends to them. Dropping it stores the new
+/// length.
+pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
+    read_set: &'a mut ReadSet<N>,
+    /// The length, here so that it can stay in a register.
+    len: usize,
+}
+
+impl<const N: usize> InlineSteps<'_, N> {
+    /// Appends a step; false if no inline step is left.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, slot: u32, seq: u64) -> bool {
+        let ReadSet { slots, seqs, .. } = &mut *self.read_set;
+        let (Some(to), Some(at)) = (slots.get_mut(self.len), seqs.get_mut(self.len)) else {
+            return false;
+        };
+        (*to, *at) = (slot, seq);
+        self.len += 1;
+        true
+    }
+
+    /// Returns the number of steps.
+    #[inline(always)]
+    pub(crate) fn at(&self) -> usize {
+        self.len
+    }
+
+    /// Returns the sequence of the last step; there must be one.
+    pub(crate) fn last_seq(&self) -> u64 {
+        self.read_set.seqs[self.len - 1]
+    }
+}
+
+impl<const N: usize> Drop for InlineSteps<'_, N> {
+    fn drop(&mut self) {
+        self.read_set.len = self.len;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Trap T8: each step counts, also those that needed an allocation. Steps from before `clear`
+    /// do not.
+    #[test]
+    fn change_of_any_step_is_seen() {
+        let dentries = Dentries::new(64).unwrap();
+        let steps = 2 * STEPS as u32;
+        for slot in 0..=steps {
+            let mut read_set = ReadSet::<STEPS>::new(Growth::Allowed);
+            let mut room = read_set.inline_steps();
+            let put = (1..=steps).take_while(|&slot| room.put(slot, dentries.stable_seq(slot)));
+            let put = put.count() as u32;
+            assert_eq!((put, room.at()), (STEPS as u32, STEPS));
+            drop(room);
+            assert!(!read_set.has_inline_room());
+            (put + 1..=steps).for_each(|slot| read_set.push(slot, dentries.stable_seq(slot)));
+            assert!(read_set.is_unchanged(&dentries));
+            drop(dentries.seq(slot).write());
+            assert_eq!(read_set.is_unchanged(&dentries), slot == 0, "step {slot}");
+            read_set.clear();
+            assert!(read_set.is_unchanged(&dentries) && read_set.len() == 0);
+        }
+    }
+
+    /// An odd sequence was read inside a write section, so its dentry may be torn.
+    #[test]
+    fn step_under_an_odd_sequence_never_validates() {
+        let dentries = Dentries::new(64).unwrap();
+        let mut read_set = ReadSet::<STEPS>::new(Growth::Allowed);
+        dentries.seq(1).write_begin();
+        read_set.push(1, dentries.seq(1).raw_begin());
+        assert!(!read_set.is_unchanged(&dentries));
+        dentries.seq(1).write_end();
+        assert!(!read_set.is_unchanged(&dentries));
+    }
+
+    #[test]
+    fn steps_that_are_dropped_are_noticed() {
+        let mut read_set = ReadSet::<STEPS>::new(Growth::Refused);
+        (1..=STEPS as u32).for_each(|slot| read_set.push(slot, 0));
+        assert!(!read_set.is_truncated());
+        read_set.push(1, 0);
+        assert!(read_set.is_truncated());
+        read_set.clear();
+        assert!(!read_set.is_truncated());
+    }
+}

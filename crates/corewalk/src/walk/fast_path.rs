@@ -1,0 +1,212 @@
+//! The fast path of a walk: cached names of files and of searchable directories.
+//!
+//! Nearly all components of nearly all paths need no other decision. The fast path leaves the
+//! others to [`Walk::step`], which continues where it ends: names that are not cached, links, mount
+//! points, `..`, and unknown permissions. The fast path only fills the read set; the walk validates
+//! it later.
+//!
+//! # How it works
+//! The state of a step stays in registers only if the loop contains nothing but the usual case: an
+//! inline name, which is the first entry with its tag. So [`Cursor::fast_steps`] handles that case
+//! alone. Otherwise [`Cursor::slow_step`], which is not inlined, repeats the step from its
+//! beginning. The last component is a copy of the loop's body. It may be any file, and the line
+//! with its inode number is prefetched before the dentry arrives.
+//!
+//! A step takes about 120 instructions on x86-64, and its validation about 10. Each depends on the
+//! one before: from the number of the directory over a product, the tags of a bucket and the slot
+//! of an entry to the number of the next directory.
+
+use super::{Mode, Walk};
+use crate::cred::Caps;
+use crate::dcache::Dcache;
+use crate::dentry::{Body, Flags, Line, ParentKey, Snapshot, directory_id};
+use crate::name::Slashes;
+use crate::read_set::{InlineSteps, ReadSet};
+use crate::table::Extent;
+
+impl Walk<'_, '_> {
+    /// Goes along `path` as far as it is plain and returns the rest.
+    #[inline(never)]
+    pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
+        if self.mode != Mode::Rcu || self.hold.is_some() {
+            return path;
+        }
+        let dcache = &self.vfs.dcache;
+        let needed = match self.cred.has(Caps::DAC_READ_SEARCH) {
+            true => Flags::DIRECTORY,
+            false => Flags::DIRECTORY | Flags::SEARCHABLE,
+        };
+        let mut at = Cursor { dentry: self.dentry, seen: self.seen, path, done: 0 };
+        while at.done < path.len() && at.seen.body.flags().contains(needed) {
+            if self.read_set.has_inline_room() {
+                at.fast_steps(dcache, self.read_set, needed);
+            }
+            let is_over = at.done == path.len() || !at.seen.body.flags().contains(needed);
+            // The slow path finds out why the fast path stopped.
+            if is_over || !at.slow_step(dcache, self.read_set) {
+                break;
+            }
+        }
+        (self.dentry, self.seen) = (at.dentry, at.seen);
+        &path[at.done..]
+    }
+}
+
+/// The state of [`Cursor::fast_steps`], in registers.
+struct FastCursor<'a> {
+    dcache: &'a Dcache,
+    extent: Extent,
+    /// The part of a directory's number that depends on the file system.
+    id: u64,
+    dentry: u32,
+    line: Line<'a>,
+    body: Body,
+    steps: InlineSteps<'a>,
+}
+
+impl FastCursor<'_> {
+    /// Moves to the component from `start` to the end of a path. False unless it is the first entry
+    /// with its tag, has the flags in `needed`, and fits in the read set. An invalid name (empty, a
+    /// dot, too long) is not found. `before` is called with the slot of the entry.
+    #[inline(always)]
+    fn to(&mut self, (path, start): (&[u8], usize), needed: Flags, before: impl Fn(u32)) -> bool {
+        if start >= path.len() {
+            return false;
+        }
+        let words = self.line.directory_words();
+        let key = ParentKey::new(self.dentry, words.child_generation);
+        let place = (self.id.wrapping_add(words.ino), key);
+        let found = self.dcache.find_at_once(self.extent, place, (path, start), needed, before);
+        let Some(child) = found else { return false };
+        if !self.steps.put(child.slot, child.seen.seq) {
+            return false;
+        }
+        (self.dentry, self.line, self.body) = (child.slot, child.line, child.seen.body);
+        true
+    }
+}
+
+/// The position of a fast path.
+struct Cursor<'p> {
+    dentry: u32,
+    seen: Snapshot,
+    path: &'p [u8],
+    /// Bytes of the path that are done. The next byte is a slash, or at the start perhaps a name.
+    done: usize,
+}
+
+impl Cursor<'_> {
+    /// Continues while the components are usual: each is a short name, the first entry with its tag
+    /// in the first line of its bucket, and fits inline in the read set.
+    #[inline(always)]
+    fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
+        let path = self.path;
+        let mut fast = FastCursor {
+            dcache,
+            extent: dcache.extent(),
+            // A child is of the file system of its parent.
+            id: directory_id(self.seen.body.superblock(), 0),
+            dentry: self.dentry,
+            line: dcache.dentries.line(self.dentry),
+            body: self.seen.body,
+            steps: read_set.inline_steps(),
+        };
+        let first = fast.steps.at();
+        // Where a component may begin: behind the slash that ended the one before.
+        let mut start = self.done;
+        let mut slashes = Slashes::from(path, self.done);
+        if path.get(start) == Some(&b'/') {
+            slashes.next();
+            start += 1;
+        }
+        loop {
+            let end = slashes.next();
+            let Some(upto) = path.get(..end) else { break };
+            if end == path.len() {
+                // The number of the inode will be asked for.
+                if fast.to((upto, start), Flags::empty(), |slot| dcache.inodes.prefetch(slot)) {
+                    start = end + 1;
+                }
+                break;
+            }
+            if !fast.to((upto, start), needed, |_| {}) {
+                break;
+            }
+            start = end + 1;
+        }
+        let FastCursor { dentry, line, body, steps, .. } = fast;
+        if steps.at() > first {
+            self.dentry = dentry;
+            self.seen = Snapshot { seq: steps.last_seq(), key: line.key(), body };
+            self.done = start - 1;
+        }
+    }
+
+    /// Moves one component if its name is cached and plain, in any line of its bucket. False
+    /// otherwise.
+    #[inline(never)]
+    fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
+        let rest = &self.path[self.done..];
+        let start = self.done + usize::from(rest.first() == Some(&b'/'));
+        let len = self.path[start..].iter().position(|&byte| byte == b'/');
+        let end = len.map_or(self.path.len(), |len| start + len);
+        if start == end {
+            return false;
+        }
+        let words = dcache.dentries.directory_words(self.dentry);
+        let key = ParentKey::new(self.dentry, words.child_generation);
+        let id = directory_id(self.seen.body.superblock(), words.ino);
+        let Some((slot, seen)) = dcache.find_plain((id, key), (&self.path[..end], start)) else {
+            return false;
+        };
+        (self.dentry, self.seen, self.done) = (slot, seen, end);
+        read_set.push(slot, seen.seq);
+        true
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::tmpfs::{Tmpfs, TmpfsOptions};
+    use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
+
+    /// Names of every length that is compared in its own way are found, those of directories and of
+    /// files. Neighbours differ in one byte. The path has more components than the read set holds
+    /// inline.
+    #[test]
+    fn path_of_names_of_all_lengths_leads_to_its_end() {
+        let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
+        let vfs = vfs.unwrap();
+        let (cred, root) = (Cred::root(), vfs.root_path());
+        let at = FsStruct { cwd: root.clone(), root };
+        let (mut dir, mut path) = (vfs.root(), Vec::new());
+        let resolve = |path: &[u8]| {
+            vfs.resolve_path(&cred, &at, path, WalkFlags::empty()).map(|found| found.ino)
+        };
+        for len in (1..=48_u8).rev() {
+            let name: Vec<u8> = (0..len).map(|i| b'A' + i).collect();
+            let mut other = name.clone();
+            other[usize::from(len) / 2] = b'~';
+            let make = |name: &[u8], mode| {
+                let make = Make::new(mode, 0, 0);
+                vfs.make(&cred, &dir, Name::new(name).unwrap(), make).unwrap().0
+            };
+            let file = make(&other, 0o100_644);
+            path.push(b'/');
+            assert_eq!(resolve(&[&path[..], &other[..]].concat()), Ok(file.ino()), "file of {len}");
+            let missing = [&path[..], &name[..]].concat();
+            assert_eq!(resolve(&missing), Err(Errno::NOENT), "none of {len}");
+            assert_eq!(resolve(&missing), Err(Errno::NOENT), "none of {len}, which is cached");
+            let through = [&path[..], &other[..], b"/x"].concat();
+            assert_eq!(resolve(&through), Err(Errno::NOTDIR), "below a file of {len}");
+            dir = make(&name, 0o040_755);
+            path.extend_from_slice(&name);
+            let twice = [&path[..], b"//."].concat();
+            assert_eq!(resolve(&path), Ok(dir.ino()), "directory of {len}");
+            assert_eq!(resolve(&twice), Ok(dir.ino()), "directory of {len}, by way of itself");
+        }
+        assert_eq!(vfs.stats().fallbacks, 0, "the cache stands still");
+    }
+}

@@ -1,0 +1,228 @@
+//! Inputs that nobody would write: a corpus that is kept, and changes of it at random.
+//!
+//! A fuzz test has a folder of inputs in `fuzz/`, below the root of the repository. First it runs
+//! all of them. Then it takes an input, changes a few bytes, and runs the result, many times. The
+//! target says in one value how it took an input, for instance as the error number. An input with a
+//! new answer joins the inputs that are changed further, so the search does not stay at the first
+//! check that refuses.
+//!
+//! The target fails by a panic. The input is then written to a file, and its path is printed with
+//! the command that adds it to the corpus.
+//!
+//! ```
+//! use corewalk_testkit::fuzz::Fuzz;
+//!
+//! let answers = Fuzz::of("names").runs(100).run(|input| std::str::from_utf8(input).is_ok());
+//! assert!(answers.contains_key(&true), "an input that is text was met");
+//! ```
+//!
+//! # Guarantees
+//!
+//! - A.1: the inputs are a function of the corpus, the target and the seed. A failure is repeated
+//!   with `COREWALK_SEED`.
+//! - A.2: a target without a corpus is a panic.
+//!
+//! `COREWALK_FUZZ_TIMES` multiplies the number of runs; `cargo xtask nightly` sets it.
+//!
+//! Source: AFL's deterministic and havoc stages; Go's `testing.F`.
+
+use crate::{
+    real::thread,
+    rng::{ReportSeed, Rng, Seed},
+};
+use std::{
+    collections::BTreeMap,
+    env,
+    fmt::Debug,
+    fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    path::{Path, PathBuf},
+};
+
+/// The environment variable that multiplies the number of runs.
+const TIMES: &str = "COREWALK_FUZZ_TIMES";
+
+/// The longest input that a change makes.
+const LEN_MAX: usize = 1 << 16;
+
+/// Numbers at which bounds are.
+const EDGES: [u64; 10] =
+    [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
+
+/// A fuzz test: what is changed, and how often.
+#[derive(Clone, Debug)]
+pub struct Fuzz {
+    name: String,
+    words: Vec<Vec<u8>>,
+    runs: u64,
+}
+
+impl Fuzz {
+    /// Returns a test with the inputs in `fuzz/NAME`.
+    pub fn of(name: &str) -> Self {
+        Self { name: name.to_owned(), words: Vec::new(), runs: 2_000 }
+    }
+
+    /// Sets byte strings that changes insert.
+    #[must_use]
+    pub fn words(mut self, words: &[&[u8]]) -> Self {
+        self.words = words.iter().map(|word| word.to_vec()).collect();
+        self
+    }
+
+    /// Sets how many changed inputs run; 2,000 if it is not set.
+    #[must_use]
+    pub fn runs(mut self, runs: u64) -> Self {
+        self.runs = runs;
+        self
+    }
+
+    /// Runs `target` with each input; returns how often each answer was given.
+    ///
+    /// # Panics
+    ///
+    /// If the corpus is empty, and with `target`.
+    pub fn run<A: Ord + Clone + Debug>(&self, target: impl Fn(&[u8]) -> A) -> BTreeMap<A, u64> {
+        let report = ReportSeed::new(Seed::choose());
+        let mut rng = Rng::new(report.seed());
+        let mut inputs = self.corpus();
+        let mut answers = BTreeMap::new();
+        let mut answer = |input: &[u8]| {
+            let failing = Failing { name: &self.name, input };
+            let answer = target(input);
+            drop(failing);
+            let count = answers.entry(answer).or_insert(0);
+            *count += 1;
+            *count == 1
+        };
+        for input in &inputs {
+            answer(input);
+        }
+        for _ in 0..self.runs * times() {
+            let mut input = rng.pick(&inputs).clone();
+            for _ in 0..=rng.below(4) {
+                let other = rng.pick::<Vec<u8>>(&inputs);
+                self.change(&mut input, other, &mut rng);
+            }
+            input.truncate(LEN_MAX);
+            if answer(&input) {
+                inputs.push(input);
+            }
+        }
+        println!("{}: {answers:?}", self.name);
+        answers
+    }
+
+    /// Returns the inputs that are kept, in the order of their names.
+    fn corpus(&self) -> Vec<Vec<u8>> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz").join(&self.name);
+        let entries =
+            fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        assert!(!paths.is_empty(), "{}: no input", folder.display());
+        paths.iter().map(|path| fs::read(path).expect("an input can be read")).collect()
+    }
+
+    /// Changes one place of `input`; `other` is another input.
+    fn change(&self, input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
+        let at = rng.index(input.len() + 1);
+        let end = (at + 1 + rng.index(16)).min(input.len());
+        match rng.below(9) {
+            0 => input.truncate(at),
+            1 => drop(input.drain(at..end)),
+            2 => {
+                let piece = input[at..end].to_vec();
+                insert(input, at, &piece);
+            }
+            3 => {
+                let from = rng.index(other.len() + 1);
+                let to = from + rng.index(other.len() - from + 1);
+                insert(input, at, &other[from..to]);
+            }
+            4 if !self.words.is_empty() => insert(input, at, rng.pick::<Vec<u8>>(&self.words)),
+            5 => {
+                // A number of one to eight bytes, at a bound or next to one.
+                let number = rng.pick(&EDGES).wrapping_add(rng.below(3)).wrapping_sub(1);
+                let width = 1 << rng.below(4);
+                let end = (at + width).min(input.len());
+                input[at..end].copy_from_slice(&number.to_le_bytes()[..end - at]);
+            }
+            6 => insert(input, at, &[rng.next_u64() as u8]),
+            7 if at < input.len() => input[at] = rng.next_u64() as u8,
+            _ if at < input.len() => input[at] ^= 1 << rng.below(8),
+            _ => {}
+        }
+    }
+}
+
+fn insert(input: &mut Vec<u8>, at: usize, piece: &[u8]) {
+    input.splice(at..at, piece.iter().copied());
+}
+
+fn times() -> u64 {
+    let asked = env::var(TIMES).ok();
+    asked.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
+}
+
+/// Writes the input to a file if it is dropped by a panic.
+struct Failing<'a> {
+    name: &'a str,
+    input: &'a [u8],
+}
+
+impl Drop for Failing<'_> {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        let mut hasher = DefaultHasher::new();
+        self.input.hash(&mut hasher);
+        let name = format!("{}-{:016x}", self.name, hasher.finish());
+        let path = env::temp_dir().join(&name);
+        match fs::write(&path, self.input) {
+            Ok(()) => eprintln!("to keep this input: cp {} fuzz/{}/", path.display(), self.name),
+            Err(error) => eprintln!("{}: {error}; the input: {:?}", path.display(), self.input),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+
+    /// Inputs that pass three checks are met only because inputs with new answers are kept.
+    // It is only long under miri, which has no need of it: nothing here is unsafe.
+    #[cfg(not(miri))]
+    #[test]
+    fn inputs_with_new_answers_lead_to_what_is_behind_checks() {
+        let passed = |input: &[u8]| {
+            [b'/', b'!', 0xfe].iter().zip(input).take_while(|(right, byte)| right == byte).count()
+        };
+        let answers = Fuzz::of("names").words(&[b"/", b"."]).runs(100_000).run(passed);
+        assert!(answers.contains_key(&3), "{answers:?}");
+    }
+
+    #[test]
+    fn failing_input_is_written() {
+        let name = format!("control-fuzz-{}", std::process::id());
+        let failed = catch_unwind(|| {
+            let _failing = Failing { name: &name, input: b"the input" };
+            panic!("on purpose");
+        });
+        assert!(failed.is_err());
+        let is_ours = |path: &PathBuf| path.display().to_string().contains(&name);
+        let entries = fs::read_dir(env::temp_dir()).expect("the folder is there").flatten();
+        let written: Vec<_> = entries.map(|entry| entry.path()).filter(is_ours).collect();
+        assert_eq!(written.len(), 1, "{written:?}");
+        assert_eq!(fs::read(&written[0]).expect("it can be read"), b"the input");
+        fs::remove_file(&written[0]).expect("it is ours");
+    }
+
+    #[test]
+    #[should_panic(expected = "No such file")]
+    fn control_target_without_a_corpus_is_a_panic() {
+        Fuzz::of("no-such-target").run(|_| ());
+    }
+}
