@@ -256,37 +256,40 @@ fn control_reach_that_is_lowered_too_soon_is_caught() {
     });
 }
 
-/// Trap T34: a search misses an entry since a `create` has lowered the reach; the thread that looks
-/// then frees the value. Returns how often it (missed it behind the reach, met it).
-fn trim_against_delete(create: fn(&Mbcache)) -> [usize; 2] {
+/// Trap T34: a holder puts (KEY, 3), reclaim ends it, and `create` lowers the reach. Another thread
+/// looks for the pair, to free its value. Returns how often it (found no entry, ended the entry,
+/// came too early or too late to end it).
+fn trim_against_delete(create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);
-        assert!(shared.cache.delete_or_get(KEY, 1).is_none());
-        let entry = std::mem::ManuallyDrop::new(
-            shared.cache.find_next(&shared.cache.find_first(KEY).expect("two pairs are left")),
-        );
-        let state = entry.as_ref().expect("two pairs are left").state;
-        let holder = spawn(&shared, move |shared| {
-            let slot = slot_of(&shared.cache, 3);
-            // ORDERING: Relaxed. The handle has to order it.
-            shared.is_used.store(1, Ordering::Relaxed);
-            drop(Entry { cache: &shared.cache, slot, state });
-            // Another thread ends the entry, and then enters one with the same home.
-            assert_eq!(shared.cache.scan(u64::MAX), 2);
-            create(&shared.cache);
-        });
-        let is_gone = shared.cache.delete_or_get(KEY, 3).is_none();
-        if is_gone {
+        let cache = &shared.cache;
+        assert!(cache.delete_or_get(KEY, 1).is_none());
+        let second = cache.find_first(KEY).expect("two pairs are left");
+        let held = cache.find_next(&second).expect("two pairs are left");
+        drop(second);
+        let deleter = spawn(&shared, move |shared| {
+            let index = &shared.cache.index;
+            let found = index.look_up(home(&shared.cache), (KEY, 3));
+            let outcome = match found {
+                None => 0,
+                Some((slot, state)) if index.end(slot, state, Spare::Held) => 1,
+                Some(_) => return 2,
+            };
             // ORDERING: Relaxed. The deletion has to order it.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
             assert!(is_used, "T34: a use was not seen by the deleter");
-        }
-        holder.join().unwrap();
-        tally.hit(usize::from(!is_gone));
+            outcome
+        });
+        // ORDERING: Relaxed. The handle has to order it.
+        shared.is_used.store(1, Ordering::Relaxed);
+        drop(held);
+        cache.scan(u64::MAX);
+        create(cache);
+        tally.hit(deleter.join().unwrap());
     })
 }
 
-/// Trap T34: the search sees the work of the last holder.
+/// Trap T34: a search that misses an entry sees the work of the last holder.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&trim_against_delete(|cache| {

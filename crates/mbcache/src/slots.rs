@@ -1,12 +1,26 @@
 //! One slot of the index: the key, the value and the state word of an entry.
 //!
-//! Any thread may read any slot at any time. The state word makes that safe. A slot is not live
-//! while its key and value are written, and each use of the slot has another generation. So a key
-//! and a value belong together if the slot is live with one generation before and after they are
-//! read. A step on the state that starts from the state that was read proves the same.
-//!
 //! All changes of a state are atomic steps on the whole word. So two flags cannot overwrite each
-//! other (trap T33), and an entry with a handle cannot end (traps T34, T35).
+//! other (trap T33), and an entry with a handle cannot end (traps T34, T35). Any thread may read
+//! any slot at any time, without a lock. That is right for these reasons:
+//!
+//! - *No torn pair.* Key and value are written only while the slot is not live, and each use of the
+//!   slot has another generation. A reader loads the state, then the words. Then it loads the state
+//!   again (`get`), or changes it in one step (`find`, a deletion). If the slot is live with the
+//!   same generation both times, the words belong to that generation.
+//! - *No mix of removal and reuse.* A step names the generation that the thread has read. If the
+//!   entry has ended, the step fails, even if the slot has the same pair again.
+//! - *Missed entries.* A search misses an entry only if the entry was not live during all of the
+//!   search. Entries do not move, and the reach of a home covers its live entries (I.1 in `index`).
+//!   `create` stores the reach before the entry is live. The reach is lowered under the lock of the
+//!   home, past lines that have no live entry of this home, and entries come under that lock only.
+//! - *Entries that are seen.* A `get` answers for the moment of its second load, a `find` for that
+//!   of its step. A handle keeps the entry live from then on.
+//! - *A miss by the last user.* A deleter frees the value after a miss, too. It has met a slot that
+//!   is not live, a later entry in it, or a lower reach. Each of these loads acquires what the
+//!   thread released that ended the entry, and so the work of each former holder.
+//! - *Bound.* A search looks at the lines within the reach that it read at its start, at most 128.
+//!   It never begins anew. A step is tried again only if another thread has changed the same entry.
 //!
 //! The generation has 42 bits. A reader would have to sleep between two loads while one slot is
 //! used 2^42 times, which takes two days at 50 ns each (trap T32).
@@ -122,8 +136,9 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
     fence(Ordering::Acquire);
-    // ORDERING: Relaxed. The fence orders it.
-    state.is_same_entry(State(words[STATE].load(Ordering::Relaxed)))
+    // A deleter that finds the entry ended here frees the value, so it has to see the work of the
+    // last holder.
+    state.is_same_entry(self::state(words))
 }
 
 /// Makes a slot that is not live the entry of `pair`, under the lock of its line (S.1).

@@ -145,6 +145,25 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.count(), cache.stats().reclaimed), (256, 144));
 }
 
+/// Keys that were chosen to meet in one home lengthen a search to one window, and no further. Other
+/// homes in that window keep their entries within reach.
+#[test]
+fn keys_of_one_home_are_kept_to_one_window() {
+    let cache = cache(1_000);
+    let index = &cache.index;
+    let home = index.home(1);
+    let of_home = |home| (1..).filter(move |&key| index.home(key) == home);
+    let keys: Vec<u64> = of_home(home).take(400).collect();
+    keys.iter().for_each(|&key| cache.create(key, key).unwrap());
+    assert_eq!((cache.count(), cache.stats().reclaimed), (256, 144));
+    assert_eq!(index.probe(home, 0).count(), 256);
+    let neighbour = of_home((home + 5) % 1_500).next().unwrap();
+    cache.create(neighbour, 7).unwrap();
+    assert_eq!(values(&cache, neighbour), [7]);
+    let kept = keys.iter().filter(|&&key| values(&cache, key) == [key]).count() as u64;
+    assert_eq!(kept + 1, cache.count(), "each entry that was not dropped is found");
+}
+
 #[test]
 fn pair_is_there_once_and_keeps_its_flag() {
     let cache = cache(10);
