@@ -12,6 +12,12 @@
 //! | a line | the node of a call that waits, or has just been woken |
 //! | a line, with `LOOKED_AT` | likewise, and somebody looks at the node: it stays until that is over |
 //!
+//! # Model checker
+//!
+//! Loom orders an access with the last one to the same word only. A load before an exchange would hide
+//! the load of another thread from it, and with it the run in which they meet. So a model leaves out
+//! the loads that only save an exchange.
+//!
 //! # Guarantees
 //!
 //! - W.1: a node that `each` gives to its closure is one of this task until the closure returns.
@@ -47,7 +53,7 @@ impl Waiting {
     pub(crate) fn enter(&self, node: u32) {
         let is_taken = |slot: &AtomicU32| {
             // ORDERING: Relaxed. A guess for the exchange, which a slot in use would fail.
-            slot.load(Ordering::Relaxed) == 0
+            (IS_MODEL || slot.load(Ordering::Relaxed) == 0)
                 // ORDERING(ipc-waiting): Release. The node is made before it is looked at.
                 && slot.compare_exchange(0, node, Ordering::Release, Ordering::Relaxed).is_ok()
         };
@@ -102,7 +108,7 @@ impl Waiting {
 /// Takes a node out of a slot; returns false if it is not there.
 fn is_left(slot: &AtomicU32, node: u32) -> bool {
     // ORDERING: Relaxed. A node stays in its slot until its own thread takes it out.
-    while slot.load(Ordering::Relaxed) & !LOOKED_AT == node {
+    while IS_MODEL || slot.load(Ordering::Relaxed) & !LOOKED_AT == node {
         // ORDERING(ipc-waiting): Acquire. See `each`.
         match slot.compare_exchange(node, 0, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return true,

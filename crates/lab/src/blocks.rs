@@ -119,7 +119,7 @@ pub(crate) struct Off;
 /// What [`Off`] never finds.
 pub(crate) enum Never {}
 
-/// The shared-content cache of this project.
+/// The de-duplication index of this project.
 pub(crate) struct Corewalk(Mbcache);
 
 impl Corewalk {

@@ -62,7 +62,7 @@ impl Pairs for Ours {
 
     #[inline]
     fn get(&self, key: u64, value: u64) -> bool {
-        self.0.get(key, value).is_some()
+        self.0.get(key, value)
     }
 
     #[inline]

@@ -19,7 +19,7 @@ fn main() {
 /// Makes at least `changes` changes of flags on two threads; returns how many were lost.
 pub(crate) fn lost_of(changes: u64) -> u64 {
     // So small that a scan comes to the entry at once.
-    let options = MbcacheOptions { entries_max: 1, ..MbcacheOptions::default() };
+    let options = MbcacheOptions { budget_bytes: 128, ..MbcacheOptions::default() };
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
     // Each round changes a flag twice.
@@ -34,8 +34,8 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        let is_there = cache.get(KEY, VALUE).is_some();
-        // What is marked as used stays.
+        let is_there = cache.get(KEY, VALUE);
+        // An entry that is marked as used stays.
         let is_kept = cache.scan(1) == 0;
         if !is_there || !is_kept {
             lost += 1;
@@ -45,8 +45,8 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// Clears and sets the reusable flag of the entry, which is held so that it stays; counts how often it was
-/// not as it was left.
+/// Clears and sets the reusable flag of the entry, with a handle so that the entry stays; counts
+/// how often the flag was not as it was left.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {

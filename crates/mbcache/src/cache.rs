@@ -1,28 +1,21 @@
-//! The cache itself: create, find, get, delete, and the switch.
-//!
-//! Finds and gets walk the index without a lock, and to delete is one step on the entry's own word. To
-//! create takes the lock of one bucket, so a pair is there once. An entry is in the index from when it is
-//! live until it is not: there is no list beside it that it could be on too late or too long (trap T36).
+//! The operations of the cache.
 //!
 //! Source: Linux `fs/mbcache.c`.
 
-use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
-use corewalk_base::{CachePadded, Mutex};
+use corewalk_base::primitives::thread;
 use std::{fmt, io};
 
-use crate::counts::{Counts, Event};
-use crate::handle::{Busy, Entry, Seen};
+use crate::handle::{Busy, Entry};
 use crate::hash::Secret;
-use crate::index::{Found, Index, LINE_WORDS, Locked, SLOTS, Seat, Torn};
-use crate::reclaim::Turn;
-use crate::room::{self, Room};
-use crate::sleepers::Sleepers;
-use crate::slots::{self, Put, Spare, State, Words};
+use crate::index::{Index, LINE_BYTES, Refused, SLOTS};
+use crate::slots::{self, Spare};
 
-/// Entries at most; slots are numbered with 32 bits, and there are three times as many.
-const ENTRIES_LIMIT: u32 = 1 << 30;
+/// Slots for each entry that there may be before any is dropped. With fewer, searches get longer.
+const SLOTS_PER_ENTRY: u64 = 3;
+/// The most lines: slots are numbered with 32 bits.
+const LINES_MAX: u64 = 1 << 30;
 
-/// How a cache is set up.
+/// The size of a cache, and the users of a value.
 ///
 /// # Examples
 ///
@@ -36,42 +29,29 @@ const ENTRIES_LIMIT: u32 = 1 << 30;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MbcacheOptions {
-    /// Bytes that the index may take, free slots included. 16 MiB by default.
+    /// Bytes that the index may take, free slots included; 16 MiB by default.
     pub budget_bytes: u64,
-    /// Entries that are kept at least before any is dropped, if the budget has room for so many;
-    /// else it decides. By default it does.
-    pub entries_max: u32,
-    /// Users of a value from which on it is not shared any more; as in ext4, 1024 by default. With 1 (or 0) none
-    /// is shared, and there is nothing to create.
+    /// Users of a value from which on it is not shared any more; 1024 by default, as in ext4.
     pub users_max: u32,
-    /// Whether it is switched on from the beginning; it is by default.
-    pub is_on: bool,
-    /// The secret of the hash, for runs that can be repeated. By default it is random.
+    /// The secret of the hash, for runs that can be repeated; random by default.
     pub hash_seed: Option<u64>,
 }
 
 impl Default for MbcacheOptions {
     fn default() -> Self {
-        Self {
-            budget_bytes: 16 << 20,
-            entries_max: ENTRIES_LIMIT,
-            users_max: 1024,
-            is_on: true,
-            hash_seed: None,
-        }
+        Self { budget_bytes: 16 << 20, users_max: 1024, hash_seed: None }
     }
 }
 
-/// Why an entry was not created.
+/// The reason why an entry was not created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CreateError {
     /// The pair is there already (Linux: EBUSY).
     Exists,
-    /// The budget is used up: no other bucket of several lines had one to give, since what is in it is held
-    /// or was used, and so is what is in the pair's own bucket.
+    /// All entries that could make room are held.
     Full,
-    /// The cache is switched off.
+    /// The cache is [off](Mbcache::off).
     Off,
 }
 
@@ -79,62 +59,116 @@ impl fmt::Display for CreateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             CreateError::Exists => "the pair is in the cache already",
-            CreateError::Full => "the cache is full, and what could make room is in use",
-            CreateError::Off => "the cache is switched off",
+            CreateError::Full => "the cache is full, and all that could make room is held",
+            CreateError::Off => "the cache is off",
         })
     }
 }
 
 impl std::error::Error for CreateError {}
 
-/// What a cache holds and has done; exact while nobody changes it.
+/// The counts of a cache; exact while no thread changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Entries now.
     pub entries: u64,
-    /// Bytes of memory in use, at most [`MbcacheOptions::budget_bytes`], all buckets included; it never
-    /// goes down.
+    /// Bytes of the index, at most [`MbcacheOptions::budget_bytes`]. It does not grow or shrink.
+    /// The system gives memory for a page of it when an entry first comes there.
     pub bytes: u64,
-    /// Entries created.
-    pub created: u64,
-    /// Creations refused since the pair was there.
-    pub duplicates: u64,
-    /// Entries deleted by [`Mbcache::delete_or_get`], or since their values had as many users as they may.
-    pub deleted: u64,
-    /// Deletions refused since the entry was held.
-    pub busy: u64,
-    /// Entries dropped by [`Mbcache::scan`], or for want of room.
+    /// Entries dropped by [`Mbcache::scan`], or to make room.
     pub reclaimed: u64,
 }
 
-/// A multimap from keys to values, in which pairs are unique.
+/// A multimap from keys to values in which each pair is there once.
 ///
-/// See the crate's documentation for the protocol that it is part of.
+/// The crate's documentation has the protocol between a store of blobs and this cache.
+///
+/// # Examples
+///
+/// A store that keeps equal blobs once:
+///
+/// ```
+/// use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
+/// use std::hash::{DefaultHasher, Hash, Hasher};
+///
+/// struct Blob {
+///     content: Vec<u8>,
+///     users: u32,
+/// }
+///
+/// struct Store {
+///     cache: Mbcache,
+///     blobs: Vec<Blob>,
+/// }
+///
+/// fn key(content: &[u8]) -> u64 {
+///     let mut hasher = DefaultHasher::new();
+///     content.hash(&mut hasher);
+///     hasher.finish()
+/// }
+///
+/// impl Store {
+///     fn put(&mut self, content: &[u8]) -> usize {
+///         let mut found = self.cache.find_first(key(content));
+///         while let Some(entry) = found {
+///             let blob = &mut self.blobs[entry.value() as usize];
+///             if blob.content == content {
+///                 blob.users += 1;
+///                 entry.note_users(blob.users);
+///                 entry.touch();
+///                 return entry.value() as usize;
+///             }
+///             found = self.cache.find_next(&entry);
+///         }
+///         let number = self.blobs.len();
+///         self.blobs.push(Blob { content: content.to_vec(), users: 1 });
+///         match self.cache.create(key(content), number as u64) {
+///             // A blob that is not entered is not shared.
+///             Ok(()) | Err(CreateError::Full | CreateError::Off) => {}
+///             Err(error) => panic!("{error}"),
+///         }
+///         number
+///     }
+///
+///     fn release(&mut self, number: usize) {
+///         let blob = &mut self.blobs[number];
+///         blob.users -= 1;
+///         if blob.users > 0 {
+///             self.cache.note_users(key(&blob.content), number as u64, blob.users);
+///         } else {
+///             // There is one thread here. With more, see "The protocol".
+///             assert!(self.cache.delete_or_get(key(&blob.content), number as u64).is_none());
+///             blob.content.clear();
+///         }
+///     }
+/// }
+///
+/// let cache = Mbcache::new(MbcacheOptions::default())?;
+/// let mut store = Store { cache, blobs: Vec::new() };
+/// let first = store.put(b"system_u:object_r:bin_t");
+/// assert_eq!(store.put(b"system_u:object_r:bin_t"), first);
+/// assert_ne!(store.put(b"system_u:object_r:etc_t"), first);
+/// assert_eq!(store.blobs.len(), 2);
+/// store.release(first);
+/// store.release(first);
+/// assert!(store.cache.find_first(key(b"system_u:object_r:bin_t")).is_none());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[doc(alias = "mb_cache")]
 pub struct Mbcache {
     pub(crate) index: Index,
-    pub(crate) secret: Secret,
-    is_on: AtomicBool,
     users_max: u32,
-    entries_max: u32,
-    pub(crate) room: Room,
-    pub(crate) sleepers: CachePadded<Sleepers>,
-    /// The slot that a scan looks at next.
-    pub(crate) hand: CachePadded<AtomicU64>,
-    /// How far the search for lines has come: protected by its own lock.
-    pub(crate) turn: CachePadded<Mutex<Turn>>,
-    pub(crate) counts: CachePadded<Counts>,
 }
 
 impl Mbcache {
     /// Returns an empty cache.
     ///
-    /// The address space for all entries is reserved at once; memory is taken as entries come.
+    /// The address space of the whole index is reserved at once; memory is taken as entries come.
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: the budget has no room for one entry, or `entries_max` is 0.
+    /// - `EINVAL`: the budget has no room for one entry.
     /// - `ENOMEM`: the address space, or a limit on it, is too small.
     ///
     /// # Examples
@@ -150,60 +184,52 @@ impl Mbcache {
     /// ```
     #[doc(alias = "mb_cache_create")]
     pub fn new(options: MbcacheOptions) -> io::Result<Mbcache> {
-        let sizes = Sizes::within(options.budget_bytes, options.entries_max)
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        let index = Index::new(sizes.buckets, sizes.spare)?;
-        Ok(Mbcache {
-            room: Room::new(&index, sizes.spare),
-            index,
-            secret: Secret::new(options.hash_seed),
-            is_on: AtomicBool::new(options.is_on),
-            users_max: options.users_max,
-            entries_max: sizes.entries,
-            sleepers: CachePadded::default(),
-            hand: CachePadded::new(AtomicU64::new(0)),
-            turn: CachePadded::default(),
-            counts: CachePadded::default(),
-        })
+        let lines = (options.budget_bytes / LINE_BYTES).min(LINES_MAX) as u32;
+        if u64::from(lines) * u64::from(SLOTS) < SLOTS_PER_ENTRY {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let index = Index::new(lines, Secret::new(options.hash_seed))?;
+        Ok(Mbcache { index, users_max: options.users_max })
     }
 
-    /// Returns how many entries there may be before any is dropped for want of room.
+    /// Returns a cache that stays empty, for a store that shares nothing.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: there is no address space for one page.
     ///
     /// # Examples
     ///
     /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    /// use corewalk_mbcache::{CreateError, Mbcache};
     ///
-    /// let cache = Mbcache::new(MbcacheOptions { entries_max: 500, ..MbcacheOptions::default() })?;
-    /// assert_eq!(cache.entries_max(), 500);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// let cache = Mbcache::off()?;
+    /// assert_eq!(cache.create(1, 10), Err(CreateError::Off));
+    /// assert!(cache.find_first(1).is_none());
+    /// # Ok::<(), std::io::Error>(())
     /// ```
+    pub fn off() -> io::Result<Mbcache> {
+        Ok(Mbcache { index: Index::new(1, Secret::new(Some(0)))?, users_max: 1 })
+    }
+
+    /// Returns how many entries there may be before any is dropped, if no key has more than 200
+    /// values.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
-        self.entries_max
+        (self.index.bytes() / LINE_BYTES * u64::from(SLOTS) / SLOTS_PER_ENTRY) as u32
     }
 
-    /// Returns how many users a value may have.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
-    ///
-    /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// assert_eq!(cache.users_max(), 1024);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Returns how many users a value may have: 1 if the cache is [off](Mbcache::off).
     #[must_use]
     pub fn users_max(&self) -> u32 {
         self.users_max
     }
 
-    /// Returns the entry of a pair, if it is there, and marks it as used. It is not held.
+    /// Returns true if a pair is there, and marks it as used.
     ///
-    /// It takes no lock, and stores nothing if the entry was used since reclaim last looked at it; unless its bucket
-    /// changes under one look after the other (see the crate's documentation). Whether the value may have more users
-    /// does not matter here.
+    /// `get` takes no lock, and stores nothing if the pair was used since reclaim last looked at
+    /// it. It also returns true for a pair whose value may have no more users, if another thread
+    /// holds it.
     ///
     /// # Examples
     ///
@@ -212,43 +238,23 @@ impl Mbcache {
     ///
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
     /// cache.create(1, 10)?;
-    /// assert!(cache.get(1, 10).is_some() && cache.get(1, 11).is_none());
+    /// assert!(cache.get(1, 10) && !cache.get(1, 11));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "mb_cache_entry_get")]
     #[inline]
     #[must_use]
-    pub fn get(&self, key: u64, value: u64) -> Option<Seen<'_>> {
-        if !self.is_on() {
-            return None;
+    pub fn get(&self, key: u64, value: u64) -> bool {
+        let found = self.index.look_up(self.index.home(key), (key, value));
+        if let Some((slot, state)) = found {
+            slots::touch(slot.words, state);
         }
-        let bucket = self.bucket(key);
-        match self.index.at_home(bucket, (key, value)) {
-            Some(Found { words, slot, state })
-                if state.is_referenced() && slots::is_still(words, state) =>
-            {
-                Some(Seen { cache: self, slot, state })
-            }
-            _ => self.get_anywhere(bucket, (key, value)),
-        }
+        found.is_some()
     }
 
-    /// As `get`, of a pair that is not at home, or was not used.
-    #[inline(never)]
-    fn get_anywhere(&self, bucket: u32, pair: (u64, u64)) -> Option<Seen<'_>> {
-        loop {
-            let seen = self.look_up(bucket, pair)?;
-            // If not, it has ended, or moved.
-            if seen.state.is_referenced() || slots::touch(seen.words, seen.state) {
-                return Some(Seen { cache: self, slot: seen.slot, state: seen.state });
-            }
-        }
-    }
-
-    /// Returns a handle of an entry that was seen, if it has not ended since and nobody waits to delete it.
+    /// Returns a handle of an entry under `key` whose value may have more users.
     ///
-    /// If the cache was short of room since, the entry may have moved: that counts as an end here. What was seen in
-    /// another cache leads nowhere.
+    /// `None` does not mean that no such blob is stored: its entry may have been dropped.
     ///
     /// # Examples
     ///
@@ -257,40 +263,7 @@ impl Mbcache {
     ///
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
     /// cache.create(1, 10)?;
-    /// let seen = cache.get(1, 10).expect("it was just created");
-    /// let held = cache.hold(seen).expect("it is still there");
-    /// assert!(cache.delete_or_get(1, 10).is_some(), "it is held");
-    /// drop(held);
-    /// assert!(cache.delete_or_get(1, 10).is_none() && cache.hold(seen).is_none());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn hold(&self, seen: Seen<'_>) -> Option<Entry<'_>> {
-        if !std::ptr::eq(self, seen.cache) {
-            return None;
-        }
-        let words = self.index.slot(seen.slot);
-        slots::hold(words, seen.state).then(|| Entry {
-            cache: self,
-            words,
-            slot: seen.slot,
-            state: seen.state,
-        })
-    }
-
-    /// Returns the newest entry under `key` whose value may have more users, held.
-    ///
-    /// Not found does not mean that there is none: it may have been dropped for want of room.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
-    ///
-    /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// cache.create(1, 10)?;
-    /// cache.create(1, 11)?;
-    /// assert_eq!(cache.find_first(1).map(|entry| entry.value()), Some(11));
+    /// assert_eq!(cache.find_first(1).map(|entry| entry.value()), Some(10));
     /// assert!(cache.find_first(2).is_none());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -298,16 +271,14 @@ impl Mbcache {
     #[inline]
     #[must_use]
     pub fn find_first(&self, key: u64) -> Option<Entry<'_>> {
-        if !self.is_on() {
-            return None;
-        }
-        self.find_older(key, None)
+        let found = self.index.find(key, None);
+        found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Returns the next older entry than `entry` under its key whose value may have more users, held.
+    /// Returns a handle of the next entry under the key of `entry` whose value may have more users.
     ///
-    /// `entry` stays held, and is what the search goes on from: drop it afterwards. From an entry of
-    /// another cache it leads nowhere.
+    /// The search goes on from `entry`, which stays held: drop it afterwards. An entry of another
+    /// cache has no next one here.
     ///
     /// # Examples
     ///
@@ -324,58 +295,105 @@ impl Mbcache {
     ///     values.push(entry.value());
     ///     found = cache.find_next(&entry);
     /// }
-    /// assert_eq!(values, [12, 11, 10]);
+    /// values.sort_unstable();
+    /// assert_eq!(values, [10, 11, 12]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "mb_cache_entry_find_next")]
     #[must_use]
     pub fn find_next(&self, entry: &Entry<'_>) -> Option<Entry<'_>> {
-        let is_ours = std::ptr::eq(self, entry.cache);
-        if !is_ours || !self.is_on() {
+        if !std::ptr::eq(self, entry.cache) {
             return None;
         }
-        self.find_older(entry.key(), Some(entry.state))
+        let found = self.index.find(entry.key(), Some(entry.slot.number));
+        found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    #[inline(always)]
-    fn find_older(&self, key: u64, limit: Option<State>) -> Option<Entry<'_>> {
-        let bucket = self.bucket(key);
-        let found = match self.find_in(bucket, key, limit) {
-            Ok(found) => found,
-            Err(Torn) => self.find_again(bucket, key, limit),
-        };
-        found.map(|Found { words, slot, state }| Entry { cache: self, words, slot, state })
-    }
-
-    #[cold]
-    fn find_again(&self, bucket: u32, key: u64, limit: Option<State>) -> Option<Found<'_>> {
-        self.index.retry(bucket, || self.find_in(bucket, key, limit))
-    }
-
-    /// Holds the newest of the entries that may be found and are older than `limit`.
-    #[inline(always)]
-    fn find_in(
-        &self,
-        bucket: u32,
-        key: u64,
-        limit: Option<State>,
-    ) -> Result<Option<Found<'_>>, Torn> {
-        let newest = self.index.newest(bucket, key, limit)?;
-        match newest {
-            Some(found) if !slots::hold_seen(found.words, found.state) => Err(Torn),
-            newest => Ok(newest),
+    /// Enters a pair. If its part of the index is full, an entry is dropped that was not used
+    /// lately.
+    ///
+    /// # Errors
+    ///
+    /// - [`CreateError::Exists`]: the pair is there; it stays as it is.
+    /// - [`CreateError::Full`]: each entry that could make room is held.
+    /// - [`CreateError::Off`]: the cache is off.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// assert_eq!(cache.create(1, 10), Ok(()));
+    /// assert_eq!(cache.create(1, 10), Err(CreateError::Exists));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "mb_cache_entry_create")]
+    pub fn create(&self, key: u64, value: u64) -> Result<(), CreateError> {
+        if self.users_max <= 1 {
+            return Err(CreateError::Off);
+        }
+        let home = self.index.home(key);
+        let mut tries = 0;
+        loop {
+            let locked = self.index.lock(home);
+            let entered = self.index.enter(&locked, home, (key, value), tries);
+            drop(locked);
+            match entered {
+                Ok(slot) => {
+                    self.index.note_entered(slot);
+                    return Ok(());
+                }
+                Err(Refused::Exists) => return Err(CreateError::Exists),
+                Err(Refused::Full) => return Err(CreateError::Full),
+                Err(Refused::Locked) => thread::yield_now(),
+            }
+            tries += 1;
         }
     }
 
-    /// Says how many users a value has now, and returns whether it may be found from here on.
+    /// Takes a pair out, unless another thread has a handle; then returns the entry to wait for.
     ///
-    /// With [`Mbcache::users_max`] and more its pair is taken out; if somebody holds it, it is not found any
-    /// more, and goes with the last handle. So a find does not walk over values that it could not return, how
-    /// many there ever are. With fewer the pair is there, entered again if it was not; unless there is no room
-    /// for it ([`Mbcache::create`]). It needs to be told when that number is reached, and when it is left.
+    /// `None`: the pair is not there any more, or was not, and no thread has a handle. The value
+    /// may be freed. The value's last user calls this before it frees the value.
     ///
-    /// The caller counts users under a lock of its own, and calls this under the same. To be called also
-    /// while the cache is switched off, for what is in it.
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// let entry = cache.find_first(1).expect("the pair was just created");
+    /// let busy = cache.delete_or_get(1, 10).expect("there is a handle");
+    /// drop(entry);
+    /// busy.wait();
+    /// assert!(cache.delete_or_get(1, 10).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "mb_cache_entry_delete_or_get")]
+    pub fn delete_or_get(&self, key: u64, value: u64) -> Option<Busy<'_>> {
+        let home = self.index.home(key);
+        loop {
+            let (slot, state) = self.index.look_up(home, (key, value))?;
+            if self.index.end(slot, state, Spare::Held) {
+                return None;
+            }
+            let now = slots::state(slot.words);
+            if now.is_same_entry(state) && now.count() > 0 {
+                return Some(Busy { slot, state: now });
+            }
+        }
+    }
+
+    /// Tells how many users a value has now, and returns whether it may be found from here on.
+    ///
+    /// With [`users_max`](Mbcache::users_max) users or more the pair is taken out; if a thread has
+    /// a handle, the pair is not found any more and goes with the last handle. With fewer users the
+    /// pair is there, entered again if it was not, unless there is no room. So a find does not meet
+    /// values that it could not return, however many there are (trap T39). The caller needs to call
+    /// this when the number of users reaches the maximum, and when it leaves it. The caller counts
+    /// users under a lock of its own, and calls this under the same lock.
     ///
     /// # Examples
     ///
@@ -390,251 +408,33 @@ impl Mbcache {
     /// assert_eq!(cache.find_first(1).map(|entry| entry.value()), Some(10));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias = "e_reusable")]
     pub fn note_users(&self, key: u64, value: u64, users: u32) -> bool {
         let is_reusable = users < self.users_max;
-        let bucket = self.bucket(key);
-        while let Some(seen) = self.look_up(bucket, (key, value)) {
-            // If not, it has ended, or moved.
-            if slots::set_reusable(seen.words, seen.state, is_reusable) {
+        let home = self.index.home(key);
+        while let Some((slot, state)) = self.index.look_up(home, (key, value)) {
+            let is_ended = !is_reusable && self.index.end(slot, state, Spare::Held);
+            if is_ended || slots::set_reusable(slot.words, state, is_reusable) {
                 return is_reusable;
             }
         }
-        is_reusable && self.create(key, value).is_ok()
+        is_reusable && self.create(key, value) != Err(CreateError::Full)
     }
 
-    /// Enters a pair, whose value may have more users: it is found from here on.
+    /// Returns how many entries there are, which is the most that [`Mbcache::scan`] could drop.
     ///
-    /// If the budget is used up, an entry that is neither held nor was used lately is dropped for it: of a
-    /// bucket of several lines, or of the pair's own.
-    ///
-    /// # Errors
-    ///
-    /// - [`CreateError::Exists`]: the pair is there. It stays as it is.
-    /// - [`CreateError::Full`]: the budget is used up, and every entry that could make room is held or was
-    ///   used just now. Those that are alone in a bucket, or two, make room in that bucket only.
-    /// - [`CreateError::Off`]: the cache is switched off.
-    ///
-    /// After an error the value is just not shared.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
-    ///
-    /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// assert_eq!(cache.create(1, 10), Ok(()));
-    /// assert_eq!(cache.create(1, 10), Err(CreateError::Exists));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[doc(alias = "mb_cache_entry_create")]
-    #[inline]
-    pub fn create(&self, key: u64, value: u64) -> Result<(), CreateError> {
-        if !self.is_on() {
-            return Err(CreateError::Off);
-        }
-        let bucket = self.bucket(key);
-        let mut locked = self.index.lock(bucket);
-        match locked.seat_at_home((key, value)) {
-            Some(words) => {
-                locked.fill(words, (key, value));
-                Ok(())
-            }
-            None => self.create_anywhere(locked, bucket, (key, value)),
-        }
-    }
-
-    /// As `create`, of a pair that is there, or cannot be at home.
-    #[inline(never)]
-    fn create_anywhere(
-        &self,
-        mut locked: Locked<'_>,
-        bucket: u32,
-        pair: (u64, u64),
-    ) -> Result<(), CreateError> {
-        match locked.seat(pair) {
-            Seat::Free(words) => {
-                locked.fill(words, pair);
-                Ok(())
-            }
-            Seat::Taken => {
-                drop(locked);
-                self.counts.add(Event::Duplicate);
-                Err(CreateError::Exists)
-            }
-            Seat::Behind(_) => {
-                drop(locked);
-                self.create_behind(bucket, pair)
-            }
-        }
-    }
-
-    /// As `create`, in a bucket that was full.
-    #[cold]
-    fn create_behind(&self, bucket: u32, pair: (u64, u64)) -> Result<(), CreateError> {
-        let mut in_hand = None;
-        let mut has_searched = false;
-        loop {
-            let mut locked = self.index.lock(bucket);
-            let words = match locked.seat(pair) {
-                Seat::Free(words) => Some(words),
-                Seat::Behind(last) => {
-                    let line = in_hand.take().or_else(|| self.room.take(&self.index, bucket));
-                    match line {
-                        Some(line) => Some(locked.link(last, line)),
-                        None if has_searched => self.drop_one(&locked),
-                        None => None,
-                    }
-                }
-                Seat::Taken => {
-                    drop(locked);
-                    self.keep(bucket, in_hand);
-                    self.counts.add(Event::Duplicate);
-                    return Err(CreateError::Exists);
-                }
-            };
-            if let Some(words) = words {
-                locked.fill(words, pair);
-                drop(locked);
-                self.keep(bucket, in_hand);
-                return Ok(());
-            }
-            drop(locked);
-            if has_searched {
-                return Err(CreateError::Full);
-            }
-            // If there is no line to be had, there may be a slot now, or the bucket gives one: one look more.
-            in_hand = self.reclaim_line();
-            has_searched = in_hand.is_none();
-        }
-    }
-
-    /// Gives a line back that turned out not to be needed.
-    fn keep(&self, bucket: u32, line: Option<u32>) {
-        if let Some(line) = line {
-            self.room.give(&self.index, bucket, line);
-        }
-    }
-
-    /// Takes a pair out, unless it is held: then returns it, to be waited for.
-    ///
-    /// `None`: the pair is not there any more, or was not, and nobody holds it. The value may be freed.
-    ///
-    /// To be called by the value's last user before it frees the value, and before anything else can
-    /// take the value's place; also while the cache is switched off.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
-    ///
-    /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// cache.create(1, 10)?;
-    /// let entry = cache.find_first(1).expect("it was just created");
-    /// let busy = cache.delete_or_get(1, 10).expect("it is held");
-    /// drop(entry);
-    /// busy.wait();
-    /// assert!(cache.delete_or_get(1, 10).is_none());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[doc(alias = "mb_cache_entry_delete_or_get")]
-    #[inline]
-    pub fn delete_or_get(&self, key: u64, value: u64) -> Option<Busy<'_>> {
-        let bucket = self.bucket(key);
-        match self.index.at_home(bucket, (key, value)) {
-            Some(found) if slots::end_seen(found.words, found.state) => None,
-            _ => self.delete_anywhere(bucket, (key, value)),
-        }
-    }
-
-    /// As `delete_or_get`, of a pair that is not at home, or held.
-    #[inline(never)]
-    fn delete_anywhere(&self, bucket: u32, pair: (u64, u64)) -> Option<Busy<'_>> {
-        loop {
-            let found = match self.index.glimpse(bucket, pair) {
-                Ok(found) => found?,
-                Err(Torn) => self.look_up_again(bucket, pair)?,
-            };
-            if slots::end(found.words, found.state, Spare::Held) {
-                return None;
-            }
-            let state = slots::state_after(found.words);
-            if state.is_same_entry(found.state) && state.count() > 0 {
-                self.counts.add(Event::Busy);
-                return Some(Busy { cache: self, slot: found.slot, state });
-            }
-            // It has ended, moved, or is free by now.
-        }
-    }
-
-    /// Returns true while the cache is switched on.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
-    ///
-    /// let cache = Mbcache::new(MbcacheOptions { is_on: false, ..MbcacheOptions::default() })?;
-    /// assert!(!cache.is_on() && cache.create(1, 10).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[inline]
+    /// `count` looks at the whole index: 16 MiB take about 2 ms.
+    #[doc(alias = "mb_cache_count")]
     #[must_use]
-    pub fn is_on(&self) -> bool {
-        // ORDERING: Relaxed. Who is switching and who is looking do not depend on each other.
-        self.is_on.load(Ordering::Relaxed)
+    pub fn count(&self) -> u64 {
+        self.index.all().filter(|slot| slots::state(slot.words).is_live()).count() as u64
     }
 
-    /// Switches it on. What is in it, and was found before, is found again.
+    /// Looks at `entries` entries, at most once at each, and drops those that are not held and were
+    /// not used since the last look; returns how many were dropped.
     ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
-    ///
-    /// let cache = Mbcache::new(MbcacheOptions { is_on: false, ..MbcacheOptions::default() })?;
-    /// cache.switch_on();
-    /// cache.create(1, 10)?;
-    /// assert!(cache.is_on() && cache.get(1, 10).is_some());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn switch_on(&self) {
-        // ORDERING: Relaxed. As above.
-        self.is_on.store(true, Ordering::Relaxed);
-    }
-
-    /// Switches it off: nothing is found or created by calls that begin from now on, and what is not held is
-    /// dropped.
-    ///
-    /// [`Mbcache::delete_or_get`] goes on to work, since what is held stays until it is deleted or
-    /// scanned. So does what a holder, or a call that had begun, marks as used meanwhile, and what a `create` that
-    /// had begun enters, even after this has returned. [`Mbcache::hold`] gives handles of all that.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
-    ///
-    /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// cache.create(1, 10)?;
-    /// cache.create(2, 20)?;
-    /// let held = cache.find_first(2);
-    /// cache.switch_off();
-    /// assert!(cache.find_first(2).is_none());
-    /// assert_eq!(cache.count(), 1, "what is held stays");
-    /// drop(held);
-    /// assert!(cache.delete_or_get(2, 20).is_none());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn switch_off(&self) {
-        // ORDERING: Relaxed. As above.
-        self.is_on.store(false, Ordering::Relaxed);
-        // The first turn clears what was used.
-        for _ in 0..2 {
-            self.scan(u64::MAX);
-        }
-    }
-
-    /// Returns what the cache holds and has done. It looks at every line: 16 MiB take about 2 ms.
+    /// This is the shrinker. Reclaim moves a hand over all slots, so it passes over free slots,
+    /// too.
     ///
     /// # Examples
     ///
@@ -644,102 +444,33 @@ impl Mbcache {
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
     /// cache.create(1, 10)?;
     /// cache.create(1, 11)?;
-    /// assert!(cache.create(1, 11).is_err());
-    /// assert!(cache.delete_or_get(1, 10).is_none());
-    /// let stats = cache.stats();
-    /// assert_eq!((stats.entries, stats.created, stats.duplicates, stats.deleted), (1, 2, 1, 1));
-    /// assert!(stats.bytes <= MbcacheOptions::default().budget_bytes);
+    /// assert!(cache.get(1, 10), "this marks the pair as used");
+    /// assert_eq!(cache.scan(2), 1);
+    /// assert!(cache.get(1, 10) && !cache.get(1, 11));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias = "mb_cache_scan")]
+    pub fn scan(&self, entries: u64) -> u64 {
+        self.index.scan(entries)
+    }
+
+    /// Returns the counts of the cache. Like [`Mbcache::count`] it looks at the whole index.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let (entries, created) = self.index.census();
-        let reclaimed = self.counts.get(Event::Reclaimed);
         Stats {
-            entries,
-            bytes: self.index.bytes() + room::bytes(),
-            created,
-            duplicates: self.counts.get(Event::Duplicate),
-            deleted: created.saturating_sub(entries + reclaimed),
-            busy: self.counts.get(Event::Busy),
-            reclaimed,
+            entries: self.count(),
+            bytes: self.index.bytes(),
+            reclaimed: self.index.reclaimed.sum().unsigned_abs(),
         }
-    }
-
-    #[inline]
-    pub(crate) fn bucket(&self, key: u64) -> u32 {
-        self.index.bucket(self.secret.hash(key))
-    }
-
-    /// Returns the entry of a pair, if it is there.
-    #[inline(always)]
-    fn look_up(&self, bucket: u32, pair: (u64, u64)) -> Option<Found<'_>> {
-        match self.index.look_up(bucket, pair) {
-            Ok(found) => found,
-            Err(Torn) => self.look_up_again(bucket, pair),
-        }
-    }
-
-    #[cold]
-    fn look_up_again(&self, bucket: u32, pair: (u64, u64)) -> Option<Found<'_>> {
-        self.index.retry(bucket, || self.index.look_up(bucket, pair))
-    }
-
-    #[inline(always)]
-    pub(crate) fn put(&self, words: &Words, slot: u32) {
-        if slots::put(words) == Put::LastAwaited {
-            self.wake(words, slot);
-        }
-    }
-
-    #[cold]
-    fn wake(&self, words: &Words, slot: u32) {
-        slots::wake(words);
-        self.sleepers.wake(slot);
     }
 }
 
 impl fmt::Debug for Mbcache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mbcache")
-            .field("is_on", &self.is_on())
             .field("entries_max", &self.entries_max())
+            .field("users_max", &self.users_max)
             .finish_non_exhaustive()
-    }
-}
-
-/// What is made for a number of entries.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    entries: u32,
-    /// Lines that are first in a bucket.
-    buckets: u32,
-    /// Lines to link behind those.
-    spare: u32,
-}
-
-impl Sizes {
-    fn for_entries(entries: u32) -> Sizes {
-        // Should all entries be of one bucket, it needs half as many lines. With as many buckets as
-        // entries, at two values per key one key in five has to look at a second line; with half as many
-        // two in five have, and what the wrong guess costs is a third of a get.
-        Sizes { entries, buckets: entries, spare: entries.div_ceil(SLOTS) }
-    }
-
-    /// Returns what fits in `budget_bytes`, for at most `entries_max` entries.
-    fn within(budget_bytes: u64, entries_max: u32) -> Option<Sizes> {
-        let fits = |entries| Sizes::for_entries(entries).bytes_max() <= budget_bytes;
-        let (mut most, mut too_many) = (0, entries_max.min(ENTRIES_LIMIT) + 1);
-        while too_many - most > 1 {
-            let middle = most + (too_many - most) / 2;
-            if fits(middle) { most = middle } else { too_many = middle }
-        }
-        (most > 0).then(|| Sizes::for_entries(most))
-    }
-
-    fn bytes_max(self) -> u64 {
-        let lines = u64::from(self.buckets) + u64::from(self.spare);
-        room::bytes() + lines * (LINE_WORDS as u64) * 8
     }
 }
 

@@ -1,7 +1,7 @@
 //! The keyed hash that spreads keys over buckets.
 //!
-//! A key is a hash of content already, but of content that others may choose, and often of 32 bits
-//! only. So it is mixed with a secret (trap T54): a folded multiplication, as in the tables of names.
+//! A key is a hash of a content already. But others may choose the content, and the hash often has
+//! 32 bits only. So the key is mixed with a secret (trap T54), by a folded multiplication.
 
 use std::hash::BuildHasher;
 

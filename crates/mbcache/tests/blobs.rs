@@ -1,8 +1,8 @@
 //! A store of blobs that are shared through the cache, as a file system shares attribute blocks.
 //!
 //! Its blocks count their users, each under a lock of its own; the protocol is that of the crate's
-//! documentation. A block that is freed is used again at once for other content, so that whoever is
-//! handed a freed one reads what is not his.
+//! documentation. A block that is freed is used again at once for other content. So a thread that
+//! is handed a freed block reads another content.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -27,7 +27,7 @@ struct Block {
     users: u32,
 }
 
-/// What a store tells its cache about full blocks.
+/// The news about full blocks that a store tells its cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,
@@ -73,7 +73,7 @@ impl Store {
     }
 
     fn looks_and_hits(&self) -> (u64, u64) {
-        // ORDERING: Relaxed. Statistics, read by whoever has joined the threads.
+        // ORDERING: Relaxed. Statistics, read after the threads have been joined.
         (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
     }
 
@@ -150,7 +150,7 @@ impl Store {
         let mut block = self.block(number);
         assert_eq!(block.users, 1);
         let old = key(block.content);
-        assert!(self.cache.delete_or_get(old, number).is_none(), "nobody else is about");
+        assert!(self.cache.delete_or_get(old, number).is_none(), "there is no other thread");
         block.content = content;
         drop(block);
         match self.share(content) {
@@ -166,7 +166,7 @@ impl Store {
     }
 }
 
-/// Trap T34: beside finders, a block is freed only when nobody is about to use it.
+/// Trap T34: beside finders, a block is freed only when no thread is about to use it.
 #[test]
 fn blocks_under_put_and_release_are_never_freed_in_use() {
     const ROUNDS: u64 = 20_000;
@@ -193,7 +193,7 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
 
 /// Trap T34: the answer of `delete_or_get` is not heeded.
 #[test]
-#[should_panic(expected = "T34: a freed block is in somebody's hands")]
+#[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
     let store = Store::new(8, Tell::Users);
     let number = store.put(1);
@@ -202,7 +202,7 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
     let block = store.block(number);
     let _unheeded = store.cache.delete_or_get(key(1), number);
     store.free_block(block, number);
-    assert!(store.block(entry.value()).users > 0, "T34: a freed block is in somebody's hands");
+    assert!(store.block(entry.value()).users > 0, "T34: a freed block is in use");
 }
 
 /// Trap T38: what is changed in place finds the one that is equal, and not itself.

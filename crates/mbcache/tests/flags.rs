@@ -13,7 +13,8 @@ fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
-/// Trap T33: two flags of one word that are changed in two steps, as those of a bit field are, do get lost.
+/// Trap T33: two flags of one word that are changed in two steps, as those of a bit field are, do
+/// get lost.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;

@@ -1,4 +1,4 @@
-//! The designs of the shared-content cache that document 004 started from and compared.
+//! The designs of the de-duplication index that document 004 started from and compared.
 //!
 //! | variant | to find an entry | to let go of it | recency |
 //! |---|---|---|---|
