@@ -233,10 +233,9 @@ impl Blocks {
         if content.len() != len as usize || users == 0 {
             return Err(Errno::IO);
         }
-        // What its record says may be the hash of all bytes, which an older program took of long sets.
         let key = match hash {
             UNHASHED => UNHASHED,
-            _ => self.key_to_enter(self.secret.hash(&content), &content),
+            _ => self.key_to_enter(hash, &content),
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);

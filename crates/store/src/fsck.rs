@@ -32,7 +32,8 @@ use crate::database::Snapshot;
 use crate::directory::hash_of_name;
 use crate::hash::Secret;
 use crate::journal::Devices;
-use crate::mount::{each, look_at_log, open_database, read_super, refusal, settle};
+use crate::log;
+use crate::mount::{each, look_at_log, open_database, read_super, refusal};
 use crate::place::{OpenError, Place};
 use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UNHASHED, UsersRecord};
 use crate::store::ROOT_INO;
@@ -233,7 +234,8 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);
     let looked = look_at_log(devices, superblock);
-    let settled = match looked.and_then(|log| settle(devices, &database, superblock, &log)) {
+    let settled = match looked.and_then(|found| log::replay(devices, &database, superblock, &found))
+    {
         Ok(superblock) => Ok(superblock),
         Err(OpenError::LogDamaged { at, .. }) => Err(Finding::Log(at)),
         Err(OpenError::LogUnreadable { at }) => Err(Finding::LogEntry(at)),
@@ -369,11 +371,9 @@ impl Check {
     fn read_set(&mut self, secret: &Secret, key: Key, value: &[u8]) -> Result<(), Errno> {
         let id = key.major;
         self.contents.insert(id);
-        // Long sets had the hash of all their bytes before there were samples.
-        let is_of = |hash| hash == secret.hash(value) || hash == secret.hash_whole(value);
         let has_hash = |users: &UsersRecord| match users.hash {
             UNHASHED => users.users == 1,
-            hash => is_of(hash),
+            hash => hash == secret.hash(value),
         };
         let is_right = |users: &UsersRecord| users.len as usize == value.len() && has_hash(users);
         if !self.users.get(&id).is_some_and(is_right) || !xattr::is_set(value) {

@@ -32,8 +32,7 @@
 //! - S.3: a host that runs full gives `ENOSPC`, one that cannot read `EIO`. If a commit fails for another
 //!   reason, or the reserve that is kept for it is not enough, fsync says `EIO` and changes `EROFS` from
 //!   then on; what was confirmed is there when the store is mounted again.
-//! - S.4: of two mounts of one directory the second is refused; so is a format that is not known. A store of
-//!   format version 1, which has no log, becomes one of version 2 when it is mounted.
+//! - S.4: of two mounts of one directory the second is refused; so is a format that is not known.
 //! - S.5: a mount that is refused has changed no byte of the store, but for a `lock` that was missing. What
 //!   fails once the mount has begun to put the log into the database loses nothing either.
 //! - S.6: a mount refuses a store if `fsck` finds damaged pages in its database, or a block that is used twice. The mount

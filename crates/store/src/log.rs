@@ -71,7 +71,7 @@ use crate::hash::Secret;
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-pub(crate) use replay::{Changes, Contents, look, replay, survey};
+pub(crate) use replay::{Changes, Contents, look, replay};
 
 /// Where entries begin is a multiple of this, in bytes.
 const BLOCK_BYTES: usize = 4096;

@@ -106,8 +106,8 @@ impl Mount {
         Ok(Mount { devices, database, superblock, log, found })
     }
 
-    /// Puts what the log has into the database, and makes an older format this one; `make` makes what is lost of the
-    /// devices. Returns database and devices, the superblock, and what was found.
+    /// Puts the entries of the log into the database. `make` makes missing files of the store. Returns the
+    /// database, the devices, the superblock, and the counts that the scan found.
     ///
     /// # Errors
     /// What the devices say.
@@ -117,7 +117,7 @@ impl Mount {
     ) -> Result<(Database, Devices, SuperRecord, Found), OpenError> {
         let devices = make(self.devices)?;
         let database = self.database.release()?;
-        let superblock = settle(&devices, database, self.superblock, &self.log)?;
+        let superblock = log::replay(&devices, database, self.superblock, &self.log)?;
         Ok((self.database.database, devices, superblock, self.found))
     }
 }
@@ -141,7 +141,7 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
     let record = SuperRecord::decode(&value.ok_or(OpenError::Damaged)?);
     let record = record.map_err(|_| OpenError::Damaged)?;
     match record.version {
-        1..=FORMAT_VERSION => Ok(record),
+        FORMAT_VERSION => Ok(record),
         version => Err(OpenError::Version(version)),
     }
 }
@@ -151,35 +151,12 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
 /// # Errors
 /// As [`log::look`]; [`OpenError::LogShort`].
 pub(crate) fn look_at_log(devices: &Devices, found: SuperRecord) -> Result<Contents, OpenError> {
-    if found.version == FORMAT_VERSION {
-        let contents = log::look(&*devices.log, found)?;
-        let (len, expected) = (devices.log.len()?, found.log_bytes);
-        return match len < expected {
-            true => Err(OpenError::LogShort { len, expected }),
-            false => Ok(contents),
-        };
+    let contents = log::look(&*devices.log, found)?;
+    let (len, expected) = (devices.log.len()?, found.log_bytes);
+    match len < expected {
+        true => Err(OpenError::LogShort { len, expected }),
+        false => Ok(contents),
     }
-    // That format has no log: what one has here belongs to a later commit, which the database has lost.
-    log::survey(&*devices.log, SuperRecord { generation: 0, ..found })?;
-    Ok(Contents::default())
-}
-
-/// Puts what the log has into the database, and makes an older format this one; returns the superblock.
-///
-/// # Errors
-/// What the devices say.
-pub(crate) fn settle(
-    devices: &Devices,
-    database: &Database,
-    found: SuperRecord,
-    log: &Contents,
-) -> Result<SuperRecord, OpenError> {
-    if found.version == FORMAT_VERSION {
-        return log::replay(devices, database, found, log);
-    }
-    let now = SuperRecord { version: FORMAT_VERSION, generation: 1, log_bytes: 0, ..found };
-    database.write(&[(Key::SUPER, Some(now.encode().into()))])?;
-    Ok(now)
 }
 
 /// What is done with a record.

@@ -320,7 +320,7 @@ impl Place {
         self.devices_with(open_file_to_read)
     }
 
-    /// Makes the files that are lost, empty. Of a store of an older version the log is one of these.
+    /// Makes missing files of the store, empty.
     pub(crate) fn make_lost(&self, mut devices: Devices) -> io::Result<Devices> {
         if self.is_overlaid {
             return Ok(devices);

@@ -19,7 +19,7 @@ use corewalk::{Errno, FileKind, Timespec};
 
 /// What begins the superblock.
 const MAGIC: [u8; 8] = *b"corewlk\0";
-/// The format that this program writes. It also reads version 1, which has no log, and makes it this one.
+/// The format version that this program reads and writes.
 pub(crate) const FORMAT_VERSION: u32 = 2;
 /// Bytes of a key.
 pub(crate) const KEY_BYTES: usize = 17;
@@ -111,8 +111,8 @@ pub(crate) struct SuperRecord {
     pub(crate) seed: u64,
     /// The log's entries of this generation are not in the database yet.
     pub(crate) generation: u64,
-    /// Bytes of the log, which may have entries that count: without as many it has lost some. 0 of a store that
-    /// was closed, and of one without a log: then nothing of the log is needed.
+    /// Length of the log in bytes while it may hold entries that are not in the database. A shorter log has lost some of
+    /// them. 0 if the store was closed or has no log: then no entry of the log is needed.
     pub(crate) log_bytes: u64,
 }
 
@@ -130,14 +130,15 @@ impl SuperRecord {
             return Err(Errno::IO);
         }
         let version = fields.u32()?;
-        let is_known = (1..=FORMAT_VERSION).contains(&version);
-        let seed = if is_known { fields.u64()? } else { 0 };
-        let generation = if version == FORMAT_VERSION { fields.u64()? } else { 0 };
+        if version != FORMAT_VERSION {
+            return Ok(SuperRecord { version, seed: 0, generation: 0, log_bytes: 0 });
+        }
+        let (seed, generation) = (fields.u64()?, fields.u64()?);
         if generation > NUMBER_MAX {
             return Err(Errno::IO);
         }
         // Builds that did not keep it wrote a shorter record of the same version.
-        let log_bytes = if version == FORMAT_VERSION { fields.u64().unwrap_or(0) } else { 0 };
+        let log_bytes = fields.u64().unwrap_or(0);
         Ok(SuperRecord { version, seed, generation, log_bytes })
     }
 }
@@ -493,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn superblock_of_a_newer_version_is_told_apart() {
+    fn superblock_of_another_version_is_told_apart() {
         let ours = SuperRecord { version: FORMAT_VERSION, seed: 5, generation: 7, log_bytes: 0 };
         let mut bytes = ours.encode();
         assert_eq!(SuperRecord::decode(&bytes), Ok(ours));
@@ -502,12 +503,11 @@ mod tests {
             let bytes = SuperRecord { generation, ..ours }.encode();
             assert_eq!(SuperRecord::decode(&bytes).is_ok(), is_sound);
         }
-        bytes[8] = 1;
-        let first = SuperRecord { version: 1, seed: 5, generation: 0, log_bytes: 0 };
-        assert_eq!(SuperRecord::decode(&bytes[..20]), Ok(first));
-        bytes[8] = 9;
-        let newer = SuperRecord { version: 9, seed: 0, generation: 0, log_bytes: 0 };
-        assert_eq!(SuperRecord::decode(&bytes[..12]), Ok(newer));
+        for version in [1, 9] {
+            bytes[8] = version as u8;
+            let other = SuperRecord { version, seed: 0, generation: 0, log_bytes: 0 };
+            assert_eq!(SuperRecord::decode(&bytes[..12]), Ok(other));
+        }
         bytes[0] = 0;
         assert_eq!(SuperRecord::decode(&bytes), Err(Errno::IO));
     }

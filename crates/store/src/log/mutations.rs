@@ -13,7 +13,7 @@ use std::sync::Arc;
 use corewalk_base::Mutex;
 use corewalk_testkit::rng::{Rng, Seed};
 
-use super::replay::{look, survey};
+use super::replay::look;
 use super::*;
 use crate::place::OpenError;
 use crate::record::{FORMAT_VERSION, Kind};
@@ -201,8 +201,8 @@ enum Said {
 }
 
 fn say(log: Vec<u8>) -> Said {
-    match survey(&Bytes(Mutex::new(log), None), superblock(GENERATION)) {
-        Ok(entries) => Said::Entries(entries),
+    match look(&Bytes(Mutex::new(log), None), superblock(GENERATION)) {
+        Ok(contents) => Said::Entries(contents.entries),
         Err(OpenError::LogDamaged { at, later, .. }) => Said::Damaged(at, later),
         Err(OpenError::DatabaseBehind { at, .. }) => Said::Behind(at),
         Err(other) => panic!("{other:?}"),
@@ -477,7 +477,7 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
             let entry = log.begin();
             entry.log.buffer.extend_from_slice(&payload);
             assert!(entry.append().unwrap().is_some());
-            match survey(&*device, superblock(GENERATION)) {
+            match look(&*device, superblock(GENERATION)).map(|contents| contents.entries) {
                 Ok(1) => seen[0] += 1,
                 Err(OpenError::LogUnreadable { at: 0 }) => seen[1] += 1,
                 other => panic!("seed {seed}: {other:?}"),

@@ -28,7 +28,6 @@
 //! | the last one was made by a mount that put the log into the database, and was killed | nothing: it is put into the older one too |
 //! | the last mount made the log anew, since a block of it could not be read, and was killed | nothing |
 //! | the store has no log, the log is lost, or is that of the older commit | nothing |
-//! | the last one made the store one of this format, and the older one is of version 1 | nothing |
 //!
 //! # A block that cannot be read
 //! It is refused, since it may have what was confirmed, unless an end mark of the database's
@@ -76,7 +75,7 @@ pub(crate) struct Contents {
 /// that there is nothing, [`OpenError::LogRead`]; what the device says of its length.
 pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents, OpenError> {
     let mut contents = Contents::default();
-    let read = survey_with(log, superblock, |item| match item {
+    let read = survey(log, superblock, |item| match item {
         Item::Record(key, record) => {
             if Found::KINDS.contains(&key.kind) {
                 let bytes = if key.kind == Kind::Inode { &[] } else { record.unwrap_or(&[]) };
@@ -140,16 +139,11 @@ pub(crate) fn replay(
     Ok(next)
 }
 
-/// Returns how many entries of a log count.
+/// Returns how many entries of a log count. Calls `visit` with each record and each piece of data in them.
 ///
 /// # Errors
 /// As [`look`], also if there is an end mark.
-pub(crate) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, OpenError> {
-    survey_with(log, superblock, |_| ())
-}
-
-/// As [`survey`]; calls `visit` with all that is in entries that count.
-fn survey_with(
+fn survey(
     log: &dyn Device,
     superblock: SuperRecord,
     mut visit: impl FnMut(Item<'_>),

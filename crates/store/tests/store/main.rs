@@ -23,4 +23,3 @@ mod reads_fail;
 mod refused;
 mod replays;
 mod storm;
-mod version1;
