@@ -1,4 +1,4 @@
-//! What a check finds, and what it does not take for damage.
+//! The findings of a check, and cases that are no damage.
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
@@ -60,11 +60,11 @@ fn each_kind_of_damage_is_found() {
     assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
 }
 
-/// An ACL is read when it is needed: a damaged one of a directory fails each create in it.
+/// A damaged ACL of a directory is found, since it fails each creation in the directory.
 #[test]
 fn damaged_acls_are_found() {
     use Finding::*;
-    // Returns what makes these bytes an ACL of directory 2, in a block of its own.
+    // Returns a change that gives directory 2 an ACL of these bytes, in a block of its own.
     let of_directory = |kind: AclKind, bytes: Vec<u8>| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let set = xattr::with(&[], xattr::acl_name(kind), Some(&bytes));
@@ -89,9 +89,9 @@ fn damaged_acls_are_found() {
 }
 
 #[test]
-fn targets_that_are_not_as_long_as_they_are_said_to_be_are_found() {
+fn targets_with_wrong_lengths_are_found() {
     use Finding::*;
-    // Returns what makes the file another one, with a target, and without anything else.
+    // Returns a change that turns the file into one with a target, without data and attributes.
     let file_as = |mode: u32, size: u64, target: &'static [u8]| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
@@ -123,7 +123,7 @@ fn targets_that_are_not_as_long_as_they_are_said_to_be_are_found() {
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
 }
 
-/// What cannot be added up is a finding, as what is too much is.
+/// A sum that overflows is a finding, as a wrong sum is.
 #[test]
 fn numbers_that_overflow_are_found() {
     use Finding::*;
@@ -143,7 +143,7 @@ fn numbers_that_overflow_are_found() {
 }
 
 #[test]
-fn names_that_lead_astray_are_found() {
+fn wrong_names_are_found() {
     use Finding::*;
     let got = found("kind", named(2, b"file", 3, FileKind::Fifo));
     assert_eq!(got, [OtherKind(2, 3)]);
@@ -162,7 +162,7 @@ fn names_that_lead_astray_are_found() {
     assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
 }
 
-/// A count of users that is too small makes nobody give back room twice.
+/// With a count of users that is too small, the room of a block is given back only once.
 #[test]
 fn damaged_count_of_users_gives_no_room_twice() {
     let path = store("twice-left");
@@ -171,7 +171,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     let root = Node::detached(1, FileKind::Directory);
     let file = Node::detached(3, FileKind::Regular);
     let opened = Store::open(&path, &options).unwrap();
-    // Blocks that were not read are not shared.
+    // Sharing needs the block in the index, which it enters when it is read.
     opened.getxattr(file, b"user.a").unwrap();
     let others = [b"n0", b"n1", b"n2"].map(|name| {
         let made = opened.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0));
@@ -189,7 +189,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // The same as before: now each has the block in memory.
+    // The same set as before; now each inode has the block in memory.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
     }

@@ -1,4 +1,4 @@
-//! The store as its users meet it.
+//! Tests of the store through its public interface.
 
 #![forbid(unsafe_code)]
 

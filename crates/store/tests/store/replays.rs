@@ -1,4 +1,4 @@
-//! A mount that puts a log into the database: what it needs of memory, and cuts amid it.
+//! Replay of a log by a mount: its memory, and crashes during it.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{StoreOptions, fsck_devices};
@@ -11,11 +11,11 @@ use crate::memory::{Disks, Step, quiet};
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
-/// Where a mount is cut, and how often each time.
+/// Tries per crash point.
 const CRASHES: u64 = 6;
 
-/// Returns what a crash leaves that lost all that was not synced: the log has it, no file has its bytes
-/// at their place.
+/// Returns a store after a crash that lost all unsynced writes. The log has the data, and `data`
+/// has none.
 fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
     let disks = Disks::new();
     let store = disks.open(options);
@@ -49,11 +49,11 @@ fn log_is_read_in_pieces() {
     let store = disks.open(&options);
     assert_eq!(tree(&store), expected);
     let largest = disks.shared.lock().largest_reads[LOG];
-    assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes at once");
+    assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Returns what is wrong after a mount was cut somewhere, if anything is; `change` changes what the
-/// devices were asked.
+/// Returns the error after a crash during a mount, if there is one. `change` edits the log of the
+/// devices.
 fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -67,7 +67,7 @@ fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // What comes behind the last sync of the log is a commit of its own.
+    // Behind the last sync of the log, a new commit starts.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
@@ -86,13 +86,13 @@ fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     None
 }
 
-/// I.3: whoever is killed while the log is put into the database finds it there again, or has all of it.
+/// I.3: after a kill during a replay, the next mount replays the log again or finds it done.
 #[test]
-fn cut_amid_a_replay_leaves_what_was_confirmed() {
+fn crash_during_a_replay_keeps_confirmed_changes() {
     assert_eq!(try_cuts(|_| ()), None);
 }
 
-/// The commit that makes the log void comes after the sync of the bytes that it had.
+/// Control: the data must be synced before the commit that makes the log void.
 #[test]
 fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
     for device in [DATA, META] {
@@ -100,12 +100,12 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {
-                    // What does nothing keeps the places of the others.
+                    // Replace the call, so that the indexes of the others stay.
                     *step = Step::Sync { device: 9 };
                 }
             }
         });
-        // Without the sync of the database its commit is not there, and the log is not void.
+        // Without the database's sync its commit is missing, and the log is still valid.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }
