@@ -26,7 +26,7 @@ const WINDOW_BLOCKS: u64 = 256;
 /// Requests for at least this many blocks go to the tree.
 const LARGE_BLOCKS: u64 = 64;
 /// Free runs that a request examines before it takes the largest or grows the device.
-const LOOKS: usize = 8;
+const EXAMINED_RUNS: usize = 8;
 
 /// A run of adjacent blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl Tree {
         if let Some((start, len, goal)) = at_goal {
             return self.cut(start, len, goal, wanted);
         }
-        let looked = self.free.range(self.rover..).take(LOOKS);
+        let looked = self.free.range(self.rover..).take(EXAMINED_RUNS);
         let best =
             looked.max_by_key(|&(_, &len)| len.min(wanted)).map(|(&start, &len)| (start, len));
         match best {

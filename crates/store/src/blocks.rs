@@ -12,9 +12,9 @@
 //! [`SHARED_BYTES_MAX`]; and all sets in a store without sharing.
 //!
 //! The index key of a block is the hash of its content, for a long content a hash of samples
-//! (`hash`). After [`LOOKS_MAX`] comparisons of different contents with one key, the hash of all
-//! bytes is the key instead. So crafted collisions cost bounded time, and equal contents are still
-//! shared.
+//! (`hash`). After [`COMPARISONS_MAX`] comparisons of different contents with one key, the hash of
+//! all bytes is the key instead. So crafted collisions cost bounded time, and equal contents are
+//! still shared.
 //!
 //! # Invariants
 //! - K.1: the users of a block are the inodes that name it.
@@ -44,10 +44,10 @@ use std::sync::Arc;
 use corewalk::Errno;
 use corewalk_base::{Budget, Mutex, MutexGuard, OwnLine, ShardedCounter};
 
+use crate::block_ids::BlockIds;
 use crate::content::BLOCK_BYTES;
 use crate::hash::Secret;
 use crate::journal::View;
-use crate::numbers::Numbers;
 use crate::record::{Key, Kind, UNHASHED, UsersRecord};
 use crate::share::{Removal, ShareIndex};
 
@@ -60,12 +60,12 @@ const SHARD_BYTES: usize = 512 << 10;
 /// The longest content that is shared. Longer ones are rarely equal and slow to compare.
 const SHARED_BYTES_MAX: usize = 128 << 10;
 /// Different contents with one key that are compared before the hash of all bytes is used.
-const LOOKS_MAX: u32 = 4;
+const COMPARISONS_MAX: u32 = 4;
 
 /// The attribute blocks of a store. The module's documentation describes the rules.
 pub(crate) struct Blocks {
     shards: Box<[OwnLine<Mutex<Shard>>]>,
-    numbers: Numbers,
+    ids: BlockIds,
     pub(crate) index: Arc<dyn ShareIndex>,
     secret: Secret,
     /// False if every inode has its own block.
@@ -84,7 +84,7 @@ pub(crate) enum When {
 
 /// The origin of a request for a block by id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asker {
+enum LookupOrigin {
     /// An inode that names the block.
     User,
     Index,
@@ -187,7 +187,7 @@ impl Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
-            numbers: Numbers::from(last + 1),
+            ids: BlockIds::from(last + 1),
             index,
             secret,
             blocks: ShardedCounter::new(),
@@ -210,10 +210,10 @@ impl Blocks {
 
     /// Returns the block that an inode names. `EIO` if it cannot be read.
     pub(crate) fn get(&self, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
-        self.get_for(Asker::User, id, view)
+        self.get_for(LookupOrigin::User, id, view)
     }
 
-    fn get_for(&self, asker: Asker, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
+    fn get_for(&self, origin: LookupOrigin, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
         let mut shard = self.shard(id).lock();
         if let Some(block) = shard.blocks.get(&id) {
             return Ok(block.clone());
@@ -223,7 +223,7 @@ impl Blocks {
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
         // K.8.
-        if hash == UNHASHED && asker == Asker::Index {
+        if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
         let content = view.get(&Key::of(Kind::Xattr, id))?.ok_or(Errno::IO)?;
@@ -301,7 +301,7 @@ impl Blocks {
         shard.drop_block(block.id);
         drop(shard);
         drop(users);
-        self.numbers.give(block.id);
+        self.ids.give(block.id);
         self.blocks.add(-1);
         self.users.add(-1);
     }
@@ -446,15 +446,15 @@ impl Blocks {
         let mut look = |key: u64| {
             self.index.find(key, &mut |id| {
                 // A block that cannot be read is not shared.
-                let Ok(block) = self.get_for(Asker::Index, id, view) else { return false };
+                let Ok(block) = self.get_for(LookupOrigin::Index, id, view) else { return false };
                 match self.take(&block, key, content, view) {
                     Some(true) => found = Some(block),
                     Some(false) => others += 1,
                     None => {}
                 }
-                found.is_some() || others == LOOKS_MAX
+                found.is_some() || others == COMPARISONS_MAX
             });
-            found.is_none() && others == LOOKS_MAX
+            found.is_none() && others == COMPARISONS_MAX
         };
         if look(hash.key) {
             hash.key = self.secret.hash_whole(content);
@@ -468,9 +468,9 @@ impl Blocks {
         let mut others = 0;
         self.index.find(hash, &mut |_| {
             others += 1;
-            others == LOOKS_MAX
+            others == COMPARISONS_MAX
         });
-        if others < LOOKS_MAX { hash } else { self.secret.hash_whole(content) }
+        if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
     /// Adds a user to a block if it has this content. Returns None if the block has as many users
@@ -491,7 +491,7 @@ impl Blocks {
 
     /// Makes a shared block. The caller has taken its room.
     fn make(&self, hash: Hash, content: &[u8], view: &View) -> Arc<Block> {
-        let block = Block::new(self.numbers.take(), content.into(), hash, 1);
+        let block = Block::new(self.ids.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
         // K.5: a thread with a stale id finds no block, or this one as a whole.
@@ -507,7 +507,7 @@ impl Blocks {
 
     /// Makes a private block. The caller has taken its room.
     fn make_private(&self, content: &[u8], view: &View) -> Arc<Block> {
-        let block = Block::private(self.numbers.take(), content.into());
+        let block = Block::private(self.ids.take(), content.into());
         block.save_new(view);
         self.blocks.add(1);
         self.users.add(1);

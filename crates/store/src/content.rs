@@ -52,16 +52,16 @@ pub(crate) struct Content {
     has_moved: bool,
 }
 
-/// The context of a change of a file.
+/// One file in the running transaction: what a change of it needs.
 #[derive(Clone, Copy)]
-pub(crate) struct Site<'a> {
+pub(crate) struct FileTx<'a> {
     pub(crate) ino: u64,
     pub(crate) journal: &'a Journal,
     pub(crate) view: &'a View,
     pub(crate) space: &'a Budget,
 }
 
-impl Site<'_> {
+impl FileTx<'_> {
     fn free(&self, runs: Vec<Run>) {
         self.space.give_back(runs.iter().map(|run| run.len).sum());
         self.view.free(self.ino, runs);
@@ -156,33 +156,33 @@ impl Content {
     /// `ESTALE`.
     pub(crate) fn write(
         &mut self,
-        site: Site<'_>,
+        tx: FileTx<'_>,
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
-        self.load(site.ino, site.view)?;
+        self.load(tx.ino, tx.view)?;
         if bytes.is_empty() {
             return Ok(0);
         }
         let room = SIZE_MAX.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::FBIG)?;
         let bytes = &bytes[..(bytes.len() as u64).min(room) as usize];
-        self.zero_end(site, offset)?;
+        self.zero_end(tx, offset)?;
         let (mut at, mut rest) = (offset, bytes);
         while !rest.is_empty() {
-            match self.write_span(site, at, rest) {
+            match self.write_span(tx, at, rest) {
                 Ok(0) => break,
                 Ok(done) => {
                     at += done as u64;
                     rest = &rest[done..];
                 }
                 Err(errno) if at == offset => {
-                    self.flush(site);
+                    self.flush(tx);
                     return Err(errno);
                 }
                 Err(_) => break,
             }
         }
-        self.flush(site);
+        self.flush(tx);
         if at == offset {
             return Err(Errno::NOSPC);
         }
@@ -192,37 +192,37 @@ impl Content {
 
     /// Writes as many of `bytes` as fit into one extent, old or new. Returns their count; 0 if
     /// there is no room.
-    fn write_span(&mut self, site: Site<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
         let span = self.look(block);
         let wanted = wanted.min(span.len);
         let fits = |blocks: u64| (bytes.len() as u64).min(blocks * BLOCK_BYTES - within) as usize;
-        let extents = self.load(site.ino, site.view)?;
+        let extents = self.load(tx.ino, tx.view)?;
         match span.found {
             Some((physical, true)) => {
                 let bytes = &bytes[..fits(wanted)];
-                site.journal.write_data(site.view, physical * BLOCK_BYTES + within, bytes)?;
+                tx.journal.write_data(tx.view, physical * BLOCK_BYTES + within, bytes)?;
                 Ok(bytes.len())
             }
             Some((physical, false)) => {
                 let bytes = &bytes[..fits(wanted)];
-                write_padded(site, physical, within, bytes)?;
+                write_padded(tx, physical, within, bytes)?;
                 extents.mark(block..block + wanted, true);
                 Ok(bytes.len())
             }
             None => {
-                let granted = site.space.take_up_to(wanted, 1);
+                let granted = tx.space.take_up_to(wanted, 1);
                 if granted == 0 {
                     return Ok(0);
                 }
                 let goal = block.checked_sub(1).and_then(|before| extents.look(before).found);
-                let run = site.journal.allocator.take(goal.map(|(before, _)| before + 1), granted);
-                site.space.give_back(granted - run.len);
+                let run = tx.journal.allocator.take(goal.map(|(before, _)| before + 1), granted);
+                tx.space.give_back(granted - run.len);
                 let bytes = &bytes[..fits(run.len)];
-                if let Err(errno) = write_padded(site, run.start, within, bytes) {
-                    site.space.give_back(run.len);
-                    site.journal.allocator.give(run);
+                if let Err(errno) = write_padded(tx, run.start, within, bytes) {
+                    tx.space.give_back(run.len);
+                    tx.journal.allocator.give(run);
                     return Err(errno);
                 }
                 let extent = Extent { physical: run.start, len: run.len, is_written: true };
@@ -236,22 +236,22 @@ impl Content {
     ///
     /// # Errors
     /// `EFBIG` for a size above the maximum; `EIO`, `ESTALE`.
-    pub(crate) fn prepare_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
+    pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
         }
-        self.load(site.ino, site.view)?;
-        self.zero_end(site, size)
+        self.load(tx.ino, tx.view)?;
+        self.zero_end(tx, size)
     }
 
     /// Sets the size. A larger size adds a hole. A size that is not larger frees the reserved
     /// blocks behind it, as on ext4. Cannot fail after [`Content::prepare_size`].
-    pub(crate) fn set_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
+    pub(crate) fn set_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size <= self.size {
-            self.remove(site, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
+            self.remove(tx, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
         }
         self.size = size;
-        self.flush(site);
+        self.flush(tx);
         Ok(())
     }
 
@@ -261,12 +261,12 @@ impl Content {
     /// `EIO`, `ESTALE`.
     pub(crate) fn missing_blocks(
         &mut self,
-        site: Site<'_>,
+        tx: FileTx<'_>,
         offset: u64,
         len: u64,
         how: Fallocate,
     ) -> Result<u64, Errno> {
-        let extents = self.load(site.ino, site.view)?;
+        let extents = self.load(tx.ino, tx.view)?;
         let end = offset.checked_add(len).filter(|&end| end <= SIZE_MAX);
         let is_taking = (how - Fallocate::KEEP_SIZE - Fallocate::ZERO_RANGE).is_empty();
         let Some(end) = end.filter(|_| is_taking) else { return Ok(0) };
@@ -282,12 +282,12 @@ impl Content {
     /// size; `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other; `EIO`, `ESTALE`.
     pub(crate) fn allocate(
         &mut self,
-        site: Site<'_>,
+        tx: FileTx<'_>,
         offset: u64,
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.load(site.ino, site.view)?;
+        self.load(tx.ino, tx.view)?;
         if len == 0 {
             return Err(Errno::INVAL);
         }
@@ -295,31 +295,31 @@ impl Content {
         let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
         let changed = match how - Fallocate::KEEP_SIZE {
             Fallocate::PUNCH_HOLE if is_size_kept => self
-                .zero_edges(site, offset..end)
-                .and_then(|()| self.remove(site, whole_blocks(offset..end))),
+                .zero_edges(tx, offset..end)
+                .and_then(|()| self.remove(tx, whole_blocks(offset..end))),
             Fallocate::ZERO_RANGE => self
-                .reserve(site, touched_blocks(offset..end))
-                .and_then(|()| self.zero_edges(site, offset..end))
+                .reserve(tx, touched_blocks(offset..end))
+                .and_then(|()| self.zero_edges(tx, offset..end))
                 .and_then(|()| {
-                    self.load(site.ino, site.view)?.mark(whole_blocks(offset..end), false);
-                    self.extend_to(site, end, is_size_kept)
+                    self.load(tx.ino, tx.view)?.mark(whole_blocks(offset..end), false);
+                    self.extend_to(tx, end, is_size_kept)
                 }),
-            Fallocate::COLLAPSE_RANGE if !is_size_kept => self.collapse(site, offset..end),
-            Fallocate::INSERT_RANGE if !is_size_kept => self.insert(site, offset..end),
+            Fallocate::COLLAPSE_RANGE if !is_size_kept => self.collapse(tx, offset..end),
+            Fallocate::INSERT_RANGE if !is_size_kept => self.insert(tx, offset..end),
             flags if flags.is_empty() => self
-                .reserve(site, touched_blocks(offset..end))
-                .and_then(|()| self.extend_to(site, end, is_size_kept)),
+                .reserve(tx, touched_blocks(offset..end))
+                .and_then(|()| self.extend_to(tx, end, is_size_kept)),
             Fallocate::COLLAPSE_RANGE | Fallocate::INSERT_RANGE => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         };
-        self.flush(site);
+        self.flush(tx);
         changed
     }
 
     /// Frees all blocks. The content cannot be used again.
-    pub(crate) fn discard(&mut self, site: Site<'_>) -> Result<(), Errno> {
-        self.remove(site, 0..u64::MAX)?;
-        self.flush(site);
+    pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
+        self.remove(tx, 0..u64::MAX)?;
+        self.flush(tx);
         // A freed file is not saved, so its change is not reported.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
@@ -327,19 +327,19 @@ impl Content {
     }
 
     /// Removes the range and moves the blocks behind it down.
-    fn collapse(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+    fn collapse(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.end >= self.size {
             return Err(Errno::INVAL);
         }
         let blocks = whole_blocks(range.clone());
-        self.remove(site, blocks.clone())?;
-        self.load(site.ino, site.view)?.shift(blocks.end, blocks.start);
+        self.remove(tx, blocks.clone())?;
+        self.load(tx.ino, tx.view)?.shift(blocks.end, blocks.start);
         self.size -= range.end - range.start;
         Ok(())
     }
 
     /// Moves the blocks from the start of the range on up, which leaves a hole.
-    fn insert(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+    fn insert(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.start >= self.size {
             return Err(Errno::INVAL);
         }
@@ -348,26 +348,26 @@ impl Content {
             return Err(Errno::FBIG);
         }
         let blocks = whole_blocks(range);
-        self.load(site.ino, site.view)?.shift(blocks.start, blocks.end);
+        self.load(tx.ino, tx.view)?.shift(blocks.start, blocks.end);
         self.size = size;
         Ok(())
     }
 
     /// Reserves blocks for the holes in `blocks`. They read as zeros. `ENOSPC` if there is not
     /// enough room.
-    fn reserve(&mut self, site: Site<'_>, blocks: Range<u64>) -> Result<(), Errno> {
-        let extents = self.load(site.ino, site.view)?;
+    fn reserve(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
+        let extents = self.load(tx.ino, tx.view)?;
         let missing = blocks.end - blocks.start - extents.allocated_in(blocks.clone());
         if missing > RESERVE_BLOCKS_MAX {
             return Err(Errno::NOSPC);
         }
-        site.space.take(missing)?;
+        tx.space.take(missing)?;
         let mut at = blocks.start;
         while at < blocks.end {
             let span = extents.look(at);
             let mut len = span.len.min(blocks.end - at);
             if span.found.is_none() {
-                let run = site.journal.allocator.take(None, len);
+                let run = tx.journal.allocator.take(None, len);
                 len = run.len;
                 extents.insert(at, Extent { physical: run.start, len, is_written: false });
             }
@@ -377,46 +377,46 @@ impl Content {
     }
 
     /// Frees `blocks`.
-    fn remove(&mut self, site: Site<'_>, blocks: Range<u64>) -> Result<(), Errno> {
-        let runs = self.load(site.ino, site.view)?.remove(blocks);
-        site.free(runs);
+    fn remove(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
+        let runs = self.load(tx.ino, tx.view)?.remove(blocks);
+        tx.free(runs);
         Ok(())
     }
 
     /// Zeroes the bytes of the last block between the size and `end` (D.1).
-    fn zero_end(&mut self, site: Site<'_>, end: u64) -> Result<(), Errno> {
+    fn zero_end(&mut self, tx: FileTx<'_>, end: u64) -> Result<(), Errno> {
         let block_end = self.size.next_multiple_of(BLOCK_BYTES);
         if end <= self.size {
             return Ok(());
         }
-        self.zero_within_block(site, self.size..end.min(block_end))
+        self.zero_within_block(tx, self.size..end.min(block_end))
     }
 
     /// Zeroes the bytes of `range` in the blocks that it covers only in part.
-    fn zero_edges(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+    fn zero_edges(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if range.start / BLOCK_BYTES == range.end / BLOCK_BYTES {
-            return self.zero_within_block(site, range);
+            return self.zero_within_block(tx, range);
         }
-        self.zero_within_block(site, range.start..range.start.next_multiple_of(BLOCK_BYTES))?;
-        self.zero_within_block(site, range.end - range.end % BLOCK_BYTES..range.end)
+        self.zero_within_block(tx, range.start..range.start.next_multiple_of(BLOCK_BYTES))?;
+        self.zero_within_block(tx, range.end - range.end % BLOCK_BYTES..range.end)
     }
 
     /// Zeroes the bytes of `range`, which lies within one block.
-    fn zero_within_block(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+    fn zero_within_block(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if let Some((physical, true)) = self.look(range.start / BLOCK_BYTES).found
             && !range.is_empty()
         {
             let at = physical * BLOCK_BYTES + range.start % BLOCK_BYTES;
             let zeros = &ZEROS[..(range.end - range.start) as usize];
-            return site.journal.write_data(site.view, at, zeros);
+            return tx.journal.write_data(tx.view, at, zeros);
         }
         Ok(())
     }
 
     /// Makes the file at least `end` bytes long, unless its size is kept.
-    fn extend_to(&mut self, site: Site<'_>, end: u64, is_size_kept: bool) -> Result<(), Errno> {
+    fn extend_to(&mut self, tx: FileTx<'_>, end: u64, is_size_kept: bool) -> Result<(), Errno> {
         if !is_size_kept && end > self.size {
-            self.zero_end(site, end)?;
+            self.zero_end(tx, end)?;
             self.size = end;
         }
         Ok(())
@@ -429,26 +429,26 @@ impl Content {
         }
     }
 
-    fn flush(&mut self, site: Site<'_>) {
+    fn flush(&mut self, tx: FileTx<'_>) {
         if let Some(extents) = &mut self.extents {
-            self.has_moved |= extents.flush(site.ino, site.view);
+            self.has_moved |= extents.flush(tx.ino, tx.view);
         }
     }
 }
 
 /// Writes to new blocks from `physical` on, starting `within` bytes in, and zeroes the rest of
 /// them.
-fn write_padded(site: Site<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
+fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;
     let padding = (end.next_multiple_of(BLOCK_BYTES) - end) as usize;
     if within == 0 && padding == 0 {
-        return site.journal.write_data(site.view, start, bytes);
+        return tx.journal.write_data(tx.view, start, bytes);
     }
     // Large writes are nearly always aligned, so this copy is rare or short.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
-    site.journal.write_data(site.view, start, &padded)
+    tx.journal.write_data(tx.view, start, &padded)
 }
 
 /// Returns the blocks that contain a byte of `range`.
@@ -486,11 +486,11 @@ mod tests {
         let file = Node::detached(made.ino, FileKind::Regular);
         store.write(file, 0, 2 * BLOCK_BYTES, &[1; 3 * BLOCK_BYTES as usize]).unwrap();
         store.fallocate(file, 0, 8 * BLOCK_BYTES, 1, Fallocate::KEEP_SIZE).unwrap();
-        let view = &*store.journal.look();
+        let view = &*store.journal.view();
         let inode = store.table.get(made.ino, view).unwrap();
         let mut content = inode.content.write();
         let mut missing = |offset, len, how| {
-            content.missing_blocks(store.site(made.ino, view), offset, len, how).unwrap()
+            content.missing_blocks(store.file_tx(made.ino, view), offset, len, how).unwrap()
         };
         for how in [Fallocate::empty(), Fallocate::KEEP_SIZE, Fallocate::ZERO_RANGE] {
             assert_eq!(missing(0, 10 * BLOCK_BYTES, how), 6);

@@ -158,7 +158,7 @@ impl Database {
 pub(crate) struct Snapshot {
     base: Base,
     /// A read has failed. All further reads fail until the database is reopened.
-    is_sick: AtomicBool,
+    has_failed_read: AtomicBool,
     /// A read has failed because the content is invalid.
     is_damaged: AtomicBool,
 }
@@ -174,33 +174,37 @@ enum Base {
 impl Snapshot {
     /// Returns a snapshot of which every read fails.
     pub(crate) fn closed() -> Snapshot {
-        Snapshot { is_sick: AtomicBool::new(true), ..Snapshot::of(Base::Closed) }
+        Snapshot { has_failed_read: AtomicBool::new(true), ..Snapshot::of(Base::Closed) }
     }
 
     fn of(base: Base) -> Snapshot {
-        Snapshot { base, is_sick: AtomicBool::new(false), is_damaged: AtomicBool::new(false) }
+        Snapshot {
+            base,
+            has_failed_read: AtomicBool::new(false),
+            is_damaged: AtomicBool::new(false),
+        }
     }
 
     /// Returns true if a read has failed.
-    pub(crate) fn is_sick(&self) -> bool {
+    pub(crate) fn has_failed_read(&self) -> bool {
         // ORDERING: Relaxed. A hint to reopen the database.
-        self.is_sick.load(Ordering::Relaxed)
+        self.has_failed_read.load(Ordering::Relaxed)
     }
 
     /// Returns true if the reads succeeded and the content was invalid (corruption, not I/O).
     pub(crate) fn is_damaged(&self) -> bool {
         // ORDERING: Relaxed, both. Set by calls of this thread.
-        self.is_damaged.load(Ordering::Relaxed) || !self.is_sick.load(Ordering::Relaxed)
+        self.is_damaged.load(Ordering::Relaxed) || !self.has_failed_read.load(Ordering::Relaxed)
     }
 
     /// Records that a read has failed. Returns `EIO`.
-    fn sicken(&self, error: &io::Error) -> Errno {
+    fn note_failed_read(&self, error: &io::Error) -> Errno {
         if error.kind() == io::ErrorKind::InvalidData {
             // ORDERING: Relaxed. As above.
             self.is_damaged.store(true, Ordering::Relaxed);
         }
         // ORDERING: Relaxed. As above.
-        self.is_sick.store(true, Ordering::Relaxed);
+        self.has_failed_read.store(true, Ordering::Relaxed);
         Errno::IO
     }
 
@@ -215,7 +219,7 @@ impl Snapshot {
                     let found = found.map_err(|error| io_error(error.into()))?;
                     Ok(found.map(|value| value.value().into()))
                 });
-                found.map_err(|error| self.sicken(&error))
+                found.map_err(|error| self.note_failed_read(&error))
             }
         }
     }
@@ -265,7 +269,7 @@ impl Snapshot {
             }
             Ok(true)
         });
-        all.map_err(|error| self.sicken(&error))
+        all.map_err(|error| self.note_failed_read(&error))
     }
 }
 

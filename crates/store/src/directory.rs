@@ -59,7 +59,7 @@ impl<'a> Hashed<'a> {
 }
 
 /// The record of a name's hash. It is valid until the directory changes.
-pub(crate) struct Place<'a> {
+pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
     record: Option<Arc<[u8]>>,
@@ -67,26 +67,26 @@ pub(crate) struct Place<'a> {
     found: Option<(u8, Link)>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> NameRecord<'a> {
     /// Looks `name` up in the directory `dir`, whose state is `state`. `EIO` if it cannot be read.
     pub(crate) fn find(
         dir: u64,
         state: &State,
         name: Hashed<'a>,
         view: &View,
-    ) -> Result<Place<'a>, Errno> {
+    ) -> Result<NameRecord<'a>, Errno> {
         let key = Key::at(Kind::Name, dir, name.hash);
         let record = view.get_since(&key, state.born)?;
         let name = name.name;
-        let mut place = Place { key, name, record, found: None };
-        for entry in place.entries() {
+        let mut name_record = NameRecord { key, name, record, found: None };
+        for entry in name_record.entries() {
             let Entry { slot, kind, ino, name: at } = entry?;
             if at == name {
-                place.found = Some((slot, Link { ino, kind }));
+                name_record.found = Some((slot, Link { ino, kind }));
                 break;
             }
         }
-        Ok(place)
+        Ok(name_record)
     }
 
     /// Returns the inode that the name refers to.
@@ -95,7 +95,7 @@ impl<'a> Place<'a> {
     }
 
     /// Returns true if both names are in the same record.
-    pub(crate) fn is_beside(&self, other: &Place<'_>) -> bool {
+    pub(crate) fn is_beside(&self, other: &NameRecord<'_>) -> bool {
         self.key == other.key
     }
 

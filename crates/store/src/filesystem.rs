@@ -10,8 +10,8 @@ use corewalk::{
 };
 use corewalk_base::RwLockReadGuard;
 
-use crate::content::{BLOCK_BYTES, Content, SIZE_MAX, Site};
-use crate::directory::{Batch, Place, hash_of};
+use crate::content::{BLOCK_BYTES, Content, FileTx, SIZE_MAX};
+use crate::directory::{Batch, NameRecord, hash_of};
 use crate::inode::{Inode, State, now};
 use crate::journal::RESERVE_BYTES;
 use crate::names::check_directory;
@@ -32,7 +32,7 @@ impl Store {
         &self,
         node: Node<'_>,
         view: &crate::journal::View,
-        change: impl FnOnce(&mut Content, Site<'_>) -> Result<R, Errno>,
+        change: impl FnOnce(&mut Content, FileTx<'_>) -> Result<R, Errno>,
         note: impl FnOnce(&R, &mut State) -> Result<(), Errno>,
     ) -> Result<(R, Attr), Errno> {
         let inode = self.table.get(node.ino(), view)?;
@@ -40,7 +40,7 @@ impl Store {
         let mut content = inode.content.write();
         inode.mark_data(view);
         let size_before = content.size;
-        let result = change(&mut content, self.site(inode.ino, view));
+        let result = change(&mut content, self.file_tx(inode.ino, view));
         let mut state = inode.state.write();
         let has_moved = content.take_moved() || size_before != content.size;
         state.record.size = content.size;
@@ -66,7 +66,7 @@ impl Store {
                 return Ok(content);
             }
             drop(content);
-            let view = self.journal.look();
+            let view = self.journal.view();
             inode.content.write().load(inode.ino, &view)?;
         }
     }
@@ -95,8 +95,8 @@ impl Store {
 
     /// Checks that the host has room for `blocks` more, if the host tells its free space. `ENOSPC`.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
-        let Some(place) = self.place.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
-        let host = place.host()?;
+        let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
+        let host = store_dir.host()?;
         // Unused blocks of the data device no longer count as free space of the host.
         let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
@@ -168,15 +168,15 @@ impl Store {
             // ACL.
             let mode = set.mode.map(|mode| SetAttr { mode: Some(mode), ..SetAttr::default() });
             let set = &SetAttr { mode: None, ..*set };
-            let cut = |content: &mut Content, site: Site<'_>| {
-                content.prepare_size(site, size)?;
+            let cut = |content: &mut Content, tx: FileTx<'_>| {
+                content.prepare_size(tx, size)?;
                 if let Some(mode) = &mode {
-                    let inode = self.table.get(site.ino, view)?;
+                    let inode = self.table.get(tx.ino, view)?;
                     let mut state = inode.state.write();
                     change(&mut state, mode)?;
                     inode.save(&state, view);
                 }
-                content.set_size(site, size)
+                content.set_size(tx, size)
             };
             return Ok(self.change_content(node, view, cut, |(), state| change(state, set))?.1);
         }
@@ -220,11 +220,11 @@ impl FileSystem for Store {
 
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let name = self.hashed(name);
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let parent = self.table.get(dir.ino(), view)?;
         check_directory(&parent)?;
         let state = parent.state.read();
-        let found = Place::find(parent.ino, &state, name, view)?.link();
+        let found = NameRecord::find(parent.ino, &state, name, view)?.link();
         drop(state);
         let child = self.table.get(found.ok_or(Errno::NOENT)?.ino, view)?;
         let state = child.state.read();
@@ -233,7 +233,7 @@ impl FileSystem for Store {
     }
 
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let inode = self.table.get(ino, view)?;
         let state = inode.state.read();
         let attr = state.attr(ino);
@@ -296,7 +296,7 @@ impl FileSystem for Store {
         let (mut batch, mut next) = (Batch::default(), Some(hash_of(cookie)));
         let mut is_first = true;
         while let Some(from) = next {
-            let view = self.journal.look();
+            let view = self.journal.view();
             let state = inode.state.read();
             state.check()?;
             next = batch.fill(inode.ino, from, &view)?;
@@ -322,7 +322,7 @@ impl FileSystem for Store {
     }
 
     fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        let write = |content: &mut Content, site: Site<'_>| content.write(site, offset, bytes);
+        let write = |content: &mut Content, tx: FileTx<'_>| content.write(tx, offset, bytes);
         let note = |&count: &usize, state: &mut State| {
             if count > 0 {
                 state.touch_content(now());
@@ -377,8 +377,8 @@ impl FileSystem for Store {
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         let used = self.space.used();
-        let room = match &self.place {
-            Some(place) => self.room(place.host()?.bavail / BLOCK_BYTES)?,
+        let room = match &self.store_dir {
+            Some(store_dir) => self.room(store_dir.host()?.bavail / BLOCK_BYTES)?,
             None => UNLIMITED_BLOCKS,
         };
         let (blocks, bfree) = match self.space.limit() {
@@ -408,9 +408,9 @@ impl FileSystem for Store {
         self.with_room(|| {
             let is_freeing = how.intersects(Fallocate::PUNCH_HOLE | Fallocate::COLLAPSE_RANGE);
             let view = &*if is_freeing { self.journal.change()? } else { self.journal.grow()? };
-            let allocate = |content: &mut Content, site: Site<'_>| {
-                self.check_host(content.missing_blocks(site, offset, len, how)?)?;
-                content.allocate(site, offset, len, how)
+            let allocate = |content: &mut Content, tx: FileTx<'_>| {
+                self.check_host(content.missing_blocks(tx, offset, len, how)?)?;
+                content.allocate(tx, offset, len, how)
             };
             let note = |_: &(), state: &mut State| {
                 state.touch_content(now());
@@ -428,7 +428,7 @@ impl FileSystem for Store {
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let inode = self.table.get(node.ino(), view)?;
         xattr::check_name_to_read(inode.kind, name)?;
         let state = inode.state.read();
@@ -452,7 +452,7 @@ impl FileSystem for Store {
     }
 
     fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let inode = self.table.get(node.ino(), view)?;
         let state = inode.state.read();
         state.check()?;
@@ -471,7 +471,7 @@ impl FileSystem for Store {
     }
 
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let inode = self.table.get(node.ino(), view)?;
         let state = inode.state.read();
         state.check()?;

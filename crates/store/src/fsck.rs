@@ -35,9 +35,9 @@ use crate::hash::Secret;
 use crate::journal::Devices;
 use crate::log;
 use crate::mount::{each, look_at_log, open_database, read_super, refusal};
-use crate::place::{OpenError, Place};
 use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UNHASHED, UsersRecord};
 use crate::store::ROOT_INO;
+use crate::store_dir::{OpenError, StoreDir};
 use crate::xattr;
 
 /// Memory for the page cache of the database, in bytes.
@@ -213,8 +213,8 @@ pub struct Report {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn fsck(path: &Path) -> Result<Report, OpenError> {
-    let place = Place::open_to_read(path)?;
-    fsck_devices(&place.devices_to_read()?)
+    let store_dir = StoreDir::open_to_read(path)?;
+    fsck_devices(&store_dir.devices_to_read()?)
 }
 
 /// Checks the store on `devices`. Does not change them.

@@ -25,7 +25,8 @@
 //!   database and tries again. Until the host has room for the reserve, calls that need room are
 //!   `ENOSPC`.
 //! - Failed read: the database refuses all calls until it is reopened. The next sync or commit
-//!   reopens it (`heal`). A database that may be older than the last commit is not used (`opened`).
+//!   reopens it (`reopen_if_failed`). A database that may be older than the last commit is not
+//!   used (`opened`).
 //! - Failed log: the transaction goes to the database, which makes the log void.
 //! - Any other failure of a commit makes the store read-only: changes are `EROFS`, fsync is `EIO`.
 //!
@@ -128,11 +129,11 @@ pub(crate) struct View {
 
 /// A handle on the running transaction, analogous to jbd2's `handle_t`. While it lives, no commit
 /// freezes the running transaction.
-pub(crate) type Pass<'a> = RwLockReadGuard<'a, View>;
+pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
 /// The journal of a store. The module's documentation describes it.
 pub(crate) struct Journal {
-    gate: Box<[OwnLine<RwLock<View>>]>,
+    barrier: Box<[OwnLine<RwLock<View>>]>,
     state: Mutex<State>,
     changed: Condvar,
     opened: Mutex<Opened>,
@@ -338,7 +339,7 @@ impl Journal {
             based: 0,
         };
         let journal = Journal {
-            gate: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(view()))).collect(),
+            barrier: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(view()))).collect(),
             state: Mutex::default(),
             changed: Condvar::new(),
             opened: Mutex::new(opened),
@@ -374,43 +375,43 @@ impl Journal {
 
     /// Returns a handle for reading. The caller holds no other lock of the store and no handle.
     #[inline]
-    pub(crate) fn look(&self) -> Pass<'_> {
-        let pass = self.gate[shard_index()].read();
-        if pass.base.is_sick() {
+    pub(crate) fn view(&self) -> Handle<'_> {
+        let handle = self.barrier[shard_index()].read();
+        if handle.base.has_failed_read() {
             // The committer reopens the database.
             self.poke();
         }
-        pass
+        handle
     }
 
-    /// Returns a handle for a change. As [`Journal::look`].
+    /// Returns a handle for a change. As [`Journal::view`].
     ///
     /// # Errors
     /// `EROFS` after a failed commit, and on a read-only mount.
     #[inline]
-    pub(crate) fn change(&self) -> Result<Pass<'_>, Errno> {
+    pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
         // ORDERING: Relaxed. A caller that misses a failure meets it at the next commit.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
-        let mut pass = self.look();
-        if pass.running.is_heavy() {
+        let mut handle = self.view();
+        if handle.running.is_heavy() {
             // Operations make records faster than the database takes them.
-            drop(pass);
+            drop(handle);
             // ORDERING: Relaxed. A statistic.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
             self.commit_running()?;
-            pass = self.look();
+            handle = self.view();
         }
-        if pass.running.begin() {
+        if handle.running.begin() {
             self.poke();
         }
-        Ok(pass)
+        Ok(handle)
     }
 
     /// Returns true if `tid` is the running transaction.
     pub(crate) fn is_running(&self, tid: u64) -> bool {
-        self.look().tid == tid
+        self.view().tid == tid
     }
 
     /// Wakes the committer, unless it is already awake.
@@ -430,7 +431,7 @@ impl Journal {
     pub(crate) fn forget_poke(&self) {
         // ORDERING(poke): AcqRel. See `poke`.
         self.is_poked.swap(false, Ordering::AcqRel);
-        let view = self.look();
+        let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
         drop(view);
         if has_work && self.check().is_ok() {
@@ -443,7 +444,7 @@ impl Journal {
     /// # Errors
     /// `ENOSPC` while the host is full; those of [`Journal::change`].
     #[inline]
-    pub(crate) fn grow(&self) -> Result<Pass<'_>, Errno> {
+    pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
         // ORDERING: Relaxed, both. A stale value is met at the commit, which has the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
@@ -508,7 +509,7 @@ impl Journal {
 
     /// Returns the estimated size of the running transaction in memory, in bytes.
     pub(crate) fn running_bytes(&self) -> u64 {
-        self.look().running.bytes()
+        self.view().running.bytes()
     }
 
     /// Fills in the counters of commits.
@@ -534,7 +535,7 @@ impl Journal {
         stats.waits = get(waits);
         // Each commit, to the log or to the database, syncs once; `data_syncs` counts the others.
         stats.syncs = stats.commits + get(data_syncs);
-        let view = self.look();
+        let view = self.view();
         stats.running_bytes = view.running.bytes();
         stats.logged_running_bytes = view.logged.as_ref().map_or(0, |layer| layer.bytes());
         drop(view);

@@ -49,8 +49,8 @@ use corewalk_base::{Budget, Mutex, OwnLine};
 use crate::blocks::{Block, Blocks, When};
 use crate::content::BLOCK_BYTES;
 use crate::inode::State;
+use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
-use crate::table::Table;
 
 /// The most queued inodes: 32 MiB of sets, as much as a transaction has by default.
 const WAITING_MAX: u64 = 8192;
@@ -67,7 +67,7 @@ const BATCH: usize = 32;
 pub(crate) struct Late {
     is_on: bool,
     journal: Arc<Journal>,
-    table: Arc<Table>,
+    table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
     lists: Box<[OwnLine<List>]>,
@@ -92,7 +92,7 @@ impl Late {
     pub(crate) fn new(
         is_on: bool,
         journal: Arc<Journal>,
-        (table, blocks, space): (Arc<Table>, Arc<Blocks>, Arc<Budget>),
+        (table, blocks, space): (Arc<InodeTable>, Arc<Blocks>, Arc<Budget>),
     ) -> Late {
         let processors = available_parallelism().map_or(1, |processors| processors.get() as u64);
         Late {

@@ -11,12 +11,12 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `device`, `place` | byte devices; the files in the store's directory |
-//! | `mount`, `held` | the checks of a mount; the overlay that buffers its writes |
+//! | `device`, `store_dir` | byte devices; the files in the store's directory |
+//! | `mount`, `buffered` | the checks of a mount; the overlay that buffers its writes |
 //! | `record`, `layer`, `journal`, `log`, `database` | records, transactions, commits |
-//! | `inode`, `table`, `names`, `directory` | inodes in memory, changes of names, lock order |
+//! | `inode`, `inode_table`, `names`, `directory` | inodes in memory, names, lock order |
 //! | `content`, `extents`, `alloc`, `dirty` | file data: cache, location, free blocks, new bytes |
-//! | `xattr`, `blocks`, `numbers`, `share`, `late` | attributes, their blocks, de-duplication |
+//! | `xattr`, `blocks`, `block_ids`, `share`, `late` | attributes and de-duplication |
 //! | `fsck`, `overlay` | invariants between records; a check that writes nothing |
 //!
 //! # Guarantees
@@ -61,7 +61,9 @@
 #![forbid(unsafe_code)]
 
 mod alloc;
+mod block_ids;
 mod blocks;
+mod buffered;
 mod content;
 mod database;
 mod device;
@@ -71,26 +73,24 @@ mod extents;
 mod filesystem;
 mod fsck;
 mod hash;
-mod held;
 mod inode;
+mod inode_table;
 mod journal;
 mod late;
 mod layer;
 mod log;
 mod mount;
 mod names;
-mod numbers;
 mod overlay;
-mod place;
 mod record;
 mod share;
 mod store;
-mod table;
+mod store_dir;
 mod xattr;
 
 pub use device::{Device, FileDevice};
 pub use fsck::{Finding, Report, fsck, fsck_devices};
 pub use journal::Devices;
-pub use place::{OpenError, holder};
 pub use share::{MbcacheIndex, NoSharing, Removal, ShareIndex};
 pub use store::{Store, StoreOptions, StoreStats};
+pub use store_dir::{OpenError, holder};

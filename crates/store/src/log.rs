@@ -64,7 +64,7 @@ const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
 /// The tags of a record, a removed record, and data.
 const VALUE: u8 = 1;
-const GONE: u8 = 2;
+const REMOVED: u8 = 2;
 const DATA: u8 = 3;
 
 /// The log of a mounted store. The module's documentation describes it.
@@ -200,7 +200,7 @@ impl Entry<'_> {
     /// Adds a record.
     pub(crate) fn put(&mut self, key: &Key, record: &Record) {
         let buffer = &mut self.log.buffer;
-        buffer.push(if record.is_some() { VALUE } else { GONE });
+        buffer.push(if record.is_some() { VALUE } else { REMOVED });
         buffer.extend_from_slice(&key.to_bytes());
         if let Some(value) = record {
             // A record is far shorter than 4 GiB.

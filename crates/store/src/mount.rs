@@ -13,10 +13,10 @@
 //!   keeps its entries until the commit that makes it void, and the next mount starts again.
 //!
 //! # How it works
-//! The database is opened on a device that buffers its writes (`held`). The mount reads the whole
-//! log and keeps the records that it needs (`log::Contents`). It counts them as if they were in the
-//! database. Only then the buffered writes are released, the log is replayed, and missing files are
-//! made.
+//! The database is opened on a device that buffers its writes (`buffered`). The mount reads the
+//! whole log and keeps the records that it needs (`log::Contents`). It counts them as if they were
+//! in the database. Only then the buffered writes are released, the log is replayed, and missing
+//! files are made.
 //!
 //! Rejected: a replay in memory, as in a check of a store, and a second one on disk. The first
 //! would keep all changed pages in memory, at worst some hundred MiB.
@@ -26,29 +26,32 @@ use std::sync::Arc;
 use corewalk::Errno;
 
 use crate::alloc::Run;
+use crate::buffered::BufferedDevice;
 use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot, is_ours};
 use crate::device::Device;
-use crate::held::Held;
 use crate::journal::Devices;
 use crate::log::{self, Changes, Contents};
-use crate::place::OpenError;
 use crate::record::{BLOCKS_MAX, Extent, FORMAT_VERSION, Key, Kind, SuperRecord, UsersRecord};
+use crate::store_dir::OpenError;
 
 /// An open database whose writes are buffered.
-pub(crate) struct HeldDatabase {
+pub(crate) struct BufferedDatabase {
     database: Database,
-    held: Arc<Held>,
+    buffered: Arc<BufferedDevice>,
 }
 
-impl HeldDatabase {
+impl BufferedDatabase {
     /// As [`open_database`], with all writes buffered.
-    pub(crate) fn open(devices: &Devices, cache_bytes: usize) -> Result<HeldDatabase, OpenError> {
-        let held = Arc::new(Held::new(devices.meta.clone())?);
-        let meta: Arc<dyn Device> = held.clone();
+    pub(crate) fn open(
+        devices: &Devices,
+        cache_bytes: usize,
+    ) -> Result<BufferedDatabase, OpenError> {
+        let buffered = Arc::new(BufferedDevice::new(devices.meta.clone())?);
+        let meta: Arc<dyn Device> = buffered.clone();
         let above = Devices { meta, ..devices.clone() };
         devices.read_anew();
-        Ok(HeldDatabase { database: open_database(&above, cache_bytes)?, held })
+        Ok(BufferedDatabase { database: open_database(&above, cache_bytes)?, buffered })
     }
 
     /// Returns true if the database holds a store.
@@ -66,7 +69,7 @@ impl HeldDatabase {
     /// # Errors
     /// The error of the device.
     pub(crate) fn release(&self) -> Result<&Database, OpenError> {
-        self.held.release()?;
+        self.buffered.release()?;
         Ok(&self.database)
     }
 }
@@ -74,10 +77,10 @@ impl HeldDatabase {
 /// A store that was checked and is not changed yet. The module's documentation describes it.
 pub(crate) struct Mount {
     devices: Devices,
-    database: HeldDatabase,
+    database: BufferedDatabase,
     superblock: SuperRecord,
     log: Contents,
-    found: Found,
+    found: Scan,
 }
 
 impl Mount {
@@ -85,11 +88,11 @@ impl Mount {
     ///
     /// # Errors
     /// Each [`OpenError`] of an existing store. Nothing is changed then (N.1).
-    pub(crate) fn look(devices: Devices, database: HeldDatabase) -> Result<Mount, OpenError> {
+    pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;
         let log = look_at_log(&devices, superblock)?;
-        let found = Found::scan(&snapshot, &log.changes);
+        let found = Scan::of(&snapshot, &log.changes);
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
@@ -115,7 +118,7 @@ impl Mount {
     pub(crate) fn settle(
         self,
         make: impl FnOnce(Devices) -> std::io::Result<Devices>,
-    ) -> Result<(Database, Devices, SuperRecord, Found), OpenError> {
+    ) -> Result<(Database, Devices, SuperRecord, Scan), OpenError> {
         let devices = make(self.devices)?;
         let database = self.database.release()?;
         let superblock = log::replay(&devices, database, self.superblock, &self.log)?;
@@ -165,7 +168,7 @@ pub(crate) type Visit<'a> = dyn FnMut(Key, &[u8]) -> Result<(), Errno> + 'a;
 
 /// The facts that a mount computes from the records.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct Scan {
     pub(crate) orphans: Vec<u64>,
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
@@ -178,13 +181,13 @@ pub(crate) struct Found {
     pub(crate) xattrs: (u64, u64, u64),
 }
 
-impl Found {
+impl Scan {
     /// The kinds of records that a mount reads.
     pub(crate) const KINDS: [Kind; 4] = [Kind::Orphan, Kind::Inode, Kind::Extent, Kind::XattrUsers];
 
     /// Reads the records of the database as if `changes` were applied.
-    fn scan(snapshot: &Snapshot, changes: &Changes) -> Result<Found, Errno> {
-        let mut found = Found::default();
+    fn of(snapshot: &Snapshot, changes: &Changes) -> Result<Scan, Errno> {
+        let mut found = Scan::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {
             key.check_number()?;
             found.orphans.push(key.major);

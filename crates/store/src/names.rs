@@ -27,7 +27,7 @@ use std::sync::Arc;
 use corewalk::{AclKind, Attr, Errno, FileKind, Make, Name, RenameMode, Timespec};
 use corewalk_base::RwLockWriteGuard;
 
-use crate::directory::{Hashed, Link, Place, check_empty};
+use crate::directory::{Hashed, Link, NameRecord, check_empty};
 use crate::inode::{Inode, PERMISSION_BITS, State, now};
 use crate::journal::View;
 use crate::record::InodeRecord;
@@ -47,17 +47,17 @@ impl Store {
         let parent = self.table.get(dir, view)?;
         let mut state = write_directory(&parent)?;
         state.check_alive()?;
-        let place = Place::find(dir, &state, self.hashed(name), view)?;
-        if place.link().is_some() {
+        let name_record = NameRecord::find(dir, &state, self.hashed(name), view)?;
+        if name_record.link().is_some() {
             return Err(Errno::EXIST);
         }
-        place.check_room()?;
+        name_record.check_room()?;
         let is_directory = kind == FileKind::Directory;
         let mut record = state.record;
         record.count((1, u32::from(is_directory)), (0, 0))?;
         let nlink = if is_directory { 2 } else { 1 };
         let attr = self.insert_new(what, kind, (nlink, dir), view)?;
-        place.set(Link { ino: attr.ino, kind }, view)?;
+        name_record.set(Link { ino: attr.ino, kind }, view)?;
         state.record = record;
         state.touch_content(now());
         parent.save(&state, view);
@@ -81,15 +81,15 @@ impl Store {
         let child = self.table.get(node, view)?;
         let is_directory = child.kind == FileKind::Directory;
         let mut locks = Locks::new([Some(&parent), Some(&child).filter(|_| is_directory)])?;
-        let place = Place::find(dir, locks.state(dir)?, hashed, view)?;
-        let link = place.link().filter(|link| link.ino == node).ok_or(Errno::NOENT)?;
+        let name_record = NameRecord::find(dir, locks.state(dir)?, hashed, view)?;
+        let link = name_record.link().filter(|link| link.ino == node).ok_or(Errno::NOENT)?;
         check_kind(&child, link)?;
         if is_directory {
             check_empty(node, locks.state(node)?, view)?;
         }
         let mut record = locks.state(dir)?.record;
         record.count((0, 0), (1, subdirectories(link)))?;
-        place.remove(view);
+        name_record.remove(view);
         self.change_directory(&mut locks, &parent, now(), view, record)?;
         self.unlink(&mut locks, &child, view)
     }
@@ -103,11 +103,11 @@ impl Store {
         }
         let mut state = write_directory(&parent)?;
         state.check_alive()?;
-        let place = Place::find(dir, &state, self.hashed(name), view)?;
-        if place.link().is_some() {
+        let name_record = NameRecord::find(dir, &state, self.hashed(name), view)?;
+        if name_record.link().is_some() {
             return Err(Errno::EXIST);
         }
-        place.check_room()?;
+        name_record.check_room()?;
         let mut of_child = child.state.write();
         of_child.check()?;
         if of_child.record.nlink == 0 && !of_child.record.is_linkable {
@@ -116,7 +116,7 @@ impl Store {
         let nlink = of_child.record.nlink.checked_add(1).ok_or(Errno::MLINK)?;
         let mut record = state.record;
         record.count((1, 0), (0, 0))?;
-        place.set(Link { ino: node, kind: child.kind }, view)?;
+        name_record.set(Link { ino: node, kind: child.kind }, view)?;
         let now = now();
         let had_links = of_child.record.nlink > 0;
         of_child.record.nlink = nlink;
@@ -150,8 +150,8 @@ impl Store {
             let [moved_dir, target_dir] = &more;
             let mut locks =
                 Locks::new([Some(&old), Some(&new), moved_dir.as_ref(), target_dir.as_ref()])?;
-            let target = Place::find(new_dir, locks.state(new_dir)?, new_name, view)?.link();
-            let moved = Place::find(old_dir, locks.state(old_dir)?, old_name, view)?.link();
+            let target = NameRecord::find(new_dir, locks.state(new_dir)?, new_name, view)?.link();
+            let moved = NameRecord::find(old_dir, locks.state(old_dir)?, old_name, view)?.link();
             let moved = moved.ok_or(Errno::NOENT)?;
             match (mode, target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST),
@@ -369,10 +369,10 @@ impl Rename<'_, '_> {
     /// Sets the new name to the moved inode, and the old name to `other` or to nothing. All steps
     /// that can fail come first and change nothing. `EIO`, `ENOSPC`.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
-        let (new, old) = (self.place(self.new)?, self.place(self.old)?);
+        let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
         // If both names are in one record, `set` has just replaced it: look it up again.
-        let old = if old.is_beside(&new) { self.place(self.old)? } else { old };
+        let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
             None => {
@@ -382,8 +382,8 @@ impl Rename<'_, '_> {
         }
     }
 
-    fn place<'n>(&mut self, at: (&Arc<Inode>, Hashed<'n>)) -> Result<Place<'n>, Errno> {
-        Place::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
+    fn name_record<'n>(&mut self, at: (&Arc<Inode>, Hashed<'n>)) -> Result<NameRecord<'n>, Errno> {
+        NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
     /// Returns the records of the two directories, the new one first, with their counts changed.
@@ -497,21 +497,21 @@ mod tests {
         let view = &*store.journal.change().unwrap();
         let root = store.table.get(1, view).unwrap();
         let mut locks = Locks::new([Some(&root)]).unwrap();
-        let place = |name, locks: &mut Locks<'_>| {
-            Place::find(1, locks.state(1).unwrap(), name, view).unwrap()
+        let name_record = |name, locks: &mut Locks<'_>| {
+            NameRecord::find(1, locks.state(1).unwrap(), name, view).unwrap()
         };
         for (name, link) in names.into_iter().zip(before) {
-            let place = place(name, &mut locks);
+            let name_record = name_record(name, &mut locks);
             match link {
-                Some(link) => place.set(link, view).unwrap(),
-                None => place.remove(view),
+                Some(link) => name_record.set(link, view).unwrap(),
+                None => name_record.remove(view),
             }
         }
         let moved = before[0].expect("the source of the rename");
         let [old, new] = names.map(|name| (&root, name));
         let done = rename(&mut Rename { store, view, locks: &mut locks, old, new, moved });
         assert_eq!(done, Ok(()));
-        names.map(|name| place(name, &mut locks).link())
+        names.map(|name| name_record(name, &mut locks).link())
     }
 
     /// If both names are in one record, the second step of a rename does not undo the first.

@@ -19,18 +19,18 @@ use corewalk_mbcache::MbcacheOptions;
 
 use crate::alloc::Allocator;
 use crate::blocks::Blocks;
-use crate::content::{BLOCK_BYTES, Site};
+use crate::content::{BLOCK_BYTES, FileTx};
 use crate::database::{Database, Snapshot};
 use crate::hash::Secret;
 use crate::inode::{Inode, State, now};
+use crate::inode_table::InodeTable;
 use crate::journal::{Devices, Journal, View};
 use crate::late::Late;
 use crate::log::Log;
-use crate::mount::{HeldDatabase, Mount};
-use crate::place::{OpenError, Place};
+use crate::mount::{BufferedDatabase, Mount};
 use crate::record::{FORMAT_VERSION, InodeRecord, Key, Kind, NUMBER_MAX, SuperRecord};
 use crate::share::{MbcacheIndex, ShareIndex};
-use crate::table::Table;
+use crate::store_dir::{OpenError, StoreDir};
 use crate::xattr;
 
 /// The number of the root directory.
@@ -194,7 +194,7 @@ impl StoreStats {
 
 /// A file system in a directory of the host. The crate's documentation describes its guarantees.
 pub struct Store {
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<InodeTable>,
     pub(crate) blocks: Arc<Blocks>,
     pub(crate) space: Arc<Budget>,
     pub(crate) late: Arc<Late>,
@@ -204,7 +204,7 @@ pub struct Store {
     next_ino: AtomicU64,
     flusher: Option<thread::JoinHandle<()>>,
     /// The locked directory of the store. None for a store on [`Devices`].
-    pub(crate) place: Option<Place>,
+    pub(crate) store_dir: Option<StoreDir>,
     pub(crate) atime: AtimePolicy,
     pub(crate) is_dirsync: bool,
 }
@@ -230,20 +230,20 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open(path: &std::path::Path, options: &StoreOptions) -> Result<Store, OpenError> {
-        let place = match options.may_make() {
-            false if options.is_read_only => Place::open_unchanged(path)?,
-            false => Place::open(path)?,
-            true => Place::open_or_make(path, |meta| {
+        let store_dir = match options.may_make() {
+            false if options.is_read_only => StoreDir::open_unchanged(path)?,
+            false => StoreDir::open(path)?,
+            true => StoreDir::open_or_make(path, |meta| {
                 let database = Database::open(&meta, options.cache_bytes)?;
                 format(&database, options)
             })?,
         };
-        let devices = place.devices()?;
-        // `Place` has checked, or written, a superblock.
-        let database = HeldDatabase::open(&devices, options.cache_bytes)?;
+        let devices = store_dir.devices()?;
+        // `StoreDir` has checked, or written, a superblock.
+        let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         let mount = Mount::look(devices, database)?;
-        let mut store = Store::open_with(mount, options, |devices| place.make_lost(devices))?;
-        store.place = Some(place);
+        let mut store = Store::open_with(mount, options, |devices| store_dir.make_lost(devices))?;
+        store.store_dir = Some(store_dir);
         Ok(store)
     }
 
@@ -276,7 +276,7 @@ impl Store {
         if !options.may_make() && devices.meta.is_empty()? {
             return Err(OpenError::Missing);
         }
-        let database = HeldDatabase::open(&devices, options.cache_bytes)?;
+        let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
             // The database is empty, but `data` or `log` belong to a store whose database is lost.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
@@ -321,7 +321,7 @@ impl Store {
         }
         let journal = Arc::new(journal);
         let size_blocks = options.size_bytes.map(|bytes| bytes.div_ceil(BLOCK_BYTES));
-        let table = Arc::new(Table::new());
+        let table = Arc::new(InodeTable::new());
         let blocks = Arc::new(Blocks::new(share, secret.clone(), found.xattrs));
         let space = Arc::new(Budget::new(size_blocks, found.blocks));
         let parts = (table.clone(), blocks.clone(), space.clone());
@@ -335,7 +335,7 @@ impl Store {
             journal,
             next_ino: AtomicU64::new(found.last_ino + 1),
             flusher: None,
-            place: None,
+            store_dir: None,
             atime: options.atime,
             is_dirsync: options.is_dirsync,
         };
@@ -433,9 +433,9 @@ impl Store {
         }
     }
 
-    /// Returns the context for a change of the data of inode `ino`.
-    pub(crate) fn site<'a>(&'a self, ino: u64, view: &'a View) -> Site<'a> {
-        Site { ino, journal: &self.journal, view, space: &self.space }
+    /// Returns inode `ino` in the running transaction, for a change of its data.
+    pub(crate) fn file_tx<'a>(&'a self, ino: u64, view: &'a View) -> FileTx<'a> {
+        FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
 
     /// Returns the inode of `node`; reads it if it is not in memory. The caller holds no handle of
@@ -443,7 +443,7 @@ impl Store {
     pub(crate) fn inode(&self, node: Node<'_>) -> Result<Arc<Inode>, Errno> {
         match self.table.find(node.ino()) {
             Some(inode) => Ok(inode),
-            None => self.table.get(node.ino(), &self.journal.look()),
+            None => self.table.get(node.ino(), &self.journal.view()),
         }
     }
 
@@ -521,7 +521,7 @@ impl Store {
         if !is_loaded || self.load_block(&mut state, view).is_err() {
             return;
         }
-        let is_discarded = !is_file || content.discard(self.site(ino, view)).is_ok();
+        let is_discarded = !is_file || content.discard(self.file_tx(ino, view)).is_ok();
         if !is_discarded || self.change_set(ino, &mut state, &[], view).is_err() {
             // A half-freed inode must not become durable.
             return self.journal.abort();
@@ -536,7 +536,7 @@ impl Store {
 
     /// Returns an inode without links that a crash left behind.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
-        let view = self.journal.look();
+        let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;
         self.table.get(ino, &view).ok()
     }

@@ -56,7 +56,7 @@ struct Frozen {
     /// The ranges of the data device that it wrote; None for too much to log.
     written: Option<Vec<(u64, u32)>>,
     /// A read of the database has failed, so that the commit must reopen it.
-    is_sick: bool,
+    has_failed_read: bool,
 }
 
 impl Journal {
@@ -99,8 +99,8 @@ impl Journal {
     /// # Errors
     /// `EIO` if this or an earlier commit failed.
     pub(crate) fn commit_running(&self) -> Result<(), Errno> {
-        self.heal();
-        let view = self.look();
+        self.reopen_if_failed();
+        let view = self.view();
         let tid = view.tid - u64::from(!view.running.has_begun());
         drop(view);
         self.check()?;
@@ -112,8 +112,8 @@ impl Journal {
     /// # Errors
     /// `EIO` if this or an earlier commit failed.
     pub(crate) fn checkpoint(&self) -> Result<(), Errno> {
-        self.heal();
-        let view = self.look();
+        self.reopen_if_failed();
+        let view = self.view();
         let tid = view.tid - u64::from(!view.running.has_begun());
         drop(view);
         self.check()?;
@@ -169,8 +169,8 @@ impl Journal {
     }
 
     /// Reopens the database if a read of it has failed. If that fails too, nothing has changed.
-    fn heal(&self) {
-        if !self.look().base.is_sick() {
+    fn reopen_if_failed(&self) {
+        if !self.view().base.has_failed_read() {
             return;
         }
         let mut state = self.state.lock();
@@ -183,7 +183,7 @@ impl Journal {
             let _turn = Turn { journal: self, done, since: Instant::now() };
             let mut opened = self.opened.lock();
             // Another thread may have reopened it. A reopening does not bring back lost writes.
-            if self.look().base.is_sick() && !opened.is_lost() {
+            if self.view().base.has_failed_read() && !opened.is_lost() {
                 // The last commit and the layers above it survive a reopening.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
@@ -203,7 +203,7 @@ impl Journal {
         // ORDERING: Relaxed. See `grow`. On a full host a logged transaction could later not be
         // written to the database.
         let is_full = self.is_full.load(Ordering::Relaxed);
-        let is_logged = goal == Goal::Durable && !frozen.is_sick && !is_full;
+        let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
             Some(Ok(true)) => {
                 self.keep_logged(&frozen);
@@ -235,7 +235,7 @@ impl Journal {
             layer: first.running.clone(),
             logged: first.logged.clone(),
             written: self.dirty.take(),
-            is_sick: first.base.is_sick(),
+            has_failed_read: first.base.has_failed_read(),
         };
         for view in &mut views {
             view.running = next.clone();
@@ -246,7 +246,7 @@ impl Journal {
     }
 
     fn close(&self) -> Vec<RwLockWriteGuard<'_, View>> {
-        self.gate.iter().map(|shard| shard.write()).collect()
+        self.barrier.iter().map(|shard| shard.write()).collect()
     }
 
     /// Appends a transaction to the log. Returns false if the database has to take it.
@@ -294,7 +294,7 @@ impl Journal {
     /// Adds the records of a logged transaction to the logged layer.
     fn keep_logged(&self, frozen: &Frozen) {
         let logged = frozen.all();
-        for shard in &self.gate {
+        for shard in &self.barrier {
             // Shards may be updated one by one, since the logged layer now has the same records.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
@@ -314,7 +314,7 @@ impl Journal {
         let base = Arc::new(self.write_records(&records, superblock.generation)?);
         log.restart();
         drop(log);
-        for shard in &self.gate {
+        for shard in &self.barrier {
             // Shards may be updated one by one, since the new snapshot has the same records.
             let mut view = shard.write();
             view.base = base.clone();
@@ -334,7 +334,7 @@ impl Journal {
     pub(super) fn write_super(&self, superblock: SuperRecord) -> io::Result<()> {
         let snapshot = self.write_records(&[super_record(superblock)], superblock.generation)?;
         let base = Arc::new(snapshot);
-        for shard in &self.gate {
+        for shard in &self.barrier {
             shard.write().base = base.clone();
         }
         Ok(())
@@ -452,21 +452,21 @@ mod tests {
         let store = Store::open(&path, &options).unwrap();
         let (key, journal) = (Key::of(Kind::Orphan, 99), &*store.journal);
         let done = thread::scope(|scope| {
-            let pass = journal.change().unwrap();
-            let tid = pass.tid;
+            let handle = journal.change().unwrap();
+            let tid = handle.tid;
             let committer = scope.spawn(move || journal.commit_up_to(tid));
             // The committer has checked for failures and closes the barrier, or waits for it.
             while !journal.state.lock().is_committing {
                 thread::yield_now();
             }
-            pass.put(key, b"");
+            handle.put(key, b"");
             end(journal);
-            drop(pass);
+            drop(handle);
             committer.join().unwrap()
         });
         drop(store);
         let store = Store::open(&path, &options).unwrap();
-        let is_there = store.journal.look().get(&key).unwrap().is_some();
+        let is_there = store.journal.view().get(&key).unwrap().is_some();
         drop(store);
         std::fs::remove_dir_all(&path).unwrap();
         (done, is_there)
@@ -475,7 +475,7 @@ mod tests {
     /// An operation that aborts between the committer's check and the close of the barrier is not
     /// committed.
     #[test]
-    fn abort_before_the_gate_is_closed_stops_the_commit() {
+    fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));
     }
 

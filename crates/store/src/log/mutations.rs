@@ -17,8 +17,8 @@ use corewalk_testkit::rng::{Rng, Seed};
 
 use super::replay::look;
 use super::*;
-use crate::place::OpenError;
 use crate::record::{FORMAT_VERSION, Kind};
+use crate::store_dir::OpenError;
 
 /// Number of logs, and of changed variants of each.
 const LOGS: u64 = 8;
@@ -470,7 +470,7 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
             for _ in 0..1 + rng.below(3) {
                 // Tags and lengths of items are near the start.
                 let at = rng.index(payload.len().min(40));
-                payload[at] = *rng.pick(&[0, VALUE, GONE, DATA, 4, 0x7F, 0xFF]);
+                payload[at] = *rng.pick(&[0, VALUE, REMOVED, DATA, 4, 0x7F, 0xFF]);
             }
             if rng.chance(1, 4) {
                 payload.truncate(rng.index(payload.len()));

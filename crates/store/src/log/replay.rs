@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::{
-    BLOCK_BYTES, DATA, END, ENTRY_BYTES_MAX, GONE, HASH_BYTES, HEADER_BYTES, MARKED_BYTES, VALUE,
+    BLOCK_BYTES, DATA, END, ENTRY_BYTES_MAX, HASH_BYTES, HEADER_BYTES, MARKED_BYTES, REMOVED, VALUE,
 };
 use crate::content::SIZE_MAX;
 use crate::database::Database;
@@ -40,9 +40,9 @@ use crate::device::Device;
 use crate::hash::Secret;
 use crate::journal::Devices;
 use crate::layer::Record;
-use crate::mount::Found;
-use crate::place::OpenError;
+use crate::mount::Scan;
 use crate::record::{Fields, KEY_BYTES, Key, Kind, SuperRecord};
+use crate::store_dir::OpenError;
 
 /// The records of a log: new values, or None for removed ones.
 pub(crate) type Changes = BTreeMap<Key, Record>;
@@ -69,7 +69,7 @@ pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents
     let mut contents = Contents::default();
     let read = survey(log, superblock, |item| match item {
         Item::Record(key, record) => {
-            if Found::KINDS.contains(&key.kind) {
+            if Scan::KINDS.contains(&key.kind) {
                 let bytes = if key.kind == Kind::Inode { &[] } else { record.unwrap_or(&[]) };
                 contents.changes.insert(key, record.map(|_| bytes.into()));
             }
@@ -290,7 +290,7 @@ fn parse(bytes: &[u8]) -> Option<(Item<'_>, &[u8])> {
     }
     let key = Key::from_bytes(&fields.take::<KEY_BYTES>().ok()?)?;
     match what {
-        GONE => Some((Item::Record(key, None), fields.0)),
+        REMOVED => Some((Item::Record(key, None), fields.0)),
         VALUE => {
             let len = fields.u32().ok()?;
             let (value, rest) = fields.0.split_at_checked(len as usize)?;
@@ -328,7 +328,7 @@ mod tests {
         drop(database);
         // An unknown item; an unknown kind of record; a truncated value.
         let unknown = [9, 9, 9].to_vec();
-        let kind = [&[GONE], &[77; KEY_BYTES][..]].concat();
+        let kind = [&[REMOVED], &[77; KEY_BYTES][..]].concat();
         let cut =
             [&[VALUE], &Key::SUPER.to_bytes()[..], &9_u32.to_le_bytes(), b"12345678"].concat();
         let far = |offset: u64| {

@@ -220,19 +220,19 @@ impl From<io::Error> for OpenError {
 }
 
 /// The locked directory of a store.
-pub(crate) struct Place {
+pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
     /// The host's files are read-only, and changes stay in memory.
     is_overlaid: bool,
 }
 
-impl Place {
+impl StoreDir {
     /// Locks the directory of a store. Makes a store with `format` if there is none.
     pub(crate) fn open_or_make(
         path: &Path,
         format: impl FnOnce(Arc<dyn Device>) -> io::Result<Snapshot>,
-    ) -> Result<Place, OpenError> {
+    ) -> Result<StoreDir, OpenError> {
         match fs::create_dir(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
             Err(_) => {}
@@ -245,7 +245,8 @@ impl Place {
         // Check before `lock` is made, so that other directories are not changed.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
-        let place = Place::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)?;
+        let store_dir =
+            StoreDir::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)?;
         if is_missing(path)? {
             let new = path.join(META_NEW);
             let device = open_file(&new, true)?;
@@ -258,31 +259,31 @@ impl Place {
         // Sync also if the store exists: the process that made it may have been killed before its
         // sync.
         File::open(path)?.sync_all()?;
-        Ok(place)
+        Ok(store_dir)
     }
 
     /// Locks the directory of an existing store.
-    pub(crate) fn open(path: &Path) -> Result<Place, OpenError> {
-        Place::check_there(path)?;
+    pub(crate) fn open(path: &Path) -> Result<StoreDir, OpenError> {
+        StoreDir::check_there(path)?;
         let lock = open_file(&path.join(LOCK), false).map_err(lock_error)?;
-        Place::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)
+        StoreDir::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// As [`Place::open`], for a read-only mount. If the host's file system is mounted read-only,
-    /// the [`Place::devices`] keep changes in memory.
-    pub(crate) fn open_unchanged(path: &Path) -> Result<Place, OpenError> {
-        match Place::open(path) {
-            Err(error) if error.errno() == Errno::ROFS => Place::open_to_read(path),
+    /// As [`StoreDir::open`], for a read-only mount. If the host's file system is mounted
+    /// read-only, the [`StoreDir::devices`] keep changes in memory.
+    pub(crate) fn open_unchanged(path: &Path) -> Result<StoreDir, OpenError> {
+        match StoreDir::open(path) {
+            Err(error) if error.errno() == Errno::ROFS => StoreDir::open_to_read(path),
             opened => opened,
         }
     }
 
     /// Locks the directory of an existing store for reading, which needs no permission to write.
     /// Several processes may read at the same time.
-    pub(crate) fn open_to_read(path: &Path) -> Result<Place, OpenError> {
-        Place::check_there(path)?;
+    pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
+        StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
-        Place::lock(path, (lock, true), FlockOperation::NonBlockingLockShared)
+        StoreDir::lock(path, (lock, true), FlockOperation::NonBlockingLockShared)
     }
 
     fn check_there(path: &Path) -> Result<(), OpenError> {
@@ -299,9 +300,9 @@ impl Place {
         path: &Path,
         (lock, is_overlaid): (File, bool),
         how: FlockOperation,
-    ) -> Result<Place, OpenError> {
+    ) -> Result<StoreDir, OpenError> {
         match flock(&lock, how) {
-            Ok(()) => Ok(Place { path: path.to_owned(), lock, is_overlaid }),
+            Ok(()) => Ok(StoreDir { path: path.to_owned(), lock, is_overlaid }),
             Err(Errno::WOULDBLOCK) => Err(OpenError::Busy),
             Err(errno) => Err(OpenError::Io(errno.into())),
         }
@@ -319,7 +320,7 @@ impl Place {
         }
     }
 
-    /// Opens the devices for reading only. As [`Place::devices`].
+    /// Opens the devices for reading only. As [`StoreDir::devices`].
     pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
         self.devices_with(open_file_to_read)
     }

@@ -26,15 +26,15 @@ const SHARDS: usize = 256;
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>,
-    late: Vec<u64>,
+    deferred: Vec<u64>,
 }
 
 impl Shard {
     /// Drops inodes whose drop was deferred and that have no users now. An unused inode may be
     /// dropped at any time, so a use in between does not matter.
-    fn drop_late(&mut self) {
-        let Shard { inodes, late } = self;
-        late.retain(|ino| match inodes.get(ino) {
+    fn drop_deferred(&mut self) {
+        let Shard { inodes, deferred } = self;
+        deferred.retain(|ino| match inodes.get(ino) {
             // Only the table refers to it.
             Some(inode) if Arc::strong_count(inode) == 1 => {
                 inodes.remove(ino);
@@ -46,14 +46,16 @@ impl Shard {
 }
 
 /// The inodes in memory. The module's documentation describes the rules.
-pub(crate) struct Table {
+pub(crate) struct InodeTable {
     shards: Box<[OwnLine<RwLock<Shard>>]>,
 }
 
-impl Table {
+impl InodeTable {
     /// Returns an empty table.
-    pub(crate) fn new() -> Table {
-        Table { shards: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(Shard::default()))).collect() }
+    pub(crate) fn new() -> InodeTable {
+        InodeTable {
+            shards: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(Shard::default()))).collect(),
+        }
     }
 
     /// Returns an inode if it is in memory.
@@ -71,7 +73,7 @@ impl Table {
             return Ok(inode);
         }
         let mut shard = self.shard(ino).write();
-        shard.drop_late();
+        shard.drop_deferred();
         if let Some(inode) = shard.inodes.get(&ino) {
             return Ok(inode.clone());
         }
@@ -89,12 +91,12 @@ impl Table {
     /// Drops an inode from memory, now or once it has no users (T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
-        shard.drop_late();
+        shard.drop_deferred();
         // Only the table and the caller refer to it.
         if Arc::strong_count(&inode) <= 2 {
             shard.inodes.remove(&inode.ino);
-        } else if !shard.late.contains(&inode.ino) {
-            shard.late.push(inode.ino);
+        } else if !shard.deferred.contains(&inode.ino) {
+            shard.deferred.push(inode.ino);
         }
     }
 
@@ -119,7 +121,7 @@ mod tests {
     /// An inode that is forgotten during an operation does not stay in memory.
     #[test]
     fn inode_that_is_forgotten_in_use_is_dropped_later() {
-        let path = std::env::temp_dir().join(format!("table-late-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("inode-table-{}", std::process::id()));
         let log_bytes = 64 << 10;
         let options = StoreOptions { commit_every: None, log_bytes, ..StoreOptions::default() };
         let store = Store::open(&path, &options).unwrap();

@@ -17,7 +17,7 @@ use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
 /// The ids of attribute blocks. The module's documentation describes the rules.
-pub(crate) struct Numbers {
+pub(crate) struct BlockIds {
     free: Box<[OwnLine<List>]>,
     next: AtomicU64,
 }
@@ -30,11 +30,11 @@ struct List {
     len: AtomicU64,
 }
 
-impl Numbers {
+impl BlockIds {
     /// Returns the allocator of a store whose first unused id is `first`.
-    pub(crate) fn from(first: u64) -> Numbers {
+    pub(crate) fn from(first: u64) -> BlockIds {
         let free = (0..SHARDS).map(|_| OwnLine::default()).collect();
-        Numbers { free, next: AtomicU64::new(first) }
+        BlockIds { free, next: AtomicU64::new(first) }
     }
 
     /// Returns an id that no block has.
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;
-        let numbers = Numbers::from(7);
+        let numbers = BlockIds::from(7);
         for _ in 0..20 {
             let mut taken: Vec<u64> = (0..BLOCKS).map(|_| numbers.take()).collect();
             taken.sort_unstable();
@@ -97,7 +97,7 @@ mod tests {
     /// U.1.
     #[test]
     fn no_number_is_given_out_twice() {
-        let numbers = Numbers::from(1);
+        let numbers = BlockIds::from(1);
         let held: Vec<Vec<u64>> = thread::scope(|scope| {
             let work = |_| {
                 scope.spawn(|| {

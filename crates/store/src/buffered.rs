@@ -1,14 +1,14 @@
 //! A write-buffering overlay: a device that keeps its writes back until they are released.
 //!
 //! Opening a database writes: an unclean database is repaired, a clean one is marked in use. But a
-//! refused mount must leave a store as it was. So the mount opens the database on a [`Held`]
-//! device, which keeps writes in memory, and then checks the rest of the store. [`Held::release`]
-//! applies the writes in their order; after that the device passes all calls through. If the mount
-//! is refused, the writes are dropped with the device.
+//! refused mount must leave a store as it was. So the mount opens the database on a
+//! [`BufferedDevice`] device, which keeps writes in memory, and then checks the rest of the store.
+//! [`BufferedDevice::release`] applies the writes in their order; after that the device passes all
+//! calls through. If the mount is refused, the writes are dropped with the device.
 //!
 //! # Invariants
-//! - H.1: the device below is not changed before [`Held::release`], nor after a release that
-//!   failed.
+//! - H.1: the device below is not changed before [`BufferedDevice::release`], nor after a release
+//!   that failed.
 //! - H.2: the device below sees the same writes and syncs, in the same order, as without this one.
 //!   So a crash between them leaves the same state.
 //!
@@ -42,22 +42,22 @@ struct Waiting {
 
 /// A device that buffers its writes. The module's documentation describes the rules.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct BufferedDevice {
     device: Arc<dyn Device>,
     /// None once the writes are released.
     waiting: Mutex<Option<Waiting>>,
     is_released: AtomicBool,
 }
 
-impl Held {
+impl BufferedDevice {
     /// Returns a device above `device` that buffers its writes.
     ///
     /// # Errors
     /// The error of the device when it is asked for its length.
-    pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<Held> {
+    pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<BufferedDevice> {
         let overlay = Overlay::new(Some(device.clone()))?;
         let waiting = Mutex::new(Some(Waiting { overlay, steps: Vec::new() }));
-        Ok(Held { device, waiting, is_released: AtomicBool::new(false) })
+        Ok(BufferedDevice { device, waiting, is_released: AtomicBool::new(false) })
     }
 
     /// Applies the pending writes and stops buffering.
@@ -74,7 +74,7 @@ impl Held {
             }
         }
         *waiting = None;
-        // ORDERING(held): Release. A thread that sees this sees the device after all pending
+        // ORDERING(buffered): Release. A thread that sees this sees the device after all pending
         // writes.
         self.is_released.store(true, Ordering::Release);
         Ok(())
@@ -86,8 +86,8 @@ impl Held {
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
         released: impl FnOnce(&dyn Device) -> io::Result<R>,
     ) -> io::Result<R> {
-        // ORDERING(held): Acquire. See `release`. A thread that sees false checks again under the
-        // lock.
+        // ORDERING(buffered): Acquire. See `release`. A thread that sees false checks again under
+        // the lock.
         if !self.is_released.load(Ordering::Acquire)
             && let Some(waiting) = &mut *self.waiting.lock()
         {
@@ -97,7 +97,7 @@ impl Held {
     }
 }
 
-impl Device for Held {
+impl Device for BufferedDevice {
     fn len(&self) -> io::Result<u64> {
         self.choose(|waiting| waiting.overlay.len(), |device| device.len())
     }
@@ -196,7 +196,7 @@ mod tests {
     fn changes_wait_until_they_are_released() {
         let below = Arc::new(Overlay::new(None).unwrap());
         below.write_at(0, b"old bytes").unwrap();
-        let held = Held::new(below.clone()).unwrap();
+        let held = BufferedDevice::new(below.clone()).unwrap();
         change(&held);
         held.sync().unwrap();
         assert_eq!(bytes(&held), CHANGED);
@@ -212,7 +212,7 @@ mod tests {
     fn release_that_fails_stops_there() {
         let below = Arc::new(Unsynced(Overlay::new(None).unwrap()));
         below.write_at(0, b"old bytes").unwrap();
-        let held = Held::new(below.clone()).unwrap();
+        let held = BufferedDevice::new(below.clone()).unwrap();
         change(&held);
         held.sync().unwrap();
         held.write_at(0, b"O").unwrap();
