@@ -123,14 +123,15 @@ impl Database {
             let mut table = Fragile::new(table, &self.calls);
             fill(&mut |key, value| {
                 let key = key.to_bytes();
-                // B.3.
                 let done = match value {
                     Some(value) => table.insert(&key, value).map(drop),
                     None => table.remove(&key).map(drop),
                 };
                 done.map_err(|error| failed(error.into()))
             })?;
-            drop(table);
+            // Not by `Fragile`, which leaks it if this thread panics: without the drop, the
+            // transaction commits without these changes, and no other one can begin.
+            drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
     }
@@ -409,6 +410,29 @@ mod tests {
         };
         device.write_at((page * PAGE) as u64, new).unwrap();
         format!("page {page}, damage {how}")
+    }
+
+    /// A destructor that runs during a panic of its thread may commit. redb learns of the changes
+    /// of a table only when the table is dropped, so that one is not leaked.
+    #[test]
+    fn write_during_a_panic_of_the_caller_is_whole() {
+        struct WriteOnDrop<'a>(&'a Database);
+
+        impl Drop for WriteOnDrop<'_> {
+            fn drop(&mut self) {
+                let written = self.0.write(&[(key(1), Some(vec![7].into()))]);
+                assert!(written.is_ok() && thread::panicking());
+            }
+        }
+
+        let database = Database::open(&device(&[]), 1 << 20).unwrap();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _write = WriteOnDrop(&database);
+            panic!("a panic that the test expects");
+        }));
+        assert!(panicked.is_err());
+        let found = database.snapshot().unwrap().get(&key(1));
+        assert_eq!(found.unwrap().as_deref(), Some(&[7][..]));
     }
 
     /// A panic of redb, in a call or in a destructor, becomes an error.

@@ -1,8 +1,11 @@
 //! A closed store: its log is known to be empty, and its last commit is known. And: a check changes
 //! nothing.
 
+use std::time::Duration;
+
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
+use corewalk_testkit::race::Watchdog;
 
 use crate::differential::{Tree, tree};
 use crate::log_fails::add;
@@ -132,4 +135,23 @@ fn check_of_a_killed_store_changes_no_byte() {
     assert_eq!(tree(&killed.open(&quiet())), tree(&store));
     // Control: a mount changes the devices.
     assert!(killed.contents() != before);
+}
+
+/// A store that is dropped during a panic of its thread is closed like any other.
+#[test]
+fn store_dropped_during_a_panic_is_closed() {
+    let _watchdog = Watchdog::start("close during a panic", Duration::from_secs(60));
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    for name in ["one", "two"] {
+        add(&store, name).unwrap();
+    }
+    let expected = tree(&store);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _store = store;
+        panic!("a panic that the test expects");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+    assert_eq!(tree(&open(&disks).unwrap()), expected);
 }
