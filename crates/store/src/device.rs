@@ -332,7 +332,7 @@ mod tests {
         device.write_at(0, b"12").unwrap();
     }
 
-    /// Every byte has room, also with a long device and with holes.
+    /// Room is allocated for every byte, of a device above the fill limit and of one with holes.
     #[test]
     fn room_is_taken_for_every_byte() {
         let path = std::env::temp_dir().join(format!("device-room-{}", std::process::id()));

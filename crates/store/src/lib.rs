@@ -20,8 +20,8 @@
 //! | `fsck`, `overlay` | invariants between records; a check that writes nothing |
 //!
 //! # Guarantees
-//! - S.1: when [`Store::sync`] returns, all earlier changes are durable. When `fsync` of a file
-//!   returns, the file and its names are durable. A renamed directory above it may not be.
+//! - S.1: [`Store::sync`] *confirms* all earlier changes: they are durable when it returns. `fsync`
+//!   confirms a file and its names, but not the rename of a directory above it.
 //! - S.2: after a crash and the replay of the log, the store is at the end of a commit. Only bytes
 //!   written over older ones of the same file may be newer. No file shows bytes of another file.
 //!   With [`StoreOptions::is_dirsync`], a change of a directory is durable when its call returns.

@@ -14,13 +14,13 @@ use corewalk_store::{Store, fsck_devices};
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{Rng, Seed};
 
-use crate::cuts::{Numbers, crash, is_like, numbers};
+use crate::crash_points::{Numbers, crash, is_like, numbers};
 use crate::differential::{Tree, tree_of};
 use crate::memory::{Disks, Step, quiet};
 
 const THREADS: u64 = 4;
 const STEPS: usize = 60;
-const CUTS: usize = 300;
+const POINTS: usize = 300;
 
 /// The state of a directory after an operation. It includes the length of the devices' log at the
 /// start of the operation, and at its confirmation, if any.
@@ -130,12 +130,12 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
 }
 
 /// Checks the store after one crash. Returns an error for a wrong state.
-fn try_cut(
-    (log, cut): (&[Step], usize),
+fn try_point(
+    (log, point): (&[Step], usize),
     states: &[Vec<State>],
     rng: &mut Rng,
 ) -> Result<(), String> {
-    let disks = crash(&log[..cut], rng);
+    let disks = crash(&log[..point], rng);
     let report = fsck_devices(&disks.devices()).map_err(|error| format!("fsck: {error}"))?;
     if !report.findings.is_empty() {
         return Err(format!("fsck: {:?}", report.findings));
@@ -148,10 +148,10 @@ fn try_cut(
         let dir = store.lookup(root, Name::new(name.as_bytes()).unwrap());
         let dir = dir.map_err(|errno| format!("{name}: {errno}"))?;
         let got = tree_of(&store, Node::detached(dir.ino, FileKind::Directory));
-        let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= cut);
+        let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= point);
         let last = states.iter().rposition(is_confirmed).unwrap_or(0);
         // Operations that started after the crash have no effect.
-        let begun = states.partition_point(|state| state.begun_at < cut);
+        let begun = states.partition_point(|state| state.begun_at < point);
         let states = &states[..begun.max(last + 1)];
         let is_any = (last..states.len()).any(|at| {
             let state = &states[at];
@@ -167,12 +167,12 @@ fn try_cut(
     Ok(())
 }
 
-fn try_cuts(log: &[Step], begin: usize, states: &[Vec<State>], seed: u64) -> Option<String> {
-    for number in 0..CUTS {
-        let cut = begin + number * 7919 % (log.len() + 1 - begin);
+fn try_points(log: &[Step], begin: usize, states: &[Vec<State>], seed: u64) -> Option<String> {
+    for number in 0..POINTS {
+        let point = begin + number * 7919 % (log.len() + 1 - begin);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-        if let Err(wrong) = try_cut((log, cut), states, &mut rng) {
-            return Some(format!("seed {seed}, number {number}, cut {cut}: {wrong}"));
+        if let Err(wrong) = try_point((log, point), states, &mut rng) {
+            return Some(format!("seed {seed}, number {number}, point {point}: {wrong}"));
         }
     }
     None
@@ -183,7 +183,7 @@ fn crash_during_shared_commits_keeps_confirmed_changes() {
     let _watchdog = Watchdog::start("cuts amid shared commits", Duration::from_secs(120));
     for seed in [1, 2] {
         let (log, begin, states) = load(Seed(seed));
-        assert_eq!(try_cuts(&log, begin, &states, seed), None);
+        assert_eq!(try_points(&log, begin, &states, seed), None);
     }
 }
 
@@ -196,5 +196,5 @@ fn control_log_that_is_not_synced_is_caught() {
             *step = Step::Sync { device: 9 };
         }
     }
-    println!("{}", try_cuts(&log, begin, &states, 1).expect("an error"));
+    println!("{}", try_points(&log, begin, &states, 1).expect("an error"));
 }

@@ -5,7 +5,7 @@
 mod attributes;
 mod closed;
 mod commits;
-mod cuts;
+mod crash_points;
 mod damage;
 mod differential;
 mod faults;

@@ -4,7 +4,7 @@ use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{StoreOptions, fsck_devices};
 use corewalk_testkit::rng::{Rng, Seed};
 
-use crate::cuts::crash;
+use crate::crash_points::crash;
 use crate::differential::{Tree, tree};
 use crate::memory::{Disks, Step, quiet};
 
@@ -54,7 +54,7 @@ fn log_is_read_in_pieces() {
 
 /// Returns the error after a crash during a mount, if there is one. `change` edits the log of the
 /// devices.
-fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
+fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
     for (device, bytes) in contents.iter().enumerate() {
@@ -72,14 +72,14 @@ fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
     assert!(steps.len() > begin + 10);
-    for cut in begin..=steps.len() {
+    for point in begin..=steps.len() {
         for number in 0..CRASHES {
-            let mut rng = Rng::new(Seed(cut as u64 * CRASHES + number));
-            let disks = crash(&steps[..cut], &mut rng);
+            let mut rng = Rng::new(Seed(point as u64 * CRASHES + number));
+            let disks = crash(&steps[..point], &mut rng);
             let report = fsck_devices(&disks.devices()).expect("a check");
             let got = tree(&disks.open(&quiet()));
             if !report.findings.is_empty() || got != expected {
-                return Some(format!("cut {cut} of {}: {:?}", steps.len(), report.findings));
+                return Some(format!("point {point} of {}: {:?}", steps.len(), report.findings));
             }
         }
     }
@@ -89,14 +89,14 @@ fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
 /// I.3: after a kill during a replay, the next mount replays the log again or finds it done.
 #[test]
 fn crash_during_a_replay_keeps_confirmed_changes() {
-    assert_eq!(try_cuts(|_| ()), None);
+    assert_eq!(try_points(|_| ()), None);
 }
 
 /// Control: the data must be synced before the commit that makes the log void.
 #[test]
 fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
     for device in [DATA, META] {
-        let wrong = try_cuts(|steps| {
+        let wrong = try_points(|steps| {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {

@@ -39,7 +39,7 @@ const MOUNTS: usize = 3;
 /// The most operations between two syncs.
 const STEPS: u64 = 12;
 /// Crash points tried per load; more if the load has more writes and syncs.
-const CUTS: usize = 400;
+const POINTS: usize = 400;
 /// Distance between successive crash points; a prime number.
 const STRIDE: usize = 7919;
 /// Indexes of the devices: database, data, log of the store.
@@ -273,20 +273,20 @@ pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bo
 }
 
 /// Checks the store after one crash. Returns an error for a wrong state.
-fn try_cut(
+fn try_point(
     steps: &[Step],
     confirmed: &[Confirmed],
-    cut: usize,
+    point: usize,
     rng: &mut Rng,
 ) -> Result<(), String> {
-    judge(&crash(steps, rng), confirmed, cut, None)
+    judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Checks the state of `disks` after a crash at `cut`. `made` is a file that was made after it.
+/// Checks the state of `disks` after a crash at `point`. `made` is a file that was made after it.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
-    cut: usize,
+    point: usize,
     made: Option<&str>,
 ) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| format!("fsck: {error}"))?;
@@ -309,7 +309,7 @@ fn judge(
         store.forget(found.ino);
     }
     let got = tree(&store);
-    let last = confirmed.iter().rposition(|state| state.at <= cut).unwrap_or(0);
+    let last = confirmed.iter().rposition(|state| state.at <= point).unwrap_or(0);
     let Confirmed { tree: old, numbers, since, .. } = &confirmed[last];
     let is_last = is_like(&got, old, |path, byte| since.0.contains(&(numbers[path], byte)));
     let is_next = confirmed.get(last + 1).is_some_and(|next| next.tree == got);
@@ -335,12 +335,12 @@ fn judge(
 }
 
 /// Tries crash points all over the load. Returns the first error.
-fn try_cuts(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
-    try_cuts_of(&|cut| log[..cut].to_vec(), (confirmed, log.len()), seed, count)
+fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
+    try_points_of(&|point| log[..point].to_vec(), (confirmed, log.len()), seed, count)
 }
 
-/// As `try_cuts`. `steps` returns the calls on the devices before a crash point.
-fn try_cuts_of(
+/// As `try_points`. `steps` returns the calls on the devices before a crash point.
+fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
     (confirmed, len): (&[Confirmed], usize),
     seed: u64,
@@ -349,10 +349,10 @@ fn try_cuts_of(
     let first = confirmed[0].at;
     for number in 0..count {
         // Visits every crash point once before any comes again, and distant ones in succession.
-        let cut = first + number * STRIDE % (len + 1 - first);
+        let point = first + number * STRIDE % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-        if let Err(wrong) = try_cut(&steps(cut), confirmed, cut, &mut rng) {
-            return Some(format!("seed {seed}, number {number}, cut {cut}: {wrong}"));
+        if let Err(wrong) = try_point(&steps(point), confirmed, point, &mut rng) {
+            return Some(format!("seed {seed}, number {number}, point {point}: {wrong}"));
         }
     }
     None
@@ -360,16 +360,16 @@ fn try_cuts_of(
 
 /// Crashes after every write and every sync of three loads, at a thousand points or more.
 #[test]
-fn cut_at_any_write_leaves_what_was_confirmed() {
+fn crash_at_any_write_keeps_confirmed_changes() {
     let mut places = 0;
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
-        let cuts = log.len() + 1 - confirmed[0].at;
+        let points = log.len() + 1 - confirmed[0].at;
         // Otherwise some points would come twice and others never.
-        assert!(!cuts.is_multiple_of(STRIDE), "seed {seed}: {cuts} crash points");
-        println!("seed {seed}: {cuts} crash points, {} syncs", confirmed.len());
-        assert_eq!(try_cuts(&log, &confirmed, seed, cuts.max(CUTS)), None);
-        places += cuts;
+        assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
+        println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
+        assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
+        places += points;
     }
     assert!(places >= 1_000, "only {places} crash points");
 }
@@ -388,7 +388,7 @@ enum First {
 fn try_unreadable(
     steps: &[Step],
     confirmed: &[Confirmed],
-    (cut, device): (usize, usize),
+    (point, device): (usize, usize),
     rng: &mut Rng,
 ) -> Result<First, String> {
     const MADE: &str = "made with a bad block";
@@ -421,7 +421,7 @@ fn try_unreadable(
         Err(_) => first = First::Refused,
     }
     disks.shared.lock().bad_block = None;
-    judge(&disks, confirmed, cut, made).map(|()| first)
+    judge(&disks, confirmed, point, made).map(|()| first)
 }
 
 /// Returns the number of files with a failed read. If only `data` has a bad block, names and
@@ -460,7 +460,7 @@ fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
 /// A crash, then an unreadable block of the log, of the data or of the database: reads are `EIO`,
 /// and nothing is lost.
 #[test]
-fn block_that_cannot_be_read_after_a_cut_is_eio_and_loses_nothing() {
+fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     const TRIES: usize = 330;
     let mut seen = BTreeMap::new();
     for (seed, is_shared) in [(1, true), (2, false)] {
@@ -468,11 +468,11 @@ fn block_that_cannot_be_read_after_a_cut_is_eio_and_loses_nothing() {
         let first = confirmed[0].at;
         for number in 0..TRIES {
             let device = [LOG, DATA, META][number % 3];
-            let cut = first + number * STRIDE % (log.len() + 1 - first);
+            let point = first + number * STRIDE % (log.len() + 1 - first);
             let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-            let done = try_unreadable(&log[..cut], &confirmed, (cut, device), &mut rng);
+            let done = try_unreadable(&log[..point], &confirmed, (point, device), &mut rng);
             let done = done.unwrap_or_else(|wrong| {
-                panic!("seed {seed}, number {number}, cut {cut}, device {device}: {wrong}")
+                panic!("seed {seed}, number {number}, point {point}, device {device}: {wrong}")
             });
             *seen.entry((device, done)).or_insert(0) += 1;
         }
@@ -494,7 +494,7 @@ fn block_that_cannot_be_read_after_a_cut_is_eio_and_loses_nothing() {
 
 /// Control for `is_like`: a lost byte, zero or older, is not allowed.
 #[test]
-fn control_byte_that_is_lost_is_told_from_one_that_was_written_since() {
+fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
     let mut told = [0; 2];
     for state in &confirmed {
@@ -526,7 +526,7 @@ fn without_syncs(devices: &[usize]) -> String {
             *step = Step::Sync { device: 9 };
         }
     }
-    try_cuts(&log, &confirmed, 1, 300).expect("an error")
+    try_points(&log, &confirmed, 1, 300).expect("an error")
 }
 
 /// Without the sync of data before a commit, extents refer to blocks that were never written.
@@ -547,16 +547,16 @@ fn control_database_and_log_that_are_not_synced_are_caught() {
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);
-    let overtaken = |cut: usize| -> Vec<Step> {
-        let next = confirmed.iter().position(|state| state.at > cut).unwrap_or(confirmed.len());
+    let overtaken = |point: usize| -> Vec<Step> {
+        let next = confirmed.iter().position(|state| state.at > point).unwrap_or(confirmed.len());
         let at = |number: usize| confirmed.get(number).map_or(log.len(), |state| state.at);
         let later = &log[at(next)..at(next + 1)];
         let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
-        log[..cut].iter().chain(later.iter().filter(is_data)).cloned().collect()
+        log[..point].iter().chain(later.iter().filter(is_data)).cloned().collect()
     };
     // 400 crash points do not always suffice.
     let wrong = (1..9)
-        .find_map(|seed| try_cuts_of(&overtaken, (&confirmed, log.len()), seed, 400))
+        .find_map(|seed| try_points_of(&overtaken, (&confirmed, log.len()), seed, 400))
         .expect("an error");
     println!("{wrong}");
 }
