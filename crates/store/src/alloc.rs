@@ -190,7 +190,9 @@ mod tests {
                 held.push(run);
             } else {
                 let run: Run = held.swap_remove(rng.index(held.len()));
-                owned.retain(|block, ()| !(run.start..run.start + run.len).contains(block));
+                for block in run.start..run.start + run.len {
+                    assert_eq!(owned.remove(&block), Some(()), "block {block} not owned");
+                }
                 alloc.give(run);
             }
         }
