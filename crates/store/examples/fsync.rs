@@ -1,8 +1,9 @@
-//! What it costs in the process to make one file durable, beside the same on the host: microseconds each,
-//! and writes and syncs of the host.
+//! The cost of making one file durable, in a store and on the host itself: microseconds per file,
+//! and commits.
 //!
-//! `cargo run --release -p corewalk-store --example fsync -- DIR [COUNT [THREADS]]`, with a DIR that does
-//! not exist. `strace -f -c -e trace=pwrite64,fdatasync,fsync,ftruncate` before it counts the calls.
+//! Run `cargo run --release -p corewalk-store --example fsync -- DIR [COUNT [THREADS]]` with a DIR
+//! that does not exist. Prefix it with `strace -f -c -e trace=pwrite64,fdatasync,fsync,ftruncate`
+//! to count the calls on the host.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +18,7 @@ use corewalk_store::{Store, StoreOptions};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// One thread's file, by number: made, written, or both.
+/// The measured step for one file, given by its name.
 type Step<'a> = dyn Fn(&str) -> Outcome<()> + Sync + 'a;
 
 fn main() -> Outcome<()> {
@@ -85,7 +86,7 @@ fn main() -> Outcome<()> {
     Ok(std::fs::remove_dir_all(dir)?)
 }
 
-/// Returns what each step took, in nanoseconds.
+/// Returns the duration of each step in nanoseconds.
 fn measure(step: &Step<'_>, count: usize, threads: usize) -> Outcome<Vec<u64>> {
     let work = |number: usize| -> Outcome<Vec<u64>> {
         (0..count)

@@ -1,41 +1,41 @@
-//! Which blocks of the data device are free.
+//! The allocator of blocks of the data device.
 //!
-//! Blocks have 4096 bytes. The device has no fixed size: it grows when nothing free fits. What is free
-//! is not stored; it is what no extent has, and is found when the store is mounted.
+//! A block has 4096 bytes. The device has no fixed size: it grows if no free run fits. Free blocks
+//! are not stored. A mount computes them: a block is free if no extent has it.
 //!
 //! # How it works
-//! Free runs are in a tree by their first block. Small requests are served from a window of blocks that
-//! each shard of threads keeps, so that threads that write many small files neither meet nor
-//! interleave their blocks; large ones from the tree.
+//! Free runs are in a tree by their first block. A small request takes blocks from a window that
+//! belongs to its shard of threads. So threads that write many small files neither contend nor
+//! interleave their blocks. A large request takes blocks from the tree.
 //!
 //! # Invariants
-//! - A.1: a block is in the tree, in one window, in an extent, or waits in a layer for the commit that
-//!   lets go of it; never in two of these. What a durable extent has is given out again only after a
-//!   commit without it is durable (see `journal`).
+//! - A.1: a block is in exactly one place: the tree, a window, an extent, or the list of a layer
+//!   whose commit frees it. A block of a durable extent is allocated again only after a commit
+//!   without that extent is durable (see `journal`).
 //!
 //! # Locks
-//! A window, then the tree; both are leaves for everybody else.
+//! A window, then the tree. Both are leaves for other modules.
 
 use std::collections::BTreeMap;
 
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Blocks that a window is filled with, 1 MiB.
+/// Blocks that a window is filled with: 1 MiB.
 const WINDOW_BLOCKS: u64 = 256;
-/// Requests from this many blocks on go to the tree.
+/// Requests for at least this many blocks go to the tree.
 const LARGE_BLOCKS: u64 = 64;
-/// Runs that a request looks at before it takes the largest of them or grows the device.
-const LOOKS: usize = 8;
+/// Free runs that a request examines before it takes the largest or grows the device.
+const EXAMINED_RUNS: usize = 8;
 
-/// Blocks that lie beside each other.
+/// A run of adjacent blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) start: u64,
     pub(crate) len: u64,
 }
 
-/// The free blocks. See the module's text.
+/// The free blocks. The module's documentation describes the rules.
 pub(crate) struct Allocator {
     windows: Box<[OwnLine<Mutex<Run>>]>,
     tree: Mutex<Tree>,
@@ -44,16 +44,16 @@ pub(crate) struct Allocator {
 #[derive(Default)]
 struct Tree {
     free: BTreeMap<u64, u64>,
-    /// Blocks in `free`.
+    /// Number of blocks in `free`.
     count: u64,
-    /// The first block that was never given out.
+    /// The first block that was never allocated.
     end: u64,
-    /// Where the last look began.
+    /// Start of the next search.
     rover: u64,
 }
 
 impl Allocator {
-    /// Returns the allocator of a device on which `used`, which is sorted and does not overlap, is used.
+    /// Returns the allocator of a device whose `used` runs are sorted and do not overlap.
     pub(crate) fn new(used: impl IntoIterator<Item = Run>) -> Allocator {
         let mut tree = Tree::default();
         for run in used {
@@ -66,7 +66,7 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Returns up to `wanted` blocks beside each other, at least one, from `goal` on if they are free.
+    /// Returns a run of up to `wanted` blocks, at least one. It starts at `goal` if that is free.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);
@@ -80,7 +80,7 @@ impl Allocator {
         run
     }
 
-    /// Takes back blocks that no durable extent has.
+    /// Frees blocks that no durable extent has.
     pub(crate) fn give(&self, run: Run) {
         if run.len > 0 {
             self.tree.lock().give(run);
@@ -97,7 +97,7 @@ impl Tree {
         if let Some((start, len, goal)) = at_goal {
             return self.cut(start, len, goal, wanted);
         }
-        let looked = self.free.range(self.rover..).take(LOOKS);
+        let looked = self.free.range(self.rover..).take(EXAMINED_RUNS);
         let best =
             looked.max_by_key(|&(_, &len)| len.min(wanted)).map(|(&start, &len)| (start, len));
         match best {
@@ -106,7 +106,7 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // The next look begins elsewhere, in the end at the first run again.
+                // The next search starts behind these runs, and finally at the first run again.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;
@@ -115,7 +115,7 @@ impl Tree {
         }
     }
 
-    /// Takes up to `wanted` blocks from `from` on out of a free run.
+    /// Takes up to `wanted` blocks, from block `from` on, out of a free run.
     fn cut(&mut self, start: u64, len: u64, from: u64, wanted: u64) -> Run {
         let run = Run { start: from, len: wanted.min(start + len - from) };
         self.free.remove(&start);
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(alloc.take(None, 94), run(6, 94));
         assert_eq!(alloc.take(Some(1), 64), run(1, 1));
         assert_eq!(alloc.tree.lock().count, 1);
-        // Only block 0 is left, so the device grows.
+        // Only block 0 is free, so the device grows.
         assert_eq!(alloc.take(None, 64), run(150, 64));
         alloc.give(run(8, 90));
         assert_eq!(alloc.take(Some(20), 64), run(20, 64));
@@ -190,7 +190,9 @@ mod tests {
                 held.push(run);
             } else {
                 let run: Run = held.swap_remove(rng.index(held.len()));
-                owned.retain(|block, ()| !(run.start..run.start + run.len).contains(block));
+                for block in run.start..run.start + run.len {
+                    assert_eq!(owned.remove(&block), Some(()), "block {block} not owned");
+                }
                 alloc.give(run);
             }
         }

@@ -1,47 +1,42 @@
-//! Blocks of extended attributes, shared by the inodes whose attributes are equal.
+//! Attribute blocks, shared by inodes with equal extended attributes.
 //!
-//! A block is a number, a content, and a count of users. It is stored as two records, so that one more
-//! user does not write the content again. A *shared* block never changes its content, and may have many users:
-//! where it has one only, its place is taken by a block of the same number with another content.
-//! Blocks that are shared are in memory while they are in use; equal ones are found through a [`ShareIndex`],
-//! which is filled as blocks are read and made. The steps are those of the protocol of `corewalk-mbcache`.
+//! A block has an id, a content and a count of users. It is stored as two records, so that a new
+//! user does not rewrite the content. The content of a *shared* block never changes. If its only
+//! user changes, a block with another content takes over its id. Shared blocks are in memory while
+//! they are in use. The [`ShareIndex`] finds equal ones; it is filled as blocks are read and made.
+//! The steps follow the protocol of `corewalk-mbcache`.
 //!
-//! A *private* block has one user, which alone has it in memory, and no hash: its record says [`UNHASHED`]. It is
-//! in neither table nor index (what is read of it later is in the table alone), so to change it takes no lock but that of its inode. So are the sets of files that
-//! are changed again and again, until a commit (`late`); those that are too long to be shared; and all in a store
-//! that does not share.
+//! A *private* block has one user, and only that inode refers to it in memory. Its record has no
+//! hash ([`UNHASHED`]), and it is in neither table nor index. So a change takes no lock but the
+//! inode's. Private are sets that change often, until a commit (`late`); sets above
+//! [`SHARED_BYTES_MAX`]; and all sets in a store without sharing.
 //!
-//! A block is entered under the hash of its content. Of a long content that is one of samples
-//! (`hash`), and who has compared [`LOOKS_MAX`] others with one hash takes that of all bytes instead: so
-//! contents that were chosen to meet cost time, within a bound, and are shared even so.
+//! The index key of a block is the hash of its content, for a long content a hash of samples
+//! (`hash`). After [`COMPARISONS_MAX`] comparisons of different contents with one key, the hash of
+//! all bytes is the key instead. So crafted collisions cost bounded time, and equal contents are
+//! still shared.
 //!
 //! # Invariants
 //! - K.1: the users of a block are the inodes that name it.
 //! - K.2: a block has at most as many users as the index allows.
 //! - K.3: a block without users has no records, and is never in the index (trap T34).
-//! - K.4: what is to be changed in place looks for its new content first, is out of the index while it
-//!   changes, and enters it again with what it has then, so that it does not find itself (trap T38).
-//! - K.5: there is one block of a number in memory: it is in the table before anybody learns the number,
-//!   and until its records are gone. Numbers that are free again are given out again, so that a
-//!   transaction has no records of blocks that came and went within it.
-//! - K.6: who has got a block from the table counts its users after the index has heard of it: a block is
-//!   locked before it is in the table, until it is entered. So the index is never told of users of what it does
-//!   not know (H.5), and a block that is gone is not entered.
-//! - K.8: a private block is reached from its inode only. Its number, which an index that forgets to forget may
-//!   hand out, leads nobody else to it: there is no such block in the table, and a record without a hash is
-//!   believed only if an inode names it. What its record says of the hash changes with the table, under the lock
-//!   of the shard.
-//! - K.7: what nobody uses in memory takes no more of it than what is used, or [`SHARD_BYTES`] in each shard; or
-//!   than what was used when a shard was looked through last, which is [`SHARD_BLOCKS`] new ones ago at most.
-//!
-//! Contents of more than [`SHARED_BYTES_MAX`] bytes are not shared: equal ones are not to be expected, and to
-//! compare them takes long.
+//! - K.4: a change in place first looks up the new content. The block is out of the index while it
+//!   changes, so that it does not find itself (trap T38).
+//! - K.5: a block is in memory once. It is in the table before its id is visible, and until its
+//!   records are gone. Free ids are used again first, so a block that comes and goes in one
+//!   transaction leaves no record.
+//! - K.6: a block is locked before it is in the table, until it is in the index. So the index gets
+//!   no update about a block that it does not know (H.5), and a freed block is not entered.
+//! - K.7: unused blocks in memory take no more room than used ones, or [`SHARD_BYTES`] per shard. A
+//!   shard is scanned again after at most [`SHARD_BLOCKS`] new blocks.
+//! - K.8: a private block is reached from its inode only. A stale id from the index leads to no
+//!   such block: the table lacks it, and a record without a hash is used for an inode only. A
+//!   block's record and its entry in the table change together, under the lock of the shard.
 //!
 //! # Locks
-//! The users of a block, within which are records, the index and a shard of the table. A shard's, within which are
-//! records: it is held while a block is read. Both are taken with inodes locked; nobody locks two blocks. The
-//! lock of a block that nobody has seen is free, so it is also taken within others (K.6).
-//! Lists of free numbers (`numbers`) are leaves.
+//! The users of a block; within it records, the index and the lock of a shard. Within the lock of a
+//! shard, records: it is held while a block is read. Inodes are locked before both. A thread locks
+//! one block at a time, except a new one that no other thread has seen (K.6).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,48 +44,48 @@ use std::sync::Arc;
 use corewalk::Errno;
 use corewalk_base::{Budget, Mutex, MutexGuard, OwnLine, ShardedCounter};
 
+use crate::block_ids::BlockIds;
 use crate::content::BLOCK_BYTES;
 use crate::hash::Secret;
 use crate::journal::View;
-use crate::numbers::Numbers;
 use crate::record::{Key, Kind, UNHASHED, UsersRecord};
 use crate::share::{Removal, ShareIndex};
 
-/// Shards of the table.
+/// Number of shards of the table.
 const SHARDS: usize = 64;
-/// Blocks of a shard from which on those that nobody uses in memory are dropped.
+/// Blocks of a shard from which on unused ones are dropped.
 const SHARD_BLOCKS: usize = 1024;
-/// Bytes of content of a shard from which on they are dropped, however few blocks have them.
+/// Bytes of content of a shard from which on unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;
-/// Longer contents are not entered into the index, so that nobody else uses their blocks.
+/// The longest content that is shared. Longer ones are rarely equal and slow to compare.
 const SHARED_BYTES_MAX: usize = 128 << 10;
-/// Blocks of one hash that are compared with a content before it is hashed as a whole.
-const LOOKS_MAX: u32 = 4;
+/// Different contents with one key that are compared before the hash of all bytes is used.
+const COMPARISONS_MAX: u32 = 4;
 
-/// The blocks of a store. See the module's text.
+/// The attribute blocks of a store. The module's documentation describes the rules.
 pub(crate) struct Blocks {
     shards: Box<[OwnLine<Mutex<Shard>>]>,
-    numbers: Numbers,
+    ids: BlockIds,
     pub(crate) index: Arc<dyn ShareIndex>,
     secret: Secret,
-    /// False if every inode is to have its own block.
+    /// False if every inode has its own block.
     is_sharing: bool,
     blocks: ShardedCounter,
     users: ShardedCounter,
 }
 
-/// When a set that replaces another one is shared.
+/// When a new attribute set of an inode is de-duplicated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     AtOnce,
-    /// It is private until [`Blocks::share_late`].
+    /// The block is private until [`Blocks::share_late`].
     Late,
 }
 
-/// Who asks for a block by its number.
+/// The origin of a request for a block by id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asker {
-    /// An inode that names it.
+enum LookupOrigin {
+    /// An inode that names the block.
     User,
     Index,
 }
@@ -98,12 +93,12 @@ enum Asker {
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
-    /// Bytes of their contents.
+    /// Bytes of the contents of `blocks`.
     bytes: usize,
-    /// How many blocks, and bytes, there may be before the next look for what can go.
+    /// Blocks, and bytes, from which on the shard is scanned for unused blocks.
     bound: usize,
     bytes_bound: usize,
-    /// How many have come since the last one.
+    /// Blocks added since the last scan.
     kept: usize,
 }
 
@@ -113,21 +108,21 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// 0 once it is gone.
+    /// 0 once the block is freed.
     users: Mutex<u32>,
 }
 
-/// What a content is stored and found by.
+/// The two hashes of a content.
 #[derive(Clone, Copy)]
 struct Hash {
-    /// What its record says.
+    /// The hash in the record of the block.
     stored: u64,
-    /// What it is entered under, if it is shared.
+    /// The key in the index, if the block is shared.
     key: u64,
 }
 
 impl Block {
-    /// Returns the number of the block.
+    /// Returns the id of the block.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -137,17 +132,17 @@ impl Block {
         &self.content
     }
 
-    /// Returns how many users it has at the moment.
+    /// Returns the current number of users.
     pub(crate) fn users(&self) -> u32 {
         *self.users.lock()
     }
 
-    /// Returns true if it is its user's alone, and nobody can find it.
+    /// Returns true if only its inode can reach the block.
     pub(crate) fn is_private(&self) -> bool {
         self.is_private
     }
 
-    /// Returns true if others may find it.
+    /// Returns true if the index may find the block.
     fn is_hashed(&self) -> bool {
         self.hash.stored != UNHASHED
     }
@@ -169,8 +164,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves a block of a number that nobody has: one that is new, or whose records are gone. So if it goes
-    /// before a commit, it leaves nothing that would have to be removed.
+    /// Saves a block whose id has no records. So if the block is freed before a commit, the
+    /// transaction needs no record of the removal.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -182,7 +177,8 @@ impl Block {
 }
 
 impl Blocks {
-    /// Returns the table of a store in which there are `blocks` with `users`, none above `last`.
+    /// Returns the table of a store with this number of blocks and users, and with `last` as the
+    /// largest id.
     pub(crate) fn new(
         index: Arc<dyn ShareIndex>,
         secret: Secret,
@@ -191,7 +187,7 @@ impl Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
-            numbers: Numbers::from(last + 1),
+            ids: BlockIds::from(last + 1),
             index,
             secret,
             blocks: ShardedCounter::new(),
@@ -202,41 +198,41 @@ impl Blocks {
         table
     }
 
-    /// Returns true if inodes may have the same block.
+    /// Returns true if inodes may share a block.
     pub(crate) fn is_sharing(&self) -> bool {
         self.is_sharing
     }
 
-    /// Returns how many blocks there are, and how many users they have in all.
+    /// Returns the number of blocks and the sum of their users.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.blocks.sum().max(0) as u64, self.users.sum().max(0) as u64)
     }
 
     /// Returns the block that an inode names. `EIO` if it cannot be read.
     pub(crate) fn get(&self, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
-        self.get_for(Asker::User, id, view)
+        self.get_for(LookupOrigin::User, id, view)
     }
 
-    fn get_for(&self, asker: Asker, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
+    fn get_for(&self, origin: LookupOrigin, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
         let mut shard = self.shard(id).lock();
         if let Some(block) = shard.blocks.get(&id) {
             return Ok(block.clone());
         }
-        // Within the lock: who drops a block from memory has it as well, so this is not out of date.
+        // Read under the lock of the shard: a block is dropped from memory under it, so the record
+        // is current.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
         // K.8.
-        if hash == UNHASHED && asker == Asker::Index {
+        if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
         let content = view.get(&Key::of(Kind::Xattr, id))?.ok_or(Errno::IO)?;
         if content.len() != len as usize || users == 0 {
             return Err(Errno::IO);
         }
-        // What its record says may be the hash of all bytes, which an older program took of long sets.
         let key = match hash {
             UNHASHED => UNHASHED,
-            _ => self.key_to_enter(self.secret.hash(&content), &content),
+            _ => self.key_to_enter(hash, &content),
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
@@ -249,7 +245,7 @@ impl Blocks {
         Ok(block)
     }
 
-    /// Returns a block with this content for one user more.
+    /// Returns a block with this content, for one user more.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -271,8 +267,8 @@ impl Blocks {
         Ok(self.make(hash, content, view))
     }
 
-    /// Shares the content of a block whose user has kept it to itself, and returns true if the inode has to name
-    /// another block from here on. It takes no room.
+    /// De-duplicates a private block. Returns true if the inode has to name another block now. It
+    /// takes no room.
     pub(crate) fn share_late(&self, own: &mut Arc<Block>, view: &View, space: &Budget) -> bool {
         if own.is_hashed() || !self.can_share(&own.content) {
             return false;
@@ -290,8 +286,8 @@ impl Blocks {
         }
     }
 
-    /// Takes a user off a block, and the block away if that was the last; does nothing with one whose count
-    /// of users is damaged.
+    /// Removes a user from a block. Frees the block if it was the last user. A block with a damaged
+    /// count of users is left alone.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
         let Ok((mut users, is_last)) = self.lock_to_leave(block) else { return };
         if !is_last {
@@ -305,15 +301,15 @@ impl Blocks {
         shard.drop_block(block.id);
         drop(shard);
         drop(users);
-        self.numbers.give(block.id);
+        self.ids.give(block.id);
         self.blocks.add(-1);
         self.users.add(-1);
     }
 
-    /// Gives a user of `own` another content, in another block or the same one.
+    /// Replaces the content for one user of `own`, in another block or in place.
     ///
     /// # Errors
-    /// `ENOSPC`, `EIO` if the count of users is damaged; with nothing changed.
+    /// `ENOSPC`; `EIO` if the count of users is damaged. Nothing is changed then.
     pub(crate) fn replace(
         &self,
         own: &mut Arc<Block>,
@@ -325,7 +321,7 @@ impl Blocks {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
-                // An equal one takes no room.
+                // A shared block with an equal content takes no room.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -340,7 +336,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// As [`Blocks::replace`], with a content that nobody has; returns the block.
+    /// As [`Blocks::replace`] with a content that no block has. Returns the block.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
@@ -358,7 +354,7 @@ impl Blocks {
             self.leave(old, users, view);
             return Ok(self.make(hash, content, view));
         }
-        // K.4: it is out of the index, and nobody can become a user of it.
+        // K.4: the block is out of the index, so it gets no new user.
         *users = 0;
         let new = Block::new(old.id, content.into(), hash, 1);
         let new_users = new.users.lock();
@@ -375,7 +371,7 @@ impl Blocks {
         Ok(new)
     }
 
-    /// Gives a user of `own` another content, in a block of its own.
+    /// Replaces the content for one user of `own`, in a private block.
     ///
     /// # Errors
     /// As [`Blocks::replace`].
@@ -420,7 +416,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Returns the block that a private one becomes when nobody has its content.
+    /// Turns a private block into a shared one, after no equal content was found.
     fn publish(&self, own: &Block, hash: Hash, view: &View) -> Arc<Block> {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
@@ -441,23 +437,24 @@ impl Blocks {
         }
     }
 
-    /// Returns a block of this content, with one user more, or the hash to make one with.
+    /// Returns a block with this content and one user more. If there is none, returns the hashes
+    /// for a new one.
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
         let (mut found, mut others) = (None, 0);
         let mut look = |key: u64| {
             self.index.find(key, &mut |id| {
-                // What cannot be read is not shared.
-                let Ok(block) = self.get_for(Asker::Index, id, view) else { return false };
+                // A block that cannot be read is not shared.
+                let Ok(block) = self.get_for(LookupOrigin::Index, id, view) else { return false };
                 match self.take(&block, key, content, view) {
                     Some(true) => found = Some(block),
                     Some(false) => others += 1,
                     None => {}
                 }
-                found.is_some() || others == LOOKS_MAX
+                found.is_some() || others == COMPARISONS_MAX
             });
-            found.is_none() && others == LOOKS_MAX
+            found.is_none() && others == COMPARISONS_MAX
         };
         if look(hash.key) {
             hash.key = self.secret.hash_whole(content);
@@ -466,18 +463,18 @@ impl Blocks {
         found.inspect(|_| self.users.add(1)).ok_or(hash)
     }
 
-    /// Returns what a content with this hash is entered under that is read from the disk.
+    /// Returns the index key of a content that was read from disk.
     fn key_to_enter(&self, hash: u64, content: &[u8]) -> u64 {
         let mut others = 0;
         self.index.find(hash, &mut |_| {
             others += 1;
-            others == LOOKS_MAX
+            others == COMPARISONS_MAX
         });
-        if others < LOOKS_MAX { hash } else { self.secret.hash_whole(content) }
+        if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Makes one user more of a block, if it has this content and room. Returns None if it has no room,
-    /// false if it has another content.
+    /// Adds a user to a block if it has this content. Returns None if the block has as many users
+    /// as it may have, false if its content differs.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);
@@ -492,12 +489,12 @@ impl Blocks {
         Some(true)
     }
 
-    /// Makes a block, for which there is room.
+    /// Makes a shared block. The caller has taken its room.
     fn make(&self, hash: Hash, content: &[u8], view: &View) -> Arc<Block> {
-        let block = Block::new(self.numbers.take(), content.into(), hash, 1);
+        let block = Block::new(self.ids.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // K.5: whoever has the number from before finds no block, or all of this one.
+        // K.5: a thread with a stale id finds no block, or this one as a whole.
         block.save_new(view);
         shard.keep(&block);
         drop(shard);
@@ -508,27 +505,27 @@ impl Blocks {
         block
     }
 
-    /// Makes a private block, for which there is room.
+    /// Makes a private block. The caller has taken its room.
     fn make_private(&self, content: &[u8], view: &View) -> Arc<Block> {
-        let block = Block::private(self.numbers.take(), content.into());
+        let block = Block::private(self.ids.take(), content.into());
         block.save_new(view);
         self.blocks.add(1);
         self.users.add(1);
         block
     }
 
-    /// Returns true if somebody else may use a block of this content.
+    /// Returns true if a block with this content may be shared.
     fn can_share(&self, content: &[u8]) -> bool {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// Returns the users, locked, of a block of which the caller is one, and true if it is the only one;
-    /// then the block is out of the index. If not, the caller says `left` once it has unlocked them. Nobody
-    /// needs to be told of a private one.
+    /// Locks the users of a block for a user that leaves. Returns true if it is the only user; then
+    /// the block is out of the index. If false, the caller calls `left` after it has unlocked the
+    /// users. The index does not know private blocks.
     ///
     /// # Errors
-    /// `EIO` for a block without users: its count was smaller than the inodes that name it, against K.1.
-    /// Its room was given back already.
+    /// `EIO` for a block without users: more inodes name it than were counted, against K.1. Its
+    /// room was given back already.
     fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<(MutexGuard<'a, u32>, bool), Errno> {
         if block.is_private {
             return Ok((block.users.lock(), true));
@@ -551,7 +548,7 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // If it has got another user it may be out of the index; then it comes back.
+            // If the block has gained a user meanwhile, it has to be in the index again.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -571,10 +568,10 @@ impl Blocks {
         }
     }
 
-    /// Takes a user off a block that has others, and unlocks it.
+    /// Removes a user from a block that has others, and unlocks it.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // Stores of before may have longer ones with several users; those stay out of the index.
+        // Older stores may have longer shared blocks. They stay out of the index.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -590,14 +587,14 @@ impl Blocks {
 }
 
 impl Shard {
-    /// Puts a block in that nobody has seen; its users are locked by the caller.
+    /// Adds a block that no other thread has seen. The caller has locked its users.
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // The bounds are those of what was in use then, which may have been many more.
+        // The bounds may stem from a time with many more blocks in use; `kept` limits that.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
@@ -605,7 +602,7 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // As much again may come before the next look: so looks cost as little as what comes.
+        // The next scan comes after the size has doubled, so scans cost as little as additions.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
     }
@@ -616,7 +613,7 @@ impl Shard {
     }
 }
 
-/// Returns the blocks of space that content is charged for.
+/// Returns the blocks of the space budget that a content takes.
 pub(crate) fn charge(content: &[u8]) -> u64 {
     (content.len() as u64).div_ceil(BLOCK_BYTES)
 }
@@ -635,7 +632,7 @@ mod tests {
         shard.keep(block);
     }
 
-    /// K.7: long contents that nobody uses are dropped long before there are many of them.
+    /// K.7: long unused contents are dropped long before there are many of them.
     #[test]
     fn contents_that_nobody_uses_are_bounded_in_bytes() {
         let mut shard = Shard::default();
@@ -649,7 +646,7 @@ mod tests {
             assert!(bytes <= 2 * used_bytes + SHARD_BYTES, "{bytes} bytes with {id} blocks");
         }
         assert!(used.iter().all(|block| shard.blocks.contains_key(&block.id)), "K.5");
-        // One of the same number takes the place of the one before.
+        // A block with the same id replaces the older one.
         keep(&mut shard, &block(3, 10));
         used.iter().for_each(|block| shard.drop_block(block.id));
         drop(used);
@@ -666,11 +663,11 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// K.7: the bound of a time when many were in use is not that of later times.
+    /// K.7: the bound from a peak of used blocks does not apply for long after it.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // The last look was at about 4, and the next would be at 8.
+        // The last scan was at about 4 times `SHARD_BLOCKS`; the next would be at 8.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));
@@ -680,7 +677,7 @@ mod tests {
         assert!(shard.blocks.len() <= SHARD_BLOCKS, "{} blocks", shard.blocks.len());
     }
 
-    /// As long as there are few bytes, the number of blocks is the bound.
+    /// While contents are short, the number of blocks is the bound.
     #[test]
     fn short_contents_are_kept() {
         let mut shard = Shard::default();

@@ -1,25 +1,26 @@
 //! The content of a regular file: its size and its bytes.
 //!
-//! Bytes go to the data device as they are written; the host caches them. What changes in a transaction
-//! is where they are. The rules of a file's room and of its holes are those of tmpfs.
+//! A write goes straight to the data device, which the host caches. A transaction records only
+//! where the bytes are. The rules for holes and reserved blocks are those of tmpfs.
 //!
-//! # What a crash leaves
-//! - Blocks that the last commit gave to a file are written in place, as in ext4 with `data=ordered`: a
-//!   part of them may have what was written since. Nothing else of the file has changed.
-//! - A new block is written, padded with zeros, before an extent leads to it, and no block is given out
-//!   again before the commit that lets go of it. So a file never shows bytes of another one, nor what
-//!   nobody wrote.
+//! # After a crash
+//! - Blocks that the last commit gave to a file are overwritten in place, as in ext4 with
+//!   `data=ordered`. Some of them may have newer bytes. Nothing else of the file has changed.
+//! - A new block is written, padded with zeros, before an extent refers to it. A freed block is
+//!   allocated again only after the commit that frees it. So a file never shows bytes of another
+//!   file, nor bytes that were never written.
 //!
 //! # Invariants
-//! - D.1: bytes of a block behind the size mean nothing: whoever makes the file longer makes those
-//!   zeros first. So to cut a file changes no data.
-//! - D.2: no written block is behind the size; there may be reserved ones (`KEEP_SIZE`).
-//! - D.3: every block was taken from the budget.
+//! - D.1: bytes of a block behind the size have no meaning. A call that makes the file longer first
+//!   zeroes them. So truncation writes no data.
+//! - D.2: no written block is behind the size. Reserved ones may be (`KEEP_SIZE`).
+//! - D.3: every block is charged to the budget.
 //!
-//! # How it fails
-//! A call checks and pays before it changes anything. A write may do part of its work, as write(2) says.
+//! # Errors
+//! A call checks and charges before it changes anything. A write may be short, as write(2) says.
 //!
-//! Source: write(2), truncate(2), fallocate(2), lseek(2); `corewalk::tmpfs`, which it must agree with.
+//! Source: write(2), truncate(2), fallocate(2), lseek(2); `corewalk::tmpfs`, which must behave
+//! alike.
 
 use std::ops::Range;
 
@@ -33,34 +34,34 @@ use crate::record::Extent;
 
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
-/// The largest file in bytes: what `off_t` can say.
+/// The largest size of a file in bytes: the maximum of `off_t`.
 pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
-/// The most blocks that one fallocate(2) reserves, 1 TiB.
+/// The most blocks that one fallocate(2) reserves: 1 TiB.
 const RESERVE_BLOCKS_MAX: u64 = (1 << 40) / BLOCK_BYTES;
 /// A block of zeros.
 const ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
 
-/// The content of a regular file. See the module's text.
+/// The content of a regular file. The module's documentation describes the rules.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     pub(crate) size: u64,
-    /// None until it is asked for.
+    /// None until they are loaded.
     extents: Option<ExtentMap>,
     is_dead: bool,
     /// True if extents changed since the last `take_moved`.
     has_moved: bool,
 }
 
-/// What a change of a file is made with.
+/// One file in the running transaction: what a change of it needs.
 #[derive(Clone, Copy)]
-pub(crate) struct Site<'a> {
+pub(crate) struct FileTx<'a> {
     pub(crate) ino: u64,
     pub(crate) journal: &'a Journal,
     pub(crate) view: &'a View,
     pub(crate) space: &'a Budget,
 }
 
-impl Site<'_> {
+impl FileTx<'_> {
     fn free(&self, runs: Vec<Run>) {
         self.space.give_back(runs.iter().map(|run| run.len).sum());
         self.view.free(self.ino, runs);
@@ -68,7 +69,7 @@ impl Site<'_> {
 }
 
 impl Content {
-    /// Returns the content of a file of `size` bytes that is stored.
+    /// Returns the content of a stored file of `size` bytes. Its extents are not loaded.
     pub(crate) fn stored(size: u64) -> Content {
         Content { size, extents: None, is_dead: false, has_moved: false }
     }
@@ -78,13 +79,13 @@ impl Content {
         Content { extents: Some(ExtentMap::default()), ..Content::default() }
     }
 
-    /// Returns true if its extents are known.
+    /// Returns true if the extents are loaded.
     pub(crate) fn is_loaded(&self) -> bool {
         self.extents.is_some()
     }
 
-    /// Gets the extents, if they are not known. `EIO` if they cannot be read, `ESTALE` if the file is
-    /// gone.
+    /// Loads the extents if necessary. `EIO` if they cannot be read, `ESTALE` if the file was
+    /// freed.
     pub(crate) fn load(&mut self, ino: u64, view: &View) -> Result<&mut ExtentMap, Errno> {
         if self.is_dead {
             return Err(Errno::STALE);
@@ -95,17 +96,18 @@ impl Content {
         }
     }
 
-    /// Returns true if extents have changed since this was asked last.
+    /// Returns true if extents have changed since the last call.
     pub(crate) fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.has_moved)
     }
 
-    /// Returns the number of blocks that are allocated, if they are known.
+    /// Returns the number of allocated blocks; None if the extents are not loaded.
     pub(crate) fn blocks(&self) -> Option<u64> {
         self.extents.as_ref().map(ExtentMap::blocks)
     }
 
-    /// Reads at `offset` into `buf` and returns the count of bytes, fewer only at the end. `EIO`.
+    /// Reads at `offset` into `buf`. Returns the count of bytes, which is short only at the end.
+    /// `EIO`.
     pub(crate) fn read(
         &self,
         journal: &Journal,
@@ -129,8 +131,8 @@ impl Content {
         Ok(len)
     }
 
-    /// Returns the next data or hole at or behind `offset`. `ENXIO` if there is none before the end;
-    /// the end itself is a hole.
+    /// Returns the next data or hole from `offset` on. The end of the file is a hole. `ENXIO` if
+    /// there is none before the end.
     pub(crate) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -147,40 +149,40 @@ impl Content {
         Ok(at.clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset` and returns the count, which is smaller if room or numbers run out.
+    /// Writes `bytes` at `offset`. Returns the count, which is short if room or offsets run out.
     ///
     /// # Errors
-    /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is room for nothing;
-    /// `EIO`; `ESTALE`.
+    /// `EFBIG` if `offset` is not below the largest size; `ENOSPC` if not one byte has room; `EIO`;
+    /// `ESTALE`.
     pub(crate) fn write(
         &mut self,
-        site: Site<'_>,
+        tx: FileTx<'_>,
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
-        self.load(site.ino, site.view)?;
+        self.load(tx.ino, tx.view)?;
         if bytes.is_empty() {
             return Ok(0);
         }
         let room = SIZE_MAX.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::FBIG)?;
         let bytes = &bytes[..(bytes.len() as u64).min(room) as usize];
-        self.zero_end(site, offset)?;
+        self.zero_end(tx, offset)?;
         let (mut at, mut rest) = (offset, bytes);
         while !rest.is_empty() {
-            match self.write_span(site, at, rest) {
+            match self.write_span(tx, at, rest) {
                 Ok(0) => break,
                 Ok(done) => {
                     at += done as u64;
                     rest = &rest[done..];
                 }
                 Err(errno) if at == offset => {
-                    self.flush(site);
+                    self.flush(tx);
                     return Err(errno);
                 }
                 Err(_) => break,
             }
         }
-        self.flush(site);
+        self.flush(tx);
         if at == offset {
             return Err(Errno::NOSPC);
         }
@@ -188,39 +190,39 @@ impl Content {
         Ok((at - offset) as usize)
     }
 
-    /// Writes as many of `bytes` as go to one extent, old or new, and returns how many; 0 if there is no
-    /// room.
-    fn write_span(&mut self, site: Site<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    /// Writes as many of `bytes` as fit into one extent, old or new. Returns their count; 0 if
+    /// there is no room.
+    fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
         let span = self.look(block);
         let wanted = wanted.min(span.len);
         let fits = |blocks: u64| (bytes.len() as u64).min(blocks * BLOCK_BYTES - within) as usize;
-        let extents = self.load(site.ino, site.view)?;
+        let extents = self.load(tx.ino, tx.view)?;
         match span.found {
             Some((physical, true)) => {
                 let bytes = &bytes[..fits(wanted)];
-                site.journal.write_data(site.view, physical * BLOCK_BYTES + within, bytes)?;
+                tx.journal.write_data(tx.view, physical * BLOCK_BYTES + within, bytes)?;
                 Ok(bytes.len())
             }
             Some((physical, false)) => {
                 let bytes = &bytes[..fits(wanted)];
-                write_padded(site, physical, within, bytes)?;
+                write_padded(tx, physical, within, bytes)?;
                 extents.mark(block..block + wanted, true);
                 Ok(bytes.len())
             }
             None => {
-                let granted = site.space.take_up_to(wanted, 1);
+                let granted = tx.space.take_up_to(wanted, 1);
                 if granted == 0 {
                     return Ok(0);
                 }
                 let goal = block.checked_sub(1).and_then(|before| extents.look(before).found);
-                let run = site.journal.allocator.take(goal.map(|(before, _)| before + 1), granted);
-                site.space.give_back(granted - run.len);
+                let run = tx.journal.allocator.take(goal.map(|(before, _)| before + 1), granted);
+                tx.space.give_back(granted - run.len);
                 let bytes = &bytes[..fits(run.len)];
-                if let Err(errno) = write_padded(site, run.start, within, bytes) {
-                    site.space.give_back(run.len);
-                    site.journal.allocator.give(run);
+                if let Err(errno) = write_padded(tx, run.start, within, bytes) {
+                    tx.space.give_back(run.len);
+                    tx.journal.allocator.give(run);
                     return Err(errno);
                 }
                 let extent = Extent { physical: run.start, len: run.len, is_written: true };
@@ -230,42 +232,41 @@ impl Content {
         }
     }
 
-    /// Does what may fail of setting the size; what the file has is the same after that.
+    /// The part of a change of size that can fail. It does not change what a reader sees.
     ///
     /// # Errors
-    /// `EFBIG` for a size that is too large; `EIO`, `ESTALE`.
-    pub(crate) fn prepare_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
+    /// `EFBIG` for a size above the maximum; `EIO`, `ESTALE`.
+    pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
         }
-        self.load(site.ino, site.view)?;
-        self.zero_end(site, size)
+        self.load(tx.ino, tx.view)?;
+        self.zero_end(tx, size)
     }
 
-    /// Sets the size; what a larger size adds is a hole. One that is not larger, also the one that the
-    /// file has, frees what is reserved behind it, as on ext4. Nothing fails after
-    /// [`Content::prepare_size`].
-    pub(crate) fn set_size(&mut self, site: Site<'_>, size: u64) -> Result<(), Errno> {
+    /// Sets the size. A larger size adds a hole. A size that is not larger frees the reserved
+    /// blocks behind it, as on ext4. Cannot fail after [`Content::prepare_size`].
+    pub(crate) fn set_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size <= self.size {
-            self.remove(site, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
+            self.remove(tx, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
         }
         self.size = size;
-        self.flush(site);
+        self.flush(tx);
         Ok(())
     }
 
-    /// Returns how many blocks [`Content::allocate`] would take. What it refuses takes none.
+    /// Returns how many blocks [`Content::allocate`] takes; 0 for a call that it refuses.
     ///
     /// # Errors
     /// `EIO`, `ESTALE`.
     pub(crate) fn missing_blocks(
         &mut self,
-        site: Site<'_>,
+        tx: FileTx<'_>,
         offset: u64,
         len: u64,
         how: Fallocate,
     ) -> Result<u64, Errno> {
-        let extents = self.load(site.ino, site.view)?;
+        let extents = self.load(tx.ino, tx.view)?;
         let end = offset.checked_add(len).filter(|&end| end <= SIZE_MAX);
         let is_taking = (how - Fallocate::KEEP_SIZE - Fallocate::ZERO_RANGE).is_empty();
         let Some(end) = end.filter(|_| is_taking) else { return Ok(0) };
@@ -273,20 +274,20 @@ impl Content {
         Ok(blocks.end - blocks.start - extents.allocated_in(blocks))
     }
 
-    /// Changes the allocation as fallocate(2) says.
+    /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range, or one that must be whole blocks or end before the file and does
-    /// not; `EFBIG` for a range behind the largest size; `ENOSPC`; `EOPNOTSUPP` for flags that do not go
-    /// together; `EIO`, `ESTALE`.
+    /// `EINVAL` for an empty range, one that is not in whole blocks where it has to be, or one that
+    /// must end before the end of the file and does not; `EFBIG` for a range behind the largest
+    /// size; `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other; `EIO`, `ESTALE`.
     pub(crate) fn allocate(
         &mut self,
-        site: Site<'_>,
+        tx: FileTx<'_>,
         offset: u64,
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.load(site.ino, site.view)?;
+        self.load(tx.ino, tx.view)?;
         if len == 0 {
             return Err(Errno::INVAL);
         }
@@ -294,51 +295,51 @@ impl Content {
         let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
         let changed = match how - Fallocate::KEEP_SIZE {
             Fallocate::PUNCH_HOLE if is_size_kept => self
-                .zero_edges(site, offset..end)
-                .and_then(|()| self.remove(site, whole_blocks(offset..end))),
+                .zero_edges(tx, offset..end)
+                .and_then(|()| self.remove(tx, whole_blocks(offset..end))),
             Fallocate::ZERO_RANGE => self
-                .reserve(site, touched_blocks(offset..end))
-                .and_then(|()| self.zero_edges(site, offset..end))
+                .reserve(tx, touched_blocks(offset..end))
+                .and_then(|()| self.zero_edges(tx, offset..end))
                 .and_then(|()| {
-                    self.load(site.ino, site.view)?.mark(whole_blocks(offset..end), false);
-                    self.extend_to(site, end, is_size_kept)
+                    self.load(tx.ino, tx.view)?.mark(whole_blocks(offset..end), false);
+                    self.extend_to(tx, end, is_size_kept)
                 }),
-            Fallocate::COLLAPSE_RANGE if !is_size_kept => self.collapse(site, offset..end),
-            Fallocate::INSERT_RANGE if !is_size_kept => self.insert(site, offset..end),
+            Fallocate::COLLAPSE_RANGE if !is_size_kept => self.collapse(tx, offset..end),
+            Fallocate::INSERT_RANGE if !is_size_kept => self.insert(tx, offset..end),
             flags if flags.is_empty() => self
-                .reserve(site, touched_blocks(offset..end))
-                .and_then(|()| self.extend_to(site, end, is_size_kept)),
+                .reserve(tx, touched_blocks(offset..end))
+                .and_then(|()| self.extend_to(tx, end, is_size_kept)),
             Fallocate::COLLAPSE_RANGE | Fallocate::INSERT_RANGE => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         };
-        self.flush(site);
+        self.flush(tx);
         changed
     }
 
-    /// Drops the content for good and gives back its room.
-    pub(crate) fn discard(&mut self, site: Site<'_>) -> Result<(), Errno> {
-        self.remove(site, 0..u64::MAX)?;
-        self.flush(site);
-        // Nobody has to save what is gone.
+    /// Frees all blocks. The content cannot be used again.
+    pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
+        self.remove(tx, 0..u64::MAX)?;
+        self.flush(tx);
+        // A freed file is not saved, so its change is not reported.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
     }
 
-    /// Takes the range out and moves what is behind it down.
-    fn collapse(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+    /// Removes the range and moves the blocks behind it down.
+    fn collapse(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.end >= self.size {
             return Err(Errno::INVAL);
         }
         let blocks = whole_blocks(range.clone());
-        self.remove(site, blocks.clone())?;
-        self.load(site.ino, site.view)?.shift(blocks.end, blocks.start);
+        self.remove(tx, blocks.clone())?;
+        self.load(tx.ino, tx.view)?.shift(blocks.end, blocks.start);
         self.size -= range.end - range.start;
         Ok(())
     }
 
-    /// Makes a hole and moves what was there up.
-    fn insert(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+    /// Moves the blocks from the start of the range on up, which leaves a hole.
+    fn insert(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.start >= self.size {
             return Err(Errno::INVAL);
         }
@@ -347,25 +348,26 @@ impl Content {
             return Err(Errno::FBIG);
         }
         let blocks = whole_blocks(range);
-        self.load(site.ino, site.view)?.shift(blocks.start, blocks.end);
+        self.load(tx.ino, tx.view)?.shift(blocks.start, blocks.end);
         self.size = size;
         Ok(())
     }
 
-    /// Gives the holes among `blocks` room that reads as zeros. `ENOSPC` if there is not enough.
-    fn reserve(&mut self, site: Site<'_>, blocks: Range<u64>) -> Result<(), Errno> {
-        let extents = self.load(site.ino, site.view)?;
+    /// Reserves blocks for the holes in `blocks`. They read as zeros. `ENOSPC` if there is not
+    /// enough room.
+    fn reserve(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
+        let extents = self.load(tx.ino, tx.view)?;
         let missing = blocks.end - blocks.start - extents.allocated_in(blocks.clone());
         if missing > RESERVE_BLOCKS_MAX {
             return Err(Errno::NOSPC);
         }
-        site.space.take(missing)?;
+        tx.space.take(missing)?;
         let mut at = blocks.start;
         while at < blocks.end {
             let span = extents.look(at);
             let mut len = span.len.min(blocks.end - at);
             if span.found.is_none() {
-                let run = site.journal.allocator.take(None, len);
+                let run = tx.journal.allocator.take(None, len);
                 len = run.len;
                 extents.insert(at, Extent { physical: run.start, len, is_written: false });
             }
@@ -374,47 +376,47 @@ impl Content {
         Ok(())
     }
 
-    /// Removes `blocks` and gives back their room.
-    fn remove(&mut self, site: Site<'_>, blocks: Range<u64>) -> Result<(), Errno> {
-        let runs = self.load(site.ino, site.view)?.remove(blocks);
-        site.free(runs);
+    /// Frees `blocks`.
+    fn remove(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
+        let runs = self.load(tx.ino, tx.view)?.remove(blocks);
+        tx.free(runs);
         Ok(())
     }
 
-    /// Makes the bytes between the size and `end` zeros that are in the last block, for D.1.
-    fn zero_end(&mut self, site: Site<'_>, end: u64) -> Result<(), Errno> {
+    /// Zeroes the bytes of the last block between the size and `end` (D.1).
+    fn zero_end(&mut self, tx: FileTx<'_>, end: u64) -> Result<(), Errno> {
         let block_end = self.size.next_multiple_of(BLOCK_BYTES);
         if end <= self.size {
             return Ok(());
         }
-        self.zero_within_block(site, self.size..end.min(block_end))
+        self.zero_within_block(tx, self.size..end.min(block_end))
     }
 
-    /// Makes the bytes of `range` zeros that are in blocks it does not cover as a whole.
-    fn zero_edges(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+    /// Zeroes the bytes of `range` in the blocks that it covers only in part.
+    fn zero_edges(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if range.start / BLOCK_BYTES == range.end / BLOCK_BYTES {
-            return self.zero_within_block(site, range);
+            return self.zero_within_block(tx, range);
         }
-        self.zero_within_block(site, range.start..range.start.next_multiple_of(BLOCK_BYTES))?;
-        self.zero_within_block(site, range.end - range.end % BLOCK_BYTES..range.end)
+        self.zero_within_block(tx, range.start..range.start.next_multiple_of(BLOCK_BYTES))?;
+        self.zero_within_block(tx, range.end - range.end % BLOCK_BYTES..range.end)
     }
 
-    /// Makes the bytes of `range`, which is within one block, zeros.
-    fn zero_within_block(&mut self, site: Site<'_>, range: Range<u64>) -> Result<(), Errno> {
+    /// Zeroes the bytes of `range`, which lies within one block.
+    fn zero_within_block(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if let Some((physical, true)) = self.look(range.start / BLOCK_BYTES).found
             && !range.is_empty()
         {
             let at = physical * BLOCK_BYTES + range.start % BLOCK_BYTES;
             let zeros = &ZEROS[..(range.end - range.start) as usize];
-            return site.journal.write_data(site.view, at, zeros);
+            return tx.journal.write_data(tx.view, at, zeros);
         }
         Ok(())
     }
 
-    /// Makes the file at least `end` bytes long, unless its size is to be kept.
-    fn extend_to(&mut self, site: Site<'_>, end: u64, is_size_kept: bool) -> Result<(), Errno> {
+    /// Makes the file at least `end` bytes long, unless its size is kept.
+    fn extend_to(&mut self, tx: FileTx<'_>, end: u64, is_size_kept: bool) -> Result<(), Errno> {
         if !is_size_kept && end > self.size {
-            self.zero_end(site, end)?;
+            self.zero_end(tx, end)?;
             self.size = end;
         }
         Ok(())
@@ -427,39 +429,40 @@ impl Content {
         }
     }
 
-    fn flush(&mut self, site: Site<'_>) {
+    fn flush(&mut self, tx: FileTx<'_>) {
         if let Some(extents) = &mut self.extents {
-            self.has_moved |= extents.flush(site.ino, site.view);
+            self.has_moved |= extents.flush(tx.ino, tx.view);
         }
     }
 }
 
-/// Writes to new blocks from `physical` on, `within` behind their beginning, with zeros around.
-fn write_padded(site: Site<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
+/// Writes to new blocks from `physical` on, starting `within` bytes in, and zeroes the rest of
+/// them.
+fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;
     let padding = (end.next_multiple_of(BLOCK_BYTES) - end) as usize;
     if within == 0 && padding == 0 {
-        return site.journal.write_data(site.view, start, bytes);
+        return tx.journal.write_data(tx.view, start, bytes);
     }
-    // Large writes are aligned nearly always, so to copy the rest is of no account.
+    // Large writes are nearly always aligned, so this copy is rare or short.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
-    site.journal.write_data(site.view, start, &padded)
+    tx.journal.write_data(tx.view, start, &padded)
 }
 
-/// Returns the blocks that have a byte of `range`.
+/// Returns the blocks that contain a byte of `range`.
 fn touched_blocks(range: Range<u64>) -> Range<u64> {
     range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)
 }
 
-/// Returns the blocks whose every byte is in `range`.
+/// Returns the blocks that lie wholly in `range`.
 fn whole_blocks(range: Range<u64>) -> Range<u64> {
     let start = range.start.div_ceil(BLOCK_BYTES);
     start..(range.end / BLOCK_BYTES).max(start)
 }
 
-/// Returns true if `range` starts and ends at the start of a block.
+/// Returns true if `range` starts and ends on block boundaries.
 fn is_whole_blocks(range: &Range<u64>) -> bool {
     range.start.is_multiple_of(BLOCK_BYTES) && range.end.is_multiple_of(BLOCK_BYTES)
 }
@@ -471,7 +474,7 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// Only what is not there yet needs room.
+    /// Only blocks that are not allocated yet take room.
     #[test]
     fn missing_blocks_are_those_that_are_not_there() {
         let path = std::env::temp_dir().join(format!("content-missing-{}", std::process::id()));
@@ -483,11 +486,11 @@ mod tests {
         let file = Node::detached(made.ino, FileKind::Regular);
         store.write(file, 0, 2 * BLOCK_BYTES, &[1; 3 * BLOCK_BYTES as usize]).unwrap();
         store.fallocate(file, 0, 8 * BLOCK_BYTES, 1, Fallocate::KEEP_SIZE).unwrap();
-        let view = &*store.journal.look();
+        let view = &*store.journal.view();
         let inode = store.table.get(made.ino, view).unwrap();
         let mut content = inode.content.write();
         let mut missing = |offset, len, how| {
-            content.missing_blocks(store.site(made.ino, view), offset, len, how).unwrap()
+            content.missing_blocks(store.file_tx(made.ino, view), offset, len, how).unwrap()
         };
         for how in [Fallocate::empty(), Fallocate::KEEP_SIZE, Fallocate::ZERO_RANGE] {
             assert_eq!(missing(0, 10 * BLOCK_BYTES, how), 6);

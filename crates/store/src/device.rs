@@ -1,8 +1,7 @@
-//! Where bytes are kept: one small trait, so that tests can cut and fill it.
+//! The devices that a store is kept on.
 //!
-//! The database and the data of files are each on a [`Device`]. [`FileDevice`] is a file of the host;
-//! tests have others, which lose what was not synced, run full, or fail to read. Nothing above this
-//! knows which it has.
+//! Database, file data, reserve and log are each on a [`Device`]. [`FileDevice`] is a file of the
+//! host. Tests use devices that lose unsynced writes, run full, or fail to read.
 //!
 //! Source: pread(2), pwrite(2), fdatasync(2), ftruncate(2), posix_fadvise(2).
 
@@ -17,17 +16,17 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use rustix::fs::Advice;
 
-/// A row of bytes that grows.
+/// A growable array of bytes.
 ///
-/// What was written may be lost, or be there in part, until [`Device::sync`] returned.
+/// Until [`Device::sync`] has returned, a write may be lost or only partly there after a crash.
 pub trait Device: Debug + Send + Sync + 'static {
-    /// Returns the number of bytes.
+    /// Returns the length in bytes.
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     fn len(&self) -> io::Result<u64>;
 
-    /// Returns true if there are no bytes.
+    /// Returns true if the length is 0.
     ///
     /// # Errors
     /// Those of [`Device::len`].
@@ -38,71 +37,72 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// Reads at `offset` until `buf` is full.
     ///
     /// # Errors
-    /// `UnexpectedEof` where the device ends before, and what the host says.
+    /// `UnexpectedEof` if the device ends before; other errors of the host.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`; a device that is shorter grows, with zeros between.
+    /// Writes all of `bytes` at `offset`. A shorter device grows; a gap is filled with zeros.
     ///
     /// # Errors
-    /// `StorageFull` (ENOSPC), and what else the host says.
+    /// `StorageFull` (ENOSPC) and other errors of the host.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Cuts the device, or lengthens it by zeros.
+    /// Truncates the device, or extends it with zeros.
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Takes the room of the first `len` bytes from the host, so that to write them needs no more.
+    /// Allocates room for the first `len` bytes on the host, so that a write to them needs no more.
     ///
     /// # Errors
-    /// `StorageFull` (ENOSPC), and what else the host says.
+    /// `StorageFull` (ENOSPC) and other errors of the host.
     fn reserve(&self, len: u64) -> io::Result<()>;
 
-    /// Returns how many bytes the host has given room for: all, unless there are holes.
+    /// Returns how many bytes the host has allocated: the length, unless there are holes.
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     fn given_bytes(&self) -> io::Result<u64> {
         self.len()
     }
 
-    /// Has the host forget what it keeps in memory of the device and need not write, so that reads ask the disk.
-    /// A device that keeps nothing has nothing to do.
+    /// Drops the host's clean cached pages of the device, so that reads come from the disk. A
+    /// device without a cache does nothing.
     fn drop_cached(&self) {}
 
-    /// Returns once all that was written is durable.
+    /// Returns once all earlier writes are durable.
     ///
     /// # Errors
-    /// What the host says; what was written since the last time may be lost then.
+    /// The error of the host. Writes since the last sync may be lost then.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// Bytes of zeros that are written ahead of a small write behind the end.
+/// Bytes that a small write at the end fills with zeros ahead of it.
 const AHEAD_BYTES: u64 = 1 << 20;
-/// Writes from this many bytes on are not small.
+/// Writes of at least this many bytes are not small.
 const LARGE_BYTES: usize = 256 << 10;
-/// Of what a device is lengthened by, the first so many bytes are written.
+/// The most bytes of an extension that are filled with zeros.
 const FILLED_BYTES_MAX: u64 = 32 << 20;
 
 /// A file of the host.
 ///
-/// Where it grows by little it is written ahead with zeros. A sync of blocks that the file has already is
-/// one write for the host; to give it new ones is a transaction of the host's own journal each time.
+/// A small write at the end also writes zeros ahead. A sync of blocks that the file already has is
+/// one write for the host. A new block costs a transaction of the host's own journal.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// What is behind was never written.
+    /// Bytes from here on were never written.
     end: Mutex<u64>,
 }
 
 impl FileDevice {
-    /// Returns the device that `file`, open for reading and writing, is. [`Store::open_devices`] has an example.
+    /// Returns a device on `file`, which is open for reading and writing. [`Store::open_devices`]
+    /// has an example.
     ///
     /// [`Store::open_devices`]: crate::Store::open_devices
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     pub fn new(file: File) -> io::Result<FileDevice> {
         let end = Mutex::new(file.metadata()?.len());
         Ok(FileDevice { file, end })
@@ -138,7 +138,7 @@ impl Device for FileDevice {
             return self.file.write_all_at(bytes, offset);
         }
         *end = behind;
-        // The bytes first: there may be room for no more.
+        // The bytes come first: there may be no room for the zeros.
         self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
@@ -148,8 +148,9 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // The length first, in one step: the database goes by the length of its file, and takes one that it has
-        // not set for another's. Whoever is killed before the zeros leaves holes, which `reserve` gives room.
+        // The length comes first, in one step: redb compares the file's length with its header, and
+        // refuses a length that it has not set. A kill before the zeros leaves holes, which
+        // `reserve` allocates.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
@@ -169,7 +170,7 @@ impl Device for FileDevice {
     }
 
     fn drop_cached(&self) {
-        // A host that does not take advice is as before.
+        // A host that ignores the advice keeps its cache.
         let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
@@ -178,26 +179,28 @@ impl Device for FileDevice {
     }
 }
 
-/// Whether a device may have lost bytes that were written to it: a write has failed for another reason than
-/// want of room, or a sync for any. Then a read may show what is not on the disk, and the next sync say nothing.
+/// Whether a device may have lost written bytes. A write has failed for a reason other than lack of
+/// room, or a sync has failed. After that a read may show bytes that are not on disk, and the next
+/// sync may succeed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loss(Arc<AtomicBool>);
 
 impl Loss {
-    /// Says that it may.
+    /// Records that bytes may be lost.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. Who asks has the lock of the database, and so had who got the error.
+        // ORDERING: Relaxed. The reader holds the lock of the database, as the thread that got the
+        // error did.
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if it may.
+    /// Returns true if bytes may be lost.
     pub(crate) fn is_noted(&self) -> bool {
         // ORDERING: Relaxed. See `note`.
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A device as the database wants it.
+/// A device as a storage backend of redb.
 #[derive(Debug)]
 pub(crate) struct Backend {
     device: Arc<dyn Device>,
@@ -205,7 +208,7 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Returns `device` for a database; `loss` is told what it loses.
+    /// Returns `device` as a backend. `loss` records lost writes.
     pub(crate) fn new(device: Arc<dyn Device>, loss: Loss) -> Backend {
         Backend { device, loss }
     }
@@ -218,7 +221,7 @@ impl redb::StorageBackend for Backend {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
         self.device.read_at(offset, out).map_err(|error| match error.kind() {
-            // A page that says that another one is behind the end.
+            // A page refers to one behind the end.
             io::ErrorKind::UnexpectedEof => io::ErrorKind::InvalidData.into(),
             _ => error,
         })
@@ -230,8 +233,8 @@ impl redb::StorageBackend for Backend {
 
     fn sync_data(&self) -> Result<(), io::Error> {
         self.device.sync().map_err(|error| {
-            // The host may have dropped what it could not write, and a read would still show it: whatever
-            // the reason was, there is no second try.
+            // The host may have dropped the unwritten pages while a read still shows them. So there
+            // is no second try, whatever the reason was.
             self.loss.note();
             io::Error::other(error)
         })
@@ -246,37 +249,39 @@ impl redb::StorageBackend for Backend {
     }
 }
 
-/// Lengthens a device to `len` bytes, if it has not so many, and has the host give it room for all of them, so
-/// that to write to it needs no more.
+/// Extends a device to `len` bytes, if it is shorter, and allocates room for all of them, so that a
+/// write to them needs no more.
 ///
 /// # Errors
-/// `StorageFull` (ENOSPC), and what else the host says.
+/// `StorageFull` (ENOSPC) and other errors of the host.
 pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
     let mut end = device.len()?;
     while end < len {
-        // As many as are written.
+        // Extend by no more than `set_len` fills with zeros.
         end = len.min(end + FILLED_BYTES_MAX);
         device.set_len(end)?;
     }
-    // A file that was copied may have holes where there are zeros.
+    // A copied file may have holes in place of zeros.
     match device.reserve(len) {
         Err(error) if errno_of(&error) == Errno::NOSPC => Err(error),
-        // A host that cannot say.
+        // The host cannot allocate ahead.
         _ => Ok(()),
     }
 }
 
-/// Has reads say what is on the disk, before anything is read.
+/// Makes the next reads come from the disk.
 ///
-/// A host that fails to write pages may keep them in memory as if it had written them, and tell of the failure
-/// once, to somebody who is gone: then what is read is lost later, though a sync of it succeeds.
+/// A host that fails to write pages may keep them in memory as if they were written. It reports the
+/// failure once, perhaps to a process that has ended. A read of such pages shows bytes that are
+/// lost later, though a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
-    // What can be written is, so that it can be forgotten; what is not written is still to be synced, or lost.
+    // Write dirty pages first, since only clean ones can be dropped. A failure shows when they are
+    // read.
     let _ = device.sync();
     device.drop_cached();
 }
 
-/// Returns the errno that a file system says: a full host is `ENOSPC`, all else `EIO`.
+/// Returns the errno for a caller of the file system: `ENOSPC` for a full host, `EIO` otherwise.
 pub(crate) fn errno_of(error: &io::Error) -> Errno {
     let is_full = matches!(
         error.kind(),
@@ -291,9 +296,9 @@ mod tests {
 
     use super::*;
 
-    /// The database takes a file of a length that it has not set for another's, and whoever is killed amid the zeros
-    /// would leave one. Here no zero can be written, and no length taken back: what is left is what there was before
-    /// the first zero.
+    /// A kill while zeros are written must not leave a file of a length that the database has not
+    /// set. Here no zero can be written and the file cannot shrink. So the length that remains was
+    /// set before the first zero.
     #[test]
     fn device_has_its_whole_length_before_its_first_zero() {
         let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());
@@ -303,7 +308,7 @@ mod tests {
         assert_eq!(device.len().unwrap(), 8 << 20);
     }
 
-    /// A file whose writes fail, though it can be lengthened, is not lengthened: it would have holes.
+    /// If zeros cannot be written, a file is not extended, since it would have holes.
     #[test]
     fn device_whose_zeros_fail_is_as_long_as_before() {
         let sealed = |seals| {
@@ -327,7 +332,7 @@ mod tests {
         device.write_at(0, b"12").unwrap();
     }
 
-    /// A device is never longer than what is written, also a long one, and holes get room.
+    /// Room is allocated for every byte, of a device above the fill limit and of one with holes.
     #[test]
     fn room_is_taken_for_every_byte() {
         let path = std::env::temp_dir().join(format!("device-room-{}", std::process::id()));

@@ -1,17 +1,18 @@
 //! The entries of one directory, as records.
 //!
-//! Entries are kept by a hash of their names, as in ext4: the record of a hash has all entries with that
-//! hash, each in a slot of its own. Hash and slot are the cookie of an entry, so a pass over a directory
-//! goes in the order of hashes, and an entry that was there all the time is met exactly once, however the
+//! As in ext4, entries are kept by the hash of their name. The record of a hash has all entries
+//! with that hash, each in a slot of its own. Hash and slot form the cookie of an entry. So a
+//! listing proceeds in order of hashes, and an entry that stays is reported exactly once, however
 //! others come and go (traps T48, P13).
 //!
 //! # Invariants
-//! - C.1: a cookie is never 0 and below 2^62, so that it fits an offset with room for what servers add.
+//! - C.1: a cookie is never 0 and below 2^62, so that it fits an offset with room for what servers
+//!   add.
 //!
-//! # What it refuses
-//! A seventeenth name with the same hash of 58 bits (`ENOSPC`); the hash is keyed (trap T54).
+//! # Limits
+//! A seventeenth name with the same 58-bit hash is `ENOSPC`. The hash is keyed (trap T54).
 //!
-//! No locks: the directory's is held by the caller.
+//! The caller holds the lock of the directory.
 //!
 //! Source: readdir(3), getdents(2); Linux `fs/ext4/hash.c`, `fs/ext4/dir.c`.
 
@@ -25,12 +26,12 @@ use crate::inode::State;
 use crate::journal::View;
 use crate::record::{Entries, Entry, Key, Kind, SLOTS};
 
-/// Bits of a cookie that tell the slot.
+/// Bits of a cookie for the slot.
 const SLOT_BITS: u32 = 4;
 /// Bits of the hash of a name.
 const HASH_BITS: u32 = 58;
 
-/// What a name refers to.
+/// The inode that a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) ino: u64,
@@ -50,51 +51,51 @@ impl<'a> Hashed<'a> {
         Hashed { name: name.as_bytes(), hash: hash_of_name(name, secret) }
     }
 
-    /// Returns a name that has this hash.
+    /// Returns a name with this hash.
     #[cfg(test)]
     pub(crate) fn with_hash(name: &'a [u8], hash: u64) -> Hashed<'a> {
         Hashed { name, hash }
     }
 }
 
-/// The record of the hash of a name, as it is until the directory changes.
-pub(crate) struct Place<'a> {
+/// The record of a name's hash. It is valid until the directory changes.
+pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
     record: Option<Arc<[u8]>>,
-    /// The slot of the name, and what it refers to.
+    /// The slot of the name, and its inode.
     found: Option<(u8, Link)>,
 }
 
-impl<'a> Place<'a> {
-    /// Looks for `name` in the directory `dir`, which has `state`. `EIO` if it cannot be read.
+impl<'a> NameRecord<'a> {
+    /// Looks `name` up in the directory `dir`, whose state is `state`. `EIO` if it cannot be read.
     pub(crate) fn find(
         dir: u64,
         state: &State,
         name: Hashed<'a>,
         view: &View,
-    ) -> Result<Place<'a>, Errno> {
+    ) -> Result<NameRecord<'a>, Errno> {
         let key = Key::at(Kind::Name, dir, name.hash);
         let record = view.get_since(&key, state.born)?;
         let name = name.name;
-        let mut place = Place { key, name, record, found: None };
-        for entry in place.entries() {
+        let mut name_record = NameRecord { key, name, record, found: None };
+        for entry in name_record.entries() {
             let Entry { slot, kind, ino, name: at } = entry?;
             if at == name {
-                place.found = Some((slot, Link { ino, kind }));
+                name_record.found = Some((slot, Link { ino, kind }));
                 break;
             }
         }
-        Ok(place)
+        Ok(name_record)
     }
 
-    /// Returns what the name refers to.
+    /// Returns the inode that the name refers to.
     pub(crate) fn link(&self) -> Option<Link> {
         self.found.map(|(_, link)| link)
     }
 
-    /// Returns true if both names are in one record.
-    pub(crate) fn is_beside(&self, other: &Place<'_>) -> bool {
+    /// Returns true if both names are in the same record.
+    pub(crate) fn is_beside(&self, other: &NameRecord<'_>) -> bool {
         self.key == other.key
     }
 
@@ -104,7 +105,7 @@ impl<'a> Place<'a> {
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
     }
 
-    /// Makes the name, which is there or not, refer to `link`. `ENOSPC`.
+    /// Makes the name refer to `link`; adds it if necessary. `ENOSPC`.
     pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
         let slot = match self.found {
             Some((slot, _)) => slot,
@@ -114,7 +115,7 @@ impl<'a> Place<'a> {
         Ok(())
     }
 
-    /// Removes the name, if it is there.
+    /// Removes the name, if it exists.
     pub(crate) fn remove(&self, view: &View) {
         if let Some((slot, _)) = self.found {
             self.write(slot, None, view);
@@ -147,10 +148,11 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Checks that the directory `dir`, which has `state`, has no entries.
+/// Checks that the directory `dir`, whose state is `state`, has no entries.
 ///
 /// # Errors
-/// `ENOTEMPTY` if it says that it has some; `EIO` if it has some and says otherwise, or they cannot be read.
+/// `ENOTEMPTY` if its count of entries is not 0. `EIO` if the count is 0 but there are entries, or
+/// if they cannot be read.
 pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Errno> {
     if state.record.size > 0 {
         return Err(Errno::NOTEMPTY);
@@ -169,14 +171,14 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Copies entries of `dir` from `from`, a hash, on, and returns the hash to go on from; None at the
-    /// end. `EIO` if they cannot be read.
+    /// Copies entries of `dir`, starting at the hash `from`. Returns the hash to continue from;
+    /// None at the end. `EIO` if they cannot be read.
     pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
         self.records.clear();
         view.collect_from((Kind::Name, dir), from, &mut self.records)
     }
 
-    /// Reports the entries behind `cookie`. `EIO` for what is no entry.
+    /// Reports the entries behind `cookie`. `EIO` for an invalid entry.
     pub(crate) fn report(
         &self,
         cookie: u64,
@@ -199,14 +201,14 @@ impl Batch {
     }
 }
 
-/// Returns the hash under which a name is kept.
+/// Returns the hash under which a name is stored.
 pub(crate) fn hash_of_name(name: Name<'_>, secret: &Secret) -> u64 {
     let hash = secret.hash(name.as_bytes()) >> (u64::BITS - HASH_BITS);
     // C.1.
     hash.max(1)
 }
 
-/// Returns the hash that a pass goes on from behind `cookie`.
+/// Returns the hash from which a listing continues behind `cookie`.
 pub(crate) fn hash_of(cookie: u64) -> u64 {
     cookie >> SLOT_BITS
 }

@@ -1,21 +1,21 @@
-//! Which bytes of the data device a transaction has written, as long as those are few.
+//! The ranges of the data device that the running transaction has written, while they are few.
 //!
-//! A small transaction has the bytes of its files in the log (`log`), so it must know where they are.
-//! Beyond [`LOGGED_BYTES_MAX`] it is cheaper to sync the device than to write bytes twice; then only
-//! that is known.
+//! A small transaction puts its file data into the log, so it must know where that data is. Beyond
+//! [`LOGGED_BYTES_MAX`] it is cheaper to sync the device than to write the bytes twice. Then only
+//! the fact that there are many is kept.
 //!
 //! # Locks
-//! Its own, a leaf.
+//! `written` is a leaf.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
-/// The most bytes of files that one entry of the log has.
+/// The most bytes of file data in one log entry.
 const LOGGED_BYTES_MAX: u64 = 64 << 10;
-/// The most ranges.
+/// The most ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// What was written since [`Dirty::take`]. See the module's text.
+/// The ranges written since [`Dirty::take`]. The module's documentation describes it.
 #[derive(Default)]
 pub(crate) struct Dirty {
     written: Mutex<Written>,
@@ -24,13 +24,13 @@ pub(crate) struct Dirty {
 
 #[derive(Default)]
 struct Written {
-    /// Offset and bytes.
+    /// Offset and length in bytes.
     ranges: Vec<(u64, u32)>,
     bytes: u64,
 }
 
 impl Dirty {
-    /// Notes bytes that are about to be written. The caller has a pass of the gate.
+    /// Notes bytes before they are written. The caller holds a handle.
     pub(crate) fn note(&self, offset: u64, len: usize) {
         if self.is_large() {
             return;
@@ -39,7 +39,7 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. Whoever takes has closed the gate; for `is_large` it is a hint.
+            // ORDERING: Relaxed. `take` runs with the barrier closed; for `is_large` it is a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
@@ -52,7 +52,8 @@ impl Dirty {
         self.is_large.load(Ordering::Relaxed)
     }
 
-    /// Returns what was written, None if it is too much, and begins anew. The gate is closed.
+    /// Returns the written ranges and starts anew; None if they are too many. The barrier is
+    /// closed.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
         // ORDERING: Relaxed. See `note`.

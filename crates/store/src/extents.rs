@@ -1,14 +1,15 @@
-//! Where the blocks of one file are.
+//! The extents of one file: where its blocks are.
 //!
-//! A map from logical blocks to extents, as the records of the file say; changes note which records
-//! they touch, and [`ExtentMap::flush`] puts those into the running transaction. What has no extent is a
-//! hole; an extent that is not written reads as zeros as well, but has its room.
+//! The map leads from logical blocks to extents, as the file's records do. Changes note the records
+//! that they touch, and [`ExtentMap::flush`] puts those into the running transaction. A block
+//! without an extent is a hole. An unwritten extent also reads as zeros, but its blocks are
+//! allocated.
 //!
 //! # Invariants
-//! - E.1: extents do not overlap and are not empty; those that go on from each other, with the same
-//!   flag, are one.
+//! - E.1: extents are not empty and do not overlap. Extents that continue each other and have the
+//!   same flag are merged.
 //! - E.2: `blocks` is the sum of their lengths.
-//! - E.3: after `flush` the records of the file say what the map does.
+//! - E.3: after `flush` the records of the file match the map.
 //!
 //! Source: Linux `fs/ext4/extents.c`.
 
@@ -21,26 +22,26 @@ use crate::alloc::Run;
 use crate::journal::View;
 use crate::record::{Extent, Key, Kind};
 
-/// The extents of one file. See the module's text.
+/// The extents of one file. The module's documentation describes the rules.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentMap {
     map: BTreeMap<u64, Extent>,
     blocks: u64,
-    /// Where extents begin, or began, that the records do not have as the map has them.
+    /// Logical starts of extents whose records differ from the map.
     touched: Vec<u64>,
 }
 
-/// What is at a block and behind it.
+/// The extent or the hole that a block is in, from that block on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The block of the device and whether it is written; None in a hole.
+    /// The block of the device, and whether it is written; None in a hole.
     pub(crate) found: Option<(u64, bool)>,
-    /// Blocks for which that goes on.
+    /// The number of blocks up to the end of the extent or hole.
     pub(crate) len: u64,
 }
 
 impl ExtentMap {
-    /// Returns the extents of a file as its records say. `EIO` if those make no sense.
+    /// Loads the extents of a file from its records. `EIO` if the records are invalid.
     pub(crate) fn load(ino: u64, view: &View) -> Result<ExtentMap, Errno> {
         let (mut map, mut records, mut from) = (ExtentMap::default(), Vec::new(), Some(0));
         while let Some(next) = from {
@@ -59,7 +60,7 @@ impl ExtentMap {
         Ok(map)
     }
 
-    /// Puts what changed into the running transaction, and returns true if anything did.
+    /// Puts the changed records into the running transaction. Returns true if there were any.
     pub(crate) fn flush(&mut self, ino: u64, view: &View) -> bool {
         let has_changed = !self.touched.is_empty();
         self.touched.sort_unstable();
@@ -74,12 +75,12 @@ impl ExtentMap {
         has_changed
     }
 
-    /// Returns the number of blocks that are allocated.
+    /// Returns the number of allocated blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Returns what is at `block`.
+    /// Returns the extent or hole that `block` is in.
     pub(crate) fn look(&self, block: u64) -> Span {
         if let Some((&at, extent)) = self.map.range(..=block).next_back()
             && block < at + extent.len
@@ -104,7 +105,8 @@ impl ExtentMap {
         count
     }
 
-    /// Returns the first block from `block` on that is written, or that is not.
+    /// Returns the first block from `block` on that is written, or that is not, as `is_written`
+    /// says.
     pub(crate) fn next(&self, mut block: u64, is_written: bool) -> Option<u64> {
         loop {
             let span = self.look(block);
@@ -115,7 +117,7 @@ impl ExtentMap {
         }
     }
 
-    /// Puts an extent where there is a hole.
+    /// Adds an extent in a hole.
     pub(crate) fn insert(&mut self, logical: u64, extent: Extent) {
         debug_assert!(extent.len > 0 && self.look(logical).len >= extent.len);
         debug_assert_eq!(self.look(logical).found, None);
@@ -123,7 +125,7 @@ impl ExtentMap {
         self.join(logical, extent);
     }
 
-    /// Makes a hole, and returns the blocks of the device that were there.
+    /// Makes a hole. Returns the blocks of the device that were there.
     pub(crate) fn remove(&mut self, blocks: Range<u64>) -> Vec<Run> {
         let keys = self.cut_out(blocks);
         let mut runs = Vec::with_capacity(keys.len());
@@ -137,24 +139,24 @@ impl ExtentMap {
         runs
     }
 
-    /// Says of all extents in `blocks` whether they are written.
+    /// Marks all extents in `blocks` as written or unwritten.
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // One that has become part of its neighbour is as it should be.
+            // An extent that was merged into its neighbour is already marked.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // What was cut off at the end may go on from what is before it now.
+        // The part cut off at the end may continue the marked extent.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);
         }
     }
 
-    /// Moves what is at `from` and behind to `to`, which must be a hole as far as that reaches.
+    /// Moves the blocks from `from` on to `to`. The target must be a hole, as far as they reach.
     pub(crate) fn shift(&mut self, from: u64, to: u64) {
         self.split(from);
         let moved = self.map.split_off(&from);
@@ -164,7 +166,7 @@ impl ExtentMap {
         }
     }
 
-    /// Makes extents end and begin at the ends of `blocks`, and returns where those within begin.
+    /// Splits extents at both ends of `blocks`. Returns the starts of those within.
     fn cut_out(&mut self, blocks: Range<u64>) -> Vec<u64> {
         if blocks.is_empty() {
             return Vec::new();
@@ -174,7 +176,7 @@ impl ExtentMap {
         self.map.range(blocks).map(|(&at, _)| at).collect()
     }
 
-    /// Makes an extent begin at `block` if one goes on there.
+    /// Splits the extent that `block` is in, so that one starts at `block`.
     fn split(&mut self, block: u64) {
         let Some((&at, extent)) = self.map.range_mut(..block).next_back() else { return };
         let skip = block - at;
@@ -187,7 +189,7 @@ impl ExtentMap {
         }
     }
 
-    /// Puts an extent into the map, as part of its neighbours where it goes on from them (E.1).
+    /// Adds an extent to the map and merges it with neighbours that it continues (E.1).
     fn join(&mut self, mut logical: u64, mut extent: Extent) {
         let goes_on = |before: &Extent, after: &Extent| {
             before.physical + before.len == after.physical && before.is_written == after.is_written
@@ -218,7 +220,7 @@ mod tests {
 
     use super::*;
 
-    /// What each block of a small file has.
+    /// The blocks of a small file.
     type Model = [Option<(u64, bool)>; 40];
 
     #[derive(Clone, Debug)]

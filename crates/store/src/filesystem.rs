@@ -1,7 +1,7 @@
-//! The calls of [`FileSystem`], each with its locks.
+//! The calls of [`FileSystem`].
 //!
-//! A call takes a pass of the gate first, then the locks of inodes, in the order that `names` says; none
-//! is held while the caller's sink runs in `readdir`.
+//! A call first takes a handle of the journal, then locks of inodes in the order given in `names`.
+//! `readdir` holds neither while the caller's sink runs.
 
 use corewalk::acl::Acl;
 use corewalk::{
@@ -10,29 +10,29 @@ use corewalk::{
 };
 use corewalk_base::RwLockReadGuard;
 
-use crate::content::{BLOCK_BYTES, Content, SIZE_MAX, Site};
-use crate::directory::{Batch, Place, hash_of};
+use crate::content::{BLOCK_BYTES, Content, FileTx, SIZE_MAX};
+use crate::directory::{Batch, NameRecord, hash_of};
 use crate::inode::{Inode, State, now};
 use crate::journal::RESERVE_BYTES;
 use crate::names::check_directory;
 use crate::store::{ROOT_INO, Store};
 use crate::xattr;
 
-/// What statfs(2) reports as the number of inodes without a limit.
+/// The number of inodes that statfs(2) reports without a limit.
 const UNLIMITED_INODES: u64 = 1 << 40;
-/// What statfs(2) reports as the number of blocks where neither a limit nor the host says one.
+/// The number of blocks that statfs(2) reports if neither a limit nor the host bounds it.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 
 impl Store {
-    /// Changes the content of a regular file, and what goes with it: `note` gets the result.
+    /// Changes the content of a regular file. `note` then updates its other attributes.
     ///
     /// # Errors
-    /// `EISDIR` for a directory, `EINVAL` for another file, and those of `change`.
+    /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
     fn change_content<R>(
         &self,
         node: Node<'_>,
         view: &crate::journal::View,
-        change: impl FnOnce(&mut Content, Site<'_>) -> Result<R, Errno>,
+        change: impl FnOnce(&mut Content, FileTx<'_>) -> Result<R, Errno>,
         note: impl FnOnce(&R, &mut State) -> Result<(), Errno>,
     ) -> Result<(R, Attr), Errno> {
         let inode = self.table.get(node.ino(), view)?;
@@ -40,13 +40,14 @@ impl Store {
         let mut content = inode.content.write();
         inode.mark_data(view);
         let size_before = content.size;
-        let result = change(&mut content, self.site(inode.ino, view));
+        let result = change(&mut content, self.file_tx(inode.ino, view));
         let mut state = inode.state.write();
         let has_moved = content.take_moved() || size_before != content.size;
         state.record.size = content.size;
         state.record.blocks = content.blocks().unwrap_or(state.record.blocks);
         let noted = result.and_then(|result| note(&result, &mut state).map(|()| result));
-        // Who has waited here while the file was freed must not put its record back.
+        // The file may have been freed while this thread waited for the lock. Its record must not
+        // come back.
         if !state.is_dead && (noted.is_ok() || has_moved) {
             inode.save(&state, view);
         }
@@ -57,7 +58,7 @@ impl Store {
         Ok((result, state.attr(inode.ino)))
     }
 
-    /// Returns the content of a regular file, with its extents known.
+    /// Returns the content of a regular file, with its extents loaded.
     fn loaded<'a>(&self, inode: &'a Inode) -> Result<RwLockReadGuard<'a, Content>, Errno> {
         loop {
             let content = inode.content.read();
@@ -65,17 +66,17 @@ impl Store {
                 return Ok(content);
             }
             drop(content);
-            let view = self.journal.look();
+            let view = self.journal.view();
             inode.content.write().load(inode.ino, &view)?;
         }
     }
 
-    /// Says that the content of `inode` was read.
+    /// Updates the access time after a read.
     fn note_read(&self, inode: &Inode) {
         if !inode.state.read().is_read_noted(self.atime.of(inode.kind), now()) {
             return;
         }
-        // Reading works also where nothing can be changed any more.
+        // A read succeeds also on a store that refuses changes.
         let Ok(view) = self.journal.change() else { return };
         let mut state = inode.state.write();
         if !state.is_dead {
@@ -84,26 +85,26 @@ impl Store {
         }
     }
 
-    /// Makes a change of names durable, if that is to be at once. No pass may be held.
+    /// Makes a change of names durable if the mount has `dirsync`. The caller holds no handle.
     ///
     /// # Errors
-    /// `EIO` if a commit failed: the change was made, and may be lost.
+    /// `EIO` if a commit failed. The change was made, but may be lost.
     fn sync_names(&self) -> Result<(), Errno> {
         if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
     }
 
-    /// Checks that the host has room for so many blocks more, as far as it says so. `ENOSPC`.
+    /// Checks that the host has room for `blocks` more, if the host tells its free space. `ENOSPC`.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
-        let Some(place) = self.place.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
-        let host = place.host()?;
-        // What the device has and nobody uses is the host's no more.
+        let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
+        let host = store_dir.host()?;
+        // Unused blocks of the data device no longer count as free space of the host.
         let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
         let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
         if new > host.bavail || all > host.blocks { Err(Errno::NOSPC) } else { Ok(()) }
     }
 
-    /// Changes the attributes of `node` that are a set.
+    /// Changes the attribute set of `node`.
     fn change_attributes(
         &self,
         node: Node<'_>,
@@ -115,7 +116,7 @@ impl Store {
         state.check()?;
         let before = state.record;
         self.load_block(&mut state, view)?;
-        // Taken, and not cloned: all who share it would meet at its count of references.
+        // Move the block, since a clone would contend on its reference count with all its users.
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
@@ -126,14 +127,15 @@ impl Store {
         Ok(())
     }
 
-    /// Returns how many blocks of the device the host has given that nobody uses. A range that fallocate(2) has kept is
-    /// used, and may not be given.
+    /// Returns how many blocks the host has allocated to the data device that no file uses. A
+    /// reserved block counts as used, even if the host has not allocated it.
     fn unused_blocks(&self) -> Result<u64, Errno> {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
-    /// Returns how many blocks can be written on a host that has `host_free` for us: those, and what nobody uses of
-    /// the device. None while the host has no room for the reserve, since nothing can grow then.
+    /// Returns how many blocks can be written while the host has `host_free` blocks free. These and
+    /// the unused blocks of the data device count. 0 while the host has no room for the reserve,
+    /// since no file can grow then.
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -142,7 +144,7 @@ impl Store {
         }
     }
 
-    /// Does what `setattr` does.
+    /// Implements `setattr`.
     fn change_as(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         let view = &*self.journal.change()?;
         let change = |state: &mut State, set: &SetAttr| -> Result<(), Errno> {
@@ -162,18 +164,19 @@ impl Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // All that can fail comes first: what the size needs of the host, then the room for an ACL.
+            // All steps that can fail come first: the zeroing for the size, then the room for an
+            // ACL.
             let mode = set.mode.map(|mode| SetAttr { mode: Some(mode), ..SetAttr::default() });
             let set = &SetAttr { mode: None, ..*set };
-            let cut = |content: &mut Content, site: Site<'_>| {
-                content.prepare_size(site, size)?;
+            let cut = |content: &mut Content, tx: FileTx<'_>| {
+                content.prepare_size(tx, size)?;
                 if let Some(mode) = &mode {
-                    let inode = self.table.get(site.ino, view)?;
+                    let inode = self.table.get(tx.ino, view)?;
                     let mut state = inode.state.write();
                     change(&mut state, mode)?;
                     inode.save(&state, view);
                 }
-                content.set_size(site, size)
+                content.set_size(tx, size)
             };
             return Ok(self.change_content(node, view, cut, |(), state| change(state, set))?.1);
         }
@@ -184,7 +187,7 @@ impl Store {
         Ok(state.attr(inode.ino))
     }
 
-    /// Does what `set_acl` does.
+    /// Implements `set_acl`.
     fn change_acl(
         &self,
         node: Node<'_>,
@@ -217,11 +220,11 @@ impl FileSystem for Store {
 
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let name = self.hashed(name);
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let parent = self.table.get(dir.ino(), view)?;
         check_directory(&parent)?;
         let state = parent.state.read();
-        let found = Place::find(parent.ino, &state, name, view)?.link();
+        let found = NameRecord::find(parent.ino, &state, name, view)?.link();
         drop(state);
         let child = self.table.get(found.ok_or(Errno::NOENT)?.ino, view)?;
         let state = child.state.read();
@@ -230,7 +233,7 @@ impl FileSystem for Store {
     }
 
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let inode = self.table.get(ino, view)?;
         let state = inode.state.read();
         let attr = state.attr(ino);
@@ -249,7 +252,7 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // An earlier program has made it.
+            // An earlier build, which did not record parents, has made this directory.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -293,7 +296,7 @@ impl FileSystem for Store {
         let (mut batch, mut next) = (Batch::default(), Some(hash_of(cookie)));
         let mut is_first = true;
         while let Some(from) = next {
-            let view = self.journal.look();
+            let view = self.journal.view();
             let state = inode.state.read();
             state.check()?;
             next = batch.fill(inode.ino, from, &view)?;
@@ -319,7 +322,7 @@ impl FileSystem for Store {
     }
 
     fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        let write = |content: &mut Content, site: Site<'_>| content.write(site, offset, bytes);
+        let write = |content: &mut Content, tx: FileTx<'_>| content.write(tx, offset, bytes);
         let note = |&count: &usize, state: &mut State| {
             if count > 0 {
                 state.touch_content(now());
@@ -361,21 +364,21 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
-        // What is not in memory is as its record is.
+        // An inode that is not in memory has no change that its record lacks.
         let inode = self.inode(node)?;
         let tid = inode.dirty_tid(data_only);
         if self.journal.is_running(tid.max(inode.data_tid())) {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // A commit of it has the data; without one that is left to do.
+        // A commit of `data_tid` has synced the data. If there was none, sync it now.
         self.journal.sync_data(inode.data_tid())
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         let used = self.space.used();
-        let room = match &self.place {
-            Some(place) => self.room(place.host()?.bavail / BLOCK_BYTES)?,
+        let room = match &self.store_dir {
+            Some(store_dir) => self.room(store_dir.host()?.bavail / BLOCK_BYTES)?,
             None => UNLIMITED_BLOCKS,
         };
         let (blocks, bfree) = match self.space.limit() {
@@ -405,9 +408,9 @@ impl FileSystem for Store {
         self.with_room(|| {
             let is_freeing = how.intersects(Fallocate::PUNCH_HOLE | Fallocate::COLLAPSE_RANGE);
             let view = &*if is_freeing { self.journal.change()? } else { self.journal.grow()? };
-            let allocate = |content: &mut Content, site: Site<'_>| {
-                self.check_host(content.missing_blocks(site, offset, len, how)?)?;
-                content.allocate(site, offset, len, how)
+            let allocate = |content: &mut Content, tx: FileTx<'_>| {
+                self.check_host(content.missing_blocks(tx, offset, len, how)?)?;
+                content.allocate(tx, offset, len, how)
             };
             let note = |_: &(), state: &mut State| {
                 state.touch_content(now());
@@ -425,7 +428,7 @@ impl FileSystem for Store {
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let inode = self.table.get(node.ino(), view)?;
         xattr::check_name_to_read(inode.kind, name)?;
         let state = inode.state.read();
@@ -449,7 +452,7 @@ impl FileSystem for Store {
     }
 
     fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let inode = self.table.get(node.ino(), view)?;
         let state = inode.state.read();
         state.check()?;
@@ -468,15 +471,15 @@ impl FileSystem for Store {
     }
 
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
-        let view = &*self.journal.look();
+        let view = &*self.journal.view();
         let inode = self.table.get(node.ino(), view)?;
         let state = inode.state.read();
         state.check()?;
         xattr::acl(&self.set_of(&state, view)?, kind)
     }
 
-    /// Sets an ACL; an access ACL that says no more than the mode is dropped. `EACCES` for a default ACL
-    /// of anything but a directory, `EOPNOTSUPP` for an ACL of a symbolic link.
+    /// Sets an ACL. An access ACL that the mode expresses is dropped. `EACCES` for a default ACL of
+    /// an inode that is no directory, `EOPNOTSUPP` for an ACL of a symbolic link.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -496,14 +499,14 @@ impl FileSystem for Store {
         for (name, value) in stats.fields() {
             sink(name, value);
         }
-        // A host that does not say has none.
+        // Skip the counter if the host does not tell its free space.
         if let Ok(space) = self.statfs() {
             sink("store_free_bytes", space.bavail.saturating_mul(BLOCK_BYTES));
         }
     }
 }
 
-/// Checks that an inode is a regular file. `EISDIR` for a directory, `EINVAL` for another file.
+/// Checks that an inode is a regular file. `EISDIR` for a directory, `EINVAL` for another kind.
 fn check_file(inode: &Inode) -> Result<(), Errno> {
     match inode.kind {
         FileKind::Regular => Ok(()),
@@ -517,7 +520,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Whoever has an inode while it is freed, which takes a caller that forgets it too soon, does not bring it back.
+    /// A caller that forgets an inode too early may still use it while it is freed. The use does
+    /// not bring the inode back.
     #[test]
     fn change_that_comes_after_the_end_of_its_file_leaves_nothing() {
         let path = std::env::temp_dir().join(format!("filesystem-end-{}", std::process::id()));
@@ -542,7 +546,7 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino);
-            // What it would have found before that.
+            // The inode that the change would have found just before.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -553,7 +557,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// What a removed file had is room for others, and df(1) says so, though the host is not given it back.
+    /// The blocks of a removed file are room for others, and df(1) says so, though the host does
+    /// not get them back.
     #[test]
     fn room_of_what_was_removed_is_counted() {
         let path = std::env::temp_dir().join(format!("filesystem-room-{}", std::process::id()));
@@ -579,20 +584,20 @@ mod tests {
         remove(b"large", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // What was only kept the host has not given.
+        // The host has not allocated a range that is only reserved.
         let file = make(b"kept");
         store.fallocate(file, 0, 0, 1 << 28, Fallocate::KEEP_SIZE).unwrap();
         assert_eq!(store.room(host), Ok(host));
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Without the reserve nothing can grow, so there is no room before the host has that.
+        // Without the reserve no file can grow, so the host's room counts for the reserve first.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // No extent says that it is there.
+        // After the remount no extent covers the blocks, but they still count.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

@@ -1,23 +1,24 @@
 //! Checks a store that is not mounted.
 //!
-//! What must hold between records is found out anew from all of them, and compared. The database checks
-//! its own pages first; after a crash it goes back to the last commit while it is opened, which is no
-//! finding, and then what the log has is put into it, as a mount does. Where pages of that commit are damaged it goes
-//! back to the one before, if that is whole. A log that a mount refuses is a finding; then the
-//! database is checked as it is without.
+//! The check reads all records and verifies what must hold between them. redb first verifies its
+//! pages, and goes back to the last durable commit; after a crash that is no finding. If a page of
+//! that commit is damaged, redb goes back to the commit before. The check then replays the log, as
+//! a mount does. A log that a mount refuses is a finding, and the database is checked without it.
 //!
-//! All of this happens in memory (`overlay`): a check changes no byte of the store. The store
-//! has no repair, since a crash leaves nothing to repair.
+//! All this happens in memory (`overlay`): a check changes no byte of the store. There is no
+//! repair, since a crash leaves nothing to repair.
 //!
-//! # What is checked
-//! - F.1: each directory but the root has one name, and everything is reached from the root.
-//! - F.2: a name leads to an inode of its kind, and lies where its hash says.
-//! - F.3: links and entries are as many as inodes say; those without links are orphans, and no others.
-//! - F.4: extents are within the device, none overlaps another one, and blocks are as many as inodes
-//!   say; no written block is behind the size.
-//! - F.5: a block of attributes has the hash (or none, with one user), the length and the users that are stored, and is a set;
-//!   an access ACL says more than the mode of its inodes, and agrees with it; a default ACL is one.
-//! - F.6: a symbolic link has a target as long as its size; no other inode has one.
+//! # Invariants
+//! - F.1: each directory but the root has one name, and every inode is reachable from the root.
+//! - F.2: a name leads to an inode of its kind, and is stored under its hash.
+//! - F.3: the counts of links and entries are right. Inodes without links are orphans, and no
+//!   others.
+//! - F.4: extents lie within the device and do not overlap. The counts of blocks are right. No
+//!   written block is behind the size.
+//! - F.5: an attribute block is a valid set, with the right hash (or none, with one user), length
+//!   and count of users. An access ACL says more than the mode of its inodes, and agrees with it. A
+//!   default ACL parses.
+//! - F.6: a symbolic link has a target of its size. No other inode has a target.
 //!
 //! Source: fsck(8).
 
@@ -32,75 +33,77 @@ use crate::database::Snapshot;
 use crate::directory::hash_of_name;
 use crate::hash::Secret;
 use crate::journal::Devices;
-use crate::mount::{each, look_at_log, open_database, read_super, refusal, settle};
-use crate::place::{OpenError, Place};
+use crate::log;
+use crate::mount::{each, look_at_log, open_database, read_super, refusal};
 use crate::record::{Entries, Extent, InodeRecord, Key, Kind, UNHASHED, UsersRecord};
 use crate::store::ROOT_INO;
+use crate::store_dir::{OpenError, StoreDir};
 use crate::xattr;
 
-/// Bytes of memory for the pages of the database.
+/// Memory for the page cache of the database, in bytes.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// Something that does not hold.
+/// A broken invariant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
     /// Pages of the database are damaged.
     Database,
-    /// The log has lost entries that were confirmed, from this byte on. The store is not mounted, and was
-    /// checked as the last commit of the database left it.
+    /// The log has lost confirmed entries from this byte on. The store cannot be mounted, and was
+    /// checked as of the last commit of the database.
     Log(u64),
-    /// An entry of the log is whole and not understood, at this byte. As above.
+    /// The entry of the log at this byte has the right hash but does not parse. As above.
     LogEntry(u64),
-    /// The log of a store that was not closed is shorter than it was, or missing: its bytes, and those that it had. As
-    /// above.
+    /// The log of an unclosed store is missing or shorter than before: its length, and the one that
+    /// it had. As above.
     LogShort(u64, u64),
     /// The log cannot be read at this byte. As above.
     LogRead(u64),
-    /// The database is older than its log, so that commits which were confirmed are lost: its generation, and that of
-    /// an entry of the log. As above.
+    /// The database is older than its log, so that confirmed commits are lost: its generation, and
+    /// that of the log. As above.
     DatabaseBehind(u64, u64),
     /// There is no root directory.
     NoRoot,
-    /// A record that does not parse, or of a number that nothing has; its kind, and the numbers of its key.
+    /// A record that does not parse, or whose number is invalid: its kind, and the numbers of its
+    /// key.
     Unreadable(u8, u64, u64),
-    /// A name leads to an inode that is not there: directory, inode.
+    /// A name leads to a missing inode: directory, inode.
     NoInode(u64, u64),
-    /// A name says another kind of file than its inode: directory, inode.
+    /// A name has another kind than its inode: directory, inode.
     OtherKind(u64, u64),
-    /// A name is not where its hash says, or twice in its directory: directory, hash.
+    /// A name is not stored under its hash, or occurs twice in its directory: directory, hash.
     Misplaced(u64, u64),
-    /// Entries, names or extents are kept for what has none: inode.
+    /// Entries, names or extents belong to an inode that cannot have them: inode.
     Stray(u64),
-    /// A directory with several names, or the root with one: inode.
+    /// A directory with several names, or a root directory with a name: inode.
     SeveralNames(u64),
-    /// An inode that is not reached from the root: inode.
+    /// An inode that is not reachable from the root.
     Unreachable(u64),
-    /// Links: inode, stored, counted.
+    /// A wrong count of links: inode, stored, counted.
     Links(u64, u32, u32),
-    /// Entries of a directory: inode, stored, counted.
+    /// A wrong count of entries of a directory: inode, stored, counted.
     EntryCount(u64, u64, u64),
-    /// An inode without links is no orphan, or one with links is: inode.
+    /// An inode without links is no orphan, or an inode with links is one: inode.
     Orphan(u64),
-    /// Extents of a file overlap, by logical blocks: inode, block.
+    /// Extents of a file overlap in logical blocks: inode, block.
     LogicalOverlap(u64, u64),
-    /// Two extents have the same block of the device: inode, block of the device.
+    /// Two extents share a block of the device: inode, block of the device.
     Overlap(u64, u64),
     /// A written extent ends behind the device: inode, block of the device.
     BehindDevice(u64, u64),
-    /// A written block is behind the size of its file: inode, block.
+    /// A written block is behind the size of its file: inode, logical block.
     BehindSize(u64, u64),
-    /// Blocks of a file: inode, stored, counted.
+    /// A wrong count of blocks of a file: inode, stored, counted.
     BlockCount(u64, u64, u64),
-    /// Users of a block of attributes: block, stored, counted.
+    /// A wrong count of users of an attribute block: block, stored, counted.
     Users(u64, u32, u32),
-    /// The target of a symbolic link is not as long as its size, or another inode has one: inode.
+    /// A symbolic link whose target has not its size, or another inode with a target: inode.
     Target(u64),
-    /// A block of attributes is not what its hash and length say, or no set: block.
+    /// An attribute block whose hash or length is wrong, or that is no valid set: block.
     Attributes(u64),
-    /// The flag that says whether there is an access ACL is wrong: inode.
+    /// A wrong flag for the access ACL: inode.
     AclFlag(u64),
-    /// An access ACL does not agree with the mode, or says no more: inode.
+    /// An access ACL that contradicts the mode, or says no more than it: inode.
     AclMode(u64),
 }
 
@@ -111,39 +114,43 @@ impl fmt::Display for Finding {
             Database => f.write_str("the database has damaged pages"),
             Log(at) => write!(
                 f,
-                "the log is damaged at byte {at}, and what was confirmed after that is lost; without the \
-                 log, the rest is as it was at the last commit of the database"
+                "the log is damaged at byte {at}, and confirmed changes from there on are lost; the \
+                 database was checked without the log"
             ),
             LogEntry(at) => write!(f, "the log has an entry at byte {at} that is not understood"),
             LogShort(len, expected) => write!(
                 f,
-                "the log has {len} bytes, and had {expected}: what was confirmed since the last commit of the \
-                 database may be lost"
+                "the log has {len} bytes, and had {expected}: confirmed changes since the last commit \
+                 of the database may be lost"
             ),
             LogRead(at) => write!(f, "the log cannot be read at byte {at}"),
             DatabaseBehind(database, log) => write!(
                 f,
-                "the database is at generation {database}, and its log at {log}: commits that were confirmed are \
+                "the database is at generation {database}, its log at {log}: confirmed changes are \
                  lost"
             ),
             NoRoot => f.write_str("there is no root directory"),
             Unreadable(kind, a, b) => {
-                write!(f, "record {kind}/{a}/{b} is not readable, or of a number that nothing has")
+                write!(f, "record {kind}/{a}/{b} does not parse, or its number is invalid")
             }
-            NoInode(dir, ino) => write!(f, "a name in directory {dir} leads to no inode: {ino}"),
+            NoInode(dir, ino) => {
+                write!(f, "a name in directory {dir} leads to inode {ino}, which is missing")
+            }
             OtherKind(dir, ino) => {
                 write!(f, "a name in directory {dir} has another kind than inode {ino}")
             }
-            Misplaced(dir, hash) => write!(f, "a name in directory {dir} is misplaced: {hash:#x}"),
-            Stray(ino) => {
-                write!(f, "inode {ino} is not there or has another kind, but has records")
+            Misplaced(dir, hash) => {
+                write!(f, "a name in directory {dir} is stored under the wrong hash: {hash:#x}")
             }
-            SeveralNames(ino) => write!(f, "directory {ino} has a name too many"),
-            Unreachable(ino) => write!(f, "inode {ino} is not reached from the root"),
+            Stray(ino) => {
+                write!(f, "inode {ino} has records, but is missing or of another kind")
+            }
+            SeveralNames(ino) => write!(f, "directory {ino} has one name too many"),
+            Unreachable(ino) => write!(f, "inode {ino} cannot be reached from the root"),
             Links(ino, says, is) => write!(f, "inode {ino} has {is} links, not {says}"),
             EntryCount(ino, says, is) => write!(f, "directory {ino} has {is} entries, not {says}"),
             Orphan(ino) => {
-                write!(f, "inode {ino} is wrongly said to be an orphan, or not to be one")
+                write!(f, "inode {ino} has links and is an orphan, or has none and is not")
             }
             LogicalOverlap(ino, at) => {
                 write!(f, "extents of inode {ino} overlap at its block {at}")
@@ -156,39 +163,41 @@ impl fmt::Display for Finding {
             Target(ino) => {
                 write!(
                     f,
-                    "the target of inode {ino} is not as long as its size, or there should be none"
+                    "inode {ino} has a target whose length is not its size, or should have none"
                 )
             }
             Attributes(id) => write!(f, "attribute block {id} is damaged"),
-            AclFlag(ino) => write!(f, "inode {ino} is wrong about its access ACL"),
-            AclMode(ino) => write!(f, "the access ACL of inode {ino} is not as its mode says"),
+            AclFlag(ino) => write!(f, "inode {ino} has a wrong flag for its access ACL"),
+            AclMode(ino) => {
+                write!(f, "the access ACL of inode {ino} contradicts its mode or says no more")
+            }
         }
     }
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// What does not hold.
+    /// The broken invariants.
     pub findings: Vec<Finding>,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
-    /// Inodes without links, which are freed when the store is mounted.
+    /// Number of inodes without links. The next mount frees them.
     pub orphans: u64,
-    /// Blocks of files.
+    /// Number of blocks of files.
     pub blocks: u64,
-    /// Blocks of extended attributes.
+    /// Number of attribute blocks.
     pub xattr_blocks: u64,
-    /// Inodes that use one.
+    /// Number of inodes that use an attribute block.
     pub xattr_users: u64,
 }
 
-/// Checks the store in the directory `path`, of which no byte is changed.
+/// Checks the store in the directory `path`. Changes no byte of it.
 ///
 /// # Errors
-/// [`OpenError::Busy`] if it is mounted; [`OpenError::Missing`] if there is none; those of [`crate::Store::open`], but for damage,
-/// which is a finding.
+/// [`OpenError::Busy`] if it is mounted; [`OpenError::Missing`] if there is none; the errors of
+/// [`crate::Store::open`], except damage, which is a finding.
 ///
 /// # Examples
 /// ```
@@ -204,18 +213,18 @@ pub struct Report {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn fsck(path: &Path) -> Result<Report, OpenError> {
-    let place = Place::open_to_read(path)?;
-    fsck_devices(&place.devices_to_read()?)
+    let store_dir = StoreDir::open_to_read(path)?;
+    fsck_devices(&store_dir.devices_to_read()?)
 }
 
-/// Checks the store on `devices`, which are not changed.
+/// Checks the store on `devices`. Does not change them.
 ///
 /// # Errors
 /// As [`fsck`].
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     devices.read_anew();
     match check_devices(&devices.overlaid()?) {
-        // What else does not hold follows from that.
+        // Other findings would only follow from this one.
         Err(OpenError::Damaged) => {
             Ok(Report { findings: vec![Finding::Database], ..Report::default() })
         }
@@ -223,17 +232,18 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     }
 }
 
-/// Checks what is on `devices`, as a mount leaves it that puts the log into the database.
+/// Checks the store on `devices` in the state after a mount, with the log replayed.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // Blocks that were lost are not there again because the log has later ones.
+    // A replay may extend `data` over lost blocks. They count as lost even so.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);
     let looked = look_at_log(devices, superblock);
-    let settled = match looked.and_then(|log| settle(devices, &database, superblock, &log)) {
+    let settled = match looked.and_then(|found| log::replay(devices, &database, superblock, &found))
+    {
         Ok(superblock) => Ok(superblock),
         Err(OpenError::LogDamaged { at, .. }) => Err(Finding::Log(at)),
         Err(OpenError::LogUnreadable { at }) => Err(Finding::LogEntry(at)),
@@ -254,11 +264,11 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     Ok(check.report)
 }
 
-/// Returns the block of the device behind the last one that has bytes.
+/// Returns the block of the device behind the last written one.
 fn find_end(snapshot: &Snapshot) -> Result<u64, Errno> {
     let mut end = 0;
     each(snapshot, Kind::Extent, &mut |_, value| {
-        // One that is not readable is found later.
+        // An extent that does not parse is reported later.
         end = Extent::decode(value).map_or(end, |extent| end.max(extent.written_end()));
         Ok(())
     })?;
@@ -271,15 +281,15 @@ struct Check {
     device_blocks: u64,
     inodes: BTreeMap<u64, InodeRecord>,
     orphans: HashSet<u64>,
-    /// What names lead to, by directory.
+    /// The inodes and kinds of all names, by directory.
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// Logical end and count of blocks of files, so far.
+    /// The logical end and the number of blocks so far, by file.
     extents: HashMap<u64, (u64, u64)>,
-    /// All blocks of the device that are used: first, behind the last, inode.
+    /// All used runs of the device: first block, block behind the last, inode.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// Blocks with an access ACL: the mode that it implies, None if it says no more than that.
+    /// Blocks with an access ACL, with the mode of the ACL; None if it says no more than the mode.
     with_acl: HashMap<u64, Option<u32>>,
 }
 
@@ -288,7 +298,7 @@ impl Check {
         self.report.findings.push(finding);
     }
 
-    /// Reads all records, and checks what can be checked of each alone.
+    /// Reads all records and checks each on its own.
     fn read(&mut self, snapshot: &Snapshot, secret: &Secret) -> Result<(), Errno> {
         type Step = fn(&mut Check, &Secret, Key, &[u8]) -> Result<(), Errno>;
         let steps: [(Kind, Step); 6] = [
@@ -353,7 +363,7 @@ impl Check {
         if logical < so_far.0 {
             self.find(Finding::LogicalOverlap(ino, logical));
         }
-        // Extents that overlap may have more than can be counted.
+        // The sum over overlapping extents may overflow.
         self.extents.insert(ino, (end, so_far.1.saturating_add(len)));
         self.used.push((physical, physical + len, ino));
         let size = self.inodes.get(&ino).map_or(0, |inode| inode.size);
@@ -369,11 +379,9 @@ impl Check {
     fn read_set(&mut self, secret: &Secret, key: Key, value: &[u8]) -> Result<(), Errno> {
         let id = key.major;
         self.contents.insert(id);
-        // Long sets had the hash of all their bytes before there were samples.
-        let is_of = |hash| hash == secret.hash(value) || hash == secret.hash_whole(value);
         let has_hash = |users: &UsersRecord| match users.hash {
             UNHASHED => users.users == 1,
-            hash => is_of(hash),
+            hash => hash == secret.hash(value),
         };
         let is_right = |users: &UsersRecord| users.len as usize == value.len() && has_hash(users);
         if !self.users.get(&id).is_some_and(is_right) || !xattr::is_set(value) {
@@ -383,11 +391,11 @@ impl Check {
             let says_more = acl.equivalent_mode().is_none();
             self.with_acl.insert(id, says_more.then(|| acl.mode()));
         }
-        // What is made in its directory needs it.
+        // A new inode in the directory needs the default ACL.
         xattr::acl(value, AclKind::Default).map(drop)
     }
 
-    /// Compares what records say of each other.
+    /// Checks the records against each other.
     fn compare(&mut self) {
         let links = self.compare_names();
         self.compare_inodes(&links);
@@ -398,7 +406,7 @@ impl Check {
         self.report.orphans = self.orphans.len() as u64;
     }
 
-    /// Checks names against inodes, and returns how many names and subdirectories inodes have.
+    /// Checks names against inodes. Returns the number of names and of subdirectories by inode.
     fn compare_names(&mut self) -> HashMap<u64, (u32, u32)> {
         let mut links: HashMap<u64, (u32, u32)> = HashMap::new();
         let mut found = Vec::new();
@@ -500,7 +508,7 @@ impl Check {
         }
     }
 
-    /// Returns the inodes with links that are not reached from the root.
+    /// Returns the inodes with links that cannot be reached from the root.
     fn collect_unreachable(&self) -> Vec<u64> {
         let (mut reached, mut open) = (HashSet::from([ROOT_INO]), vec![ROOT_INO]);
         while let Some(dir) = open.pop() {

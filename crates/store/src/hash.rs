@@ -1,34 +1,35 @@
-//! The keyed hash of names and of attribute sets.
+//! The keyed hash of names and attribute sets.
 //!
-//! What it makes is stored: the place of a name in its directory, the key of an attribute block. So it
-//! is written out here, and never changes without a new format version. The secret is drawn when a
-//! store is made and kept in its superblock, so that crafted names do not collide (trap T54).
+//! The hashes are stored: the place of a name in its directory, the key of an attribute block. So
+//! the algorithm is part of the format and changes only with the format version. The secret is
+//! drawn when a store is made, and its seed is in the superblock. So an attacker cannot craft names
+//! that collide (trap T54).
 //!
-//! It multiplies two words, each mixed with a secret one, to 128 bits and folds the halves together, as
-//! wyhash and its kin do; four chains run side by side, since a set may have 64 KiB.
+//! A step multiplies two words, each mixed with a secret word, to 128 bits and folds the halves
+//! together, as wyhash does. Four chains run side by side, since a set may have 64 KiB.
 //!
 //! # Samples
-//! Names and most sets are hashed as a whole. Of more than [`WHOLE_MAX`] bytes [`Secret::hash`] takes the
-//! length and [`SAMPLES`] pieces, from the first byte to the last and as far from each other as they can
-//! be: sets with one hash are compared byte by byte before they share a block, and to hash 4 KiB takes
-//! longer than to copy or to compare them. Sets that differ only between the pieces have one hash; who
-//! meets several of them takes [`Secret::hash_whole`] (see `blocks`).
+//! Names and most sets are hashed as a whole. Above [`WHOLE_MAX`] bytes [`Secret::hash`] takes the
+//! length and [`SAMPLES`] pieces, evenly spaced from the first byte to the last. To hash 4 KiB
+//! takes longer than to compare them, and sets with one hash are compared byte by byte before they
+//! share a block. Sets that differ only between the pieces have the same hash. After several such
+//! sets `blocks` uses [`Secret::hash_whole`].
 //!
 //! Source: the same fold as in `corewalk`'s `hash` and in `corewalk-mbcache`.
 
-/// Up to so many bytes are hashed as a whole: names, and sets of a few attributes.
+/// Inputs of at most this many bytes are hashed as a whole: names, and sets of a few attributes.
 const WHOLE_MAX: usize = 512;
-/// Bytes of a piece of more.
+/// Length of a piece of a longer input, in bytes.
 const PIECE_BYTES: usize = 64;
-/// How many pieces are hashed of more.
+/// Number of pieces of a longer input that are hashed.
 const SAMPLES: usize = 5;
 
-/// The secret of a store, made from its seed.
+/// The secret of a store, derived from its seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Secret([u64; 8]);
 
 impl Secret {
-    /// Returns the secret that `seed` stands for.
+    /// Derives the secret from `seed`.
     pub(crate) fn new(seed: u64) -> Secret {
         let start = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
         let key =
@@ -36,7 +37,7 @@ impl Secret {
         Secret(std::array::from_fn(|i| key(i as u64 + 1) | 1))
     }
 
-    /// Returns the hash of `bytes`; of many bytes, that of samples.
+    /// Returns the hash of `bytes`; for a long input, of samples of it.
     pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
         if bytes.len() <= WHOLE_MAX {
             return self.hash_whole(bytes);
@@ -50,7 +51,7 @@ impl Secret {
         fold(self.join(lanes) ^ bytes.len() as u64, self.0[0])
     }
 
-    /// Returns a hash to which every byte counts.
+    /// Returns the hash of all of `bytes`.
     pub(crate) fn hash_whole(&self, bytes: &[u8]) -> u64 {
         let secret = &self.0;
         let mut lanes = self.lanes();
@@ -87,8 +88,7 @@ impl Secret {
     }
 }
 
-/// Returns `hash` with sixteen bytes more. Both factors have a secret in them, so that nobody chooses
-/// one to be 0.
+/// Adds sixteen bytes to `hash`. Both factors depend on the secret, so an input cannot make one 0.
 #[inline(always)]
 fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     let (words, _) = pair.as_chunks::<8>();
@@ -107,7 +107,7 @@ fn fold(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The hash is part of the format: these values may not change.
+    /// The hash is part of the format: these values never change.
     #[test]
     fn hash_is_that_of_the_format() {
         let secret = Secret::new(7);

@@ -1,19 +1,19 @@
 //! One inode in memory.
 //!
-//! An inode is read from its record when it is first asked for, and is in memory until it is forgotten.
-//! Whatever changes it puts its record into the running transaction under the same lock, so that the
-//! record is always what the inode is, and it may be dropped from memory at any time.
+//! An inode is read from its record at its first use, and stays in memory until it is forgotten. A
+//! change puts the record into the running transaction under the same lock. So record and inode
+//! always match, and an inode may be dropped from memory at any time.
 //!
 //! # Locks
-//! - `content`: the bytes of a regular file, before any `state`.
-//! - `state`: the rest. See `names` for the order of several.
+//! - `content`: the data lock of a regular file, taken before any `state`.
+//! - `state`: all other attributes. `names` has the order of several.
 //!
 //! # Invariants
 //! - N.1: the kind never changes.
-//! - N.2: `nlink` is the number of directory entries for the inode; for a directory it is 2 and the
-//!   number of its subdirectories, and 0 once it is removed.
-//! - N.3: an access ACL that is kept says more than the mode, and agrees with it.
-//! - N.4: size and blocks of a file are those of its content whenever nobody has locked that.
+//! - N.2: `nlink` is the number of directory entries of the inode. For a directory it is 2 plus the
+//!   number of subdirectories, and 0 once it is removed.
+//! - N.3: a stored access ACL says more than the mode, and agrees with it.
+//! - N.4: size and blocks of a file match its content, except while the data lock is held.
 //! - N.5: an inode without links has an orphan record.
 //!
 //! Source: inode(7); POSIX.1-2024 XBD 4.12, File Times Update; mount(8), `relatime`.
@@ -34,58 +34,58 @@ use crate::record::{InodeRecord, Key, Kind};
 
 /// The bits of the mode that chmod(2) changes.
 pub(crate) const PERMISSION_BITS: u32 = 0o7777;
-/// What a directory entry adds to the size of its directory, in bytes, as in tmpfs.
+/// The share of one entry in the reported size of a directory, in bytes, as in tmpfs.
 const ENTRY_BYTES: u64 = 20;
 
-/// Returns the time for a change that is made now: the kernel's coarse clock, as its file systems use.
+/// Returns the current time of the kernel's coarse clock, as the kernel's file systems use it.
 #[inline]
 pub(crate) fn now() -> Timespec {
     let now = clock_gettime(ClockId::RealtimeCoarse);
     Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
-/// A file of any kind, in memory.
+/// An inode in memory.
 pub(crate) struct Inode {
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
     pub(crate) state: RwLock<State>,
-    /// Of a regular file; empty for others.
+    /// The content of a regular file; empty for other kinds.
     pub(crate) content: RwLock<Content>,
-    /// The last transaction that changed it.
+    /// The last transaction that changed the inode.
     dirty: AtomicU64,
-    /// The last one that changed what reading its bytes needs.
+    /// The last transaction that changed its extents or size.
     dirty_content: AtomicU64,
-    /// The last one that changed its bytes.
+    /// The last transaction that changed its data.
     dirty_data: AtomicU64,
 }
 
-/// What is known of an inode but for its bytes.
+/// The state of an inode except its content.
 pub(crate) struct State {
     pub(crate) record: InodeRecord,
     /// The target of a symbolic link.
     pub(crate) target: Box<[u8]>,
-    /// The block of attributes, if it is in memory.
+    /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which a set of it that replaced another one was shared at once (`late`).
+    /// The last transaction in which a new attribute set of it was de-duplicated at once (`late`).
     pub(crate) changed_at: u64,
-    /// True while it is among those whose set is shared later (`late`).
+    /// True while it waits for deferred de-duplication (`late`).
     pub(crate) is_waiting: bool,
-    /// True if it was changed more than once in a transaction while it was among them, now or the last time (`late`).
+    /// True if its attributes changed more than once in a transaction while it waited (`late`).
     pub(crate) is_busy: bool,
-    /// The transaction that made it, if that was not long ago.
+    /// The transaction that made it; 0 for an inode that was read from its record.
     pub(crate) born: u64,
-    /// True once it is gone for good.
+    /// True once it is freed.
     pub(crate) is_dead: bool,
 }
 
 impl Inode {
-    /// Returns a new inode, which is saved by the caller.
+    /// Returns a new inode. The caller saves it.
     pub(crate) fn new(ino: u64, record: InodeRecord, target: &[u8], tid: u64) -> Inode {
         let state = State::new(record, target, tid);
         Inode::of(ino, state, Content::new(), tid)
     }
 
-    /// Returns the inode of a record. `EIO` if it is none.
+    /// Returns the inode of a record. `EIO` if the record is invalid.
     pub(crate) fn load(ino: u64, value: &[u8], view: &View) -> Result<Inode, Errno> {
         let (record, target) = InodeRecord::decode(value)?;
         let dirty = view.dirty_tid(&Key::of(Kind::Inode, ino));
@@ -105,33 +105,34 @@ impl Inode {
         }
     }
 
-    /// Returns the last transaction that changed the inode, or what its bytes need.
+    /// Returns the last transaction that fsync has to commit; for fdatasync, the last that changed
+    /// extents or size.
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. Whoever asks what it changed itself has the order from there.
+        // ORDERING: Relaxed. A caller asks about its own changes, which it has already ordered.
         word.load(Ordering::Relaxed)
     }
 
-    /// Returns the last transaction that changed the bytes.
+    /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
         // ORDERING: Relaxed. As above.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
-    /// Says that this transaction changes the bytes.
+    /// Notes that this transaction changes the data.
     pub(crate) fn mark_data(&self, view: &View) {
         // ORDERING: Relaxed. As above.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Says that this transaction changes what the bytes need.
+    /// Notes that this transaction changes extents or size.
     pub(crate) fn mark_content(&self, view: &View) {
         // ORDERING: Relaxed. As above.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Puts the record into the running transaction. `state` is that of this inode, locked.
+    /// Puts the record into the running transaction. `state` is the locked state of this inode.
     #[inline]
     pub(crate) fn save(&self, state: &State, view: &View) {
         let mut bytes = Vec::with_capacity(128);
@@ -145,7 +146,7 @@ impl Inode {
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Says in the records whether the inode is without links (N.5), and puts its own.
+    /// Updates the orphan record (N.5) and saves the inode.
     pub(crate) fn save_links(&self, state: &State, had_links: bool, view: &View) {
         let key = Key::of(Kind::Orphan, self.ino);
         match (had_links, state.record.nlink > 0) {
@@ -172,7 +173,7 @@ impl State {
         }
     }
 
-    /// Returns what stat(2) reports.
+    /// Returns the attributes for stat(2).
     pub(crate) fn attr(&self, ino: u64) -> Attr {
         let record = &self.record;
         let kind = FileKind::from_mode(record.mode);
@@ -182,7 +183,7 @@ impl State {
         };
         Attr {
             ino,
-            // Numbers are not used again within a mount (trap P11).
+            // Inode numbers are not used again within a mount (trap P11).
             generation: 0,
             mode: record.mode,
             nlink: record.nlink,
@@ -200,30 +201,30 @@ impl State {
         }
     }
 
-    /// Checks that the inode is not gone. `ESTALE`.
+    /// Checks that the inode was not freed: `ESTALE`.
     pub(crate) fn check(&self) -> Result<(), Errno> {
         if self.is_dead { Err(Errno::STALE) } else { Ok(()) }
     }
 
-    /// Checks that entries can be made here. `ENOENT` if the directory is removed.
+    /// Checks that the directory was not removed: `ENOENT`.
     pub(crate) fn check_alive(&self) -> Result<(), Errno> {
         self.check()?;
         if self.record.nlink == 0 { Err(Errno::NOENT) } else { Ok(()) }
     }
 
-    /// Says that the content was changed.
+    /// Updates the times for a change of content.
     pub(crate) fn touch_content(&mut self, now: Timespec) {
         self.record.mtime = now;
         self.record.ctime = now;
     }
 
-    /// Returns true if reading the content at `now` sets the access time.
+    /// Returns true if a read at `now` updates the access time.
     pub(crate) fn is_read_noted(&self, policy: Atime, now: Timespec) -> bool {
         let InodeRecord { atime, mtime, ctime, .. } = self.record;
         policy.is_noted([atime, mtime, ctime], now)
     }
 
-    /// Makes every change of `set` but that of the size and of the ACL.
+    /// Applies `set`, except the size and the ACL.
     pub(crate) fn change(&mut self, set: &SetAttr, now: Timespec) {
         let record = &mut self.record;
         if let Some(mode) = set.mode {
@@ -243,7 +244,7 @@ impl State {
         record.ctime = set.ctime.unwrap_or(now);
     }
 
-    /// Returns the access ACL that is kept: none that says what the mode says (N.3).
+    /// Returns the ACL if it has to be stored: not an access ACL that the mode expresses (N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

@@ -1,59 +1,40 @@
-//! Transactions: how what operations change becomes durable all at once.
+//! The journal: makes the changes of each operation durable as a whole.
 //!
-//! After jbd2: operations join the *running* transaction, a [`Layer`] of records in memory. A commit
-//! closes the gate for an instant, freezes the running layer and begins another. A small one is then
-//! appended to the log (`log`), with what it wrote to files, and joins the *logged* layer: it is durable,
-//! but not in the database. A large one makes the data of files durable, and writes the logged and the
-//! frozen layer in one transaction of the database, after which the log is void. So does every commit
-//! that is about time, and the last one. Reads look in the running layer, the frozen one, the logged
-//! one, and then in a snapshot of the database.
+//! The design follows jbd2. Operations join the *running* transaction, a [`Layer`] of records in
+//! memory. A commit closes the transaction barrier for an instant, freezes the running layer and
+//! starts a new one. A small frozen layer is appended to the log with its file data, and joins the
+//! *logged* layer. Otherwise the commit syncs file data, and writes the logged and the frozen
+//! layer in one database transaction. After that the log is void. Periodic commits always go to
+//! the database. A read looks in the running, the frozen and the logged layer, then in a database
+//! snapshot.
 //!
 //! # Guarantees
-//! - J.1: an operation is in one transaction as a whole: it holds the gate from its first change to its
-//!   last.
-//! - J.2: what the database and the log have is what it was at the end of some commit; so after a crash the
-//!   store is consistent without a repair of its own, once the log is read.
-//! - J.3: data that a file had when the gate closed is durable with the extents that lead to it, in one
-//!   entry of the log, or before them (`data=ordered` of ext4).
-//! - J.4: blocks that a transaction lets go of are given out again after it is durable.
-//! - J.5: calls of [`Journal::commit_up_to`] that come during a commit share the next one.
-//! - J.6: data becomes durable beside the log only while the log has no data at all. Else the log's, which
-//!   is older, would be put over it after a crash.
+//! - J.1: an operation is in one transaction as a whole. It holds a handle from its first change to
+//!   its last.
+//! - J.2: database and log together hold the state at the end of a commit. After a crash the store
+//!   is consistent once the log is replayed.
+//! - J.3: file data of a transaction is durable with its extents, in one log entry, or before them
+//!   (`data=ordered` of ext4).
+//! - J.4: blocks that a transaction frees are allocated again only after it is durable.
+//! - J.5: calls of [`Journal::commit_up_to`] that arrive during a commit share the next one.
+//! - J.6: file data is synced without a log entry only while the log holds no data. A replay would
+//!   put the log's older data over it.
 //!
-//! # Commits that are shared
-//! Two who sync in turn would each find the other's commit under way and wait for it, and then need one of
-//! their own. So whoever is about to commit waits for as many as were there at the end of the last
-//! commit, for half of what that took and no more than [`PATIENCE_MAX`]; one alone waits for nobody.
-//! (jbd2 does the same by the number of the last process; a server's threads have none.)
-//!
-//! # The gate
-//! One reader-writer lock per shard of threads, each around its own copy of the [`View`]: an operation
-//! takes its own shard's, shared, which is a line that few others touch; a commit takes all.
-//!
-//! # When the host is full
-//! A commit of the database needs room of the host, and there is nobody to refuse any more. So a reserve
-//! is kept: a file of [`RESERVE_BYTES`], which comes before the room of the log. A commit that meets `ENOSPC` gives the reserve up, opens the
-//! database again (it refuses to go on after an error) and tries once more, also where it has been opened again
-//! already since it could not read; then whatever needs more room is refused with `ENOSPC` until the reserve can be had again. If it fails even
-//! so, or with any other error, the store is read-only from then on: `EROFS` for changes, `EIO` for
-//! fsync. What was confirmed is in the database and the log still.
-//!
-//! # When a read fails
-//! The database refuses every read after one that failed, and every transaction: what is not in memory is `EIO`
-//! until it is opened again. So do the next sync, also one that finds nothing to commit, the next commit, and
-//! whoever commits in time (`heal`). If the host still fails then, a commit of records makes the store
-//! read-only; with nothing to commit it is tried again later. What is opened again must not be older than the last
-//! commit: a database that is, or may be, makes the store read-only at once (`opened`).
-//!
-//! # When the log fails
-//! A write or a sync of the log that fails is no error to anybody: the transaction goes to the database
-//! instead, with all that the log has, which makes the log void. Until that is done the log takes nothing,
-//! since what is at its end is not known; then it is begun anew from its first byte, of which nothing is
-//! needed any more. If the database cannot take the transaction either, the store is read-only as above.
+//! # Failures
+//! - Full host: a commit that meets `ENOSPC` gives up the reserve of [`RESERVE_BYTES`], reopens the
+//!   database and tries again. Until the host has room for the reserve, calls that need room are
+//!   `ENOSPC`.
+//! - Failed read: the database refuses all calls until it is reopened. The next sync or commit
+//!   reopens it (`reopen_if_failed`). A database that may be older than the last commit is not
+//!   used (`opened`).
+//! - Failed log: the transaction goes to the database, which makes the log void.
+//! - Any other failure of a commit makes the store read-only: changes are `EROFS`, fsync is `EIO`.
 //!
 //! # Locks
-//! The gate, before every other lock of the store. `state` is held for moments, and never while the gate
-//! is asked for. `data_sync`, `log` and `opened` are for whoever commits, in this order.
+//! The barrier is a reader-writer lock per shard of threads. An operation locks its own shard,
+//! shared; a commit locks all. It comes before every other lock of the store. `state` is held
+//! briefly, never while waiting for the barrier. A commit takes `data_sync`, `log`, `opened`, in
+//! this order.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
 
@@ -82,36 +63,36 @@ use crate::overlay::Overlay;
 use crate::record::{Key, Kind};
 use crate::store::StoreStats;
 
-/// Bytes that are kept for commits on a host that has run full.
+/// Length in bytes of the reserve, a file that a commit on a full host gives up.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// How long those who have come before are waited for, at most.
+/// The longest time that a thread waits for others to share its commit.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
-/// Records that one look at a range takes from a layer at most.
+/// The most records that one step of a range read takes from a layer.
 const RANGE_RECORDS: usize = 512;
 
-/// The devices of a store.
+/// The files of a store.
 #[derive(Clone, Debug)]
 pub struct Devices {
     /// The database.
     pub meta: Arc<dyn Device>,
-    /// The blocks of files.
+    /// The blocks of files and nothing else.
     pub data: Arc<dyn Device>,
-    /// What takes room of the host until a commit needs it.
+    /// A file that occupies room of the host until a commit needs that room.
     pub reserve: Arc<dyn Device>,
-    /// Small transactions that are not in the database yet.
+    /// The write-ahead log: small transactions that are not in the database yet.
     pub log: Arc<dyn Device>,
 }
 
 impl Devices {
-    /// Has reads say what is on the disk.
+    /// Drops the host's cached pages, so that the next reads come from the disk.
     pub(crate) fn read_anew(&self) {
         [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
     }
 
-    /// Returns devices that have what these have, whose changes stay in memory.
+    /// Returns devices with the same content whose changes stay in memory.
     ///
     /// # Errors
-    /// What these say of their lengths.
+    /// The error of a device that cannot tell its length.
     pub(crate) fn overlaid(&self) -> io::Result<Devices> {
         let over = |device: &Arc<dyn Device>| -> io::Result<Arc<dyn Device>> {
             Ok(Arc::new(Overlay::new(Some(device.clone()))?))
@@ -120,11 +101,11 @@ impl Devices {
         Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
-    /// Takes the reserve from the host, and returns true if it is there.
+    /// Allocates the reserve. Returns true if it is there or the host cannot allocate room ahead.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
-            // The host cannot reserve, or the limit of `ulimit -f` is below the reserve. A commit on a full host may
-            // fail then.
+            // The file system cannot allocate ahead, or `ulimit -f` is below the reserve. A commit
+            // on a full host may fail then.
             Err(error) => {
                 matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::FileTooLarge)
             }
@@ -133,30 +114,31 @@ impl Devices {
     }
 }
 
-/// What operations see: the layers above a snapshot of the database.
+/// The records that an operation sees: the layers in memory above a snapshot of the database.
 pub(crate) struct View {
     running: Arc<Layer>,
     frozen: Option<Arc<Layer>>,
-    /// Transactions that are durable, and not in the database.
+    /// Committed transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
     base: Arc<Snapshot>,
-    /// The number of the running transaction.
+    /// The id of the running transaction.
     pub(crate) tid: u64,
-    /// The last transaction that is in the database.
+    /// The id of the last transaction that is in the database.
     based: u64,
 }
 
-/// A place within the gate: while it lives, no commit freezes the running transaction.
-pub(crate) type Pass<'a> = RwLockReadGuard<'a, View>;
+/// A handle on the running transaction, analogous to jbd2's `handle_t`. While it lives, no commit
+/// freezes the running transaction.
+pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
-/// The transactions of a store. See the module's text.
+/// The journal of a store. The module's documentation describes it.
 pub(crate) struct Journal {
-    gate: Box<[OwnLine<RwLock<View>>]>,
+    barrier: Box<[OwnLine<RwLock<View>>]>,
     state: Mutex<State>,
     changed: Condvar,
     opened: Mutex<Opened>,
     devices: Devices,
-    /// Bytes of records from which on the running layer is heavy.
+    /// Bytes of records from which on the running layer counts as heavy.
     running_max: u64,
     log: Mutex<Log>,
     log_bytes: u64,
@@ -177,32 +159,32 @@ struct State {
     /// The last transaction that is durable, and the last that is in the database.
     committed: u64,
     based: u64,
-    /// The log has bytes of files, or is about to (J.6).
+    /// True if the log holds file data, or a commit is about to append some (J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// How many are in `commit_up_to`, and how many there were when the last commit ended.
+    /// Threads inside `commit_up_to` now, and their number when the last commit ended.
     callers: u32,
     companions: u32,
-    /// What the last commit took.
+    /// Duration of the last commit.
     took: Duration,
 }
 
-/// What a store has done since it was mounted.
+/// Counters since the mount.
 #[derive(Default)]
 struct Counts {
-    /// Commits of the database, and those of the log.
+    /// Commits to the database, and commits to the log.
     database: AtomicU64,
     logged: AtomicU64,
     logged_bytes: AtomicU64,
-    /// Entries that the log did not take, since the host failed.
+    /// Entries that the log did not take because a write or a sync of it failed.
     log_failures: AtomicU64,
-    /// Calls that found what they wanted in a commit of somebody else.
+    /// Calls that were satisfied by a commit of another thread.
     shared: AtomicU64,
     /// Syncs of the data device.
     data_syncs: AtomicU64,
-    /// Records that the database took.
+    /// Records written to the database.
     records: AtomicU64,
-    /// Operations that waited, since the running layer was heavy.
+    /// Operations that waited because the running layer was heavy.
     waits: AtomicU64,
 }
 
@@ -220,8 +202,8 @@ impl View {
         self.base.get(key)
     }
 
-    /// Returns the value of a record that nobody made before the transaction `born`. `EIO` if it cannot
-    /// be read.
+    /// Returns the value of a record that did not exist before transaction `born`. Skips the
+    /// database if `born` is not in it. `EIO` if the record cannot be read.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
         if born <= self.based {
             return self.get(key);
@@ -230,7 +212,8 @@ impl View {
         Ok(above.into_iter().flatten().find_map(|layer| layer.get(key)).flatten())
     }
 
-    /// Returns the number of the last transaction that may have changed this record, and is not durable.
+    /// Returns the last transaction that changed this record and may not be durable; 0 if there is
+    /// none.
     pub(crate) fn dirty_tid(&self, key: &Key) -> u64 {
         match &self.frozen {
             _ if self.running.get(key).is_some() => self.tid,
@@ -245,19 +228,19 @@ impl View {
         self.running.put(key, Some(value.into()));
     }
 
-    /// Sets the value of a record of which nothing is to be seen so far.
+    /// Sets the value of a new record: none of its key is visible so far.
     #[inline]
     pub(crate) fn put_new(&self, key: Key, value: &[u8]) {
         self.running.put_new(key, value.into());
     }
 
-    /// Sets the value of a record, without a copy.
+    /// Sets the value of a record without copying it.
     #[inline]
     pub(crate) fn put_shared(&self, key: Key, value: Arc<[u8]>) {
         self.running.put(key, Some(value));
     }
 
-    /// As [`View::put_new`], without a copy.
+    /// As [`View::put_new`], without copying the value.
     #[inline]
     pub(crate) fn put_new_shared(&self, key: Key, value: Arc<[u8]>) {
         self.running.put_new(key, value);
@@ -269,13 +252,14 @@ impl View {
         self.running.put(key, None);
     }
 
-    /// Lets go of blocks once this transaction is durable.
+    /// Frees blocks once this transaction is durable.
     pub(crate) fn free(&self, owner: u64, runs: impl IntoIterator<Item = crate::alloc::Run>) {
         self.running.free(owner, runs);
     }
 
-    /// Appends records of `kind` and `major` in the order of `minor`, from `from` on, to `out`, and
-    /// returns where to go on; None at the end. It may append none and not be at the end.
+    /// Appends records of `kind` and `major`, with `minor` from `from` on, to `out` in ascending
+    /// order. Returns where the next call has to start; None at the end. A call may append nothing
+    /// before the end.
     ///
     /// # Errors
     /// `EIO` if they cannot be read.
@@ -287,7 +271,7 @@ impl View {
     ) -> Result<Option<u64>, Errno> {
         let mut end = u64::MAX;
         let mut above = std::collections::BTreeMap::new();
-        // The running layer last: it wins.
+        // The running layer comes last: its records override the older ones.
         for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
             let records = layer.collect_from((kind, major), from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
@@ -311,7 +295,7 @@ impl View {
     }
 }
 
-/// Appends what is in `below`, as far as `above` does not say otherwise, and what is in `above`.
+/// Appends the records of `below` and `above` to `out`, in order. A record of `above` overrides.
 fn merge(
     below: Vec<(u64, Arc<[u8]>)>,
     above: std::collections::BTreeMap<u64, Record>,
@@ -331,7 +315,7 @@ fn merge(
 }
 
 impl Journal {
-    /// Returns the journal above an open database.
+    /// Returns the journal of an open database.
     ///
     /// # Errors
     /// `EIO` if the database cannot be read.
@@ -355,7 +339,7 @@ impl Journal {
             based: 0,
         };
         let journal = Journal {
-            gate: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(view()))).collect(),
+            barrier: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(view()))).collect(),
             state: Mutex::default(),
             changed: Condvar::new(),
             opened: Mutex::new(opened),
@@ -378,76 +362,76 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Refuses all changes from now on.
+    /// Makes the store read-only.
     pub(crate) fn refuse_changes(&mut self) {
         self.is_read_only = true;
     }
 
-    /// Sets whom to tell that a transaction has begun.
+    /// Sets the channel that wakes the committer.
     pub(crate) fn set_poke(&self, poke: Option<Sender<()>>) {
         *self.poke.lock() = poke;
         self.forget_poke();
     }
 
-    /// Returns a pass to look. No other lock of the store may be held, nor a pass.
+    /// Returns a handle for reading. The caller holds no other lock of the store and no handle.
     #[inline]
-    pub(crate) fn look(&self) -> Pass<'_> {
-        let pass = self.gate[shard_index()].read();
-        if pass.base.is_sick() {
-            // Whoever commits in time opens it again.
+    pub(crate) fn view(&self) -> Handle<'_> {
+        let handle = self.barrier[shard_index()].read();
+        if handle.base.has_failed_read() {
+            // The committer reopens the database.
             self.poke();
         }
-        pass
+        handle
     }
 
-    /// Returns a pass to change. As [`Journal::look`].
+    /// Returns a handle for a change. As [`Journal::view`].
     ///
     /// # Errors
-    /// `EROFS` after a commit has failed, and where nothing is to be changed.
+    /// `EROFS` after a failed commit, and on a read-only mount.
     #[inline]
-    pub(crate) fn change(&self) -> Result<Pass<'_>, Errno> {
-        // ORDERING: Relaxed. What is missed is met at the commit.
+    pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
+        // ORDERING: Relaxed. A caller that misses a failure meets it at the next commit.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
-        let mut pass = self.look();
-        if pass.running.is_heavy() {
+        let mut handle = self.view();
+        if handle.running.is_heavy() {
             // Operations make records faster than the database takes them.
-            drop(pass);
+            drop(handle);
             // ORDERING: Relaxed. A statistic.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
             self.commit_running()?;
-            pass = self.look();
+            handle = self.view();
         }
-        if pass.running.begin() {
+        if handle.running.begin() {
             self.poke();
         }
-        Ok(pass)
+        Ok(handle)
     }
 
     /// Returns true if `tid` is the running transaction.
     pub(crate) fn is_running(&self, tid: u64) -> bool {
-        self.look().tid == tid
+        self.view().tid == tid
     }
 
-    /// Tells whoever commits in time that there is something to commit, unless that is known.
+    /// Wakes the committer, unless it is already awake.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and sees what has begun, or
-        // this one sees that swap, and pokes.
+        // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and sees the new
+        // transaction, or this swap sees that one and sends the wake-up.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // Nobody listens any more while the store is closed, which commits.
+            // The channel is closed while the store closes, which commits anyway.
             let _ = poke.send(());
         }
     }
 
-    /// Says that whoever commits in time knows no more of anything to commit.
+    /// Marks the committer as asleep. Wakes it again if there is something to commit.
     pub(crate) fn forget_poke(&self) {
         // ORDERING(poke): AcqRel. See `poke`.
         self.is_poked.swap(false, Ordering::AcqRel);
-        let view = self.look();
+        let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
         drop(view);
         if has_work && self.check().is_ok() {
@@ -455,16 +439,17 @@ impl Journal {
         }
     }
 
-    /// Returns a pass to change what needs more room. As [`Journal::change`].
+    /// Returns a handle for a change that needs room on the host. As [`Journal::change`].
     ///
     /// # Errors
     /// `ENOSPC` while the host is full; those of [`Journal::change`].
     #[inline]
-    pub(crate) fn grow(&self) -> Result<Pass<'_>, Errno> {
-        // ORDERING: Relaxed, both. What is missed is met at the commit, for which the reserve is.
+    pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
+        // ORDERING: Relaxed, both. A stale value is met at the commit, which has the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // A commit that has just given the reserve up is not to find it taken again.
+            // A commit holds `opened` while it uses the room of the reserve. Do not allocate the
+            // reserve meanwhile.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -473,29 +458,30 @@ impl Journal {
         self.change()
     }
 
-    /// Reads blocks of files.
+    /// Reads bytes of the data device.
     pub(crate) fn read_data(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// Writes blocks of files. The pass says that no commit is missed.
+    /// Writes bytes of the data device. The view proves that the caller holds a handle.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
-        // ORDERING: Relaxed. A commit reads it with the gate closed; `sync_data` promises to those only
-        // who wrote before they called.
+        // ORDERING: Relaxed. A commit reads it with the barrier closed. Outside of a commit,
+        // `sync_data` covers only writes that happened before its call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
             // ORDERING: Relaxed. As above.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
-            // `data` would be larger than a file of this process may be (`ulimit -f`), or than one of the host.
+            // `data` would exceed the limit on file sizes of this process (`ulimit -f`) or of the
+            // host.
             io::ErrorKind::FileTooLarge => Errno::FBIG,
             _ => errno_of(&error),
         })
     }
 
-    /// Returns how many blocks the host has given to the data device.
+    /// Returns how many blocks the host has allocated to the data device.
     pub(crate) fn given_blocks(&self) -> Result<u64, Errno> {
         let bytes = self.devices.data.given_bytes().map_err(|_| Errno::IO)?;
         Ok(bytes / BLOCK_BYTES)
@@ -503,17 +489,17 @@ impl Journal {
 
     #[cfg(test)]
     pub(crate) fn give_up_reserve(&self) {
-        // ORDERING: Relaxed. One thread.
+        // ORDERING: Relaxed. The test has one thread.
         self.is_full.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the reserve is there, so that things can grow.
+    /// Returns true if the reserve is allocated, so that files can grow.
     pub(crate) fn has_reserve(&self) -> bool {
-        // ORDERING: Relaxed. It may change at once.
+        // ORDERING: Relaxed. The value may change at once.
         !self.is_full.load(Ordering::Relaxed)
     }
 
-    /// Takes the reserve from the host, and returns true if it is there.
+    /// Allocates the reserve. Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
         // ORDERING: Relaxed. See `grow`.
@@ -521,12 +507,12 @@ impl Journal {
         reserved
     }
 
-    /// Returns what the running transaction takes in memory, in bytes.
+    /// Returns the estimated size of the running transaction in memory, in bytes.
     pub(crate) fn running_bytes(&self) -> u64 {
-        self.look().running.bytes()
+        self.view().running.bytes()
     }
 
-    /// Sets what of `stats` is about commits.
+    /// Fills in the counters of commits.
     pub(crate) fn add_stats(&self, stats: &mut StoreStats) {
         // ORDERING: Relaxed. Statistics.
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -547,9 +533,9 @@ impl Journal {
         stats.shared_commits = get(shared);
         stats.records = get(records);
         stats.waits = get(waits);
-        // One of a commit, be it the database's or the log's, and those of data.
+        // Each commit, to the log or to the database, syncs once; `data_syncs` counts the others.
         stats.syncs = stats.commits + get(data_syncs);
-        let view = self.look();
+        let view = self.view();
         stats.running_bytes = view.running.bytes();
         stats.logged_running_bytes = view.logged.as_ref().map_or(0, |layer| layer.bytes());
         drop(view);
@@ -558,11 +544,11 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
-    /// Has the superblock say that the log is in use, before the first entry is appended. From then on a mount
-    /// refuses the store if the log is shorter.
+    /// Records in the superblock that the log is in use, before the first entry is appended. From
+    /// then on a mount refuses the store if the log is shorter.
     ///
     /// # Errors
-    /// What the devices say.
+    /// The error of a device.
     pub(crate) fn begin_log(&self) -> io::Result<()> {
         let mut log = self.log.lock();
         let superblock = log.superblock_with(log.capacity());
@@ -571,26 +557,27 @@ impl Journal {
         Ok(())
     }
 
-    /// Says in the superblock and in the log that the store is closed, if all is in the database.
+    /// Marks the store as closed in superblock and log, if all records are in the database.
     pub(crate) fn end(&self) {
         if self.check().is_err() || self.is_read_only {
             return;
         }
         let mut log = self.log.lock();
-        // Where that fails the next mount needs the log, which is there.
+        // If this fails, the next mount needs the log, which is there.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }
         log.end();
     }
 
-    /// Lets nothing become durable any more: an operation has failed when half of it was done.
+    /// Makes the store read-only, because an operation failed halfway. Its transaction does not
+    /// become durable.
     pub(crate) fn abort(&self) {
         self.fail();
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. Those who must know ask under `state`, or meet the same error.
+        // ORDERING: Relaxed. Threads that must see it check under `state`, or meet the same error.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 

@@ -1,20 +1,20 @@
-//! Records that are not in the database yet: a transaction in memory.
+//! The records of a transaction in memory.
 //!
-//! A layer maps keys to new values, or to "gone". While it is the running one, operations put records
-//! in; then it is frozen, read from, written out, and dropped. See `journal`.
+//! A layer maps keys to new values, or to "removed". Operations put records into the running layer.
+//! A commit freezes it, writes it out and drops it; see `journal`.
 //!
-//! Records that are asked for one by one are in hash maps, those of a directory or a file that are gone
-//! through in order (names, extents) in trees. Both are spread over shards by the first number of the
-//! key, so that a range is within one shard.
+//! Records that are read one by one are in hash maps. Those that are read in order, names and
+//! extents, are in trees. Both are sharded by the first number of the key, so that a range lies
+//! within one shard.
 //!
-//! What a layer itself has made, where nothing was before, leaves no trace when it goes: most files that
-//! are removed soon are never written anywhere.
+//! A record that is made and removed within one layer leaves no trace. So most short-lived files
+//! are never written to disk.
 //!
 //! # Invariants
-//! - Y.1: a record is new if nothing below the layer has it, or all says that it is gone.
+//! - Y.1: a record is new if no layer below has it, or the layers below say that it is removed.
 //!
 //! # Locks
-//! A shard's, a leaf.
+//! The lock of a shard is a leaf.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use corewalk_base::{Mutex, OwnLine, ShardedCounter};
 use crate::alloc::Run;
 use crate::record::{Key, Kind};
 
-/// Shards of a layer; a power of two.
+/// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// By how many bytes a shard grows before the layer is added up.
+/// Growth of a shard in bytes after which the size of the layer is checked.
 const ADD_UP_BYTES: i64 = 64 << 10;
-/// What a record takes beyond its value, in bytes, by estimate.
+/// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
 
-/// A new value, or None where the record is to go.
+/// A new value; None if the record is removed.
 pub(crate) type Record = Option<Arc<[u8]>>;
 
 /// A record, and whether it is new (Y.1).
@@ -41,11 +41,11 @@ struct Slot {
     is_new: bool,
 }
 
-/// A transaction in memory. See the module's text.
+/// A transaction in memory. The module's documentation describes it.
 pub(crate) struct Layer {
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     bytes: ShardedCounter,
-    /// From how many on it is heavy.
+    /// Size in bytes from which on the layer is heavy.
     bytes_max: u64,
     is_heavy: AtomicBool,
     has_begun: AtomicBool,
@@ -56,12 +56,12 @@ struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
     ranges: BTreeMap<Key, Slot>,
     freed: Vec<Run>,
-    /// By how much it has grown since the layer was added up.
+    /// Growth in bytes since the size of the layer was last checked.
     grown: i64,
 }
 
 impl Layer {
-    /// Returns a layer without records, which is heavy from `bytes_max` on.
+    /// Returns an empty layer that is heavy from `bytes_max` bytes on.
     pub(crate) fn new(bytes_max: u64) -> Layer {
         Layer {
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
@@ -72,7 +72,7 @@ impl Layer {
         }
     }
 
-    /// Returns the record; None if the layer does not know.
+    /// Returns the record; None if the layer does not have it.
     pub(crate) fn get(&self, key: &Key) -> Option<Record> {
         let shard = self.shard(key.major).lock();
         shard.get(key).map(|slot| slot.record.clone())
@@ -92,7 +92,8 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // What was there knows better; of what is gone it may be said that it never was.
+        // An existing slot knows better: the caller may take a removed record for one that never
+        // was.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
         let bytes = if is_nothing { 0 } else { slot.bytes() };
@@ -110,24 +111,25 @@ impl Layer {
             self.bytes.add(bytes - old_bytes);
         }
         if is_due && self.bytes() > self.bytes_max {
-            // ORDERING: Relaxed. It says that somebody should commit soon.
+            // ORDERING: Relaxed. A hint to commit soon.
             self.is_heavy.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Returns true if there is more in it than one transaction should have.
+    /// Returns true if the layer is larger than a transaction should be.
     #[inline]
     pub(crate) fn is_heavy(&self) -> bool {
         // ORDERING: Relaxed. As above.
         self.is_heavy.load(Ordering::Relaxed)
     }
 
-    /// Notes blocks that this transaction lets go of.
+    /// Notes blocks that this transaction frees.
     pub(crate) fn free(&self, owner: u64, runs: impl IntoIterator<Item = Run>) {
         self.shard(owner).lock().freed.extend(runs);
     }
 
-    /// Returns up to `count_max` records of `kind` and `major` with `minor` in order, from `from` on.
+    /// Returns up to `count_max` records of `kind` and `major`, in order of `minor`, starting at
+    /// `from`.
     pub(crate) fn collect_from(
         &self,
         (kind, major): (Kind, u64),
@@ -161,33 +163,33 @@ impl Layer {
         }
     }
 
-    /// Takes in the records of a later transaction.
+    /// Adds the records of a later transaction.
     pub(crate) fn absorb(&self, later: &Layer) {
         later.each_slot(|key, &Slot { ref record, is_new }| {
             self.put_slot(*key, Slot { record: record.clone(), is_new });
         });
     }
 
-    /// Returns the blocks that this transaction lets go of.
+    /// Returns the blocks that this transaction frees.
     pub(crate) fn take_freed(&self) -> Vec<Run> {
         self.shards.iter().flat_map(|shard| std::mem::take(&mut shard.lock().freed)).collect()
     }
 
-    /// Returns what the records take, in bytes, about.
+    /// Returns the estimated size of the records in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.sum().max(0) as u64
     }
 
-    /// Returns true if an operation may have changed something.
+    /// Returns true if an operation has changed something, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. Whoever asks has the order from elsewhere: it is about what it did itself.
+        // ORDERING: Relaxed. A caller asks about its own changes, which it has already ordered.
         self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Says that an operation is about to change something, and returns true if it is the first.
+    /// Notes that an operation is about to change something. Returns true for the first one.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, both. It says that somebody should look sometime.
+        // ORDERING: Relaxed, both. It wakes the committer, which looks again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
@@ -238,7 +240,7 @@ mod tests {
         }
     }
 
-    /// A later layer says that a record is gone which an earlier one has made, or which was before both.
+    /// A later layer removes a record that an earlier layer has made, or that existed before both.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

@@ -1,60 +1,36 @@
-//! The log: what makes a small transaction durable with one write and one sync.
+//! The write-ahead log: makes a small transaction durable with one write and one sync.
 //!
-//! A commit of the database writes pages here and there, and the blocks of files lie elsewhere still. So
-//! a small transaction is appended to the log as one *entry* instead: its records, and the bytes that it
-//! wrote to files. What the log holds is in memory as well ([`crate::journal`]), until a later commit
-//! writes all of it to the database. Every commit of the database also says the log's next *generation*, which makes
-//! what the log holds void, and tells a database that has lost its last commit from one that has not. A log is only read when a store is mounted, or checked, after a crash.
-//!
-//! | bytes | what |
-//! |---|---|
-//! | 8 | hash of all that follows, of every byte (`hash_whole`), with the secret of the store |
-//! | 8 | generation |
-//! | 8 | number of the entry within it, from 0 |
-//! | 8 | bytes of records and data |
-//! | | records: 1, key, bytes of the value, value; or 2, key: it is gone |
-//! | | data: 3, where on the data device, bytes, the bytes |
-//! | | zeros up to the next 4096 |
+//! A commit of the database writes several pages, and file data lies elsewhere again. So a small
+//! transaction is appended to the log as one *entry*: its records, and the bytes that it wrote to
+//! files. The same records stay in memory ([`crate::journal`]) until a later commit writes them to
+//! the database. Each commit of the database increments the *generation*, which makes all entries
+//! in the log void. The log is read only by a mount after a crash, or by a check.
 //!
 //! # Guarantees
-//! - I.1: an entry counts if all before it count, and generation, number and hash are right. So what was
-//!   synced counts, and what was cut off does not, nor what an earlier generation left. Where one does not
-//!   count and a later one would, the log is damaged, and refused; so is the store if one is of a later generation
-//!   than the database says ([`replay`]).
-//! - I.2: no write touches a block of an entry that counts: each begins on a block of its own.
-//! - I.3: to read a log twice is as to read it once: [`replay`] ends with one transaction of the
-//!   database, which has the next generation.
-//! - I.4: data of a file that is written again while the log has older data is in the log too, or in
-//!   the database's next transaction; see `journal`, J.6. So a replay never puts old bytes over those
-//!   that were confirmed.
-//!
-//! - I.5: an end mark of the database's generation is in a block only while no entry of that generation was ever
-//!   confirmed.
-//!
-//! The hash has a secret, so bytes of a file that lie in the log do not pass for an entry.
+//! - I.1: an entry is valid if its generation, number and hash are right and all entries before it
+//!   are valid. So torn entries and those of older generations are invalid. A valid entry behind an
+//!   invalid one means damage, and the store is refused. So is a store whose log has a later
+//!   generation than its database ([`replay()`]).
+//! - I.2: each entry starts on a block of its own, so no write touches a block of a valid entry.
+//! - I.3: replay is idempotent: [`replay()`] is one transaction of the database, which has the next
+//!   generation.
+//! - I.4: if file data is in the log and is overwritten, the new data is logged too, or goes to the
+//!   next database transaction (J.6 of `journal`). So a replay never restores old bytes over
+//!   confirmed ones.
+//! - I.5: an end mark of the database's generation exists only while no entry of that generation
+//!   was confirmed.
 //!
 //! # End marks
-//! After each commit of the database the log has nothing, and an *end mark* is written into its first two blocks: a
-//! header without records, whose number no entry has. It says two things to the next mount. A database of an
-//! earlier generation has gone back, also if nothing went to the log after its last commit. And a block that cannot be
-//! read may have nothing that counts, so it is no reason to refuse the store. The first entry of a generation
-//! writes both blocks with one write, and is confirmed after that (I.5).
+//! After each commit of the database an *end mark* is written to the first two blocks: a header
+//! without records. It tells a mount that an older database has gone back. And an unreadable block
+//! is then no reason to refuse the store. The first entry of a generation overwrites both marks.
+//! Only a close syncs the mark ([`Log::end`]): a sync would make each commit a third longer.
 //!
-//! The mark comes after the commit that it speaks of is durable, so a crash leaves none of a later generation than
-//! the database's. Nobody waits for it, but who closes the store ([`Log::end`]): a sync would take each commit of
-//! the database a third longer. A process that is killed leaves it to the host, which has it written within some
-//! seconds, by default; a host that crashes before that loses it.
-//!
-//! # Its length
-//! Before the first entry is appended the superblock says how many bytes the log has ([`SuperRecord::log_bytes`]), and
-//! when the store is closed, or the log is put into the database, that it has none. So a log that is shorter than
-//! that, or missing, is refused ([`crate::OpenError::LogShort`]), and one that nothing is needed of is not. A mount and its end
-//! cost a commit of the database each for that.
-//!
-//! # What it refuses
-//! Its room is taken when the store is mounted, with zeros written to it the first time: a sync of blocks that a
-//! file has already is one write for the host, and does not fail for want of room. Whatever does not fit is
-//! for the database; all of it if there is no room, or the host fails to write or to sync the log then.
+//! # Length
+//! The superblock records the length of a log in use ([`SuperRecord::log_bytes`]), and 0 once the
+//! store is closed. A shorter log is refused ([`crate::OpenError::LogShort`]). The room of the log
+//! is filled with zeros at the mount, so that a sync is one write for the host and cannot fail for
+//! lack of room.
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, and its revoke records for I.4.
 
@@ -71,111 +47,112 @@ use crate::hash::Secret;
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-pub(crate) use replay::{Changes, Contents, look, replay, survey};
+pub(crate) use replay::{Changes, Contents, look, replay};
 
-/// Where entries begin is a multiple of this, in bytes.
+/// Entries start at multiples of this, in bytes.
 const BLOCK_BYTES: usize = 4096;
-/// Bytes of the hash, and of all that comes before records.
+/// Length of the hash, and of the whole header, in bytes.
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// The most bytes of an entry, so that one can be read into memory. A transaction that goes to the log
-/// has less than half of it.
+/// The most bytes of an entry, which is read into memory as a whole. A logged transaction has less
+/// than half of it.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// The number of an end mark, and the bytes at the beginning in each block of which there is one.
+/// The number of an end mark, and the length of the area whose blocks each have one.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
-/// Where the second one has its generation and its number.
+/// The position of the generation and the number in the second end mark.
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
-/// What begins a record, one that is gone, and data.
+/// The tags of a record, a removed record, and data.
 const VALUE: u8 = 1;
-const GONE: u8 = 2;
+const REMOVED: u8 = 2;
 const DATA: u8 = 3;
 
-/// The log of a mounted store. See the module's text.
+/// The log of a mounted store. The module's documentation describes it.
 pub(crate) struct Log {
     device: Arc<dyn Device>,
     secret: Secret,
     superblock: SuperRecord,
-    /// Bytes that there are; 0 for a log that takes nothing.
+    /// Length in bytes; 0 for a log that takes no entries.
     capacity: u64,
-    /// Where the next entry goes, and its number.
+    /// Offset and number of the next entry.
     end: u64,
     number: u64,
     buffer: Vec<u8>,
 }
 
 impl Log {
-    /// Returns the empty log of a store, of `capacity` bytes; of none, so that all is for the database, where
-    /// the host has no room or fails.
+    /// Returns the empty log of a store, with `capacity` bytes. If the host has no room or fails,
+    /// the capacity is 0 and all transactions go to the database.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
-        // Too short for its end marks.
+        // Too short for the end marks.
         if capacity < MARKED_BYTES as u64 {
             capacity = 0;
         }
         if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
-            // Nothing of it is needed. Where it cannot be cut, what it has is void even so.
+            // Its entries are not needed. They are void even if the log cannot be truncated.
             let _ = device.set_len(0);
         }
         let secret = Secret::new(superblock.seed);
         Log { device, secret, superblock, capacity, end: 0, number: 0, buffer: Vec::new() }
     }
 
-    /// Returns the bytes that it may have.
+    /// Returns the length in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Begins an entry, in place of one that was begun and not appended.
+    /// Starts an entry. Drops one that was started and not appended.
     pub(crate) fn begin(&mut self) -> Entry<'_> {
         self.buffer.clear();
         self.buffer.resize(HEADER_BYTES, 0);
         Entry { log: self }
     }
 
-    /// Returns true if nothing that counts is in the log.
+    /// Returns true if the log has no valid entry.
     pub(crate) fn is_empty(&self) -> bool {
         (self.end, self.number) == (0, 0)
     }
 
-    /// Returns the superblock that the database has.
+    /// Returns the superblock of the database.
     pub(crate) fn superblock(&self) -> SuperRecord {
         self.superblock
     }
 
-    /// Returns the same, of a log that needs `log_bytes`.
+    /// Returns the same superblock with another `log_bytes`.
     pub(crate) fn superblock_with(&self, log_bytes: u64) -> SuperRecord {
         SuperRecord { log_bytes, ..self.superblock }
     }
 
-    /// Says that the database has `superblock`, of the same generation.
+    /// Notes that the database has `superblock`, which has the same generation.
     pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
         self.superblock = superblock;
     }
 
-    /// Returns the superblock of the next commit of the database, with which the log becomes void.
+    /// Returns the superblock for the next commit of the database, which makes the log void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
 
-    /// Says that the database has the superblock `next_superblock`, also in the log: with an end mark, which
-    /// nobody waits for. What the host says of that does not matter.
+    /// Starts the next generation, after a commit of the database, and writes an end mark without a
+    /// sync. An error is ignored, since the mark is only a hint.
     pub(crate) fn restart(&mut self) {
         self.superblock = self.next_superblock();
         (self.end, self.number) = (0, 0);
         let _ = self.mark();
     }
 
-    /// Makes the end mark durable, if nothing was appended since the last commit of the database. That is good to
-    /// have, and no more: what the host says of it does not matter.
+    /// Makes the end mark durable if no entry was appended since the last commit of the database.
+    /// An error is ignored, since the mark is only a hint.
     pub(crate) fn end(&mut self) {
         if self.is_empty() {
             let _ = self.mark().and_then(|()| self.device.sync());
         }
     }
 
-    /// Writes the end mark, over what an earlier generation left. Whatever part of it is there says the same.
+    /// Writes the end marks over entries of an earlier generation. After a torn write one mark says
+    /// the same as both.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());
@@ -187,7 +164,7 @@ impl Log {
         self.device.write_at(0, &self.buffer)
     }
 
-    /// Writes the header of what is in the buffer, with `payload` bytes of records and data.
+    /// Writes the header of the entry in the buffer, with `payload` bytes of records and data.
     fn seal(&mut self, number: u64, payload: usize) {
         let header = [self.superblock.generation, number, payload as u64];
         for (at, word) in header.iter().enumerate() {
@@ -198,13 +175,23 @@ impl Log {
         self.buffer[..HASH_BYTES].copy_from_slice(&hash.to_le_bytes());
     }
 
-    /// Returns the generation of the superblock that the database has.
+    /// Returns the generation in the superblock of the database.
     pub(crate) fn generation(&self) -> u64 {
         self.superblock.generation
     }
 }
 
-/// An entry of a log that is put together.
+/// An entry that is being assembled. Its format:
+///
+/// | bytes | contents |
+/// |---|---|
+/// | 8 | hash of all bytes that follow (`hash_whole`), with the store's secret |
+/// | 8 | generation |
+/// | 8 | number of the entry within the generation, from 0 |
+/// | 8 | length of records and data |
+/// | | record: 1, key, length of the value, value; or 2, key: the record is removed |
+/// | | data: 3, offset on the data device, length, bytes |
+/// | | zeros up to a multiple of 4096 |
 pub(crate) struct Entry<'a> {
     log: &'a mut Log,
 }
@@ -213,19 +200,19 @@ impl Entry<'_> {
     /// Adds a record.
     pub(crate) fn put(&mut self, key: &Key, record: &Record) {
         let buffer = &mut self.log.buffer;
-        buffer.push(if record.is_some() { VALUE } else { GONE });
+        buffer.push(if record.is_some() { VALUE } else { REMOVED });
         buffer.extend_from_slice(&key.to_bytes());
         if let Some(value) = record {
-            // No record has 4 GiB.
+            // A record is far shorter than 4 GiB.
             buffer.extend_from_slice(&(value.len() as u32).to_le_bytes());
             buffer.extend_from_slice(value);
         }
     }
 
-    /// Adds bytes of the data device, which `read` gets.
+    /// Adds `len` bytes of the data device at `offset`. `read` reads them.
     ///
     /// # Errors
-    /// That of `read`.
+    /// The error of `read`.
     pub(crate) fn put_data<E>(
         &mut self,
         (offset, len): (u64, u32),
@@ -240,11 +227,11 @@ impl Entry<'_> {
         read(&mut buffer[at..])
     }
 
-    /// Makes the entry durable; returns its bytes, or None if the log has no room for it.
+    /// Makes the entry durable. Returns its length in bytes; None if the log has no room for it.
     ///
     /// # Errors
-    /// What the device says. The log takes nothing then until it is begun anew, since what is at its
-    /// end is not known.
+    /// The error of the device. The log then takes no more entries until it is restarted, since the
+    /// bytes at its end are unknown.
     pub(crate) fn append(self) -> io::Result<Option<u64>> {
         let log = self.log;
         let payload = log.buffer.len() - HEADER_BYTES;
@@ -254,7 +241,7 @@ impl Entry<'_> {
             return Ok(None);
         }
         log.seal(log.number, payload);
-        // Bytes of a file, where the second end mark was: they are for the database.
+        // File data that looks like the second end mark: the database has to take this transaction.
         let words = [log.superblock.generation, END].map(u64::to_le_bytes);
         if log.end == 0
             && log.buffer.get(MARK_WORDS).is_some_and(|bytes| bytes == words.as_flattened())
@@ -262,7 +249,7 @@ impl Entry<'_> {
             return Ok(None);
         }
         if log.end == 0 {
-            // Over both end marks (I.5).
+            // Overwrite both end marks (I.5).
             log.buffer.resize(log.buffer.len().max(MARKED_BYTES), 0);
         }
         let at = std::mem::replace(&mut log.end, log.capacity);

@@ -1,98 +1,102 @@
-//! A mount, until there is a store: it looks at everything first, and then changes something.
+//! The checks of a mount, before it changes the store.
 //!
-//! A mount reads what is not stored as such: which blocks are free, how many inodes and blocks of attributes there are.
-//! After a crash the log's records are part of that, and go to the database.
+//! A mount computes facts that are not stored: which blocks are free, and how many inodes and
+//! attribute blocks there are. After a crash the records in the log count, too.
 //!
-//! A block that no extent has is free. So a record that a damaged page hides would make blocks of its file free, and a
-//! new file would be written over it. The database verifies the checksums of all pages when it is opened (`database`),
-//! and the mount refuses extents that overlap.
+//! A block is free if no extent has it. If a damaged page hides an extent, its blocks look free,
+//! and a new file would overwrite them. So redb verifies the checksums of all pages (`database`),
+//! and the mount refuses overlapping extents.
 //!
 //! # Invariants
-//! - N.1: whatever a mount is refused for it finds before it has changed a byte: [`Mount::look`] asks no device for a
-//!   change. What the host fails at later, while [`Mount::settle`] puts the log into the database, loses nothing: the
-//!   log has it until the commit that makes it void, and the next mount begins anew.
+//! - N.1: a mount finds every reason to refuse before it changes a byte: [`Mount::look`] asks no
+//!   device for a change. A failure of the host later, in [`Mount::settle`], loses nothing. The log
+//!   keeps its entries until the commit that makes it void, and the next mount starts again.
 //!
 //! # How it works
-//! The database is opened on a device that holds its changes back (`held`). The log is read to its end, and what it has
-//! of records that a mount looks at is kept (`log::Contents`), so that they can be counted as if they were in
-//! the database. Only then the database may write, the log is put into it, and files that are lost are made anew.
+//! The database is opened on a device that buffers its writes (`buffered`). The mount reads the
+//! whole log and keeps the records that it needs (`log::Contents`). It counts them as if they were
+//! in the database. Only then the buffered writes are released, the log is replayed, and missing
+//! files are made.
 //!
-//! Rejected: to put the log into the database in memory, as a check of a store does, and then once more. That is all
-//! pages that it changes, some hundred MiB at worst.
+//! Rejected: a replay in memory, as in a check of a store, and a second one on disk. The first
+//! would keep all changed pages in memory, at worst some hundred MiB.
 
 use std::sync::Arc;
 
 use corewalk::Errno;
 
 use crate::alloc::Run;
+use crate::buffered::BufferedDevice;
 use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot, is_ours};
 use crate::device::Device;
-use crate::held::Held;
 use crate::journal::Devices;
 use crate::log::{self, Changes, Contents};
-use crate::place::OpenError;
 use crate::record::{BLOCKS_MAX, Extent, FORMAT_VERSION, Key, Kind, SuperRecord, UsersRecord};
+use crate::store_dir::OpenError;
 
-/// A database that is open, and the device that holds back what it writes.
-pub(crate) struct HeldDatabase {
+/// An open database whose writes are buffered.
+pub(crate) struct BufferedDatabase {
     database: Database,
-    held: Arc<Held>,
+    buffered: Arc<BufferedDevice>,
 }
 
-impl HeldDatabase {
-    /// As [`open_database`], with nothing changed.
-    pub(crate) fn open(devices: &Devices, cache_bytes: usize) -> Result<HeldDatabase, OpenError> {
-        let held = Arc::new(Held::new(devices.meta.clone())?);
-        let meta: Arc<dyn Device> = held.clone();
+impl BufferedDatabase {
+    /// As [`open_database`], with all writes buffered.
+    pub(crate) fn open(
+        devices: &Devices,
+        cache_bytes: usize,
+    ) -> Result<BufferedDatabase, OpenError> {
+        let buffered = Arc::new(BufferedDevice::new(devices.meta.clone())?);
+        let meta: Arc<dyn Device> = buffered.clone();
         let above = Devices { meta, ..devices.clone() };
         devices.read_anew();
-        Ok(HeldDatabase { database: open_database(&above, cache_bytes)?, held })
+        Ok(BufferedDatabase { database: open_database(&above, cache_bytes)?, buffered })
     }
 
-    /// Returns true if there is a store in it.
+    /// Returns true if the database holds a store.
     ///
     /// # Errors
-    /// [`OpenError::Damaged`]; what the device says.
+    /// [`OpenError::Damaged`]; the error of the device.
     pub(crate) fn has_store(&self) -> Result<bool, OpenError> {
         let snapshot = self.database.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER).map_err(|errno| refusal(&snapshot, errno))?;
         Ok(superblock.is_some())
     }
 
-    /// Lets the database write from now on.
+    /// Releases the buffered writes. The database writes directly from now on.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of the device.
     pub(crate) fn release(&self) -> Result<&Database, OpenError> {
-        self.held.release()?;
+        self.buffered.release()?;
         Ok(&self.database)
     }
 }
 
-/// A store that was looked at, and is not changed yet. See the module's text.
+/// A store that was checked and is not changed yet. The module's documentation describes it.
 pub(crate) struct Mount {
     devices: Devices,
-    database: HeldDatabase,
+    database: BufferedDatabase,
     superblock: SuperRecord,
     log: Contents,
-    found: Found,
+    found: Scan,
 }
 
 impl Mount {
-    /// Looks at the store on `devices`, whose database is open.
+    /// Checks the store on `devices`. `database` is its open database.
     ///
     /// # Errors
-    /// Each [`OpenError`] of a store that is there, with nothing changed (N.1).
-    pub(crate) fn look(devices: Devices, database: HeldDatabase) -> Result<Mount, OpenError> {
+    /// Each [`OpenError`] of an existing store. Nothing is changed then (N.1).
+    pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;
         let log = look_at_log(&devices, superblock)?;
-        let found = Found::scan(&snapshot, &log.changes);
+        let found = Scan::of(&snapshot, &log.changes);
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
-        // Bytes that the log has are put where they are to be.
+        // The log may hold bytes behind the end of the device. The replay writes them.
         for (end, is_logged) in [(found.based_end, false), (found.data_end, true)] {
             let expected = end.saturating_mul(BLOCK_BYTES);
             let there = if is_logged { len.max(log.data_end) } else { len };
@@ -106,23 +110,23 @@ impl Mount {
         Ok(Mount { devices, database, superblock, log, found })
     }
 
-    /// Puts what the log has into the database, and makes an older format this one; `make` makes what is lost of the
-    /// devices. Returns database and devices, the superblock, and what was found.
+    /// Replays the log into the database. `make` makes missing files of the store. Returns the
+    /// database, the devices, the superblock, and the counts of the scan.
     ///
     /// # Errors
-    /// What the devices say.
+    /// The error of a device.
     pub(crate) fn settle(
         self,
         make: impl FnOnce(Devices) -> std::io::Result<Devices>,
-    ) -> Result<(Database, Devices, SuperRecord, Found), OpenError> {
+    ) -> Result<(Database, Devices, SuperRecord, Scan), OpenError> {
         let devices = make(self.devices)?;
         let database = self.database.release()?;
-        let superblock = settle(&devices, database, self.superblock, &self.log)?;
+        let superblock = log::replay(&devices, database, self.superblock, &self.log)?;
         Ok((self.database.database, devices, superblock, self.found))
     }
 }
 
-/// Opens the database of a store, or makes one on an empty device.
+/// Opens the database of a store. Makes one on an empty device.
 pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
     match is_ours(&*devices.meta)? {
         true => Ok(Database::open(&devices.meta, cache_bytes)?),
@@ -130,83 +134,60 @@ pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Dat
     }
 }
 
-/// Returns why a store is not opened of which `snapshot` could not be read.
+/// Returns the reason to refuse a store after `errno`, the result of a failed read of `snapshot`.
 pub(crate) fn refusal(snapshot: &Snapshot, errno: Errno) -> OpenError {
     if snapshot.is_damaged() { OpenError::Damaged } else { errno.into() }
 }
 
-/// Returns the superblock of a store that this program knows.
+/// Returns the superblock of a store whose format version is known.
 pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> {
     let value = snapshot.get(&Key::SUPER).map_err(|errno| refusal(snapshot, errno))?;
     let record = SuperRecord::decode(&value.ok_or(OpenError::Damaged)?);
     let record = record.map_err(|_| OpenError::Damaged)?;
     match record.version {
-        1..=FORMAT_VERSION => Ok(record),
+        FORMAT_VERSION => Ok(record),
         version => Err(OpenError::Version(version)),
     }
 }
 
-/// Returns what the log has of a store with the superblock `found`, with nothing changed.
+/// Reads the log of a store with the superblock `found`. Changes nothing.
 ///
 /// # Errors
 /// As [`log::look`]; [`OpenError::LogShort`].
 pub(crate) fn look_at_log(devices: &Devices, found: SuperRecord) -> Result<Contents, OpenError> {
-    if found.version == FORMAT_VERSION {
-        let contents = log::look(&*devices.log, found)?;
-        let (len, expected) = (devices.log.len()?, found.log_bytes);
-        return match len < expected {
-            true => Err(OpenError::LogShort { len, expected }),
-            false => Ok(contents),
-        };
+    let contents = log::look(&*devices.log, found)?;
+    let (len, expected) = (devices.log.len()?, found.log_bytes);
+    match len < expected {
+        true => Err(OpenError::LogShort { len, expected }),
+        false => Ok(contents),
     }
-    // That format has no log: what one has here belongs to a later commit, which the database has lost.
-    log::survey(&*devices.log, SuperRecord { generation: 0, ..found })?;
-    Ok(Contents::default())
 }
 
-/// Puts what the log has into the database, and makes an older format this one; returns the superblock.
-///
-/// # Errors
-/// What the devices say.
-pub(crate) fn settle(
-    devices: &Devices,
-    database: &Database,
-    found: SuperRecord,
-    log: &Contents,
-) -> Result<SuperRecord, OpenError> {
-    if found.version == FORMAT_VERSION {
-        return log::replay(devices, database, found, log);
-    }
-    let now = SuperRecord { version: FORMAT_VERSION, generation: 1, log_bytes: 0, ..found };
-    database.write(&[(Key::SUPER, Some(now.encode().into()))])?;
-    Ok(now)
-}
-
-/// What is done with a record.
+/// The callback for one record.
 pub(crate) type Visit<'a> = dyn FnMut(Key, &[u8]) -> Result<(), Errno> + 'a;
 
-/// What is found out when a store is mounted.
+/// The facts that a mount computes from the records.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct Scan {
     pub(crate) orphans: Vec<u64>,
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// Behind the last block that has bytes; the same of what the database had without the log.
+    /// The block behind the last written one. `based_end` leaves the extents in the log out.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,
-    /// Blocks of attributes, their users, the last of them.
+    /// Attribute blocks, the sum of their users, the largest id.
     pub(crate) xattrs: (u64, u64, u64),
 }
 
-impl Found {
-    /// Kinds of the records that are looked at.
+impl Scan {
+    /// The kinds of records that a mount reads.
     pub(crate) const KINDS: [Kind; 4] = [Kind::Orphan, Kind::Inode, Kind::Extent, Kind::XattrUsers];
 
-    /// Looks at what the database has once `changes` are in it.
-    fn scan(snapshot: &Snapshot, changes: &Changes) -> Result<Found, Errno> {
-        let mut found = Found::default();
+    /// Reads the records of the database as if `changes` were applied.
+    fn of(snapshot: &Snapshot, changes: &Changes) -> Result<Scan, Errno> {
+        let mut found = Scan::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {
             key.check_number()?;
             found.orphans.push(key.major);
@@ -247,13 +228,14 @@ impl Found {
         Ok(found)
     }
 
-    /// Returns a block that several extents have, of which one could be freed and given to another file.
+    /// Returns a block that is in two extents. Freeing one extent would give it to another file.
     fn find_used_twice(&self) -> Option<u64> {
         let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
-    /// Counts blocks. `EIO` for more than a device has: some are in several extents.
+    /// Adds to the count of blocks. `EIO` if there are more than a device can have: extents must
+    /// overlap.
     fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
         let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
         self.blocks = sum.ok_or(Errno::IO)?;
@@ -261,12 +243,12 @@ impl Found {
     }
 }
 
-/// Calls `visit` with all records of a kind, in order, until it fails.
+/// Calls `visit` with all records of `kind`, in order, until it fails.
 pub(crate) fn each(snapshot: &Snapshot, kind: Kind, visit: &mut Visit<'_>) -> Result<(), Errno> {
     each_changed(snapshot, &Changes::new(), kind, visit)
 }
 
-/// As [`each`], of the records that there are once `changes` are in the database.
+/// As [`each`], as if `changes` were applied to the database.
 fn each_changed(
     snapshot: &Snapshot,
     changes: &Changes,

@@ -1,23 +1,23 @@
-//! What changes names: make, remove, rename, link.
+//! Changes of names: make, remove, rename, link.
 //!
-//! Each is one step to every observer, and is in one transaction: it locks the directories it changes,
-//! checks, and only then changes anything. Part of that is whether directories have what they are to lose, and inodes are
-//! of the kinds that entries say: a record may be damaged, and that is `EIO`, with nothing changed.
+//! Each change is atomic for every observer and lies in one transaction. It locks the directories
+//! that it changes, checks everything, and only then changes anything. A record may be damaged. So
+//! the checks include that counts of entries are large enough and that inodes have the kinds of
+//! their entries. A mismatch is `EIO` with nothing changed.
 //!
 //! # Locks and their order
-//! 1. A pass of the gate.
-//! 2. The bytes of one file, with no directory locked.
-//! 3. Directories, exclusive, in ascending order of their numbers, all at once ([`Locks`]): the one or
-//!    two that hold the names, and a directory that is itself moved, removed or renamed over, so that
-//!    nothing can be made in it between the check and the removal.
-//! 4. One inode that is no directory, within.
-//! 5. A block of attributes; then leaves: shards of tables and layers, free blocks.
+//! 1. The de-duplication lock of `late`, then a handle of the journal.
+//! 2. The data lock of one file, while no directory is locked.
+//! 3. Directories, exclusive, in ascending order of inode number, all at once ([`Locks`]). These
+//!    are the one or two that hold the names, and a directory that is itself moved, removed or
+//!    replaced. So no entry can be made in it between the check and the removal.
+//! 4. One inode that is no directory.
+//! 5. An attribute block; then the leaves: shards of tables and layers, free blocks.
 //!
-//! Which directories are needed is known from the entries only. If one is missing all locks are
-//! released, taken again with it, and the entries looked for again (trap P9).
+//! Only the entries tell which directories are needed. If the locks lack one, all are released and
+//! taken again with it, and the entries are looked up again (trap P9).
 //!
-//! # What it refuses
-//! It relies on its caller for loops through further directories.
+//! The caller, not this module, excludes loops through further directories.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); `corewalk::tmpfs`; Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use corewalk::{AclKind, Attr, Errno, FileKind, Make, Name, RenameMode, Timespec};
 use corewalk_base::RwLockWriteGuard;
 
-use crate::directory::{Hashed, Link, Place, check_empty};
+use crate::directory::{Hashed, Link, NameRecord, check_empty};
 use crate::inode::{Inode, PERMISSION_BITS, State, now};
 use crate::journal::View;
 use crate::record::InodeRecord;
@@ -35,7 +35,7 @@ use crate::store::Store;
 use crate::xattr;
 
 impl Store {
-    /// Makes a file and its first name.
+    /// Makes an inode and its first name.
     pub(crate) fn make_named(
         &self,
         dir: u64,
@@ -47,17 +47,17 @@ impl Store {
         let parent = self.table.get(dir, view)?;
         let mut state = write_directory(&parent)?;
         state.check_alive()?;
-        let place = Place::find(dir, &state, self.hashed(name), view)?;
-        if place.link().is_some() {
+        let name_record = NameRecord::find(dir, &state, self.hashed(name), view)?;
+        if name_record.link().is_some() {
             return Err(Errno::EXIST);
         }
-        place.check_room()?;
+        name_record.check_room()?;
         let is_directory = kind == FileKind::Directory;
         let mut record = state.record;
         record.count((1, u32::from(is_directory)), (0, 0))?;
         let nlink = if is_directory { 2 } else { 1 };
         let attr = self.insert_new(what, kind, (nlink, dir), view)?;
-        place.set(Link { ino: attr.ino, kind }, view)?;
+        name_record.set(Link { ino: attr.ino, kind }, view)?;
         state.record = record;
         state.touch_content(now());
         parent.save(&state, view);
@@ -81,20 +81,20 @@ impl Store {
         let child = self.table.get(node, view)?;
         let is_directory = child.kind == FileKind::Directory;
         let mut locks = Locks::new([Some(&parent), Some(&child).filter(|_| is_directory)])?;
-        let place = Place::find(dir, locks.state(dir)?, hashed, view)?;
-        let link = place.link().filter(|link| link.ino == node).ok_or(Errno::NOENT)?;
+        let name_record = NameRecord::find(dir, locks.state(dir)?, hashed, view)?;
+        let link = name_record.link().filter(|link| link.ino == node).ok_or(Errno::NOENT)?;
         check_kind(&child, link)?;
         if is_directory {
             check_empty(node, locks.state(node)?, view)?;
         }
         let mut record = locks.state(dir)?.record;
         record.count((0, 0), (1, subdirectories(link)))?;
-        place.remove(view);
+        name_record.remove(view);
         self.change_directory(&mut locks, &parent, now(), view, record)?;
         self.unlink(&mut locks, &child, view)
     }
 
-    /// Adds a name for the inode `node`.
+    /// Adds a name to the inode `node`.
     pub(crate) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let view = &*self.journal.grow()?;
         let (parent, child) = (self.table.get(dir, view)?, self.table.get(node, view)?);
@@ -103,11 +103,11 @@ impl Store {
         }
         let mut state = write_directory(&parent)?;
         state.check_alive()?;
-        let place = Place::find(dir, &state, self.hashed(name), view)?;
-        if place.link().is_some() {
+        let name_record = NameRecord::find(dir, &state, self.hashed(name), view)?;
+        if name_record.link().is_some() {
             return Err(Errno::EXIST);
         }
-        place.check_room()?;
+        name_record.check_room()?;
         let mut of_child = child.state.write();
         of_child.check()?;
         if of_child.record.nlink == 0 && !of_child.record.is_linkable {
@@ -116,7 +116,7 @@ impl Store {
         let nlink = of_child.record.nlink.checked_add(1).ok_or(Errno::MLINK)?;
         let mut record = state.record;
         record.count((1, 0), (0, 0))?;
-        place.set(Link { ino: node, kind: child.kind }, view)?;
+        name_record.set(Link { ino: node, kind: child.kind }, view)?;
         let now = now();
         let had_links = of_child.record.nlink > 0;
         of_child.record.nlink = nlink;
@@ -129,7 +129,7 @@ impl Store {
         Ok(of_child.attr(node))
     }
 
-    /// Renames as rename(2) and, for the other two modes, renameat2(2) say.
+    /// Renames as rename(2) and renameat2(2) do.
     pub(crate) fn rename_name(
         &self,
         from: (u64, Name<'_>),
@@ -137,7 +137,7 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // The room of the old name is not free before the commit.
+            // The new name needs room; that of the old name is free only after the commit.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -150,13 +150,13 @@ impl Store {
             let [moved_dir, target_dir] = &more;
             let mut locks =
                 Locks::new([Some(&old), Some(&new), moved_dir.as_ref(), target_dir.as_ref()])?;
-            let target = Place::find(new_dir, locks.state(new_dir)?, new_name, view)?.link();
-            let moved = Place::find(old_dir, locks.state(old_dir)?, old_name, view)?.link();
+            let target = NameRecord::find(new_dir, locks.state(new_dir)?, new_name, view)?.link();
+            let moved = NameRecord::find(old_dir, locks.state(old_dir)?, old_name, view)?.link();
             let moved = moved.ok_or(Errno::NOENT)?;
             match (mode, target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST),
                 (RenameMode::Exchange, None) => return Err(Errno::NOENT),
-                // Two names of one file: rename(2) leaves both.
+                // Both names belong to one file: rename(2) changes nothing.
                 (_, Some(target)) if target.ino == moved.ino => return Ok(()),
                 _ => {}
             }
@@ -193,14 +193,14 @@ impl Store {
         Hashed::new(name, &self.secret)
     }
 
-    /// Returns the inode that an entry leads to. `EIO` if it is of another kind than the entry says.
+    /// Returns the inode of an entry. `EIO` if its kind is not that of the entry.
     fn linked(&self, link: Link, view: &View) -> Result<Arc<Inode>, Errno> {
         let inode = self.table.get(link.ino, view)?;
         check_kind(&inode, link)?;
         Ok(inode)
     }
 
-    /// Makes a new inode with so many links from directory `dir`, paid for, and returns what stat(2) says of it.
+    /// Makes an inode with `nlink` links in directory `dir` and charges it. Returns its attributes.
     fn insert_new(
         &self,
         what: &Make<'_>,
@@ -244,7 +244,7 @@ impl Store {
             let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
-        // A new inode had links as far as orphan records know.
+        // `true`: a new inode has no orphan record so far.
         inode.save_links(&state, true, view);
         let attr = state.attr(inode.ino);
         drop(state);
@@ -252,7 +252,7 @@ impl Store {
         Ok(attr)
     }
 
-    /// Says that an inode lost a name; a directory has only one.
+    /// Removes a link from an inode. A directory has only one name.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -269,7 +269,7 @@ impl Store {
         Ok(())
     }
 
-    /// Saves a directory of which entries have changed; `counted` says how many it has.
+    /// Saves a directory whose entries have changed; `counted` has its new counts.
     fn change_directory(
         &self,
         locks: &mut Locks<'_>,
@@ -286,10 +286,10 @@ impl Store {
     }
 }
 
-/// How many entries of a directory, and how many of them are directories.
+/// A number of entries, and how many of them are directories.
 type Entries = (u64, u32);
 
-/// A rename under way: what it is about, and the locks it holds.
+/// A rename in progress, with the locks that it holds.
 struct Rename<'a, 'b> {
     store: &'a Store,
     view: &'a View,
@@ -300,7 +300,7 @@ struct Rename<'a, 'b> {
 }
 
 impl Rename<'_, '_> {
-    /// Renames where the target does not exist.
+    /// Renames to a name that does not exist.
     fn move_to_free_name(&mut self) -> Result<(), Errno> {
         self.check_loop()?;
         self.locks.state(self.new.0.ino)?.check_alive()?;
@@ -312,7 +312,7 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Renames over the existing `victim`.
+    /// Renames over the existing entry `victim`.
     fn replace(&mut self, victim: Link) -> Result<(), Errno> {
         self.check_loop()?;
         match (self.moved.kind, victim.kind) {
@@ -334,7 +334,7 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Swaps what the two names refer to.
+    /// Swaps the inodes of the two names.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -351,13 +351,13 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Returns the result of what comes after the names. If it failed, which takes a lock that was not taken, half of
-    /// the rename must not become durable, and nothing does.
+    /// Returns the result of the steps after the change of names. They fail only if a lock is
+    /// missing. Then the journal aborts, so that half a rename never becomes durable.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
 
-    /// Refuses to move a directory into itself. `EINVAL`.
+    /// Refuses to move a directory into itself: `EINVAL`.
     fn check_loop(&self) -> Result<(), Errno> {
         if self.moved.ino == self.new.0.ino { Err(Errno::INVAL) } else { Ok(()) }
     }
@@ -366,13 +366,13 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    /// Makes the new name refer to what is moved, and the old one to `other`, or to nothing. All that can fail comes
-    /// first, and changes nothing. `EIO`, `ENOSPC`.
+    /// Sets the new name to the moved inode, and the old name to `other` or to nothing. All steps
+    /// that can fail come first and change nothing. `EIO`, `ENOSPC`.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
-        let (new, old) = (self.place(self.new)?, self.place(self.old)?);
+        let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // If both names are in one record it is another one now, and in memory.
-        let old = if old.is_beside(&new) { self.place(self.old)? } else { old };
+        // If both names are in one record, `set` has just replaced it: look it up again.
+        let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
             None => {
@@ -382,12 +382,12 @@ impl Rename<'_, '_> {
         }
     }
 
-    fn place<'n>(&mut self, at: (&Arc<Inode>, Hashed<'n>)) -> Result<Place<'n>, Errno> {
-        Place::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
+    fn name_record<'n>(&mut self, at: (&Arc<Inode>, Hashed<'n>)) -> Result<NameRecord<'n>, Errno> {
+        NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// Returns what the two directories, the new one first, are once they have got and lost so many entries and
-    /// subdirectories. `EIO`, `EMLINK`.
+    /// Returns the records of the two directories, the new one first, with their counts changed.
+    /// Each pair is gained and lost. `EIO`, `EMLINK`.
     fn count(
         &mut self,
         of_new: (Entries, Entries),
@@ -401,7 +401,8 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// Says that both directories changed. If they are one, it is as the old one.
+    /// Saves both directories. If they are the same, the second record, which has both changes,
+    /// counts.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -410,7 +411,7 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Says that an inode has a name in directory `dir` now, and that something else than its content changed.
+    /// Saves an inode that was moved to directory `dir`, with a new change time.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -428,14 +429,14 @@ impl Rename<'_, '_> {
     }
 }
 
-/// Directories that are locked at once, without an allocation.
+/// The locks of up to four directories, without an allocation.
 struct Locks<'a>([Option<(u64, RwLockWriteGuard<'a, State>)>; 4]);
 
 impl<'a> Locks<'a> {
-    /// Returns the locks of directories of which some may be the same.
+    /// Locks directories, some of which may be the same.
     ///
     /// # Errors
-    /// `ENOTDIR` for one that is no directory; `ESTALE` for one that is gone.
+    /// `ENOTDIR` for an inode that is no directory; `ESTALE` for one that was freed.
     fn new<const N: usize>(wanted: [Option<&'a Arc<Inode>>; N]) -> Result<Locks<'a>, Errno> {
         let mut order: [Option<&'a Arc<Inode>>; 4] = [None; 4];
         order[..N].copy_from_slice(&wanted);
@@ -452,25 +453,25 @@ impl<'a> Locks<'a> {
         Ok(locks)
     }
 
-    /// Returns an inode that is locked. `ESTALE` if it is not.
+    /// Returns the state of a locked directory. `ESTALE` if it is not locked.
     fn state(&mut self, ino: u64) -> Result<&mut State, Errno> {
         let mut all = self.0.iter_mut().flatten();
         all.find(|(at, _)| *at == ino).map(|(_, state)| &mut **state).ok_or(Errno::STALE)
     }
 }
 
-/// Returns a directory, locked. `ENOTDIR` for another file.
+/// Locks a directory. `ENOTDIR` for another kind.
 fn write_directory(inode: &Inode) -> Result<RwLockWriteGuard<'_, State>, Errno> {
     check_directory(inode)?;
     Ok(inode.state.write())
 }
 
-/// Checks that an inode is a directory. `ENOTDIR`.
+/// Checks that an inode is a directory: `ENOTDIR`.
 pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
     if inode.kind == FileKind::Directory { Ok(()) } else { Err(Errno::NOTDIR) }
 }
 
-/// Checks that an inode is of the kind that an entry for it says: what is locked goes by the entries. `EIO`.
+/// Checks that an inode has the kind of its entry: `EIO`. The choice of locks depends on entries.
 fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
@@ -485,7 +486,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Has two names of one hash refer to `before`, renames the first to the second, and says what they refer to.
+    /// Sets two names with the same hash to `before`, renames the first to the second, and returns
+    /// the inodes of both names.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],
@@ -495,24 +497,24 @@ mod tests {
         let view = &*store.journal.change().unwrap();
         let root = store.table.get(1, view).unwrap();
         let mut locks = Locks::new([Some(&root)]).unwrap();
-        let place = |name, locks: &mut Locks<'_>| {
-            Place::find(1, locks.state(1).unwrap(), name, view).unwrap()
+        let name_record = |name, locks: &mut Locks<'_>| {
+            NameRecord::find(1, locks.state(1).unwrap(), name, view).unwrap()
         };
         for (name, link) in names.into_iter().zip(before) {
-            let place = place(name, &mut locks);
+            let name_record = name_record(name, &mut locks);
             match link {
-                Some(link) => place.set(link, view).unwrap(),
-                None => place.remove(view),
+                Some(link) => name_record.set(link, view).unwrap(),
+                None => name_record.remove(view),
             }
         }
-        let moved = before[0].expect("it is renamed");
+        let moved = before[0].expect("the source of the rename");
         let [old, new] = names.map(|name| (&root, name));
         let done = rename(&mut Rename { store, view, locks: &mut locks, old, new, moved });
         assert_eq!(done, Ok(()));
-        names.map(|name| place(name, &mut locks).link())
+        names.map(|name| name_record(name, &mut locks).link())
     }
 
-    /// The second half of a rename does not undo the first where both names are in one record.
+    /// If both names are in one record, the second step of a rename does not undo the first.
     #[test]
     fn rename_within_one_record_is_whole() {
         let path = std::env::temp_dir().join(format!("names-{}", std::process::id()));
@@ -523,7 +525,7 @@ mod tests {
             let made = corewalk::FileSystem::make(&store, root, name, &what).unwrap();
             Some(Link { ino: made.ino, kind: FileKind::Regular })
         });
-        let target = two.expect("it was just made");
+        let target = two.expect("just made");
         let moved = rename_in_one_record(&store, [one, None], |it| it.move_to_free_name());
         assert_eq!(moved, [None, one]);
         let moved = rename_in_one_record(&store, [one, two], |it| it.replace(target));

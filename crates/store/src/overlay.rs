@@ -1,20 +1,23 @@
 //! A device whose changes stay in memory.
 //!
-//! A check of a store has to do what a mount does, and that writes: a database that was not closed is repaired
-//! when it is opened, and what the log has is put into database and data. So a check does all of it above
-//! an [`Overlay`] of each device, which reads what is below as long as nothing was written there, and takes all
-//! else with it when it goes. What is below is never written, so the files may be open for reading only.
+//! A check of a store does what a mount does, and a mount writes: it repairs a database that was
+//! not closed and replays the log. So the check puts an [`Overlay`] above each device. Reads come
+//! from the device below until the overlay has the block. The device below is never written, so its
+//! file may be open for reading only.
 //!
 //! # Invariants
-//! - V.1: bytes below show up to the least length that there ever was: what was cut off is zeros if it comes back.
-//! - V.2: what is read below is what was asked for, and no byte more, or the rest of a block that is written in part: an
-//!   error is one of these bytes.
+//! - V.1: bytes below are visible up to the smallest length so far. Truncated bytes come back as
+//!   zeros.
+//! - V.2: a read below covers the bytes asked for, or the rest of a block that is partly written.
+//!   So an error belongs to one of these bytes.
 //!
-//! # What it refuses
-//! To spare memory: each block of 4096 bytes that is written is kept. A check writes what the log has, 16 MiB by
-//! default, and the pages that come of that: one of each record at worst, some hundred MiB.
+//! # Limits
+//! Each written block of 4096 bytes stays in memory. A check writes the contents of the log, 16 MiB
+//! by default, and the database pages changed by them. That is up to some hundred MiB, if each
+//! record is on a page of its own.
 //!
-//! Source: Linux `Documentation/filesystems/overlayfs.rst`, and the snapshot target of the device mapper.
+//! Source: Linux `Documentation/filesystems/overlayfs.rst`, and the snapshot target of the device
+//! mapper.
 
 use std::collections::HashMap;
 use std::io;
@@ -26,34 +29,34 @@ use crate::device::Device;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// A device above another one, or above none, whose changes stay in memory. See the module's text.
+/// A device above another one, or above none, whose changes stay in memory.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,
     written: Mutex<Written>,
 }
 
-/// What was changed.
+/// The changes.
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// Bytes of what is below that show (V.1).
+    /// Bytes of the device below that are visible (V.1).
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }
 
 impl Overlay {
-    /// Returns a device that has what `below` has; an empty one for None.
+    /// Returns a device with the content of `below`; an empty device for None.
     ///
     /// # Errors
-    /// What the device below says of its length.
+    /// The error of the device below when it is asked for its length.
     pub(crate) fn new(below: Option<Arc<dyn Device>>) -> io::Result<Overlay> {
         let len = below.as_ref().map_or(Ok(0), |below| below.len())?;
         let written = Mutex::new(Written { len, shown: len, ..Written::default() });
         Ok(Overlay { below, written })
     }
 
-    /// Reads at `offset`, which is in one block as all of `out`.
+    /// Reads at `offset` into `out`. The range lies in one block.
     fn read_piece(&self, written: &Written, offset: u64, out: &mut [u8]) -> io::Result<()> {
         if let Some(block) = written.blocks.get(&(offset / BLOCK_BYTES)) {
             let at = (offset % BLOCK_BYTES) as usize;
@@ -70,8 +73,7 @@ impl Overlay {
     }
 }
 
-/// Returns the pieces of `len` bytes from `offset` on that are in one block each: where it begins, and how many
-/// bytes it has.
+/// Splits a range into pieces that lie in one block each. Returns the offset and length of each.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
     let end = offset + len as u64;
     let first = (offset < end).then_some(offset);
@@ -94,7 +96,7 @@ impl Device for Overlay {
             && let Some(below) = &self.below
             && !pieces(offset, buf.len()).any(is_written)
         {
-            // At once, as it was asked for.
+            // Pass the read on as a whole.
             return below.read_at(offset, buf);
         }
         let mut rest = buf;
@@ -162,7 +164,7 @@ mod tests {
         assert_eq!(overlay.len().unwrap(), 9);
     }
 
-    /// Whatever is done to an overlay, it is as a row of bytes to which it is done, and what is below stays.
+    /// An overlay behaves like a byte vector, and the device below does not change.
     #[test]
     fn overlay_is_as_a_copy_and_what_is_below_stays() {
         for seed in 0..20 {

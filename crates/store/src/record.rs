@@ -1,47 +1,48 @@
-//! What the database holds: keys, and how values are spelled.
+//! The format of the database: keys and values.
 //!
-//! There is one table, so that a small commit writes few pages. A key is a kind and two numbers, as 17
-//! bytes that sort as the numbers do; numbers within values are little-endian.
+//! There is one table, so that a small commit writes few pages. A key is a kind and two numbers,
+//! encoded in 17 bytes that sort as the numbers do. Numbers within values are little-endian.
 //!
 //! | kind | numbers | value |
 //! |---|---|---|
-//! | super | 0, 0 | magic, format version, seed of the hash, generation of the log |
-//! | orphan | inode, 0 | nothing: an inode without links that may still be in use |
-//! | inode | inode, 0 | [`InodeRecord`]; behind it the target of a symbolic link |
-//! | name | directory, hash of the name | all entries with that hash: slot, kind, inode, length, name |
-//! | extent | inode, logical block | physical block, blocks, 1 if not written |
-//! | xattr users | block, 0 | hash of the content or 0, users, bytes of the content |
+//! | super | 0, 0 | magic, format version, seed of the hash, generation and length of the log |
+//! | orphan | inode, 0 | empty; an inode without links that may still be in use |
+//! | inode | inode, 0 | [`InodeRecord`], then the target of a symbolic link |
+//! | name | directory, hash of the name | its entries: slot, kind, inode, length, name |
+//! | extent | inode, logical block | physical block, number of blocks, 1 if unwritten |
+//! | xattr users | block, 0 | hash of the content or 0, users, length of the content |
 //! | xattr | block, 0 | the content: see `xattr` |
 //!
-//! Values that do not parse are corruption: `EIO`, never a panic.
+//! A value that does not parse is corruption: `EIO`, never a panic.
 
 use corewalk::{Errno, FileKind, Timespec};
 
-/// What begins the superblock.
+/// The first bytes of the superblock.
 const MAGIC: [u8; 8] = *b"corewlk\0";
-/// The format that this program writes. It also reads version 1, which has no log, and makes it this one.
+/// The format version that this program reads and writes.
 pub(crate) const FORMAT_VERSION: u32 = 2;
-/// Bytes of a key.
+/// Length of a key in bytes.
 pub(crate) const KEY_BYTES: usize = 17;
-/// Bytes of an inode before the target of a symbolic link.
+/// Length of an inode record before the target of a symbolic link, in bytes.
 const INODE_BYTES: usize = 108;
-/// Bytes of an entry before its name.
+/// Length of an entry before its name, in bytes.
 const ENTRY_BYTES: usize = 11;
-/// The most names of one hash in a directory: what a cookie can tell.
+/// The most names with one hash in a directory, as many as a cookie can tell apart.
 pub(crate) const SLOTS: u8 = 16;
-/// Set in the flags of an inode without links that may be given a name.
+/// Flag of an inode without links that may still be linked.
 const LINKABLE: u32 = 1;
-/// Set in the flags of an inode with an access ACL.
+/// Flag of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// The largest number of an inode or of a block of attributes, and the largest generation. Numbers are counted from 1 on, so nobody gets there; a
-/// larger one is damage, and the next one behind it might be one that there is.
+/// The largest inode number, id of an attribute block, and generation. Numbers start at 1, so a
+/// store never reaches it. A larger number is damage, and the one after it might wrap around to one
+/// in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
-/// The most entries of a directory, which nobody makes: so that what stat(2) tells of them, in bytes, can be said.
+/// The most entries of a directory. With more, the size that stat(2) reports could overflow.
 const ENTRIES_MAX: u64 = 1 << 56;
 
-/// What a record is about.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -65,25 +66,25 @@ pub(crate) struct Key {
 impl Key {
     pub(crate) const SUPER: Key = Key { kind: Kind::Super, major: 0, minor: 0 };
 
-    /// Returns the key of a record of which there is one per number.
+    /// Returns the key of a record of a kind with one record per number.
     #[inline]
     pub(crate) fn of(kind: Kind, major: u64) -> Key {
         Key { kind, major, minor: 0 }
     }
 
-    /// Returns the key of one of many records per number.
+    /// Returns the key of a record of a kind with many records per number.
     #[inline]
     pub(crate) fn at(kind: Kind, major: u64, minor: u64) -> Key {
         Key { kind, major, minor }
     }
 
-    /// Checks that the record is one of which there is one per number, and that there may be what it is about. `EIO`.
+    /// Checks that `major` is a valid number and `minor` is 0: `EIO`.
     pub(crate) fn check_number(self) -> Result<(), Errno> {
         let is_sound = (1..=NUMBER_MAX).contains(&self.major) && self.minor == 0;
         if is_sound { Ok(()) } else { Err(Errno::IO) }
     }
 
-    /// Returns the bytes that stand for it in the database.
+    /// Returns the encoded key.
     pub(crate) fn to_bytes(self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
         bytes[0] = self.kind as u8;
@@ -92,7 +93,7 @@ impl Key {
         bytes
     }
 
-    /// Returns the key that `bytes` stand for; None for an unknown kind.
+    /// Decodes a key; None for an unknown kind.
     pub(crate) fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Key> {
         use Kind::*;
         let kinds = [Super, Orphan, Inode, Name, Extent, XattrUsers, Xattr];
@@ -104,15 +105,16 @@ impl Key {
     }
 }
 
-/// What belongs to the store as a whole.
+/// The superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SuperRecord {
     pub(crate) version: u32,
     pub(crate) seed: u64,
     /// The log's entries of this generation are not in the database yet.
     pub(crate) generation: u64,
-    /// Bytes of the log, which may have entries that count: without as many it has lost some. 0 of a store that
-    /// was closed, and of one without a log: then nothing of the log is needed.
+    /// Length of the log in bytes while it may hold entries that are not in the database. A
+    /// shorter log has lost some of them. 0 if the store was closed or has no log: then no entry
+    /// of the log is needed.
     pub(crate) log_bytes: u64,
 }
 
@@ -123,26 +125,28 @@ impl SuperRecord {
         [&MAGIC[..], &version, &seed, &generation, &log].concat()
     }
 
-    /// Returns the superblock; only `version` is there for one that is not known. `EIO` if it is none.
+    /// Decodes the superblock. For an unknown version all other fields are 0. `EIO` if it is
+    /// invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Result<SuperRecord, Errno> {
         let mut fields = Fields(bytes);
         if fields.take::<8>()? != MAGIC {
             return Err(Errno::IO);
         }
         let version = fields.u32()?;
-        let is_known = (1..=FORMAT_VERSION).contains(&version);
-        let seed = if is_known { fields.u64()? } else { 0 };
-        let generation = if version == FORMAT_VERSION { fields.u64()? } else { 0 };
+        if version != FORMAT_VERSION {
+            return Ok(SuperRecord { version, seed: 0, generation: 0, log_bytes: 0 });
+        }
+        let (seed, generation) = (fields.u64()?, fields.u64()?);
         if generation > NUMBER_MAX {
             return Err(Errno::IO);
         }
-        // Builds that did not keep it wrote a shorter record of the same version.
-        let log_bytes = if version == FORMAT_VERSION { fields.u64().unwrap_or(0) } else { 0 };
+        // Older builds of the same version wrote no `log_bytes`.
+        let log_bytes = fields.u64().unwrap_or(0);
         Ok(SuperRecord { version, seed, generation, log_bytes })
     }
 }
 
-/// An inode as it is stored.
+/// The stored attributes of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InodeRecord {
     pub(crate) mode: u32,
@@ -150,27 +154,26 @@ pub(crate) struct InodeRecord {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) rdev: u64,
-    /// Bytes of a file or of a target; entries of a directory.
+    /// Bytes of a file or of a target; number of entries of a directory.
     pub(crate) size: u64,
-    /// Blocks that are allocated, of 4096 bytes.
+    /// Allocated blocks of 4096 bytes.
     pub(crate) blocks: u64,
-    /// The block of extended attributes; 0 for none.
+    /// The id of the attribute block; 0 for none.
     pub(crate) xattr: u64,
     pub(crate) atime: Timespec,
     pub(crate) mtime: Timespec,
     pub(crate) ctime: Timespec,
     pub(crate) btime: Timespec,
-    /// The number of the directory that a directory is in; 0 for the root, for what is no directory, and for what an
-    /// earlier program has written.
+    /// The parent of a directory. 0 for the root, for other kinds, and in records of older builds.
     pub(crate) parent: u64,
-    /// True for a file made without a name that may still be given one.
+    /// True for a file without a name that may still be linked.
     pub(crate) is_linkable: bool,
-    /// True if the attributes have an access ACL.
+    /// True if the attribute set has an access ACL.
     pub(crate) has_acl: bool,
 }
 
 impl InodeRecord {
-    /// Appends the inode, and behind it `target`.
+    /// Appends the encoded inode, and then `target`.
     pub(crate) fn encode(&self, target: &[u8], out: &mut Vec<u8>) {
         out.reserve(INODE_BYTES + target.len());
         for word in [self.mode, self.nlink, self.uid, self.gid] {
@@ -186,12 +189,12 @@ impl InodeRecord {
         let linkable = if self.is_linkable { LINKABLE } else { 0 };
         let acl = if self.has_acl { HAS_ACL } else { 0 };
         out.extend_from_slice(&(linkable | acl).to_le_bytes());
-        // Earlier programs of the same format write 0 here, and do not look at it.
+        // Older builds of the same version write 0 here and ignore it.
         out.extend_from_slice(&self.parent.to_le_bytes());
         out.extend_from_slice(target);
     }
 
-    /// Returns the inode and what is behind it. `EIO` if it is none.
+    /// Decodes an inode. Returns the bytes behind it as well. `EIO` if it is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());
@@ -226,15 +229,17 @@ impl InodeRecord {
         Ok((record, fields.0))
     }
 
-    /// Says that a directory has got entries and lost others; of each, how many, and how many of them are directories.
+    /// Updates a directory's counts. Each pair is a number of entries, and how many of them are
+    /// directories.
     ///
     /// # Errors
-    /// `EIO` for one that says that it has not so many; `EMLINK` for more than can be counted. Nothing is changed then.
+    /// `EIO` if the directory has fewer entries than it loses; `EMLINK` if a count overflows.
+    /// Nothing is changed then.
     pub(crate) fn count(&mut self, got: (u64, u32), lost: (u64, u32)) -> Result<(), Errno> {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // Its name, and its entry for itself.
+        // The directory's own name, and its entry for itself.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);
@@ -245,7 +250,7 @@ impl InodeRecord {
 /// One entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
-    /// Which of the entries with its hash.
+    /// The slot of the entry among those with its hash.
     pub(crate) slot: u8,
     pub(crate) kind: FileKind,
     pub(crate) ino: u64,
@@ -253,7 +258,7 @@ pub(crate) struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Appends the entry to the value of its hash.
+    /// Appends the encoded entry to the record of its hash.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(ENTRY_BYTES + self.name.len());
         // A name has at most 255 bytes, a kind four bits.
@@ -264,7 +269,8 @@ impl Entry<'_> {
     }
 }
 
-/// The entries of one hash, in the order of their slots. Ends with `EIO` at what is no entry.
+/// Iterates over the entries of one hash, in order of their slots. Ends with `EIO` at an invalid
+/// entry.
 pub(crate) struct Entries<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {
@@ -298,17 +304,17 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Blocks of a device, at most: what is larger overflows when it is added up.
+/// The most blocks of a device. Sums of larger numbers could overflow.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 51;
 
-/// Blocks of a file that are beside each other.
+/// A run of adjacent blocks of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// The first block on the device.
     pub(crate) physical: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub(crate) len: u64,
-    /// False for blocks that read as zeros, whatever is on the device.
+    /// False for reserved blocks, which read as zeros.
     pub(crate) is_written: bool,
 }
 
@@ -329,31 +335,31 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 
-    /// Returns the block of its file behind its last one, where it begins at `logical`.
+    /// Returns the logical block behind the extent, which starts at `logical`.
     ///
     /// # Errors
-    /// `EIO` for one that no file has. (Ranges that are inserted may move reserved blocks behind the largest size, but no
-    /// farther than once more as far.)
+    /// `EIO` if no file has such a block. Inserted ranges may move reserved blocks behind the
+    /// largest size, at most by that size once more.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
         let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
         end.ok_or(Errno::IO)
     }
 
-    /// Returns the block behind its last one that has bytes; 0 if none has.
+    /// Returns the block of the device behind the extent if it is written; 0 if not.
     pub(crate) fn written_end(self) -> u64 {
         if self.is_written { self.physical + self.len } else { 0 }
     }
 }
 
-/// The hash in the record of a block of attributes that nobody else may use, which is not hashed.
+/// The hash in the record of a private block, which is not hashed.
 pub(crate) const UNHASHED: u64 = 0;
 
-/// How many inodes use a block of attributes.
+/// The record of an attribute block: its hash, its number of users and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UsersRecord {
     pub(crate) hash: u64,
     pub(crate) users: u32,
-    /// Bytes of the content.
+    /// Length of the content in bytes.
     pub(crate) len: u32,
 }
 
@@ -373,7 +379,7 @@ impl UsersRecord {
     }
 }
 
-/// Bytes that are taken field by field; `EIO` where they end too soon.
+/// Decodes bytes field by field. `EIO` if they end too early.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {
@@ -416,7 +422,7 @@ mod tests {
             times in [time(), time(), time(), time()], flags in any::<[bool; 2]>(),
         ) -> InodeRecord {
             let ([nlink, uid, gid], [rdev, size, blocks, xattr, parent]) = (words, numbers);
-            // Others are refused.
+            // Larger sizes and counts are refused.
             let (size, blocks) = (size >> 1, blocks % BLOCKS_MAX);
             let [atime, mtime, ctime, btime] = times;
             let [is_linkable, has_acl] = flags;
@@ -493,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn superblock_of_a_newer_version_is_told_apart() {
+    fn superblock_of_another_version_is_told_apart() {
         let ours = SuperRecord { version: FORMAT_VERSION, seed: 5, generation: 7, log_bytes: 0 };
         let mut bytes = ours.encode();
         assert_eq!(SuperRecord::decode(&bytes), Ok(ours));
@@ -502,12 +508,11 @@ mod tests {
             let bytes = SuperRecord { generation, ..ours }.encode();
             assert_eq!(SuperRecord::decode(&bytes).is_ok(), is_sound);
         }
-        bytes[8] = 1;
-        let first = SuperRecord { version: 1, seed: 5, generation: 0, log_bytes: 0 };
-        assert_eq!(SuperRecord::decode(&bytes[..20]), Ok(first));
-        bytes[8] = 9;
-        let newer = SuperRecord { version: 9, seed: 0, generation: 0, log_bytes: 0 };
-        assert_eq!(SuperRecord::decode(&bytes[..12]), Ok(newer));
+        for version in [1, 9] {
+            bytes[8] = version as u8;
+            let other = SuperRecord { version, seed: 0, generation: 0, log_bytes: 0 };
+            assert_eq!(SuperRecord::decode(&bytes[..12]), Ok(other));
+        }
         bytes[0] = 0;
         assert_eq!(SuperRecord::decode(&bytes), Err(Errno::IO));
     }

@@ -1,10 +1,9 @@
-//! The seam between attribute blocks and the cache that finds equal ones.
+//! The interface between attribute blocks and the de-duplication index.
 //!
-//! A [`ShareIndex`] leads from the hash of a set of attributes to blocks that may hold it. The store
-//! uses `corewalk-mbcache` ([`MbcacheIndex`]); [`NoSharing`] is for stores in which every inode has a
-//! block of its own, and others can be plugged in to be measured.
-//!
-//! Its rules are with [`ShareIndex`].
+//! A [`ShareIndex`] leads from the hash of an attribute set to blocks that may hold it. The store
+//! uses `corewalk-mbcache` ([`MbcacheIndex`]). With [`NoSharing`] every inode has a block of its
+//! own. Other implementations can be plugged in, for example for measurements. The rules are at
+//! [`ShareIndex`].
 //!
 //! Source: `corewalk-mbcache`, "The protocol".
 
@@ -12,31 +11,31 @@ use std::io;
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
 
-/// What became of a pair that was to be removed.
+/// The result of the removal of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// It is not in the index, and nobody is about to use it.
+    /// The pair is not in the index, and no thread is about to use it.
     Done,
-    /// Somebody is about to use it: wait, and decide anew.
+    /// A thread is about to use the pair. The caller waits and decides again.
     Busy,
 }
 
-/// An index from the hash of content to the blocks that may hold it.
+/// An index from the hash of a content to blocks that may hold it.
 ///
 /// # Rules
-/// - H.1: `find` calls `take` with no lock held that `insert`, `note_users` or `remove` needs.
-/// - H.2: while `find` is within `take` for a pair, `remove` of that pair returns [`Removal::Busy`]; once
-///   it has returned [`Removal::Done`], `take` is not called for the pair until it is inserted again
-///   (trap T34).
-/// - H.3: an index may forget: what is not found costs a second block, no more.
-/// - H.4: whoever takes a user off a block says so before the block is locked (`leave`), and looks for
-///   nothing and enters nothing until that has ended: with [`Removal::Done`], or `left`. So an index may
-///   let those who leave a block wait for those who are about to use it, and the other way round, as
-///   Linux did before 4.6. Ours has no use for that.
-/// - H.5: `note_users` is about blocks that were entered since the store was mounted.
+/// - H.1: `find` calls `take` without holding a lock that `insert`, `note_users` or `remove` needs.
+/// - H.2: while `find` is inside `take` for a pair, `remove` of that pair returns
+///   [`Removal::Busy`]. After [`Removal::Done`], `take` is not called for the pair until it is
+///   inserted again (trap T34).
+/// - H.3: an index may forget pairs. A missed pair costs a second block, no more.
+/// - H.4: a thread that removes a user from a block calls `leave` before it locks the block. It
+///   makes no `find` and no `insert` until [`Removal::Done`] or `left`. So an index may make
+///   leaving threads and finding threads wait for each other, as Linux did before 4.6.
+///   `corewalk-mbcache` does not.
+/// - H.5: `note_users` is called only for blocks that were inserted since the mount.
 ///
 /// # Examples
-/// An index that counts how often it is asked:
+/// An index that counts the lookups:
 /// ```
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -71,7 +70,8 @@ pub enum Removal {
 /// }
 ///
 /// # let dir = std::env::temp_dir().join(format!("store-doc6-{}", std::process::id()));
-/// let counted = Arc::new(Counted { index: MbcacheIndex::new(Default::default())?, finds: AtomicU64::new(0) });
+/// let index = MbcacheIndex::new(Default::default())?;
+/// let counted = Arc::new(Counted { index, finds: AtomicU64::new(0) });
 /// let options = StoreOptions { share: Some(counted.clone()), ..StoreOptions::default() };
 /// let store = Store::open(&dir, &options)?;
 /// let root = Node::detached(store.root()?.ino, FileKind::Directory);
@@ -83,33 +83,33 @@ pub enum Removal {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ShareIndex: Send + Sync + 'static {
-    /// Calls `take` with blocks under `key` until it returns true, and returns that block: it was taken,
-    /// or enough has been looked at.
+    /// Calls `take` with blocks under `key` until it returns true. Returns that block: it was
+    /// taken, or the caller stops the search.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
-    /// Enters a block that has `users`. A pair that is there already stays.
+    /// Inserts a block that has `users`. An existing pair stays.
     fn insert(&self, key: u64, block: u64, users: u32);
 
-    /// Says how many users a block has now. The caller holds the block's lock.
+    /// Sets the number of users of a block. The caller holds the block's lock.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
-    /// Says that a user is about to leave a block. The caller holds no block's lock. See H.4.
+    /// Announces that a user is about to leave a block (H.4). The caller holds no block's lock.
     fn leave(&self, _block: u64) {}
 
-    /// Says that the user has left, or stays. The caller holds no block's lock.
+    /// Ends `leave`: the user has left, or stays. The caller holds no block's lock.
     fn left(&self, _block: u64) {}
 
-    /// Takes a pair out, if it is there. The caller holds the block's lock, and has said `leave`.
+    /// Removes a pair, if it is there. The caller holds the block's lock and has called `leave`.
     fn remove(&self, key: u64, block: u64) -> Removal;
 
-    /// Returns once nobody is about to use the pair, at some moment. The caller holds no block's lock.
+    /// Returns once no thread is about to use the pair. The caller holds no block's lock.
     fn wait(&self, key: u64, block: u64);
 
-    /// Returns how many users a block may have.
+    /// Returns the most users of a block.
     fn users_max(&self) -> u32;
 }
 
-/// The index that the store uses by itself.
+/// The default index of a store.
 #[derive(Debug)]
 pub struct MbcacheIndex(Mbcache);
 
@@ -117,12 +117,12 @@ impl MbcacheIndex {
     /// Returns an empty index. [`ShareIndex`] has an example.
     ///
     /// # Errors
-    /// Those of [`Mbcache::new`].
+    /// The errors of [`Mbcache::new`].
     pub fn new(options: MbcacheOptions) -> io::Result<MbcacheIndex> {
         Mbcache::new(options).map(MbcacheIndex)
     }
 
-    /// Returns the cache.
+    /// Returns the cache inside.
     #[must_use]
     pub fn cache(&self) -> &Mbcache {
         &self.0
@@ -151,7 +151,7 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // Below the bound nothing changes unless it comes from there.
+        // The cache needs the count only near the limit.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }
@@ -162,7 +162,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // If it can be taken out by now the caller, who decides anew, enters it again.
+        // The pair may be removable by now, and then this removes it. The caller decides again and
+        // inserts it if necessary.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -173,7 +174,7 @@ impl ShareIndex for MbcacheIndex {
     }
 }
 
-/// The index of a store that shares nothing.
+/// The index of a store without sharing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoSharing;
 
@@ -213,13 +214,13 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The index of the store, which counts what it hands out and checks the rules of its users.
+    /// The default index, with counters and checks of the rules.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,
         /// The blocks that threads are about to leave.
         leaving: Mutex<HashMap<thread::ThreadId, u64>>,
-        /// The blocks that were entered.
+        /// The blocks that were inserted.
         known: Mutex<HashSet<u64>>,
         broken: Mutex<Vec<&'static str>>,
     }
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// A directory that goes in the end.
+    /// A directory that is removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -324,7 +325,7 @@ mod tests {
         store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
     }
 
-    /// Values that differ only where the hash of long ones does not look (trap T54).
+    /// Values that differ only outside of the hashed samples (trap T54).
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());
@@ -332,11 +333,11 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// Blocks that are looked at for one content, at most, by two keys.
+    /// The most blocks compared with one content, for both keys.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]
-    fn contents_that_were_chosen_to_meet_are_shared_with_a_bounded_number_of_looks() {
+    fn colliding_contents_are_shared_after_a_bounded_number_of_comparisons() {
         let (folder, share) = (Folder::new("chosen"), Watched::new());
         let store = folder.open(&share);
         let files: Vec<_> = (0..2 * CONTENTS).map(|n| make(&store, &n.to_string())).collect();
@@ -350,7 +351,7 @@ mod tests {
         assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
         drop(store);
 
-        // So it is with those that are read from the disk, which are entered as they are met.
+        // The same holds for blocks read from disk, which are inserted as they are read.
         let share = Watched::new();
         let store = folder.open(&share);
         for (number, file) in files.iter().enumerate() {
@@ -373,7 +374,7 @@ mod tests {
             share.insert(1, block, 1);
         }
         assert_eq!(share.find(1, &mut |_| false), None);
-        assert_eq!(*share.looks.lock(), 200, "nobody else bounds that");
+        assert_eq!(*share.looks.lock(), 200, "the index alone sets no bound");
     }
 
     #[test]
@@ -388,7 +389,7 @@ mod tests {
                     for step in 0..2_000 {
                         let file = files[(step * (worker + 1)) % files.len()];
                         match step % 7 {
-                            // Somebody else may have removed it.
+                            // Another thread may have removed it.
                             0 => drop(store.removexattr(file, b"user.a")),
                             _ => set(store, file, &[(step / 3 % 3) as u8; 300]),
                         }
@@ -407,11 +408,12 @@ mod tests {
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// H.5: who finds a block in memory that another one has just read does not overtake that one.
+    /// H.5: a thread that finds a block just read by another thread must not update it before it is
+    /// inserted.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;
-        let _watchdog = Watchdog::start("two who meet", Duration::from_secs(120));
+        let _watchdog = Watchdog::start("two threads meet", Duration::from_secs(120));
         let folder = Folder::new("entered");
         let store = folder.open(&Watched::new());
         let files: Vec<_> = (0..PAIRS)
@@ -427,7 +429,7 @@ mod tests {
         let store = folder.open(&share);
         let arrived = [(); PAIRS].map(|()| AtomicU64::new(0));
         let meet = |n: usize| {
-            // ORDERING: Relaxed. Nothing but the moment is told.
+            // ORDERING: Relaxed. Only the moment matters.
             arrived[n].fetch_add(1, Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             while arrived[n].load(Ordering::Relaxed) < 2 {
@@ -454,7 +456,7 @@ mod tests {
         assert!(broken.is_empty(), "{} times: {:?}", broken.len(), broken.first());
     }
 
-    /// Long sets have blocks of their own; the longest that are shared are.
+    /// Sets above 128 KiB have blocks of their own; sets of 120 KB are shared.
     #[test]
     fn sets_of_more_than_128_kib_are_not_shared() {
         let folder = Folder::new("long");
@@ -471,7 +473,7 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // They are changed, and shared again when they are short enough.
+        // They can change, and are shared again once they are short enough.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();
@@ -484,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn control_rules_that_are_broken_are_heard_of() {
+    fn control_broken_rules_are_noticed() {
         let share = Watched::new();
         share.note_users(1, 9, 1);
         share.leave(1);

@@ -1,8 +1,10 @@
-//! The store: what it is made of, how it is mounted and left.
+//! The store: mount, periodic commits, unmount.
 //!
-//! What a mount finds out, and when it changes something, is in `mount`. Inodes without links that a crash left are freed.
+//! Module `mount` reads and checks a store before anything is changed. A mount then frees the
+//! inodes without links that a crash left behind.
 //!
-//! One thread commits every few seconds, while there is something to commit.
+//! A background thread, the committer, commits every few seconds while there is something to
+//! commit.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -17,71 +19,72 @@ use corewalk_mbcache::MbcacheOptions;
 
 use crate::alloc::Allocator;
 use crate::blocks::Blocks;
-use crate::content::{BLOCK_BYTES, Site};
+use crate::content::{BLOCK_BYTES, FileTx};
 use crate::database::{Database, Snapshot};
 use crate::hash::Secret;
 use crate::inode::{Inode, State, now};
+use crate::inode_table::InodeTable;
 use crate::journal::{Devices, Journal, View};
 use crate::late::Late;
 use crate::log::Log;
-use crate::mount::{HeldDatabase, Mount};
-use crate::place::{OpenError, Place};
+use crate::mount::{BufferedDatabase, Mount};
 use crate::record::{FORMAT_VERSION, InodeRecord, Key, Kind, NUMBER_MAX, SuperRecord};
 use crate::share::{MbcacheIndex, ShareIndex};
-use crate::table::Table;
+use crate::store_dir::{OpenError, StoreDir};
 use crate::xattr;
 
 /// The number of the root directory.
 pub(crate) const ROOT_INO: u64 = 1;
-/// How often the thread that commits looks how large the running transaction is.
+/// Interval at which the committer checks the size of the running transaction.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Bytes that the cache of attribute blocks may take.
+/// Memory budget of the de-duplication index of attribute sets.
 const INDEX_BYTES: u64 = 4 << 20;
 
-/// How a store is mounted.
+/// The options of a mount.
 #[derive(Clone)]
 pub struct StoreOptions {
-    /// The most bytes of file data and extended attributes, rounded up to blocks of 4096 bytes; None for
-    /// as much as the host has (`size=`).
+    /// The most bytes of file data and extended attributes, rounded up to blocks of 4096 bytes.
+    /// None: the free space of the host is the only limit (`size=`).
     pub size_bytes: Option<u64>,
-    /// The most inodes, with the root directory; None for any number (`nr_inodes=`).
+    /// The most inodes, including the root directory. None: no limit (`nr_inodes=`).
     pub inodes_max: Option<u64>,
-    /// How long what is not synced may be volatile; None for until it is synced (`commit=`).
+    /// Interval of the periodic commits. None: only a sync commits (`commit=`).
     pub commit_every: Option<Duration>,
-    /// Bytes of records from which on a transaction is committed before its time; at twice as many,
-    /// operations wait for that.
+    /// Size of the running transaction's records, in bytes, from which the committer commits early.
+    /// From twice that size on, operations wait for a commit.
     pub transaction_bytes: u64,
-    /// Bytes of the log, which takes small transactions that are synced; less than 8192 for none.
+    /// Length of the write-ahead log in bytes. The store has no log if this is below 8192.
     pub log_bytes: u64,
-    /// Bytes of memory for the pages of the database.
+    /// Memory for the page cache of the database, in bytes.
     pub cache_bytes: usize,
-    /// The permission bits of the root directory of a store that is made.
+    /// The permission bits of the root directory of a new store.
     pub root_mode: u32,
-    /// The owner of the root directory of a store that is made.
+    /// The owner of the root directory of a new store.
     pub root_uid: u32,
-    /// The group of the root directory of a store that is made.
+    /// The group of the root directory of a new store.
     pub root_gid: u32,
-    /// What finds equal sets of attributes; None for `corewalk-mbcache` with a budget of 4 MiB.
+    /// The de-duplication index of attribute sets. None: `corewalk-mbcache` with a budget of 4 MiB.
     pub share: Option<Arc<dyn ShareIndex>>,
-    /// When reading sets the time of the last access (`relatime`, `noatime`, `strictatime`, `nodiratime`).
+    /// When a read updates the access time (`relatime`, `noatime`, `strictatime`, `nodiratime`).
     pub atime: AtimePolicy,
     /// Whether a change of a directory is durable when its call returns (`dirsync`).
     pub is_dirsync: bool,
-    /// Whether a store is made where there is none (`create`, `no_create`).
+    /// Whether a mount makes a new store if there is none (`create`, `no_create`).
     pub is_made: bool,
-    /// Whether nothing can be changed (`ro`): changes are `EROFS`, no store is made either, and
-    /// what a crash left without links stays. The log is put into the database all the same, as ext4 does. Where
-    /// the directory is on a file system that is mounted read-only, that happens in memory.
+    /// Whether the mount is read-only (`ro`). Changes are `EROFS`, no new store is made, and inodes
+    /// without links stay. As in ext4, the mount still replays the log. If the host's file system
+    /// is mounted read-only, the replay happens in memory.
     pub is_read_only: bool,
-    /// Whether sets of attributes of files that are changed again and again are shared when they are committed;
-    /// if not, each is shared at once.
+    /// Whether a file whose attributes change often gets a private block until the next commit. If
+    /// false, every change looks for an equal set at once.
     pub is_sharing_late: bool,
 }
 
 impl Default for StoreOptions {
-    /// Returns no limits, a commit every 5 seconds as in ext4, transactions of 32 MiB, a log of 16 MiB,
-    /// 64 MiB of cache, a root directory of user 0 with mode 755, sets that are shared late, `relatime`, changes
-    /// allowed, and a store that is made.
+    /// Returns the defaults. There are no limits. A commit comes every 5 seconds, as in ext4.
+    /// Transactions have up to 32 MiB, the log 16 MiB, the cache 64 MiB. The root directory
+    /// belongs to user 0 and has mode 755. De-duplication is deferred. The mount is read-write,
+    /// with `relatime`, and makes a new store if there is none.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -104,58 +107,59 @@ impl Default for StoreOptions {
 }
 
 impl StoreOptions {
-    /// Returns whether a store is made where there is none.
+    /// Returns true if the mount may make a new store.
     fn may_make(&self) -> bool {
         self.is_made && !self.is_read_only
     }
 }
 
-/// What a store holds and has done.
+/// Counters and sizes of a mounted store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStats {
-    /// Commits since it was mounted, of the log and of the database.
+    /// Commits since the mount, to the log and to the database.
     pub commits: u64,
-    /// Those of the log.
+    /// Commits to the log.
     pub logged_commits: u64,
-    /// Bytes that those wrote.
+    /// Bytes written to the log by those commits.
     pub logged_bytes: u64,
-    /// Transactions that the database took since a write or a sync of the log failed.
+    /// Transactions written to the database because a write or a sync of the log failed.
     pub log_failures: u64,
-    /// Calls that wanted something durable, and found it in a commit of another one.
+    /// Sync calls that were satisfied by a commit of another thread.
     pub shared_commits: u64,
-    /// Records that commits of the database wrote.
+    /// Records written by commits to the database.
     pub records: u64,
-    /// Syncs of the host, for commits and for bytes of files.
+    /// Syncs of the host's files, for commits and for file data.
     pub syncs: u64,
-    /// Operations that waited for a commit, since they made records faster than the host takes them.
+    /// Operations that waited for a commit because the running transaction was too large.
     pub waits: u64,
-    /// Inodes, with the root directory.
+    /// Inodes, including the root directory.
     pub inodes: u64,
-    /// Blocks of 4096 bytes that are taken, by files and attributes.
+    /// Blocks of 4096 bytes in use by file data and attributes.
     pub blocks: u64,
-    /// Blocks of extended attributes.
+    /// Attribute blocks.
     pub xattr_blocks: u64,
-    /// Inodes that use one, in all.
+    /// Inodes that use an attribute block.
     pub xattr_users: u64,
-    /// Inodes whose sets are shared at the next commit, and may take a block each until then.
+    /// Inodes whose attribute sets are de-duplicated at the next commit. Until then each may use a
+    /// private block.
     pub xattr_waiting: u64,
-    /// Blocks of 4096 bytes that there would be more if every inode had its own; 0 for none.
+    /// Blocks of 4096 bytes saved by the sharing of attribute blocks.
     pub xattr_saved_blocks: u64,
-    /// Bytes of records that are not committed, about.
+    /// Estimated bytes of records in the running transaction.
     pub running_bytes: u64,
-    /// Bytes of records that are in the log and not in the database, about.
+    /// Estimated bytes of records that are in the log but not in the database.
     pub logged_running_bytes: u64,
-    /// Bytes that the log may have; 0 if the host had no room for it, or failed, when the store was mounted.
+    /// Length of the log in bytes. 0 if the host had no room for it, or failed, at the mount.
     pub log_bytes: u64,
-    /// True if the room for commits on a full host is there.
+    /// True if the reserve for commits on a full host is allocated.
     pub has_reserve: bool,
-    /// True if nothing can be changed: it is mounted so, or a commit has failed.
+    /// True if changes are refused: the mount is read-only, or a commit has failed.
     pub is_read_only: bool,
 }
 
 impl StoreStats {
-    /// Returns each count with its name, in a fixed order; what is true is 1.
+    /// Returns each counter with its name, in a fixed order. A boolean is 0 or 1.
     ///
     /// # Examples
     /// ```
@@ -188,9 +192,9 @@ impl StoreStats {
     }
 }
 
-/// A file system in a directory of the host. See the crate's text.
+/// A file system in a directory of the host. The crate's documentation describes its guarantees.
 pub struct Store {
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<InodeTable>,
     pub(crate) blocks: Arc<Blocks>,
     pub(crate) space: Arc<Budget>,
     pub(crate) late: Arc<Late>,
@@ -199,17 +203,19 @@ pub struct Store {
     pub(crate) journal: Arc<Journal>,
     next_ino: AtomicU64,
     flusher: Option<thread::JoinHandle<()>>,
-    /// Where the devices are, if that is a directory; it is locked as long as this lives.
-    pub(crate) place: Option<Place>,
+    /// The locked directory of the store. None for a store on [`Devices`].
+    pub(crate) store_dir: Option<StoreDir>,
     pub(crate) atime: AtimePolicy,
     pub(crate) is_dirsync: bool,
 }
 
 impl Store {
-    /// Mounts the store in the directory `path`, or makes one there if it is empty or does not exist.
+    /// Mounts the store in the directory `path`. Makes one if the directory is empty or does not
+    /// exist.
     ///
     /// # Errors
-    /// See [`OpenError`]; [`OpenError::Missing`] if there is none and it is to be read only, or not to be made.
+    /// See [`OpenError`]. [`OpenError::Missing`] if there is no store and the options forbid a new
+    /// one.
     ///
     /// # Examples
     /// ```
@@ -224,24 +230,24 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open(path: &std::path::Path, options: &StoreOptions) -> Result<Store, OpenError> {
-        let place = match options.may_make() {
-            false if options.is_read_only => Place::open_unchanged(path)?,
-            false => Place::open(path)?,
-            true => Place::open_or_make(path, |meta| {
+        let store_dir = match options.may_make() {
+            false if options.is_read_only => StoreDir::open_unchanged(path)?,
+            false => StoreDir::open(path)?,
+            true => StoreDir::open_or_make(path, |meta| {
                 let database = Database::open(&meta, options.cache_bytes)?;
                 format(&database, options)
             })?,
         };
-        let devices = place.devices()?;
-        // A place is made with a superblock.
-        let database = HeldDatabase::open(&devices, options.cache_bytes)?;
+        let devices = store_dir.devices()?;
+        // `StoreDir` has checked, or written, a superblock.
+        let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         let mount = Mount::look(devices, database)?;
-        let mut store = Store::open_with(mount, options, |devices| place.make_lost(devices))?;
-        store.place = Some(place);
+        let mut store = Store::open_with(mount, options, |devices| store_dir.make_lost(devices))?;
+        store.store_dir = Some(store_dir);
         Ok(store)
     }
 
-    /// Mounts the store on `devices`, or makes one there if they are empty.
+    /// Mounts the store on `devices`. Makes one if they are empty.
     ///
     /// # Errors
     /// See [`OpenError`]; [`OpenError::Missing`] as for [`Store::open`].
@@ -254,7 +260,8 @@ impl Store {
     /// # let dir = std::env::temp_dir().join(format!("store-doc2-{}", std::process::id()));
     /// std::fs::create_dir(&dir)?;
     /// let device = |name| -> std::io::Result<Arc<dyn Device>> {
-    ///     let file = std::fs::File::options().read(true).write(true).create_new(true).open(dir.join(name))?;
+    ///     let mut open = std::fs::File::options();
+    ///     let file = open.read(true).write(true).create_new(true).open(dir.join(name))?;
     ///     Ok(Arc::new(FileDevice::new(file)?))
     /// };
     /// let (meta, data) = (device("a")?, device("b")?);
@@ -269,9 +276,9 @@ impl Store {
         if !options.may_make() && devices.meta.is_empty()? {
             return Err(OpenError::Missing);
         }
-        let database = HeldDatabase::open(&devices, options.cache_bytes)?;
+        let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
-            // An empty database above the blocks, or the log, of a store that had another one.
+            // The database is empty, but `data` or `log` belong to a store whose database is lost.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }
@@ -280,7 +287,7 @@ impl Store {
         Store::open_with(Mount::look(devices, database)?, options, Ok)
     }
 
-    /// Mounts what was looked at; `make` makes what is lost of its devices.
+    /// Completes the mount of a checked store. `make` creates its missing files.
     fn open_with(
         mount: Mount,
         options: &StoreOptions,
@@ -293,14 +300,15 @@ impl Store {
                 Arc::new(MbcacheIndex::new(budget)?)
             }
         };
-        // Nothing was changed until here.
+        // The first change of the store on disk.
         let (database, devices, superblock, found) = mount.settle(make)?;
-        // Without the reserve nothing can grow, without a log only fsync is slower.
+        // The reserve comes first: without it no file can grow, without the log only fsync is
+        // slower.
         let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
         };
-        // What the log gave up is left to the commits that make room.
+        // Room that the log gave up stays free, for commits on a full host.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);
@@ -313,7 +321,7 @@ impl Store {
         }
         let journal = Arc::new(journal);
         let size_blocks = options.size_bytes.map(|bytes| bytes.div_ceil(BLOCK_BYTES));
-        let table = Arc::new(Table::new());
+        let table = Arc::new(InodeTable::new());
         let blocks = Arc::new(Blocks::new(share, secret.clone(), found.xattrs));
         let space = Arc::new(Budget::new(size_blocks, found.blocks));
         let parts = (table.clone(), blocks.clone(), space.clone());
@@ -327,7 +335,7 @@ impl Store {
             journal,
             next_ino: AtomicU64::new(found.last_ino + 1),
             flusher: None,
-            place: None,
+            store_dir: None,
             atime: options.atime,
             is_dirsync: options.is_dirsync,
         };
@@ -352,10 +360,10 @@ impl Store {
         Ok(store)
     }
 
-    /// Makes everything durable that happened before this call.
+    /// Makes all earlier changes durable.
     ///
     /// # Errors
-    /// `EIO` if a commit failed, now or ever.
+    /// `EIO` if this commit or an earlier one has failed.
     ///
     /// # Examples
     /// ```
@@ -367,7 +375,7 @@ impl Store {
     /// let root = Node::detached(store.root()?.ino, FileKind::Directory);
     /// store.make(root, Name::new(b"file")?, &Make::new(0o644, 0, 0))?;
     /// store.sync()?;
-    /// // The log has taken it, or the database.
+    /// // The transaction is in the log or in the database.
     /// assert!(store.stats().commits > 0);
     /// # drop(store);
     /// # std::fs::remove_dir_all(&dir)?;
@@ -378,12 +386,13 @@ impl Store {
         self.journal.commit_running()
     }
 
-    /// Shares the sets of attributes that wait for the next commit, without one. [`ShareIndex`] has an example.
+    /// De-duplicates the attribute sets that wait for the next commit, without a commit.
+    /// [`ShareIndex`] has an example.
     pub fn share_xattrs(&self) {
         self.late.share();
     }
 
-    /// Returns what the store holds and has done. [`Store::sync`] has an example.
+    /// Returns the counters. [`Store::sync`] has an example.
     pub fn stats(&self) -> StoreStats {
         let (xattr_blocks, xattr_users) = self.blocks.counts();
         let mut stats = StoreStats {
@@ -392,7 +401,7 @@ impl Store {
             xattr_blocks,
             xattr_users,
             xattr_waiting: self.late.len(),
-            // Nearly all sets of attributes fit into one.
+            // Nearly every attribute set fits into one block.
             xattr_saved_blocks: xattr_users.saturating_sub(xattr_blocks),
             ..StoreStats::default()
         };
@@ -400,17 +409,18 @@ impl Store {
         stats
     }
 
-    /// Returns a number that no inode has. `ENOSPC` if there is none that a mount would take.
+    /// Returns an unused inode number. `ENOSPC` once all numbers that a mount accepts are used.
     pub(crate) fn draw_ino(&self) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Only the numbers must differ.
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         if ino <= NUMBER_MAX { Ok(ino) } else { Err(Errno::NOSPC) }
     }
 
-    /// Does `change`, and once more if the budget of blocks had no room for it while sets of attributes waited to be
-    /// shared: that makes no inode, and no room of the host. Nothing may be held, nor a pass.
+    /// Calls `change`. If the block budget refuses it while attribute sets wait for de-duplication,
+    /// de-duplicates them and calls `change` once more. Only the budget gains room by that, not the
+    /// host and not the number of inodes. The caller holds no lock and no handle of the journal.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Who shares now may have given the room back after the refusal, and be done by the second look.
+        // Another thread may de-duplicate between the refusal and the second reading of the length.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -423,20 +433,21 @@ impl Store {
         }
     }
 
-    /// Returns what a change of the inode `ino` is made with.
-    pub(crate) fn site<'a>(&'a self, ino: u64, view: &'a View) -> Site<'a> {
-        Site { ino, journal: &self.journal, view, space: &self.space }
+    /// Returns inode `ino` in the running transaction, for a change of its data.
+    pub(crate) fn file_tx<'a>(&'a self, ino: u64, view: &'a View) -> FileTx<'a> {
+        FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
 
-    /// Returns the inode of `node`, in memory or not. No pass may be held.
+    /// Returns the inode of `node`; reads it if it is not in memory. The caller holds no handle of
+    /// the journal.
     pub(crate) fn inode(&self, node: Node<'_>) -> Result<Arc<Inode>, Errno> {
         match self.table.find(node.ino()) {
             Some(inode) => Ok(inode),
-            None => self.table.get(node.ino(), &self.journal.look()),
+            None => self.table.get(node.ino(), &self.journal.view()),
         }
     }
 
-    /// Returns the attributes of an inode as one set, empty if there are none.
+    /// Returns the attribute set of an inode; empty if it has no attributes.
     pub(crate) fn set_of(&self, state: &State, view: &View) -> Result<Arc<[u8]>, Errno> {
         match (&state.block, state.record.xattr) {
             (_, 0) => Ok(Arc::default()),
@@ -445,7 +456,7 @@ impl Store {
         }
     }
 
-    /// Gets the block of attributes of an inode into memory, if it has one. `EIO` if it cannot be read.
+    /// Loads the attribute block of an inode, if it has one. `EIO` if the block cannot be read.
     pub(crate) fn load_block(&self, state: &mut State, view: &View) -> Result<(), Errno> {
         if state.block.is_none() && state.record.xattr != 0 {
             state.block = Some(self.blocks.get(state.record.xattr, view)?);
@@ -453,10 +464,10 @@ impl Store {
         Ok(())
     }
 
-    /// Gives the inode `ino`, which the caller saves, another set of attributes.
+    /// Replaces the attribute set of inode `ino`. The caller saves the inode's record.
     ///
     /// # Errors
-    /// `ENOSPC`, `EIO`, with nothing changed.
+    /// `ENOSPC` or `EIO`; nothing is changed then.
     pub(crate) fn change_set(
         &self,
         ino: u64,
@@ -476,7 +487,7 @@ impl Store {
             (Some(own), false) if **own.content() == *set => Some(own),
             (Some(mut own), false) => {
                 let done = self.blocks.replace(&mut own, set, when, view, &self.space);
-                // The inode keeps what it had if that failed.
+                // After a failure the inode keeps its old block.
                 state.block = Some(own);
                 done?;
                 self.late.note(ino, state, view);
@@ -490,13 +501,13 @@ impl Store {
         Ok(())
     }
 
-    /// Frees an inode without links, or lets go of the memory of another one.
+    /// Frees an inode without links. Drops any other inode from memory.
     pub(crate) fn forget_inode(&self, ino: u64) {
         let Some(inode) = self.table.find(ino).or_else(|| self.orphan(ino)) else { return };
         if inode.state.read().record.nlink > 0 {
             return self.table.release(inode);
         }
-        // If it cannot be done now it is done when the store is mounted again.
+        // If this fails, the next mount frees the inode, since its orphan record stays.
         let Ok(view) = self.journal.change() else { return };
         let view = &*view;
         let mut content = inode.content.write();
@@ -505,14 +516,14 @@ impl Store {
             return;
         }
         let is_file = inode.kind == FileKind::Regular;
-        // All that can fail comes first, and changes nothing.
+        // All steps that can fail come first and change nothing.
         let is_loaded = !is_file || content.load(ino, view).is_ok();
         if !is_loaded || self.load_block(&mut state, view).is_err() {
             return;
         }
-        let is_discarded = !is_file || content.discard(self.site(ino, view)).is_ok();
+        let is_discarded = !is_file || content.discard(self.file_tx(ino, view)).is_ok();
         if !is_discarded || self.change_set(ino, &mut state, &[], view).is_err() {
-            // Half of it must not become durable.
+            // A half-freed inode must not become durable.
             return self.journal.abort();
         }
         state.is_dead = true;
@@ -523,9 +534,9 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// Returns an inode that a crash left without links.
+    /// Returns an inode without links that a crash left behind.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
-        let view = self.journal.look();
+        let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;
         self.table.get(ino, &view).ok()
     }
@@ -535,11 +546,11 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.journal.set_poke(None);
         if let Some(flusher) = self.flusher.take() {
-            // It ends also if it panicked.
+            // An error means that the committer has panicked. It has ended all the same.
             let _ = flusher.join();
         }
         self.late.share();
-        // Who needs to know whether that worked has called `sync`.
+        // A caller that needs the result has called `sync`.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }
@@ -551,7 +562,8 @@ impl From<Errno> for OpenError {
     }
 }
 
-/// Commits `every` so often while there is something to commit, and earlier if that is much.
+/// Commits after `every` while there is something to commit, and earlier if the running transaction
+/// exceeds `bytes_max` bytes.
 fn commit_in_time(
     (journal, late): (&Journal, &Late),
     poked: &Receiver<()>,
@@ -571,18 +583,18 @@ fn commit_in_time(
             }
         }
         late.share();
-        // Those who ask whether it worked call `sync` or fsync, which say so. What the log takes after this
-        // is known to `forget_poke`.
+        // `sync` and fsync report failures. `forget_poke` notices transactions that reach the log
+        // after this checkpoint.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // What came after the sets were shared and before the gate was closed.
+        // Attribute sets that were queued between `share` and the freeze of the running layer.
         if late.len() > 0 {
             journal.poke();
         }
     }
 }
 
-/// Makes an empty store, and returns it.
+/// Writes an empty store to the database.
 fn format(database: &Database, options: &StoreOptions) -> std::io::Result<Snapshot> {
     let now = now();
     let root = InodeRecord {

@@ -1,20 +1,19 @@
-//! The extended attributes of an inode, as one set.
+//! The extended attributes of an inode, encoded as one set.
 //!
-//! All attributes and ACLs of an inode are one string of bytes, sorted by name, so that equal sets are
-//! equal bytes and can share a block (`blocks`). ACLs are kept in it as `system.posix_acl_*`, in the form
-//! that they have for user space; they are no attributes to `getxattr` (see `FileSystem::get_acl`).
+//! All attributes and ACLs of an inode are one byte string, sorted by name. So equal sets are equal
+//! bytes and can share a block (`blocks`). ACLs are in it as `system.posix_acl_*`, in the format of
+//! user space. `getxattr` does not see them (see `FileSystem::get_acl`).
 //!
-//! An attribute is: length of its name (1 byte), length of its value (4 bytes, little-endian), name,
-//! value.
+//! An attribute is encoded as: length of the name (1 byte), length of the value (4 bytes,
+//! little-endian), name, value.
 //!
 //! # Limits
-//! Those of xattr(7): a name has at most 255 bytes, a value at most 64 KiB, all names with their NULs at
-//! most 64 KiB. And all names and values of an inode have at most 1 MiB, as in tmpfs: ext4 has 4 KiB without
-//! `ea_inode`, XFS no bound. A set that has more, from before there was one, is kept, and may shrink.
+//! Those of xattr(7): a name has at most 255 bytes, a value 64 KiB, all names with their NULs 64
+//! KiB. All names and values of an inode have at most 1 MiB, as in tmpfs. (ext4 has 4 KiB without
+//! `ea_inode`, XFS no bound.) A larger set of an older store is kept, and may shrink.
 //!
-//! # What it refuses
-//! Classes it does not know, and names that are only a class. `user` attributes of anything but a
-//! regular file or a directory.
+//! Names of an unknown class, or of only a class, are refused. So are `user` attributes of inodes
+//! other than regular files and directories.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); `corewalk::tmpfs`.
 
@@ -25,19 +24,19 @@ use corewalk::{AclKind, Errno, FileKind, XattrMode};
 const NAME_BYTES_MAX: usize = 255;
 /// The longest value in bytes (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
-/// All names with their NULs, in bytes (`XATTR_LIST_MAX`).
+/// The longest list of names with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// All names and values of a set but for its ACLs, in bytes: a set is one value of the database, and is
-/// copied by every call that changes it. As many as 16 values of the greatest length have.
+/// The most bytes of all names and values of a set, except ACLs: 16 values of the greatest length.
+/// A set is one value of the database, and every change copies it.
 const SET_BYTES_MAX: usize = 1 << 20;
-/// The classes that are kept.
+/// The name classes of attributes that are stored.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
-/// The class of attributes that belong to users.
+/// The name class of attributes of users.
 const USER: &[u8] = b"user.";
-/// The class that is not shown.
+/// The name class that is not listed.
 const SYSTEM: &[u8] = b"system.";
 
-/// The attributes in a set, in order; ends early if it is no set.
+/// The attributes of a set, in order. Ends early at invalid bytes.
 #[derive(Clone)]
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
@@ -53,7 +52,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Returns true if `set` is one: sorted, without repetition, within the limits.
+/// Returns true if `set` is valid: sorted, without duplicates, within the limits.
 pub(crate) fn is_set(set: &[u8]) -> bool {
     let (mut attributes, mut last, mut list_bytes) = (Attributes(set), &b""[..], 0);
     for (name, value) in attributes.by_ref() {
@@ -72,13 +71,13 @@ pub(crate) fn find<'a>(set: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Attributes(set).find(|&(at, _)| at == name).map(|(_, value)| value)
 }
 
-/// Returns what all names and values of `set` have but those of ACLs, in bytes.
+/// Returns the length of all names and values in `set`, except ACLs, in bytes.
 fn bytes(set: &[u8]) -> usize {
     let shown = Attributes(set).filter(|(name, _)| !name.starts_with(SYSTEM));
     shown.map(|(name, value)| name.len() + value.len()).sum()
 }
 
-/// Returns all names that are shown, each ended by a NUL.
+/// Returns all listed names, each followed by a NUL.
 pub(crate) fn list(set: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, _) in Attributes(set).filter(|(name, _)| !name.starts_with(SYSTEM)) {
@@ -88,7 +87,7 @@ pub(crate) fn list(set: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Returns `set` with `name` set to `value`, or without it.
+/// Returns `set` with `name` set to `value`, or removed.
 pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
     let mut out = Vec::with_capacity(set.len() + 5 + name.len() + value.map_or(0, <[u8]>::len));
     let mut add = |name: &[u8], value: &[u8]| {
@@ -115,11 +114,11 @@ pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
     out
 }
 
-/// Returns `set` with an attribute set as setxattr(2) does; the name has been checked.
+/// Returns `set` after a setxattr(2) call. The caller has checked the name.
 ///
 /// # Errors
-/// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as `mode` says; `ENOSPC` if there would
-/// be too many names, or too many bytes.
+/// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` according to `mode`; `ENOSPC` for
+/// too many names or bytes.
 pub(crate) fn changed(
     set: &[u8],
     name: &[u8],
@@ -146,7 +145,7 @@ pub(crate) fn changed(
     Ok(with(set, name, Some(value)))
 }
 
-/// Returns the ACL in `set`, if there is one. `EIO` if it is none.
+/// Returns the ACL in `set`, if there is one. `EIO` if it is invalid.
 pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     match find(set, acl_name(kind)) {
         Some(value) => Acl::from_xattr(value).map_err(|_| Errno::IO),
@@ -154,12 +153,12 @@ pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     }
 }
 
-/// Returns `set` with this ACL.
+/// Returns `set` with this ACL; without one for None.
 pub(crate) fn with_acl(set: &[u8], kind: AclKind, acl: Option<&Acl>) -> Vec<u8> {
     with(set, acl_name(kind), acl.map(Acl::to_xattr).as_deref())
 }
 
-/// Returns the name under which an ACL is kept.
+/// Returns the name under which an ACL is stored.
 pub(crate) fn acl_name(kind: AclKind) -> &'static [u8] {
     match kind {
         AclKind::Access => XATTR_ACCESS,
@@ -171,11 +170,11 @@ fn acl_kind(name: &[u8]) -> Option<AclKind> {
     [AclKind::Access, AclKind::Default].into_iter().find(|&kind| acl_name(kind) == name)
 }
 
-/// Checks the name of an attribute that is to be changed.
+/// Checks the name of an attribute before a change.
 ///
 /// # Errors
-/// `ERANGE` for a name that is empty or too long; `EOPNOTSUPP` for an unknown class; `EINVAL` for a name
-/// that is only a class; `EPERM` for a user attribute of a file that can have none.
+/// `ERANGE` for a name that is empty or too long; `EOPNOTSUPP` for an unknown class; `EINVAL` for a
+/// name that is only a class; `EPERM` for a user attribute of a file that cannot have one.
 pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::RANGE);
@@ -189,7 +188,7 @@ pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
 }
 
-/// Checks the name of an attribute that is to be read: as [`check_name`], but `ENODATA` instead of
+/// Checks the name of an attribute before a read. As [`check_name`], but `ENODATA` instead of
 /// `EPERM`.
 pub(crate) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })

@@ -1,4 +1,4 @@
-//! A small store whose records tests change as they like.
+//! A small store whose records a test can change.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::mount::{each, read_super};
 use crate::record::{BLOCKS_MAX, Entry, Extent, InodeRecord, Key, Kind};
 use crate::store::{Store, StoreOptions};
 
-/// Returns how it is mounted.
+/// Returns the options of the mounts.
 pub(super) fn options() -> StoreOptions {
     StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() }
 }
 
-/// Returns a folder with a store of one directory (2) with a file (3) that has a block and a set of
-/// attributes (1).
+/// Makes a store with a directory (2) and in it a file (3) with data and an attribute block (1).
+/// Returns its path.
 pub(super) fn store(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
     let store = Store::open(&path, &options()).unwrap();
@@ -37,7 +37,7 @@ pub(super) fn store(name: &str) -> PathBuf {
     path
 }
 
-/// Returns the database of the store in a folder, and what it is on.
+/// Opens the database of the store in `path`. Returns its device as well.
 pub(super) fn database_of(path: &Path) -> (Arc<dyn Device>, Database) {
     let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
     let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
@@ -45,7 +45,7 @@ pub(super) fn database_of(path: &Path) -> (Arc<dyn Device>, Database) {
     (device, database)
 }
 
-/// Changes records of the store in a folder.
+/// Changes records of the store in `path`.
 pub(super) fn write(path: &Path, change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>) {
     let (_, database) = database_of(path);
     let snapshot = database.snapshot().unwrap();
@@ -55,7 +55,7 @@ pub(super) fn write(path: &Path, change: impl FnOnce(&Snapshot, &Secret) -> Vec<
     database.write(&records).unwrap();
 }
 
-/// Changes records of the store, and returns what a check finds then.
+/// Changes records of a new store and returns the findings of a check.
 pub(super) fn found(
     name: &str,
     change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
@@ -68,7 +68,7 @@ pub(super) fn found(
     findings.unwrap()
 }
 
-/// Returns what changes the record of an inode.
+/// Returns a change of the record of inode `ino`.
 pub(super) fn inode(
     ino: u64,
     change: impl FnOnce(&mut InodeRecord),
@@ -84,13 +84,14 @@ pub(super) fn inode(
     }
 }
 
-/// Returns the record of an extent of the file.
+/// Returns the record of a written extent of the file.
 pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
     let extent = Extent { physical, len, is_written: true };
     (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
 }
 
-/// Returns what moves the last record of `kind` to the key `to`; an empty one, if there is none.
+/// Returns a change that moves the last record of `kind` to the key `to`; makes an empty one if
+/// there is none.
 pub(super) fn rekeyed(
     kind: Kind,
     to: Key,
@@ -108,7 +109,7 @@ pub(super) fn rekeyed(
     }
 }
 
-/// Returns what makes `name` the only entry of its hash in `dir`, and lead to `ino`.
+/// Returns a change that makes `name` the only entry of its hash in `dir`, for inode `ino`.
 pub(super) fn named(
     dir: u64,
     name: &'static [u8],
@@ -123,7 +124,7 @@ pub(super) fn named(
     }
 }
 
-/// Returns records of extents of the file that have more blocks than can be counted.
+/// Returns extents of the file with more blocks in all than a `u64` can count.
 pub(super) fn uncountable() -> Vec<(Key, Record)> {
     let extent = Extent { physical: 0, len: BLOCKS_MAX, is_written: false }.encode();
     let value: Arc<[u8]> = extent.into();

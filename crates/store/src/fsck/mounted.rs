@@ -1,5 +1,5 @@
-//! What a mounted store does with records that a check would find: it refuses, and what it has been asked for is done as a
-//! whole or not at all.
+//! A mounted store meets records that a check would report: an operation fails, or is done as a
+//! whole.
 
 use corewalk::{Errno, Fallocate, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 
@@ -25,8 +25,8 @@ fn name(name: &str) -> Name<'_> {
     Name::new(name.as_bytes()).unwrap()
 }
 
-/// Mounts the store with changed records, has `run` try what it does then, and checks that after that the store can
-/// be changed, and that a check finds `findings`, and no more.
+/// Mounts a store with changed records and calls `run`. Then checks that the store can still be
+/// changed, and that a check reports exactly `findings`.
 fn try_with(
     what: &str,
     change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
@@ -56,7 +56,7 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // Nothing says that they are there but the entries themselves.
+        // Only the entries themselves show that the directory is not empty.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -81,13 +81,13 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     let run = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
         store.forget(3);
-        // It stays where it is, and is not removed.
+        // The directory can be moved within its parent, but not removed.
         store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
         assert_eq!(store.remove(root(), name("x"), dir()), Err(Errno::IO));
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // What it has got was counted, and what it had was not.
+        // The directory that was moved in was counted; the one before was not.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -101,7 +101,7 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     try_with("no-subdirectories", nlink, run, &[Finding::Links(1, 2, 3)]);
 }
 
-/// What cannot be counted is refused before anything is made.
+/// A count that would overflow is refused before anything is made.
 #[test]
 fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     let run = |store: &Store| {
@@ -113,14 +113,14 @@ fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     try_with("full", nlink, run, &[Finding::Links(2, u32::MAX, 2)]);
 }
 
-/// An entry that says another kind than its inode has is neither moved nor removed, nor is anything moved over it.
+/// An entry with another kind than its inode cannot be moved, removed or replaced.
 #[test]
 fn entry_of_another_kind_than_its_inode_stays() {
     let run = |at: (Node<'static>, &'static str), node: Node<'static>| {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // What does not go together by the entries may be said first.
+            // An error for the kinds of the entries may come first.
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -151,7 +151,7 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// What comes next would be 0, or the root: a mount refuses it, and changes nothing.
+/// The next number would be 0 or that of the root. A mount refuses the store and changes nothing.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
@@ -164,12 +164,12 @@ fn numbers_that_nothing_has_are_refused() {
             assert!(std::fs::read(path.join("meta")).unwrap() == before);
             std::fs::remove_dir_all(&path).unwrap();
         }
-        // The control: a large one is no damage, though what it was about is missed.
+        // Control: the largest valid number is no damage by itself.
         let path = store("numbers");
         write(&path, rekeyed(kind, Key::of(kind, NUMBER_MAX)));
         let opened = Store::open(&path, &options()).unwrap();
         let made = opened.make(root(), name("new"), &Make::new(0o644, 0, 0)).map(|made| made.ino);
-        // Behind it there is none.
+        // No number follows it.
         let expected = if kind == Kind::Inode { Err(Errno::NOSPC) } else { Ok(4) };
         assert_eq!(made, expected);
         drop(opened);
@@ -180,7 +180,7 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // The last one: more than a device has, though they can be counted.
+    // The last case: a sum that does not overflow, but exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {
@@ -198,7 +198,7 @@ fn blocks_and_generations_that_cannot_be_counted_are_refused() {
     }
 }
 
-/// To free one of two extents that overlap would give blocks of the other one to the next file.
+/// If one of two overlapping extents were freed, the next file would get blocks of the other one.
 #[test]
 fn blocks_that_are_used_twice_are_refused() {
     for (first, second, block) in [((5, 1), (5, 1), 5), ((5, 4), (6, 1), 6), ((5, 2), (6, 9), 6)] {
@@ -214,14 +214,14 @@ fn blocks_that_are_used_twice_are_refused() {
         assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
         std::fs::remove_dir_all(&path).unwrap();
     }
-    // The control: beside each other, where the device has blocks.
+    // Control: adjacent extents on a device that has these blocks.
     let path = store("used-twice");
     write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
     drop(Store::open(&path, &options()).unwrap());
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// What is of one file or directory alone is no reason to refuse all others.
+/// A damaged file or directory is `EIO`. Other files stay accessible.
 #[test]
 fn file_or_directory_that_cannot_be_counted_is_eio() {
     let far = Extent { physical: 9, len: 1, is_written: false };

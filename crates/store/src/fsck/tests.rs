@@ -1,10 +1,9 @@
-//! What a check finds, and what it does not take for damage.
+//! The findings of a check, and cases that are no damage.
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
 use super::fixture::{database_of, extent, found, inode, named, rekeyed, store, uncountable};
 use super::*;
-use crate::database::Database;
 use crate::record::{Entry, SuperRecord};
 use crate::store::{Store, StoreOptions};
 
@@ -61,11 +60,11 @@ fn each_kind_of_damage_is_found() {
     assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
 }
 
-/// An ACL is read when it is needed: a damaged one of a directory fails each create in it.
+/// A damaged ACL of a directory is found, since it fails each creation in the directory.
 #[test]
 fn damaged_acls_are_found() {
     use Finding::*;
-    // Returns what makes these bytes an ACL of directory 2, in a block of its own.
+    // Returns a change that gives directory 2 an ACL of these bytes, in a block of its own.
     let of_directory = |kind: AclKind, bytes: Vec<u8>| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let set = xattr::with(&[], xattr::acl_name(kind), Some(&bytes));
@@ -90,9 +89,9 @@ fn damaged_acls_are_found() {
 }
 
 #[test]
-fn targets_that_are_not_as_long_as_they_are_said_to_be_are_found() {
+fn targets_with_wrong_lengths_are_found() {
     use Finding::*;
-    // Returns what makes the file another one, with a target, and without anything else.
+    // Returns a change that turns the file into one with a target, without data and attributes.
     let file_as = |mode: u32, size: u64, target: &'static [u8]| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
@@ -124,7 +123,7 @@ fn targets_that_are_not_as_long_as_they_are_said_to_be_are_found() {
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
 }
 
-/// What cannot be added up is a finding, as what is too much is.
+/// A sum that overflows is a finding, as a wrong sum is.
 #[test]
 fn numbers_that_overflow_are_found() {
     use Finding::*;
@@ -144,7 +143,7 @@ fn numbers_that_overflow_are_found() {
 }
 
 #[test]
-fn names_that_lead_astray_are_found() {
+fn wrong_names_are_found() {
     use Finding::*;
     let got = found("kind", named(2, b"file", 3, FileKind::Fifo));
     assert_eq!(got, [OtherKind(2, 3)]);
@@ -163,68 +162,7 @@ fn names_that_lead_astray_are_found() {
     assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
 }
 
-#[test]
-fn store_of_version_1_becomes_one_of_this() {
-    let path = store("first");
-    std::fs::remove_file(path.join("log")).unwrap();
-    let (device, database) = database_of(&path);
-    let seed = read_super(&database.snapshot().unwrap()).unwrap().seed;
-    let first = SuperRecord { version: 1, seed, generation: 0, log_bytes: 0 }.encode();
-    database.write(&[(Key::SUPER, Some(first[..20].into()))]).unwrap();
-    drop(database);
-    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
-    let opened = Store::open(&path, &options).unwrap();
-    opened.fsync(Node::detached(3, FileKind::Regular), 0, false).unwrap();
-    drop(opened);
-    let database = Database::open(&device, CACHE_BYTES).unwrap();
-    let now = read_super(&database.snapshot().unwrap()).unwrap();
-    assert_eq!((now.version, now.seed), (crate::record::FORMAT_VERSION, seed));
-    drop(database);
-    assert_eq!(fsck(&path).unwrap().findings, []);
-    std::fs::remove_dir_all(&path).unwrap();
-}
-
-/// Of long sets, a store of version 1 has hashes of all bytes: no damage, and found by equal ones.
-#[test]
-fn long_set_of_version_1_is_whole_and_shared() {
-    let path = store("long");
-    let value = [7; 3000];
-    let set = xattr::with(&[], b"user.a", Some(&value));
-    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
-    let file = Node::detached(3, FileKind::Regular);
-    let opened = Store::open(&path, &options).unwrap();
-    opened.setxattr(file, b"user.a", &value, XattrMode::Set).unwrap();
-    drop(opened);
-    std::fs::remove_file(path.join("log")).unwrap();
-    let (_, database) = database_of(&path);
-    let seed = read_super(&database.snapshot().unwrap()).unwrap().seed;
-    let secret = Secret::new(seed);
-    let hash = secret.hash_whole(&set);
-    assert_ne!(hash, secret.hash(&set));
-    let users = UsersRecord { hash, users: 1, len: set.len() as u32 }.encode();
-    let first = SuperRecord { version: 1, seed, generation: 0, log_bytes: 0 }.encode();
-    let records = [
-        (Key::SUPER, Some(first[..20].into())),
-        (Key::of(Kind::XattrUsers, 1), Some(users.into())),
-    ];
-    database.write(&records).unwrap();
-    drop(database);
-    assert_eq!(fsck(&path).unwrap().findings, []);
-    let opened = Store::open(&path, &options).unwrap();
-    assert_eq!(opened.getxattr(file, b"user.a").as_deref(), Ok(&value[..]));
-    let name = Name::new(b"other").unwrap();
-    let root = Node::detached(1, FileKind::Directory);
-    let other = opened.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
-    let other = Node::detached(other.ino, FileKind::Regular);
-    opened.setxattr(other, b"user.a", &value, XattrMode::Set).unwrap();
-    let stats = opened.stats();
-    assert_eq!((stats.xattr_blocks, stats.xattr_users), (1, 2));
-    drop(opened);
-    assert_eq!(fsck(&path).unwrap().findings, []);
-    std::fs::remove_dir_all(&path).unwrap();
-}
-
-/// A count of users that is too small makes nobody give back room twice.
+/// With a count of users that is too small, the room of a block is given back only once.
 #[test]
 fn damaged_count_of_users_gives_no_room_twice() {
     let path = store("twice-left");
@@ -233,7 +171,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     let root = Node::detached(1, FileKind::Directory);
     let file = Node::detached(3, FileKind::Regular);
     let opened = Store::open(&path, &options).unwrap();
-    // Blocks that were not read are not shared.
+    // Sharing needs the block in the index, which it enters when it is read.
     opened.getxattr(file, b"user.a").unwrap();
     let others = [b"n0", b"n1", b"n2"].map(|name| {
         let made = opened.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0));
@@ -251,7 +189,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // The same as before: now each has the block in memory.
+    // The same set as before; now each inode has the block in memory.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
     }
@@ -270,12 +208,14 @@ fn damaged_count_of_users_gives_no_room_twice() {
 #[test]
 fn unknown_version_is_refused() {
     let path = store("version");
-    let (_, database) = database_of(&path);
-    let newer = SuperRecord { version: 3, seed: 0, generation: 0, log_bytes: 0 }.encode();
-    database.write(&[(Key::SUPER, Some(newer.into()))]).unwrap();
-    drop(database);
-    assert!(matches!(fsck(&path), Err(OpenError::Version(3))));
-    let opened = Store::open(&path, &StoreOptions::default()).map(drop);
-    assert!(matches!(opened, Err(OpenError::Version(3))));
+    for version in [1, 3] {
+        let (_, database) = database_of(&path);
+        let other = SuperRecord { version, seed: 0, generation: 0, log_bytes: 0 };
+        database.write(&[(Key::SUPER, Some(other.encode().into()))]).unwrap();
+        drop(database);
+        let is_refused = |error| matches!(error, OpenError::Version(known) if known == version);
+        assert!(fsck(&path).is_err_and(is_refused));
+        assert!(Store::open(&path, &StoreOptions::default()).is_err_and(is_refused));
+    }
     std::fs::remove_dir_all(&path).unwrap();
 }

@@ -1,13 +1,21 @@
-//! Commits: who makes them, and how a transaction becomes durable.
+//! Commits: how a transaction becomes durable.
 //!
-//! One thread at a time commits, for all who wait. It freezes the running layer, and then either appends
-//! it to the log or writes everything to the database; see the module above.
+//! One thread at a time commits, for all waiting threads. It freezes the running layer. Then it
+//! appends that layer to the log, or writes all records to the database.
 //!
-//! # Which of the two
-//! The database takes a transaction if the log cannot: its records are many, the log is full, its bytes
-//! of files cannot be read, or they are many and J.6 is against a sync of them alone, or a write or a sync of
-//! the log fails. It also takes one when time has come, when the store is closed, while the host is full, and
-//! when a read of the database has failed: only to open it again helps.
+//! # Log or database
+//! The database takes a transaction in these cases:
+//! - The log cannot take it: too many records, no room, data that cannot be read, or a failed write
+//!   or sync of the log.
+//! - It wrote much file data, and J.6 forbids to sync that data beside the log.
+//! - It is a periodic commit, or the last one.
+//! - The host is full.
+//! - A read of the database has failed, so that the database must be reopened.
+//!
+//! # Shared commits
+//! A thread that is about to commit first waits for as many callers as the last commit had at its
+//! end. It waits for half of that commit's duration, at most [`PATIENCE_MAX`]. Otherwise two
+//! threads that sync in turn would never share a commit. A lone caller does not wait.
 //!
 //! Source: Linux `fs/jbd2/commit.c`; the ZFS intent log.
 
@@ -26,36 +34,36 @@ use crate::device::errno_of;
 use crate::layer::{Layer, Record};
 use crate::record::{Key, SuperRecord};
 
-/// The most bytes of records, about, that one entry of the log has.
+/// The most bytes of records in one log entry; an estimate.
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
-/// How often records are written to the database at most: it has failed to read before, it has no room, and
-/// then it has some.
+/// The most attempts to write records to the database: the first may find that a read has failed,
+/// the second that the host is full, the third has the room of the reserve.
 const ATTEMPTS_MAX: u32 = 3;
 
-/// How far what is committed must get.
+/// How far a commit must get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
     Durable,
     InDatabase,
 }
 
-/// A transaction that is closed.
+/// A transaction that takes no more changes.
 struct Frozen {
     tid: u64,
     layer: Arc<Layer>,
-    /// What is durable, and not in the database.
+    /// Transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
-    /// Where it wrote to files; None for much.
+    /// The ranges of the data device that it wrote; None for too much to log.
     written: Option<Vec<(u64, u32)>>,
-    /// Only to open the database again helps.
-    is_sick: bool,
+    /// A read of the database has failed, so that the commit must reopen it.
+    has_failed_read: bool,
 }
 
 impl Journal {
-    /// Makes bytes durable that were written to files in the transaction `tid` or before.
+    /// Makes the bytes durable that transactions up to `tid` wrote to files.
     ///
     /// # Errors
-    /// `EIO` if that failed, now or ever: what it is about may be lost.
+    /// `EIO` if this or an earlier commit failed. The bytes may be lost then.
     pub(crate) fn sync_data(&self, tid: u64) -> Result<(), Errno> {
         let state = self.state.lock();
         let (is_committed, has_logged_data) = (state.committed >= tid, state.has_logged_data);
@@ -63,7 +71,8 @@ impl Journal {
         if is_committed {
             return self.check();
         }
-        // J.6: a commit that has the log take data says so before it reads any, so it reads no older one.
+        // J.6: a commit sets `has_logged_data` before it reads data for the log, so it reads no
+        // older data.
         if self.dirty.is_large() && !has_logged_data {
             return self.sync_data_once().map_err(|_| Errno::IO);
         }
@@ -72,12 +81,12 @@ impl Journal {
 
     fn sync_data_once(&self) -> io::Result<()> {
         let _turn = self.data_sync.lock();
-        // The host tells of a failure once; nobody may take what it was about for durable later.
+        // The host reports a failed write once. After it no sync may succeed.
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. Whoever wrote before this call set it before: the lock of the file, the gate
-        // or the caller's own order is between.
+        // ORDERING: Relaxed. A write before this call has set it: the lock of the file, the barrier
+        // or the caller's own order lies between.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -85,36 +94,36 @@ impl Journal {
         self.devices.data.sync().inspect_err(|_| self.fail())
     }
 
-    /// Makes all that happened before this call durable.
+    /// Makes all earlier changes durable.
     ///
     /// # Errors
-    /// `EIO` if a commit failed, now or ever.
+    /// `EIO` if this or an earlier commit failed.
     pub(crate) fn commit_running(&self) -> Result<(), Errno> {
-        self.heal();
-        let view = self.look();
+        self.reopen_if_failed();
+        let view = self.view();
         let tid = view.tid - u64::from(!view.running.has_begun());
         drop(view);
         self.check()?;
         self.commit_up_to(tid)
     }
 
-    /// Puts all that happened before this call into the database, so that the log is empty.
+    /// Puts all earlier changes into the database, so that the log is empty.
     ///
     /// # Errors
-    /// `EIO` if a commit failed, now or ever.
+    /// `EIO` if this or an earlier commit failed.
     pub(crate) fn checkpoint(&self) -> Result<(), Errno> {
-        self.heal();
-        let view = self.look();
+        self.reopen_if_failed();
+        let view = self.view();
         let tid = view.tid - u64::from(!view.running.has_begun());
         drop(view);
         self.check()?;
         self.commit_with(&mut self.state.lock(), tid, Goal::InDatabase)
     }
 
-    /// Makes the transaction `tid` durable, and those before.
+    /// Makes the transactions up to `tid` durable.
     ///
     /// # Errors
-    /// `EIO` if a commit failed, now or ever.
+    /// `EIO` if this or an earlier commit failed.
     pub(crate) fn commit_up_to(&self, tid: u64) -> Result<(), Errno> {
         let mut state = self.state.lock();
         if state.committed >= tid {
@@ -159,10 +168,9 @@ impl Journal {
         }
     }
 
-    /// Opens the database again if a read of it has failed: nothing else helps. If that fails too, it is as
-    /// before.
-    fn heal(&self) {
-        if !self.look().base.is_sick() {
+    /// Reopens the database if a read of it has failed. If that fails too, nothing has changed.
+    fn reopen_if_failed(&self) {
+        if !self.view().base.has_failed_read() {
             return;
         }
         let mut state = self.state.lock();
@@ -174,31 +182,33 @@ impl Journal {
             let done = Some(Done::Nothing);
             let _turn = Turn { journal: self, done, since: Instant::now() };
             let mut opened = self.opened.lock();
-            // It may be well by now. What writes of its have lost, to open it again does not bring back.
-            if self.look().base.is_sick() && !opened.is_lost() {
-                // Nothing is lost by that: the last commit, and what is above it.
+            // Another thread may have reopened it. A reopening does not bring back lost writes.
+            if self.view().base.has_failed_read() && !opened.is_lost() {
+                // The last commit and the layers above it survive a reopening.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
-                    // It has gone back, or may: what was confirmed is not to be seen as something else.
+                    // The database may have gone back. Its older content must not be served.
                     self.fail();
                 }
             }
         });
     }
 
-    /// Freezes the running transaction and makes it durable; returns its number and whether it is in the
-    /// database, None if that failed.
+    /// Freezes the running transaction and makes it durable. Returns its id and how far it got;
+    /// None on failure.
     fn commit(&self, goal: Goal) -> Option<(u64, Goal)> {
         let frozen = self.freeze();
-        // What was aborted before the gate closed is half an operation.
+        // An operation that aborted before the barrier closed is in the transaction by half.
         self.check().ok()?;
-        // ORDERING: Relaxed. See `grow`. What the log has needs room of the host later, at once.
+        // ORDERING: Relaxed. See `grow`. On a full host a logged transaction could later not be
+        // written to the database.
         let is_full = self.is_full.load(Ordering::Relaxed);
-        let is_logged = goal == Goal::Durable && !frozen.is_sick && !is_full;
+        let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
             Some(Ok(true)) => {
                 self.keep_logged(&frozen);
-                // What was begun may be in the log by now: it is still to go to the database.
+                // The committer may have gone to sleep, but the logged layer still has to go to the
+                // database.
                 self.poke();
                 Ok(Goal::Durable)
             }
@@ -206,7 +216,7 @@ impl Journal {
             _ => self.write_all(&frozen).map(|()| Goal::InDatabase),
         };
         let Ok(reached) = done else {
-            // The frozen layer stays in the views, for reads.
+            // The frozen layer stays in the views, so that reads still find its records.
             self.fail();
             return None;
         };
@@ -225,7 +235,7 @@ impl Journal {
             layer: first.running.clone(),
             logged: first.logged.clone(),
             written: self.dirty.take(),
-            is_sick: first.base.is_sick(),
+            has_failed_read: first.base.has_failed_read(),
         };
         for view in &mut views {
             view.running = next.clone();
@@ -236,20 +246,20 @@ impl Journal {
     }
 
     fn close(&self) -> Vec<RwLockWriteGuard<'_, View>> {
-        self.gate.iter().map(|shard| shard.write()).collect()
+        self.barrier.iter().map(|shard| shard.write()).collect()
     }
 
-    /// Appends a transaction to the log; returns false if it is for the database.
+    /// Appends a transaction to the log. Returns false if the database has to take it.
     ///
     /// # Errors
-    /// That of a sync of the data device, after which nothing helps.
+    /// The error of a sync of the data device. It makes the store read-only.
     fn append(&self, frozen: &Frozen) -> io::Result<bool> {
         if frozen.layer.bytes() > LOGGED_RECORDS_MAX {
             return Ok(false);
         }
         let ranges = match &frozen.written {
             Some(ranges) => {
-                // Before any byte is read; see `sync_data`.
+                // Set before any byte is read; see `sync_data`.
                 self.state.lock().has_logged_data |= !ranges.is_empty();
                 &ranges[..]
             }
@@ -271,7 +281,7 @@ impl Journal {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Ok(false),
             Err(_) => {
-                // Nobody was told of this entry, and the log takes nothing more until it is void.
+                // This entry was not confirmed, and the log takes no more entries until it is void.
                 count(&self.counts.log_failures, 1);
                 return Ok(false);
             }
@@ -281,30 +291,31 @@ impl Journal {
         Ok(true)
     }
 
-    /// Puts the records of a transaction that the log has into the logged layer.
+    /// Adds the records of a logged transaction to the logged layer.
     fn keep_logged(&self, frozen: &Frozen) {
         let logged = frozen.all();
-        for shard in &self.gate {
-            // One after the other: the logged layer says what the frozen one does.
+        for shard in &self.barrier {
+            // Shards may be updated one by one, since the logged layer now has the same records.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
             view.frozen = None;
         }
     }
 
-    /// Writes everything to the database, and begins the log anew.
+    /// Writes all records to the database and restarts the log.
     fn write_all(&self, frozen: &Frozen) -> io::Result<()> {
         self.sync_data_once()?;
         let mut log = self.log.lock();
         let superblock = log.next_superblock();
         let mut records = frozen.all().collect_sorted();
-        // Also if the log is empty: what comes next into it is told from what came before.
+        // The generation grows also if the log is empty, so that later entries differ from older
+        // ones.
         records.insert(0, super_record(superblock));
         let base = Arc::new(self.write_records(&records, superblock.generation)?);
         log.restart();
         drop(log);
-        for shard in &self.gate {
-            // One after the other: the new base says what the old one and the layers do.
+        for shard in &self.barrier {
+            // Shards may be updated one by one, since the new snapshot has the same records.
             let mut view = shard.write();
             view.base = base.clone();
             (view.frozen, view.logged) = (None, None);
@@ -319,22 +330,22 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes a superblock durable that differs from the last one in `log_bytes` only.
+    /// Makes a superblock durable that differs from the current one in `log_bytes` only.
     pub(super) fn write_super(&self, superblock: SuperRecord) -> io::Result<()> {
         let snapshot = self.write_records(&[super_record(superblock)], superblock.generation)?;
         let base = Arc::new(snapshot);
-        for shard in &self.gate {
+        for shard in &self.barrier {
             shard.write().base = base.clone();
         }
         Ok(())
     }
 
-    /// Makes records durable in the database, and returns that as it is then. They have a superblock of
-    /// `generation`.
+    /// Makes records durable in the database and returns a snapshot. `records` include a superblock
+    /// of `generation`.
     fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {
         let mut opened = self.opened.lock();
         if !opened.is_open() && !opened.is_lost() {
-            // What it says now it says again below.
+            // If this fails, the write below fails with an error of its own.
             let _ = self.open_again(&mut opened);
         }
         let mut done = opened.write(records, generation);
@@ -348,7 +359,7 @@ impl Journal {
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
-            // It refuses everything now, whatever the reason was; nothing is lost by that.
+            // The database refuses all calls after an error. The last commit survives a reopening.
             done = match self.open_again(&mut opened) {
                 Ok(()) => opened.write(records, generation),
                 Err(error) => Err(error),
@@ -357,9 +368,9 @@ impl Journal {
         done
     }
 
-    /// Opens the database as the last commit left it.
+    /// Reopens the database at the last commit.
     fn open_again(&self, opened: &mut Opened) -> io::Result<()> {
-        // Nobody may read from the database while it is opened again.
+        // The closed barrier keeps readers out while the database is reopened.
         let mut views = self.close();
         let nothing = Arc::new(Snapshot::closed());
         views.iter_mut().for_each(|view| view.base = nothing.clone());
@@ -370,7 +381,7 @@ impl Journal {
 }
 
 impl Frozen {
-    /// Returns the logged layer, with the records of this transaction.
+    /// Returns the logged layer after it has absorbed this transaction.
     fn all(&self) -> Arc<Layer> {
         let Some(logged) = &self.logged else { return self.layer.clone() };
         logged.absorb(&self.layer);
@@ -378,7 +389,7 @@ impl Frozen {
     }
 }
 
-/// Returns the record of a superblock.
+/// Returns the key and value of a superblock record.
 fn super_record(superblock: SuperRecord) -> (Key, Record) {
     (Key::SUPER, Some(superblock.encode().into()))
 }
@@ -388,18 +399,18 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// The turn of one thread to commit, which ends also with a panic.
+/// The right of one thread to commit. Ends on drop, also during a panic.
 struct Turn<'a> {
     journal: &'a Journal,
-    /// None if that has failed.
+    /// None if the commit has failed.
     done: Option<Done>,
     since: Instant,
 }
 
-/// What came of a turn.
+/// The outcome of a turn.
 enum Done {
     Nothing,
-    /// A transaction, and those before it, got so far.
+    /// All transactions up to this one have reached this goal.
     To(u64, Goal),
 }
 
@@ -432,8 +443,8 @@ mod tests {
     use crate::record::Kind;
     use crate::store::{Store, StoreOptions};
 
-    /// Lets a thread commit while an operation holds the gate, which ends as `end` says; returns what the
-    /// commit said, and what is left of the operation when the store is mounted again.
+    /// Lets one thread commit while an operation holds a handle. `end` ends the operation. Returns
+    /// the result of the commit, and whether the operation's record is there after a remount.
     fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
         let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
         let log_bytes = 64 << 10;
@@ -441,30 +452,30 @@ mod tests {
         let store = Store::open(&path, &options).unwrap();
         let (key, journal) = (Key::of(Kind::Orphan, 99), &*store.journal);
         let done = thread::scope(|scope| {
-            let pass = journal.change().unwrap();
-            let tid = pass.tid;
+            let handle = journal.change().unwrap();
+            let tid = handle.tid;
             let committer = scope.spawn(move || journal.commit_up_to(tid));
-            // It has looked whether something has failed, and closes the gate, or waits for it.
+            // The committer has checked for failures and closes the barrier, or waits for it.
             while !journal.state.lock().is_committing {
                 thread::yield_now();
             }
-            pass.put(key, b"");
+            handle.put(key, b"");
             end(journal);
-            drop(pass);
+            drop(handle);
             committer.join().unwrap()
         });
         drop(store);
         let store = Store::open(&path, &options).unwrap();
-        let is_there = store.journal.look().get(&key).unwrap().is_some();
+        let is_there = store.journal.view().get(&key).unwrap().is_some();
         drop(store);
         std::fs::remove_dir_all(&path).unwrap();
         (done, is_there)
     }
 
-    /// An operation that fails when half of it is done, after the committer has looked and before it has
-    /// closed the gate, is not committed.
+    /// An operation that aborts between the committer's check and the close of the barrier is not
+    /// committed.
     #[test]
-    fn abort_before_the_gate_is_closed_stops_the_commit() {
+    fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));
     }
 

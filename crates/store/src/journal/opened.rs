@@ -1,15 +1,15 @@
-//! The database of a mounted store, however often it is opened again.
+//! The open database of a mounted store, across reopenings.
 //!
-//! The database refuses everything after an error, and only to open it again helps. What it has then is read
-//! from the device anew, and need not be what it was: a host may have lost what it was to write, and a
-//! page that is damaged makes the database go back by one commit without a word. So two things are kept
-//! beside it.
+//! redb refuses all calls after an error, until it is reopened. A reopened database is read from
+//! the device anew and may be older than before. The host may have lost written pages, and redb
+//! silently goes back one commit if a page of the last one is damaged. So two facts are kept beside
+//! it.
 //!
 //! # Invariants
-//! - O.1: whether the device may have lost what was written is never forgotten: then the database is not opened
-//!   again, and takes nothing more. To close and to open it are writes and syncs too, which can fail.
-//! - O.2: the generation of its superblock, which grows with every commit, is never smaller than that of the last
-//!   commit. A database with a smaller one has lost what was confirmed, and is not used.
+//! - O.1: once the device may have lost written data, the database is not reopened and takes no
+//!   more writes. Opening and closing also write and sync, so their failures count too.
+//! - O.2: the generation in the superblock grows with every commit. A database with a smaller one
+//!   has lost a confirmed commit and is not used.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -21,19 +21,19 @@ use crate::device::{Device, Loss};
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-/// The database of a mounted store. See the module's text.
+/// The database of a mounted store. The module's documentation describes it.
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
-    /// None after it could not be opened again.
+    /// None after it could not be reopened.
     database: Option<Database>,
-    /// That of its superblock, as the last commit left it.
+    /// The generation in the superblock of the last commit.
     generation: u64,
     loss: Loss,
 }
 
 impl Opened {
-    /// Returns `database`, which is on `device` and has a superblock of `generation`.
+    /// Returns the state for `database` on `device`, whose superblock has `generation`.
     pub(super) fn new(
         database: Database,
         generation: u64,
@@ -44,21 +44,21 @@ impl Opened {
         Opened { device, cache_bytes, database: Some(database), generation, loss }
     }
 
-    /// Returns true if to open it again, or to write to it, may give what nobody confirmed (O.1, O.2).
+    /// Returns true if confirmed data may be lost, so that the database may not be used (O.1, O.2).
     pub(super) fn is_lost(&self) -> bool {
         self.loss.is_noted()
     }
 
-    /// Returns true if it is open; then it may still refuse everything.
+    /// Returns true if the database is open. It may still refuse all calls.
     pub(super) fn is_open(&self) -> bool {
         self.database.is_some()
     }
 
-    /// Writes records, with a superblock of `generation`, as one transaction; returns the database as it is
-    /// then.
+    /// Writes records and a superblock of `generation` as one transaction. Returns a snapshot after
+    /// it.
     ///
     /// # Errors
-    /// What the device says. The database is of no use after that.
+    /// The error of the device. The database refuses all calls after that.
     pub(super) fn write(
         &mut self,
         records: &[(Key, Record)],
@@ -70,22 +70,25 @@ impl Opened {
         Ok(snapshot)
     }
 
-    /// Opens it as the last commit left it. Nobody may have a snapshot of it.
+    /// Reopens the database at its last commit. The caller has dropped all its snapshots.
     ///
     /// # Errors
-    /// What the device says; `InvalidData` if confirmed commits are not there. It is closed then.
+    /// The error of the device; `InvalidData` if confirmed commits are missing. The database is
+    /// closed then.
     pub(super) fn open_again(&mut self) -> io::Result<Snapshot> {
         self.database = None;
         if self.is_lost() {
             return Err(io::ErrorKind::Other.into());
         }
-        // What the last commit wrote is on the disk, or the database has gone back.
+        // Read from the disk what the last commit wrote; only then a database that went back is
+        // noticed.
         self.device.drop_cached();
         let again = Database::open_with(&self.device, self.cache_bytes, &self.loss)?;
         let snapshot = again.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER)?.map(|value| SuperRecord::decode(&value));
         match superblock {
-            // A commit may have become durable and have said otherwise: then it is written once more.
+            // A larger generation: the last commit is durable though it returned an error. It is
+            // written once more.
             Some(Ok(found)) if found.generation >= self.generation => {}
             _ => {
                 self.loss.note();

@@ -1,11 +1,13 @@
-//! Logs that are changed at random are read: no panic, no entry that nobody wrote, none lost that is still there.
+//! Randomly changed logs: a reader never panics, invents no entry, and loses no entry that is still
+//! whole.
 //!
-//! Logs of three generations are made, and that of the second is changed again and again: bits, blocks, its
-//! length, blocks of the other two, end marks of all. What a reader must say follows from the entries that are whole, which here
-//! are found by comparing bytes: nothing of the reader is used for that, neither hash nor bounds.
+//! A test writes logs of three generations and changes that of the middle one: bits, blocks, its
+//! length, blocks of the other two, end marks of all three. The expected result follows from the
+//! entries that are whole. The test finds these by comparing bytes and uses nothing of the reader,
+//! neither hashes nor bounds.
 //!
-//! The same of a log of a store that was closed, at random and byte by byte, and with a block that cannot be read: then the
-//! end marks tell whether that block may have had something.
+//! The same is done with the log of a closed store, at random and byte by byte, and with a block
+//! that cannot be read. Then the end marks tell whether that block may have held an entry.
 
 use std::io;
 use std::sync::Arc;
@@ -13,12 +15,12 @@ use std::sync::Arc;
 use corewalk_base::Mutex;
 use corewalk_testkit::rng::{Rng, Seed};
 
-use super::replay::{look, survey};
+use super::replay::look;
 use super::*;
-use crate::place::OpenError;
 use crate::record::{FORMAT_VERSION, Kind};
+use crate::store_dir::OpenError;
 
-/// Logs that are changed, and how often each.
+/// Number of logs, and of changed variants of each.
 const LOGS: u64 = 8;
 const MUTATIONS: usize = 4_000;
 const LOG_BYTES: usize = 96 << 10;
@@ -26,7 +28,7 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device that is bytes, and a block of them that cannot be read.
+/// A device in memory. The second field is the number of a block that cannot be read.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -69,7 +71,7 @@ fn superblock(generation: u64) -> SuperRecord {
     SuperRecord { version: FORMAT_VERSION, seed: SEED, generation, log_bytes: 0 }
 }
 
-/// An entry that was written: where, what, and its bytes without the zeros behind.
+/// A written entry: its offset, its header, and its bytes without the padding.
 struct Written {
     at: usize,
     generation: u64,
@@ -77,7 +79,7 @@ struct Written {
     bytes: Vec<u8>,
 }
 
-/// Returns a log of one generation, as long as there is room, and its entries.
+/// Returns a full log of one generation, and its entries.
 fn log(generation: u64, rng: &mut Rng) -> (Vec<u8>, Vec<Written>) {
     let device = Arc::new(Bytes::default());
     let mut log = Log::new(device.clone(), superblock(generation), LOG_BYTES as u64);
@@ -110,20 +112,20 @@ fn log(generation: u64, rng: &mut Rng) -> (Vec<u8>, Vec<Written>) {
     (bytes, written)
 }
 
-/// Returns the end mark of a generation.
+/// Returns the end mark of a generation, as one block.
 fn mark(generation: u64) -> Vec<u8> {
     let device = Arc::new(Bytes::default());
     Log::new(device.clone(), superblock(generation), LOG_BYTES as u64).end();
     let bytes = device.0.lock();
-    assert!(bytes[..BLOCK_BYTES] == bytes[BLOCK_BYTES..MARKED_BYTES], "each block has it");
+    assert!(bytes[..BLOCK_BYTES] == bytes[BLOCK_BYTES..MARKED_BYTES], "each block has a mark");
     bytes[..BLOCK_BYTES].to_vec()
 }
 
-/// What there is to mix.
+/// The material for changes.
 struct Known {
     logs: [Vec<u8>; 3],
     marks: [Vec<u8>; 3],
-    /// Entries, and last the end marks.
+    /// The entries, and last the end marks.
     written: Vec<Written>,
 }
 
@@ -145,7 +147,7 @@ impl Known {
         Known { logs, marks, written }
     }
 
-    /// Returns the log of a store that was closed: what an earlier generation left, and the end marks.
+    /// Returns the log of a closed store: entries of an earlier generation below the end marks.
     fn closed(&self) -> Vec<u8> {
         let mut log = self.logs[0].clone();
         log[..MARKED_BYTES].copy_from_slice(&self.marks[1].repeat(MARKED_BYTES / BLOCK_BYTES));
@@ -158,7 +160,8 @@ impl Known {
         self.written.iter().filter(is_of).collect()
     }
 
-    /// Returns generation and number of the entry that is whole at `at`, if it is not of before.
+    /// Returns generation and number of the whole entry at `at`; None for one of an earlier
+    /// generation.
     fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
         let rest = log.get(at..)?;
         let is_there =
@@ -166,7 +169,7 @@ impl Known {
         self.written.iter().find(is_there).map(|entry| (entry.generation, entry.number))
     }
 
-    /// Returns what a reader must say.
+    /// Returns the expected result of the reader.
     fn expect(&self, log: &[u8]) -> Said {
         let (mut at, mut number) = (0, 0);
         while self.find(log, at) == Some((GENERATION, number)) {
@@ -192,7 +195,7 @@ impl Known {
     }
 }
 
-/// What a reader says of a log.
+/// The result of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Said {
     Entries(u64),
@@ -201,28 +204,28 @@ enum Said {
 }
 
 fn say(log: Vec<u8>) -> Said {
-    match survey(&Bytes(Mutex::new(log), None), superblock(GENERATION)) {
-        Ok(entries) => Said::Entries(entries),
+    match look(&Bytes(Mutex::new(log), None), superblock(GENERATION)) {
+        Ok(contents) => Said::Entries(contents.entries),
         Err(OpenError::LogDamaged { at, later, .. }) => Said::Damaged(at, later),
         Err(OpenError::DatabaseBehind { at, .. }) => Said::Behind(at),
         Err(other) => panic!("{other:?}"),
     }
 }
 
-/// What a mount makes of a log, of which a block cannot be read.
+/// The result of a mount with a log of which a block cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mounted {
-    /// So many entries count.
+    /// This many entries are valid.
     Entries(u64),
-    /// Nothing counts, whatever cannot be read.
+    /// The end marks say that the log is empty.
     Ended,
-    /// It is refused: for the block, for an entry that is lost, for a database that has gone back.
+    /// The store is refused: for the unreadable block, for a lost entry, for an older database.
     NoRead,
     Damaged,
     Behind,
 }
 
-/// Returns what a mount makes of a log and a database of this generation.
+/// Mounts with this log and a database of this generation.
 fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
     let device = Bytes(Mutex::new(log.to_vec()), bad);
     match look(&device, superblock(generation)) {
@@ -235,7 +238,7 @@ fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
     }
 }
 
-/// Changes a log somewhere.
+/// Makes one random change.
 fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     if log.is_empty() {
         return;
@@ -245,7 +248,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let other = other / BLOCK_BYTES * BLOCK_BYTES;
     let blocks = BLOCK_BYTES * (1 + rng.index(5));
     let len = blocks.min(log.len() - block.max(other));
-    // Most of a log is bytes of files; headers are what is looked at.
+    // Most of a log is file data, but the reader decides by headers.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
     match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),
@@ -257,7 +260,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
         6 => log.resize(log.len() + blocks, 0),
         7 => log.copy_within(other..other + len, block),
         8 => {
-            // A word of a header, as large as can be.
+            // A word of a header becomes very large.
             let word = block + 8 * rng.index(4);
             if let Some(bytes) = log.get_mut(word..word + 8) {
                 let value = *rng.pick(&[u64::MAX, u64::MAX - 31, 1 << 63, 1 << 20, GENERATION + 1]);
@@ -269,7 +272,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
             let len = mark.len().min(log.len() - block);
             log[block..block + len].copy_from_slice(&mark[..len]);
         }
-        // Blocks of another generation, most often where they were.
+        // Blocks of another generation, usually at their own place.
         _ => {
             let from = &known.logs[*rng.pick(&[0, 0, 0, 1, 1, 2])];
             let start = if rng.chance(3, 4) { block } else { other };
@@ -283,7 +286,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
 
 #[test]
 fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
-    // Logs that are shorter, whole, damaged, and of a database that has gone back.
+    // Counts of logs that are shorter, whole, damaged, and newer than their database.
     let mut seen = [0_u32; 4];
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
@@ -303,7 +306,7 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
             };
             let last = all.iter().rfind(is_whole).map_or(0, |entry| entry.number + 1);
             match said {
-                // What is still there of what was confirmed is not lost.
+                // A confirmed entry that is still whole is not lost.
                 Said::Entries(entries) => {
                     assert!(entries >= last, "seed {seed}, mutation {number}");
                     seen[usize::from(entries == all.len() as u64)] += 1;
@@ -317,8 +320,8 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// With a block that cannot be read nothing is said of a log but that it was closed, where that can be seen, that it
-/// cannot be read, or that the database has gone back.
+/// With an unreadable block a reader has three results: the end marks say that the log is empty,
+/// the block cannot be read, or the database has gone back.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
     let mut seen = [0_u32; 3];
@@ -334,7 +337,7 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
                 continue;
             }
             let bad = rng.index(log.len().div_ceil(BLOCK_BYTES));
-            // What can be read of it is whole.
+            // The whole entries that do not touch the unreadable block.
             let mut whole = Vec::new();
             for at in (0..log.len()).step_by(BLOCK_BYTES) {
                 let Some((generation, number)) = known.find(&log, at) else { continue };
@@ -349,7 +352,7 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
             let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
             let is_begun = whole.iter().any(|&(.., number)| number != END);
             let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
-            // A header that is not there in full is not read.
+            // The reader does not read a truncated header.
             let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
             let expected = match (is_behind, is_marked && !is_begun) {
                 (true, _) => Mounted::Behind,
@@ -365,8 +368,9 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// Each byte of the end marks is changed, and each length is tried: a log that was closed has nothing, and whoever
-/// cannot read all of it believes the mark that is left. A database of before that is refused, with one mark too.
+/// Each byte of the end marks is changed, and each length is tried. The log of a closed store stays
+/// empty. A reader with an unreadable block trusts the mark that is left. An older database is
+/// refused, even with one mark.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -389,9 +393,9 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             };
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
-            // Without a mark it is as if the log was lost, unless later entries of before are there.
+            // Without a mark the log counts as lost, unless it still has later entries.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
-            assert!(is_said, "{what}, {bad:?}, the database of before: {older:?}");
+            assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }
     };
     check(&closed, "whole");
@@ -399,7 +403,7 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
         for bit in 0..8 {
             let mut log = closed.clone();
             log[at] ^= 1 << bit;
-            // Behind the header one of its bits is as good as all.
+            // In the padding, one bit of a byte is tested instead of all.
             if at % BLOCK_BYTES < HEADER_BYTES || bit == at % 8 {
                 check(&log, &format!("bit {bit} of byte {at}"));
             }
@@ -409,8 +413,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// What was confirmed after the store was mounted again is over both end marks. No byte that is changed, and no block
-/// that cannot be read, makes it a log that was closed, nor does what a cut leaves of its first entry.
+/// The entries of a second mount overwrite both end marks. No changed byte, no unreadable block and
+/// no torn first entry makes such a log look like that of a closed store.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -427,7 +431,7 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
             }
         }
     }
-    // A first entry that has less than the marks had.
+    // A first entry that is shorter than the marks.
     let device = Arc::new(Bytes(Mutex::new(closed.clone()), None));
     let mut again = Log::new(device.clone(), superblock(GENERATION), LOG_BYTES as u64);
     assert_eq!(again.begin().append().unwrap(), Some(BLOCK_BYTES as u64));
@@ -435,7 +439,7 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     for bad in 0..blocks {
         assert_eq!(mounted(&again, Some(bad), GENERATION), Mounted::NoRead, "block {bad}");
     }
-    // The write of the first entry is torn anywhere: nobody was told of it.
+    // The write of the first entry is torn at any point. It was not confirmed.
     let len = first.bytes.len().max(MARKED_BYTES);
     for torn in (0..len).step_by(512) {
         let mut left = closed.clone();
@@ -452,8 +456,7 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     }
 }
 
-/// Entries that are whole, since they have the hash of what they have, and make no sense: whatever is in them is an
-/// error or is understood, and nothing panics.
+/// Entries with the right hash and random contents. Each is parsed or refused, and nothing panics.
 #[test]
 fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
     let mut seen = [0_u32; 2];
@@ -465,9 +468,9 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
         for _ in 0..MUTATIONS / 4 {
             let mut payload = rng.pick(&all).bytes[HEADER_BYTES..].to_vec();
             for _ in 0..1 + rng.below(3) {
-                // Where it is told what comes, and how much of it.
+                // Tags and lengths of items are near the start.
                 let at = rng.index(payload.len().min(40));
-                payload[at] = *rng.pick(&[0, VALUE, GONE, DATA, 4, 0x7F, 0xFF]);
+                payload[at] = *rng.pick(&[0, VALUE, REMOVED, DATA, 4, 0x7F, 0xFF]);
             }
             if rng.chance(1, 4) {
                 payload.truncate(rng.index(payload.len()));
@@ -477,7 +480,7 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
             let entry = log.begin();
             entry.log.buffer.extend_from_slice(&payload);
             assert!(entry.append().unwrap().is_some());
-            match survey(&*device, superblock(GENERATION)) {
+            match look(&*device, superblock(GENERATION)).map(|contents| contents.entries) {
                 Ok(1) => seen[0] += 1,
                 Err(OpenError::LogUnreadable { at: 0 }) => seen[1] += 1,
                 other => panic!("seed {seed}: {other:?}"),

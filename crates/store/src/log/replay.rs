@@ -1,48 +1,38 @@
-//! The log read back: what a mount after a crash does, and a check of a store.
+//! Reading the log: by a mount after a crash, and by a check of a store.
 //!
-//! Entries are read one after the other into one buffer, twice: [`look`] sees that all is well, and keeps of them what a
-//! mount has to know before it changes anything (`mount`); then [`replay`] puts them into data device and database.
+//! The log is read twice, one entry at a time. [`look`] verifies it and collects the facts that a
+//! mount needs before it changes anything (`mount`). [`replay`] then writes the entries to data
+//! device and database.
 //!
-//! # Where the log ends
-//! An append writes its entry after the sync of the one before has returned, and after a write or a sync
-//! that failed nothing more is appended in that generation. So of all entries of a generation only the
-//! last can be torn, and nobody was told of that one. An entry that does not count is the end, therefore,
-//! if no later one of the same generation counts: all blocks behind are looked through for one. If there
-//! is one, what is missing had been confirmed, and the log is damaged: it is refused, rather than taken
-//! for a shorter one. (Damage to the last entry is not told from a write that was torn.)
+//! # The end of the log
+//! An entry is written only after the sync of the entry before has returned. After a failed write
+//! or sync the generation gets no more entries. So only the last entry of a generation can be torn,
+//! and it was never confirmed. An invalid entry is therefore the end, unless a later entry of the
+//! same generation is valid. All blocks behind are searched for one. If there is one, confirmed
+//! entries are lost, and the log is refused as damaged. Damage of the last entry looks like a torn
+//! write.
 //!
 //! # A database that has gone back
-//! Each commit of the database has a generation that is larger by one, and entries and end marks of that
-//! generation are written after it has become durable. So a later generation than the database's, anywhere in the log, means that
-//! a commit is gone which was confirmed: a page of it was damaged, and the database took the commit before, or
-//! an older file was put in its place. The store is refused. What the log has does not fit that database, and the
-//! bytes of files may not either.
+//! Each commit of the database increments the generation. Entries and end marks of a generation
+//! are written after its commit is durable. So a generation in the log above the database's means
+//! that a confirmed commit is lost: one of its pages was damaged, or an older file replaced
+//! `meta`. The store is refused, since log and file data do not fit that database. The page
+//! `store.md` lists the cases that cannot be seen.
 //!
-//! | of the database there is an older commit, and since the last one | what a mount says |
-//! |---|---|
-//! | something went to the log | it is refused |
-//! | nothing did, and the store was closed | it is refused |
-//! | nothing did, and the process was killed | it is refused |
-//! | nothing did, and the end mark is not there: the host crashed before it has written it, or failed to write it | nothing |
-//! | nothing did but an entry that was being written over it when the host crashed, of which nobody was told | nothing |
-//! | the last one was made by a mount that put the log into the database, and was killed | nothing: it is put into the older one too |
-//! | the last mount made the log anew, since a block of it could not be read, and was killed | nothing |
-//! | the store has no log, the log is lost, or is that of the older commit | nothing |
-//! | the last one made the store one of this format, and the older one is of version 1 | nothing |
+//! # Unreadable blocks
+//! A log with a block that cannot be read is refused, since the block may hold a confirmed entry.
+//! If an end mark of the database's generation says that nothing was confirmed, it is accepted. The
+//! readable blocks are still searched for a later generation. Then the log is made anew, since a
+//! truncated file may get other blocks of the disk.
 //!
-//! # A block that cannot be read
-//! It is refused, since it may have what was confirmed, unless an end mark of the database's
-//! generation says that nothing was. All that can be read is looked at even so, for a later generation; then the
-//! log is made anew, since the host may give a file that it has taken back other blocks.
-//!
-//! That an entry has bytes of a file which look like an entry does not matter: who copied them from the
-//! log has a number below that of the entry in which they are, and others do not know the secret.
+//! File data in an entry may look like an entry. If it was copied from the log, its number is below
+//! that of the entry that contains it. Otherwise its hash is wrong without the secret.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use super::{
-    BLOCK_BYTES, DATA, END, ENTRY_BYTES_MAX, GONE, HASH_BYTES, HEADER_BYTES, MARKED_BYTES, VALUE,
+    BLOCK_BYTES, DATA, END, ENTRY_BYTES_MAX, HASH_BYTES, HEADER_BYTES, MARKED_BYTES, REMOVED, VALUE,
 };
 use crate::content::SIZE_MAX;
 use crate::database::Database;
@@ -50,35 +40,36 @@ use crate::device::Device;
 use crate::hash::Secret;
 use crate::journal::Devices;
 use crate::layer::Record;
-use crate::mount::Found;
-use crate::place::OpenError;
+use crate::mount::Scan;
 use crate::record::{Fields, KEY_BYTES, Key, Kind, SuperRecord};
+use crate::store_dir::OpenError;
 
-/// What a log makes of records: their new values, or that they are gone.
+/// The records of a log: new values, or None for removed ones.
 pub(crate) type Changes = BTreeMap<Key, Record>;
 
-/// What a log has that counts.
+/// The valid contents of a log.
 #[derive(Default)]
 pub(crate) struct Contents {
     pub(super) entries: u64,
-    /// Nothing counts, and a block cannot be read.
+    /// There is no valid entry, and a block cannot be read.
     pub(super) is_unreadable: bool,
-    /// Records of the kinds that a mount looks at; an inode has no bytes here.
+    /// Records of the kinds that a mount reads. The value of an inode is left out.
     pub(crate) changes: Changes,
-    /// Behind the last byte of the data device that it has.
+    /// The end of the log's file data on the data device, in bytes.
     pub(crate) data_end: u64,
 }
 
-/// Returns what the log of `superblock` has.
+/// Returns the contents of the log of the store with `superblock`.
 ///
 /// # Errors
-/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`] and, unless an end mark says
-/// that there is nothing, [`OpenError::LogRead`]; what the device says of its length.
+/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`];
+/// [`OpenError::LogRead`] unless an end mark says that the log is empty; the device's error for its
+/// length.
 pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents, OpenError> {
     let mut contents = Contents::default();
-    let read = survey_with(log, superblock, |item| match item {
+    let read = survey(log, superblock, |item| match item {
         Item::Record(key, record) => {
-            if Found::KINDS.contains(&key.kind) {
+            if Scan::KINDS.contains(&key.kind) {
                 let bytes = if key.kind == Kind::Inode { &[] } else { record.unwrap_or(&[]) };
                 contents.changes.insert(key, record.map(|_| bytes.into()));
             }
@@ -97,11 +88,11 @@ pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents
     }
 }
 
-/// Puts what the log of `superblock` has, which are `contents`, into data device and database, and returns the
-/// superblock that the database has then.
+/// Writes the log's entries, whose summary is `contents`, to data device and database. Returns the
+/// new superblock of the database.
 ///
 /// # Errors
-/// What the devices say.
+/// The error of a device.
 pub(crate) fn replay(
     devices: &Devices,
     database: &Database,
@@ -115,12 +106,12 @@ pub(crate) fn replay(
             database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
         }
         if contents.is_unreadable {
-            // If that fails the log is as it was.
+            // If this fails, the log is as before.
             let _ = devices.log.set_len(0);
         }
         return Ok(next);
     }
-    // Whatever this needs of the host is not more than that; it is taken again later.
+    // The replay needs no more room than the reserve has. The mount takes the reserve again later.
     devices.reserve.set_len(0)?;
     let generation = superblock.generation + 1;
     let next = SuperRecord { generation, log_bytes: 0, ..superblock };
@@ -133,23 +124,19 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // The commit makes the log void, which has these bytes until then.
+        // The commit makes the log void, and only the log has these bytes until then.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;
     Ok(next)
 }
 
-/// Returns how many entries of a log count.
+/// Returns the number of valid entries. Calls `visit` with each record and each piece of data in
+/// them.
 ///
 /// # Errors
 /// As [`look`], also if there is an end mark.
-pub(crate) fn survey(log: &dyn Device, superblock: SuperRecord) -> Result<u64, OpenError> {
-    survey_with(log, superblock, |_| ())
-}
-
-/// As [`survey`]; calls `visit` with all that is in entries that count.
-fn survey_with(
+fn survey(
     log: &dyn Device,
     superblock: SuperRecord,
     mut visit: impl FnMut(Item<'_>),
@@ -171,11 +158,11 @@ fn survey_with(
     Ok(reader.number)
 }
 
-/// Returns true if nothing was confirmed in the generation of `superblock`, whatever cannot be read. An entry of it
-/// says otherwise, though there is an end mark: builds without those do not write over both.
+/// Returns true if an end mark says that no entry of the generation of `superblock` was confirmed.
+/// A readable entry overrides the mark: older builds did not overwrite both marks.
 ///
 /// # Errors
-/// [`OpenError::DatabaseBehind`]; what the device says of its length.
+/// [`OpenError::DatabaseBehind`]; the device's error for its length.
 fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError> {
     let mut reader = Reader::new(log, superblock)?;
     let (mut is_ended, mut is_begun) = (false, false);
@@ -191,13 +178,13 @@ fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError
     Ok(is_ended && !is_begun)
 }
 
-/// The entries of a log that count, one after the other.
+/// Reads the valid entries of a log in order.
 struct Reader<'a> {
     device: &'a dyn Device,
     len: u64,
     secret: Secret,
     generation: u64,
-    /// Where the next one begins, and its number.
+    /// Offset and number of the next entry.
     at: u64,
     number: u64,
     buffer: Vec<u8>,
@@ -210,10 +197,10 @@ impl<'a> Reader<'a> {
         Ok(Reader { device, len, secret, generation, at: 0, number: 0, buffer: Vec::new() })
     }
 
-    /// Returns records and data of the next entry; None if none counts.
+    /// Returns the records and data of the next entry; None if it is not valid.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of the device.
     fn next(&mut self) -> io::Result<Option<&[u8]>> {
         let found = self.read(self.at)?;
         if found != Some((self.generation, self.number)) {
@@ -224,15 +211,15 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buffer[HEADER_BYTES..]))
     }
 
-    /// Looks through all blocks from the next entry on, which does not count.
+    /// Searches all blocks behind the last valid entry.
     ///
     /// # Errors
-    /// As `look`: an entry that is later than the next, or of a later generation; a block that cannot be
-    /// read, since it may have one.
+    /// As `look`: a later entry of this generation, or an entry of a later generation; a block that
+    /// cannot be read, since it may hold one.
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // Each has a block at least, so `behind` is how many there may be before this one.
+        // An entry takes at least one block, so at most `behind` entries fit before this block.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };
@@ -248,8 +235,8 @@ impl<'a> Reader<'a> {
         damaged.map_or(Ok(()), Err)
     }
 
-    /// Reads the entry at `at`; returns its generation and number, or None if there is none that is whole and
-    /// of this generation or a later one.
+    /// Reads the entry at `at`. Returns its generation and number; None if it is invalid or of an
+    /// earlier generation.
     fn read(&mut self, at: u64) -> io::Result<Option<(u64, u64)>> {
         let mut header = [0; HEADER_BYTES];
         if at + HEADER_BYTES as u64 > self.len {
@@ -272,16 +259,16 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What an entry is made of.
+/// One item of an entry.
 enum Item<'a> {
     Record(Key, Option<&'a [u8]>),
     Data(u64, &'a [u8]),
 }
 
-/// Calls `visit` with what is in an entry.
+/// Calls `visit` with each item of an entry.
 ///
 /// # Errors
-/// `InvalidData` for what makes no sense; those of `visit`.
+/// `InvalidData` for an item that does not parse; the errors of `visit`.
 fn each(mut entry: &[u8], mut visit: impl FnMut(Item<'_>) -> io::Result<()>) -> io::Result<()> {
     while !entry.is_empty() {
         let (item, rest) = parse(entry).ok_or(io::ErrorKind::InvalidData)?;
@@ -303,7 +290,7 @@ fn parse(bytes: &[u8]) -> Option<(Item<'_>, &[u8])> {
     }
     let key = Key::from_bytes(&fields.take::<KEY_BYTES>().ok()?)?;
     match what {
-        GONE => Some((Item::Record(key, None), fields.0)),
+        REMOVED => Some((Item::Record(key, None), fields.0)),
         VALUE => {
             let len = fields.u32().ok()?;
             let (value, rest) = fields.0.split_at_checked(len as usize)?;
@@ -324,7 +311,8 @@ mod tests {
     use crate::mount::read_super;
     use crate::store::{Store, StoreOptions};
 
-    /// What has its hash and makes no sense is refused by mount and check, in words, and changes nothing.
+    /// An entry with a right hash and an invalid item is refused by mount and check, and nothing is
+    /// changed.
     #[test]
     fn entry_that_is_whole_and_makes_no_sense_is_an_error_of_its_own() {
         let path = std::env::temp_dir().join(format!("store-replay-{}", std::process::id()));
@@ -338,9 +326,9 @@ mod tests {
         let database = Database::open(&device("meta"), 1 << 20).unwrap();
         let superblock = read_super(&database.snapshot().unwrap()).unwrap();
         drop(database);
-        // An unknown item; a kind of records that is not known; a value that is cut off.
+        // An unknown item; an unknown kind of record; a truncated value.
         let unknown = [9, 9, 9].to_vec();
-        let kind = [&[GONE], &[77; KEY_BYTES][..]].concat();
+        let kind = [&[REMOVED], &[77; KEY_BYTES][..]].concat();
         let cut =
             [&[VALUE], &Key::SUPER.to_bytes()[..], &9_u32.to_le_bytes(), b"12345678"].concat();
         let far = |offset: u64| {
@@ -353,7 +341,7 @@ mod tests {
             entry.log.buffer.extend_from_slice(&bytes);
             assert!(entry.append().unwrap().is_some());
             let opened = Store::open(&path, &options).map(drop);
-            let expected = "entry at byte 4096 that is whole and not understood";
+            let expected = "entry at byte 4096 that is whole but not understood";
             match opened {
                 Err(OpenError::LogUnreadable { at: 4096 }) => {}
                 other => panic!("{other:?}"),
@@ -361,7 +349,7 @@ mod tests {
             assert!(OpenError::LogUnreadable { at: 4096 }.to_string().contains(expected));
             assert_eq!(fsck(&path).unwrap().findings, [Finding::LogEntry(4096)]);
         }
-        // The control: the same log without such an entry is put into the database.
+        // Control: the same log without such an entry is replayed.
         let mut log = Log::new(device("log"), superblock, 64 << 10);
         for _ in 0..2 {
             assert!(log.begin().append().unwrap().is_some());

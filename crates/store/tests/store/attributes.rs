@@ -1,11 +1,11 @@
-//! How much an inode may have, of extended attributes and behind its end, in the store and in tmpfs.
+//! Limits of extended attributes and of reserved blocks behind the end, in the store and in tmpfs.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, SetAttr, XattrMode};
 
 use crate::memory::{Disks, quiet};
 
-/// Runs `check` with a file of each.
+/// Calls `check` with a file in each of both.
 fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     let disks = Disks::new();
     let (store, tmpfs) = (disks.open(&quiet()), Tmpfs::new(TmpfsOptions::default()));
@@ -17,7 +17,7 @@ fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     }
 }
 
-/// All names with their NULs have 64 KiB at most, as xattr(7) says.
+/// All names with their NULs have at most 64 KiB (xattr(7)).
 #[test]
 fn names_are_bounded() {
     with_both(|fs, file, what| {
@@ -33,7 +33,7 @@ fn names_are_bounded() {
     });
 }
 
-/// All names and values have 1 MiB at most.
+/// All names and values together have at most 1 MiB.
 #[test]
 fn values_are_bounded_in_all() {
     with_both(|fs, file, what| {
@@ -50,14 +50,14 @@ fn values_are_bounded_in_all() {
         assert_eq!(set(16, 0), Err(Errno::NOSPC), "{what}");
         assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
         assert_eq!(fs.getxattr(file, b"user.15").map(|value| value.len()), Ok(room), "{what}");
-        // What takes no more than before is possible.
+        // A change that takes no more room is allowed.
         assert_eq!(set(3, 100), Ok(()), "{what}");
         assert_eq!(set(15, room + 1), Ok(()), "{what}");
     });
 }
 
-/// What is reserved behind the end goes when the size is set, also to what it is, as on ext4 and the
-/// kernel's tmpfs; a larger size keeps it.
+/// A set size, even an unchanged one, frees the blocks reserved behind it, as on ext4 and the
+/// kernel's tmpfs. A larger size keeps them.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {

@@ -1,8 +1,11 @@
-//! What is known of a store that was closed: that its log has nothing, and which commit was the last one. And what
-//! a check leaves as it was.
+//! A closed store: its log is known to be empty, and its last commit is known. And: a check changes
+//! nothing.
+
+use std::time::Duration;
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
+use corewalk_testkit::race::Watchdog;
 
 use crate::differential::{Tree, tree};
 use crate::log_fails::add;
@@ -12,7 +15,7 @@ const META: usize = 0;
 const LOG: usize = 3;
 const BLOCK: u64 = 4096;
 
-/// Returns the devices of a store that was closed, after its log was in use, and its tree.
+/// Returns the devices of a store that was closed after use of its log, and its tree.
 fn closed() -> (Disks, Tree) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -29,21 +32,21 @@ fn open(disks: &Disks) -> Result<Store, OpenError> {
     Store::open_devices(disks.devices(), &quiet())
 }
 
-/// The log of a store that was closed has nothing, whatever of it cannot be read.
+/// The log of a closed store is empty, whichever block of it is unreadable.
 #[test]
 fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     let (disks, expected) = closed();
     let contents = disks.contents();
     for at in (0..contents[LOG].len() as u64).step_by(BLOCK as usize) {
         let disks = Disks::with(contents.clone());
-        // The beginning of a block is all that is looked at.
+        // Only the start of a block is read.
         disks.shared.lock().bad_byte = Some((LOG, at));
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "byte {at}");
         assert!(disks.contents()[LOG] == contents[LOG], "byte {at}: changed by a check");
         let store = open(&disks).unwrap_or_else(|error| panic!("byte {at}: {error}"));
         assert_eq!(tree(&store), expected, "byte {at}");
         assert!(disks.contents()[LOG].iter().all(|&byte| byte == 0), "byte {at}: not made anew");
-        // It is in use again, on blocks that can be read.
+        // The log is in use again, on readable blocks.
         add(&store, "more").unwrap();
         assert_eq!(store.stats().logged_commits, 1, "byte {at}");
         let killed = disks.killed();
@@ -51,7 +54,7 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     }
 }
 
-/// What was confirmed after the store was mounted again may be in the block that cannot be read, be it the first one.
+/// After a second mount, confirmed entries may be in the unreadable block, even if it is the first.
 #[test]
 fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     let (disks, _) = closed();
@@ -75,12 +78,12 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     }
 }
 
-/// A database that is older than the end of the store is refused, though nothing went to the log since.
+/// A database older than the close is refused, though nothing was logged since.
 #[test]
 fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
     let older = disks.contents()[META].clone();
-    // Mounted and closed with nothing changed: it is as old as it was.
+    // A mount and close without a change leaves the generation.
     drop(disks.open(&quiet()));
     let mut same = disks.contents();
     same[META] = older.clone();
@@ -91,7 +94,7 @@ fn older_database_of_a_closed_store_is_refused() {
     drop(store);
     let mut contents = disks.contents();
     contents[META] = older;
-    // Also if the first block of the log is lost, or cannot be read.
+    // Also if the first block of the log is lost or unreadable.
     for (is_lost, bad_byte) in [(false, None), (true, None), (false, Some((LOG, 0)))] {
         let mut contents = contents.clone();
         contents[LOG][..BLOCK as usize * usize::from(is_lost)].fill(0);
@@ -99,7 +102,7 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // Without an end mark of its own generation it may have lost more.
+            // Without an end mark of its own generation, more may be lost.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }
@@ -109,7 +112,7 @@ fn older_database_of_a_closed_store_is_refused() {
     }
 }
 
-/// A check opens a database that was not closed, which repairs it, and puts the log into it, all in memory.
+/// A check repairs a database that was not closed and replays the log, all in memory.
 #[test]
 fn check_of_a_killed_store_changes_no_byte() {
     let disks = Disks::new();
@@ -130,6 +133,25 @@ fn check_of_a_killed_store_changes_no_byte() {
     let is_sync = |step| matches!(step, &crate::memory::Step::Sync { .. });
     assert!(steps.iter().all(is_sync), "{} steps", steps.len());
     assert_eq!(tree(&killed.open(&quiet())), tree(&store));
-    // The control: a mount does change it.
+    // Control: a mount changes the devices.
     assert!(killed.contents() != before);
+}
+
+/// A store that is dropped during a panic of its thread is closed like any other.
+#[test]
+fn store_dropped_during_a_panic_is_closed() {
+    let _watchdog = Watchdog::start("close during a panic", Duration::from_secs(60));
+    let disks = Disks::new();
+    let store = disks.open(&quiet());
+    for name in ["one", "two"] {
+        add(&store, name).unwrap();
+    }
+    let expected = tree(&store);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _store = store;
+        panic!("a panic that the test expects");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
+    assert_eq!(tree(&open(&disks).unwrap()), expected);
 }

@@ -1,4 +1,4 @@
-//! Commits that several threads wait for.
+//! Commits with several waiting threads.
 
 use std::io;
 use std::time::Duration;
@@ -21,7 +21,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// A device whose next sync, once it is set to, waits to be let go on, and then fails, as a host does: once.
+/// A device whose next sync can be made to wait for a signal and then to fail. As on a real host,
+/// only one sync fails.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Device>,
@@ -64,8 +65,8 @@ impl Device for Slow {
     }
 }
 
-/// The host tells of data that it has lost once: whoever waits for the same sync must hear of it too. What
-/// the log has lost goes to the database, for all who wait.
+/// The host reports lost data once, so every thread that waits for that sync must get the error. A
+/// transaction that the log has lost goes to the database, for all waiting threads.
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
@@ -74,7 +75,7 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// A sync of the log, or of the data device, is slow and fails.
+/// A sync of the log, or of the data device, is slow and then fails.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();
@@ -94,7 +95,7 @@ fn sync_that_fails(is_log: bool) {
         let first = scope.spawn(|| store.fsync(file, 0, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
         let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, 0, true))];
-        // They wait for the sync that is under way by then, mostly.
+        // Most of them wait for the sync in progress.
         thread::sleep(Duration::from_millis(20));
         slow.set(|state| state.1 = false);
         let expected = if is_log { Ok(()) } else { Err(Errno::IO) };
@@ -105,14 +106,14 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // Whatever the log has on the disk now, nothing of it is needed.
+        // The content of the log on disk is not needed any more.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));
     }
 }
 
-/// A host that is full, and several who write.
+/// Several threads write on a full host.
 #[test]
 fn full_host_with_several_writers_is_enospc_only() {
     let _watchdog = Watchdog::start("a full host", Duration::from_secs(120));
@@ -147,7 +148,7 @@ fn full_host_with_several_writers_is_enospc_only() {
     }
 }
 
-/// While a commit is slow, those who change much wait for it, so that memory is bounded.
+/// During a slow commit, threads that make many records wait, so that memory is bounded.
 #[test]
 fn writers_wait_while_a_commit_is_slow() {
     const BYTES: u64 = 256 << 10;
@@ -174,13 +175,13 @@ fn writers_wait_while_a_commit_is_slow() {
         println!("{held} bytes are held");
         assert!((BYTES / 2..BYTES * 3 / 2).contains(&held), "{held}");
         slow.set(|state| state.1 = false);
-        // The log's failure is the database's work, and nobody's error.
+        // The database takes over from the failed log, so there is no error.
         assert_eq!(first.join().unwrap(), Ok(()));
         assert_eq!(writer.join().unwrap(), None);
     });
 }
 
-/// What nobody syncs is durable after a while, and in the database, once and not again and again.
+/// Changes without a sync become durable in time, in the database, and are committed once.
 #[test]
 fn commits_come_in_time() {
     let _watchdog = Watchdog::start("a commit in time", Duration::from_secs(60));
@@ -192,7 +193,7 @@ fn commits_come_in_time() {
         let file = make(&store, &format!("f{number}")).unwrap();
         let in_database = |stats: StoreStats| stats.commits - stats.logged_commits;
         if number > 0 {
-            // What only the log has goes on as well.
+            // Transactions that are only in the log go to the database as well.
             store.fsync(file, 0, false).unwrap();
         }
         while in_database(store.stats()) == in_database(before) {
@@ -201,5 +202,5 @@ fn commits_come_in_time() {
     }
     let commits = store.stats().commits;
     thread::sleep(5 * every);
-    assert_eq!(store.stats().commits, commits, "there is nothing more to commit");
+    assert_eq!(store.stats().commits, commits, "no further commit");
 }

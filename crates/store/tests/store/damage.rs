@@ -1,8 +1,8 @@
-//! A log that is damaged while the store is not mounted.
+//! A log that was damaged while the store was not mounted.
 //!
-//! What was confirmed is not to be lost without a word. So each block of a log is damaged in turn: a
-//! write that nobody was told of may be torn, which is no damage; all else is refused by a mount, and
-//! found by a check.
+//! Confirmed changes must not be lost silently. Each block of a log is damaged in turn. A torn last
+//! write was not confirmed and is no damage. Any other damage is refused by a mount and found by a
+//! check.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -14,19 +14,19 @@ use crate::memory::{Disks, quiet};
 const BLOCK: usize = 4096;
 const LOG: usize = 3;
 
-/// Where an entry of the log begins, and how many blocks it has.
+/// An entry of the log: its offset and its number of blocks.
 struct Entry {
     at: usize,
     blocks: usize,
 }
 
-/// Returns the devices as a kill leaves them, the entries of their log, and the tree after each.
+/// Returns the devices of a killed store, the entries of its log, and the tree after each entry.
 fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let mut trees = vec![tree(&store)];
     let root = Node::detached(1, FileKind::Directory);
-    // Entries of one block and of several, in each of which is something.
+    // Entries of one block and of several blocks.
     for (number, len) in [0, 8_192, 4_096, 20_480, 0, 12_288].into_iter().enumerate() {
         let name = format!("f{number}");
         let name = Name::new(name.as_bytes()).unwrap();
@@ -61,7 +61,7 @@ fn open(contents: &[Vec<u8>; 4]) -> (Disks, Result<Store, OpenError>) {
     (disks, opened)
 }
 
-/// Says what a mount and a check make of a log that is damaged at `at` amid what was confirmed.
+/// Checks that mount and check report damage at `at`.
 fn assert_is_refused(contents: &[Vec<u8>; 4], at: usize, what: &str) {
     let (disks, opened) = open(contents);
     match opened.map(drop) {
@@ -86,7 +86,7 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     let last = entries.len() - 1;
     for (number, entry) in entries.iter().enumerate() {
         for block in 0..entry.blocks {
-            // A block that was never written; that of something else; one bit.
+            // A block that was never written; one with foreign bytes; one bit.
             for how in 0..3 {
                 let what = format!("block {block} of entry {number}, damage {how}");
                 let mut damaged = contents.clone();
@@ -94,7 +94,7 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // All blocks have something that counts at their beginning.
+                    // Every block has used bytes at its start.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -109,7 +109,7 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     }
 }
 
-/// What the error says to do works: the store is that of the commit before the damage.
+/// The advice in the error works: the store is then at the commit before the damage.
 #[test]
 fn log_that_is_cut_at_the_damage_is_mounted() {
     let (contents, entries, trees) = load();
@@ -120,7 +120,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
         let (disks, opened) = open(&cut);
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[number], "{number}");
-        // What is appended next is not taken for what was there.
+        // A new entry is not confused with an old one.
         let root = Node::detached(1, FileKind::Directory);
         store.make(root, Name::new(b"more").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
         store.sync().unwrap();
@@ -132,7 +132,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
     }
 }
 
-/// It is the later entry that tells damage from an end: without one there is nothing to be seen.
+/// Control: without a later entry, damage looks like the end of the log.
 #[test]
 fn control_damage_before_nothing_is_an_end() {
     let (contents, entries, trees) = load();
@@ -143,7 +143,7 @@ fn control_damage_before_nothing_is_an_end() {
     assert_eq!(tree(&opened.unwrap()), trees[3]);
 }
 
-/// Entries that an earlier generation left behind the end are no damage.
+/// Entries of an earlier generation behind the end are no damage.
 #[test]
 fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     let (contents, ..) = load();
@@ -158,8 +158,8 @@ fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     assert_eq!(tree(&again.unwrap()), now);
 }
 
-/// A log that cannot be read somewhere may have had what was confirmed there, also behind its end: the mount is
-/// refused, and says where.
+/// An unreadable block may have held confirmed entries, even behind the end: the mount is refused
+/// and names it.
 #[test]
 fn block_of_the_log_that_cannot_be_read_is_refused() {
     let (contents, entries, trees) = load();
@@ -173,7 +173,7 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // The beginning of a block behind the end is all that is looked at.
+        // Behind the end only the start of a block is read.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -186,15 +186,15 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         }
         let report = fsck_devices(&disks.devices()).unwrap();
         assert_eq!(report.findings, [Finding::LogRead(expected)]);
-        // Nothing has changed: once it can be read all is there.
+        // Nothing was changed: once the block is readable, everything is there.
         disks.shared.lock().bad_byte = None;
         assert_eq!(tree(&disks.open(&quiet())), trees[entries.len()]);
     }
     assert!(is_behind > 5);
 }
 
-/// A log that is changed at random is mounted with all that is whole in it, or not at all. (The parser alone sees many
-/// more of these: `log::mutations`.)
+/// A randomly changed log is replayed with all whole entries, or refused. (`log::mutations` tests
+/// the parser with many more.)
 #[test]
 fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     const MOUNTS: u64 = 200;
@@ -226,7 +226,7 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // Zeros behind an entry mean nothing, so it may be whole for all that.
+                // The entry may be whole even so, since the padding does not count.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;
@@ -242,7 +242,7 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     assert!(mounted > 20 && refused > 20);
 }
 
-/// A log that is shorter than it was, or missing, may have had what was confirmed.
+/// A log that is missing or shorter than before may have held confirmed entries.
 #[test]
 fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
     let (contents, entries, trees) = load();
@@ -254,7 +254,7 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // An entry is cut in two, and has a later one neither.
+            // A truncated entry without a later one.
             other => panic!("{end}: {other:?}"),
         };
         assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
@@ -263,21 +263,21 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let found = fsck_devices(&disks.devices()).unwrap().findings;
         assert_eq!(found, [Finding::LogShort(end as u64, len as u64)]);
         assert!(disks.contents() == cut, "{end}: changed");
-        // What the error says to do gives up what is lost, and no more.
+        // The advice in the error gives up the lost changes and no more.
         assert!(error.to_string().contains(&format!("truncate --size={len} log")), "{error}");
         cut[LOG].resize(len, 0);
         let (_, opened) = open(&cut);
         let kept = entries.iter().filter(|entry| entry.at + entry.blocks * BLOCK <= end).count();
         assert_eq!(tree(&opened.unwrap()), trees[kept], "{end}");
     }
-    // The control: a log that is longer has lost nothing.
+    // Control: a longer log has lost nothing.
     let mut longer = contents;
     longer[LOG].resize(len + BLOCK, 0);
     let (_, opened) = open(&longer);
     assert_eq!(tree(&opened.unwrap()), trees[entries.len()]);
 }
 
-/// Nothing is needed of the log of a store that was closed, nor of one that was only read since.
+/// The log of a closed store is not needed, even if the store was mounted read-only since.
 #[test]
 fn log_of_a_closed_store_may_be_shortened_or_missing() {
     let (contents, _, trees) = load();
@@ -292,7 +292,7 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
         assert_eq!(fsck_devices(&Disks::with(cut).devices()).unwrap().findings, [], "{end}");
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[trees.len() - 1], "{end}");
-        // The log is in use again, and is missed again.
+        // The log is in use again, and needed again.
         let mut killed = disks.contents();
         killed[LOG].clear();
         assert!(matches!(open(&killed).1.map(drop), Err(OpenError::LogShort { len: 0, .. })));

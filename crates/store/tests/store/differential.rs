@@ -1,8 +1,8 @@
-//! The store beside tmpfs: random operations must have the same results, errno by errno.
+//! The store beside tmpfs: random operations have equal results, errno by errno.
 //!
-//! Both get the same calls; inode numbers are told apart by where they were made. After a run, and
-//! after the store was mounted again, whole trees are compared: names, attributes, bytes, extended
-//! attributes.
+//! Both get the same calls. Inode numbers differ, so an inode is identified by its creation. After
+//! a run, and after a remount of the store, the whole trees are compared: names, attributes, data,
+//! extended attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::memory::{Disks, quiet};
 
-/// An inode in both.
+/// An inode in both file systems.
 #[derive(Clone, Copy, Debug)]
 struct Both {
     store: u64,
@@ -36,28 +36,28 @@ impl Both {
     }
 }
 
-/// What can be compared of attributes.
+/// Returns the attributes that must be equal.
 fn shown(attr: &Attr) -> (u32, u32, u32, u32, u64, u64, u64, bool) {
     let Attr { mode, nlink, uid, gid, rdev, size, blocks, has_acl, .. } = *attr;
     (mode, nlink, uid, gid, rdev, size, blocks, has_acl)
 }
 
-/// Everything below a directory, by path.
+/// All entries below a directory, by path.
 pub(crate) type Tree = BTreeMap<Vec<u8>, Leaf>;
 
-/// What a path leads to.
+/// One entry of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
     shown: (u32, u32, u32, u32, u64, u64, u64, bool),
     pub(crate) bytes: Vec<u8>,
-    /// Where a file has data, from and to.
+    /// Ranges of the file with data: start and end.
     data: Vec<(u64, u64)>,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     acls: [Option<Acl>; 2],
 }
 
 impl Leaf {
-    /// Returns the leaf with other bytes.
+    /// Returns the leaf with other data.
     pub(crate) fn with_bytes(&self, bytes: &[u8]) -> Leaf {
         Leaf { bytes: bytes.to_vec(), ..self.clone() }
     }
@@ -104,7 +104,7 @@ fn collect(fs: &dyn FileSystem, attr: Attr, path: Vec<u8>, tree: &mut Tree) {
     }
 }
 
-/// Returns where a file has data.
+/// Returns the ranges of a file that have data.
 fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
     let (mut all, mut at) = (Vec::new(), 0);
     while let Ok(from) = fs.seek(node, 0, at, Seek::Data) {
@@ -114,7 +114,7 @@ fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
     all
 }
 
-/// Returns the entries of a directory, read a few at a time.
+/// Returns the entries of a directory, read `step` at a time.
 fn listing(fs: &dyn FileSystem, node: Node<'_>, step: usize) -> Vec<(Vec<u8>, FileKind)> {
     let (mut all, mut cookie) = (Vec::new(), 0);
     loop {
@@ -133,7 +133,7 @@ fn listing(fs: &dyn FileSystem, node: Node<'_>, step: usize) -> Vec<(Vec<u8>, Fi
         .unwrap();
         if all.len() == before {
             all.sort_by(|a, b| a.0.cmp(&b.0));
-            assert!(all.windows(2).all(|w| w[0].0 != w[1].0), "an entry came twice");
+            assert!(all.windows(2).all(|w| w[0].0 != w[1].0), "duplicate entry");
             return all;
         }
     }
@@ -143,11 +143,11 @@ struct Run<'a> {
     store: &'a dyn FileSystem,
     tmpfs: &'a Tmpfs,
     rng: Rng,
-    /// Directories that exist.
+    /// Existing directories.
     dirs: Vec<Both>,
-    /// Other inodes that may exist.
+    /// Other inodes, some of which may be gone.
     files: Vec<Both>,
-    /// How often each errno came up.
+    /// Number of results by call and errno.
     seen: HashMap<String, u32>,
 }
 
@@ -231,7 +231,7 @@ impl Run<'_> {
         }
     }
 
-    /// Looks a name up in both, and returns the inode.
+    /// Looks a name up in both. Returns the inode.
     fn lookup(&mut self, dir: Both, name: Name<'_>) -> Option<Both> {
         let store = self.store.lookup(dir.in_store(), name);
         let tmpfs = self.tmpfs.lookup(dir.in_tmpfs(), name);
@@ -249,7 +249,7 @@ impl Run<'_> {
         }
     }
 
-    /// Lets go of an inode, which is gone then if it has no links.
+    /// Forgets an inode, which frees it if it has no links.
     fn forget(&mut self, found: Both) {
         self.store.forget(found.store);
         self.tmpfs.forget(found.tmpfs);
@@ -264,7 +264,7 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // The caller keeps directories from being moved below themselves.
+        // The caller of a file system excludes moves of a directory below itself.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -316,7 +316,7 @@ impl Run<'_> {
                 self.same("write", got, tmpfs.write(t, 0, offset, &bytes));
             }
             4 => {
-                // Also to the size that it has.
+                // Sometimes to its current size.
                 let now = tmpfs.getattr(t).map_or(offset, |attr| attr.size);
                 let size = if self.rng.chance(1, 3) { now } else { offset };
                 let set = SetAttr { size: Some(size), ..SetAttr::default() };
@@ -393,10 +393,10 @@ impl Run<'_> {
     }
 }
 
-/// Runs random operations in rounds, with a new mount of the store between, and compares.
+/// Runs random operations in rounds, each with a new mount of the store, and compares the trees.
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
-    // The attributes of a tmpfs take bytes and those of a store blocks, so room is not bounded here.
+    // No limit on room: attributes take bytes in tmpfs and blocks in the store.
     let tmpfs = Tmpfs::new(TmpfsOptions { root_mode: 0o755, ..TmpfsOptions::default() });
     let options = quiet();
     let disks = Disks::new();
@@ -415,15 +415,15 @@ fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
             }
         }
         rng.next_u64();
-        // What has no links does not outlive the mount of the store.
+        // An inode without links does not survive a remount of the store.
         let all: Vec<Both> = run.dirs.iter().chain(&run.files).copied().collect();
         all.into_iter().filter(|both| both.store != 1).for_each(|both| run.forget(both));
         Run { seen, .. } = run;
         (dirs, files) = (vec![root], Vec::new());
-        assert_eq!(tree(&store), tree(&tmpfs), "before it is mounted again");
+        assert_eq!(tree(&store), tree(&tmpfs), "before the remount");
         drop(store);
         let store = disks.open(&options);
-        assert_eq!(tree(&store), tree(&tmpfs), "after it was mounted again");
+        assert_eq!(tree(&store), tree(&tmpfs), "after the remount");
     }
     seen
 }
@@ -435,7 +435,7 @@ fn random_operations_have_the_results_of_tmpfs() {
     }
 }
 
-/// Contents alone, on file systems of 24 blocks: short writes, and what is refused for want of room.
+/// Random changes of content on file systems of 24 blocks: short writes and `ENOSPC`.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {

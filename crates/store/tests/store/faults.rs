@@ -1,4 +1,5 @@
-//! Devices that run full, or fail to read or write: `ENOSPC`, `EIO` and `EROFS`, and nothing else.
+//! Devices that run full, or whose reads or writes fail: `ENOSPC`, `EIO` and `EROFS`, and no other
+//! errno.
 
 use corewalk::acl::{Acl, Entry, Tag};
 use corewalk::{
@@ -21,7 +22,7 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// Fills a host that has `room` bytes, with syncs between, and returns the errnos that came up.
+/// Fills a host that has `room` bytes, with syncs in between. Returns the errnos.
 fn fill(store: &Store, rng: &mut Rng) -> Vec<Errno> {
     let (mut errnos, mut number) = (Vec::new(), 0);
     for step in 0..4_000 {
@@ -51,7 +52,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         let errnos = fill(&store, &mut Rng::new(Seed(seed)));
         assert!(!errnos.is_empty(), "{room} bytes were enough");
         assert!(errnos.iter().all(|&errno| errno == Errno::NOSPC), "{room}: {errnos:?}");
-        // What takes no room goes on, and is durable.
+        // Calls that take no room succeed and become durable.
         let name = Name::new(b"f0").unwrap();
         let first = store.lookup(root(), name).unwrap();
         let first = Node::detached(first.ino, FileKind::Regular);
@@ -59,7 +60,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         store.forget(first.ino());
         assert_eq!(store.fsync(root(), 0, false), Ok(()), "{room}");
         let before = tree(&store);
-        // After a kill the host is as full as it was.
+        // After a kill the host is as full as before.
         let killed = disks.killed();
         assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, [], "{room}");
         assert_eq!(tree(&killed.open(&quiet())), before, "{room}");
@@ -75,7 +76,7 @@ fn full_host_is_enospc_and_loses_nothing() {
     }
 }
 
-/// A check, though it does what a mount does with the log, leaves the reserve as it was, for the next mount.
+/// A check replays the log as a mount does, but leaves the reserve for the next mount.
 #[test]
 fn fsck_after_a_kill_keeps_the_reserve() {
     let disks = Disks::new();
@@ -85,12 +86,12 @@ fn fsck_after_a_kill_keeps_the_reserve() {
     assert!(store.stats().logged_commits > 0 && store.stats().has_reserve);
     let killed = disks.killed();
     assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, []);
-    // Others take whatever there is.
+    // Others take all free room.
     killed.shared.lock().room = Some(killed.used());
     assert!(killed.open(&quiet()).stats().has_reserve);
 }
 
-/// The reserve was needed: without it a commit on a full host fails, and the store is read-only.
+/// Control: without the reserve, a commit on a full host fails and the store is read-only.
 #[test]
 fn control_full_host_without_reserve_is_read_only() {
     let disks = Disks::new();
@@ -99,7 +100,7 @@ fn control_full_host_without_reserve_is_read_only() {
         let file = make(&store, &format!("{number:0200}")).unwrap();
         store.setxattr(file, b"user.a", &[number as u8; 900], XattrMode::Set).unwrap();
     }
-    // Less than it has already, the reserve included.
+    // Less than the store takes already with its reserve.
     disks.shared.lock().room = Some(1);
     assert_eq!(store.sync(), Err(Errno::IO));
     assert_eq!(make(&store, "more").err(), Some(Errno::ROFS));
@@ -128,7 +129,7 @@ fn size_and_inodes_are_limits() {
 }
 
 #[test]
-fn failing_reads_are_eio_and_pass() {
+fn failing_reads_are_eio_while_they_last() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let names: Vec<String> = (0..1_500).map(|number| format!("{number:0100}")).collect();
@@ -139,7 +140,7 @@ fn failing_reads_are_eio_and_pass() {
     }
     let before = tree(&store);
     drop(store);
-    // What the database has in memory it can still tell.
+    // Records in the database's cache can still be read.
     let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;
@@ -157,7 +158,7 @@ fn failing_reads_are_eio_and_pass() {
         assert!(results[1].is_err(), "the data cannot be read");
         assert!(results.iter().flat_map(|result| result.err()).all(|errno| errno == Errno::IO));
         failed += results.iter().filter(|result| result.is_err()).count();
-        // Some can be done, and are taken back, so that nothing has changed.
+        // Some calls succeed. They are undone, so that nothing has changed.
         if results[4].is_ok() {
             store.link(file, root(), name).unwrap();
         }
@@ -170,7 +171,7 @@ fn failing_reads_are_eio_and_pass() {
     }
     assert!(failed > 3 * names.len(), "{failed} calls failed");
     disks.shared.lock().is_read_failing = false;
-    assert_eq!(store.sync(), Ok(()), "no write has failed");
+    assert_eq!(store.sync(), Ok(()), "no write failed");
     drop(store);
     let store = disks.open(&quiet());
     let after = tree(&store);
@@ -202,7 +203,7 @@ fn failing_writes_are_eio_then_read_only() {
     assert_eq!(tree(&disks.open(&quiet())), before);
 }
 
-/// A file that cannot be freed now is freed later, and the store stays as it is (S.3).
+/// A file that cannot be freed now is freed later, and the store stays writable (S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();
@@ -220,7 +221,7 @@ fn forgets_while_reads_fail_are_done_later() {
     let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
-        // Its bytes are known, its attributes are not.
+        // Its extents are loaded, its attribute block is not.
         assert_eq!(store.read(file, 0, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
@@ -237,7 +238,7 @@ fn forgets_while_reads_fail_are_done_later() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().inodes, 1);
 }
 
-/// An fsync that found nothing to do costs no sync of the host.
+/// An fsync with nothing to do costs no sync of the host.
 #[test]
 fn fsync_of_what_is_durable_costs_nothing() {
     let disks = Disks::new();
@@ -252,17 +253,17 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.fsync(file, 0, false).unwrap();
     store.sync().unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (1, 1));
-    // In place, and what is durable already is not made so again.
+    // Data in place that is already durable is not synced again.
     store.write(file, 0, 100, b"abc").unwrap();
     store.fsync(file, 0, true).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
-    // What is large goes to its place; the log, which has data, must be void then (J.6).
+    // Large data goes to its place. The log holds data, so it must become void (J.6).
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // From now on the log has no data, so data alone can be synced, or before the log is.
+    // Now the log holds no data, so file data can be synced without a log entry, or before it.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
@@ -272,10 +273,11 @@ fn fsync_of_what_is_durable_costs_nothing() {
     assert_eq!(store.stats().syncs, syncs() - start);
 }
 
-/// A rename of which a read fails is `EIO` and changes nothing, and the store takes it when it can be read: with every
-/// read of it failing in turn, in one directory and in two, to a free name, over a file, and as an exchange.
+/// A rename with a failed read is `EIO` and changes nothing; it succeeds once the read does. Each
+/// of its reads fails in turn: within a directory and across two, to a free name, over a file, and
+/// as an exchange.
 #[test]
-fn rename_that_cannot_read_changes_nothing_and_is_taken_later() {
+fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     for (is_across, mode, has_target) in [
         (true, RenameMode::Replace, false),
         (true, RenameMode::Replace, true),
@@ -292,7 +294,7 @@ fn rename_that_cannot_read_changes_nothing_and_is_taken_later() {
     }
 }
 
-/// Renames where the host reads `reads` times more; returns true if that is enough.
+/// Renames on a host that fails after `reads` reads. Returns true if no read failed.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
     let options = StoreOptions { cache_bytes: 0, ..quiet() };
     let names = ["a", "b", "c", "d"].map(|name| Name::new(name.as_bytes()).unwrap());
@@ -305,7 +307,7 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
         let made = store.make(root(), name, &Make::new(0o040_755, 0, 0)).unwrap();
         Node::detached(made.ino, FileKind::Directory)
     });
-    // Records of names are on several pages of the database.
+    // Enough names for several pages of the database.
     for number in 0..80 {
         let name = format!("{number:0200}");
         file(dirs[number % 2], Name::new(name.as_bytes()).unwrap());
@@ -328,7 +330,7 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
         return true;
     }
     assert_eq!(renamed, Err(Errno::IO), "{reads}");
-    // This reads what could not be read anew.
+    // The sync reopens the database.
     store.sync().unwrap();
     assert_eq!(tree(&store), before, "{reads}");
     store.rename(from, to, mode).unwrap();
@@ -337,7 +339,7 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
     false
 }
 
-/// J.6: bytes that went to their place after older ones went to the log are not undone by the log.
+/// J.6: a replay does not put older data from the log over newer data at its place.
 #[test]
 fn older_bytes_of_the_log_do_not_come_back() {
     for len in [10_000, 100_000] {
@@ -347,12 +349,12 @@ fn older_bytes_of_the_log_do_not_come_back() {
         store.write(file, 0, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
-            // Now to the log, now to its place.
+            // Alternately to the log and to its place.
             store.write(file, 0, 0, &[byte; 9_000]).unwrap();
             store.fsync(file, 0, true).unwrap();
             store.write(file, 0, 5_000, &vec![byte + 100; len]).unwrap();
             store.fsync(file, 0, true).unwrap();
-            // Nothing is lost here but the process.
+            // Only the process is lost here, not unsynced data.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
@@ -363,7 +365,7 @@ fn older_bytes_of_the_log_do_not_come_back() {
     }
 }
 
-/// Without a limit of its own the store has the host's.
+/// Without `size=`, the free space of the host is the limit.
 #[test]
 fn fallocate_takes_no_more_than_the_host_has() {
     let path = std::env::temp_dir().join(format!("corewalk-store-room-{}", std::process::id()));
@@ -380,7 +382,7 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// Where size and mode change at once and the ACL has no room, neither does.
+/// If size and mode change at once and the ACL has no room, neither changes.
 #[test]
 fn size_and_mode_change_both_or_neither() {
     let options = StoreOptions { size_bytes: Some(3 * 4096), ..quiet() };
@@ -401,7 +403,7 @@ fn size_and_mode_change_both_or_neither() {
         store.set_acl(node, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     }
     assert_eq!(store.write(file, 0, 0, &[1; 9000]), Ok(8192), "no room is left");
-    // A block of its own for the ACL that chmod(2) changes has no room.
+    // The ACL changed by chmod(2) needs a block of its own, and there is no room.
     let set = SetAttr { size: Some(10), mode: Some(0o600), ..SetAttr::default() };
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));
@@ -412,7 +414,7 @@ fn size_and_mode_change_both_or_neither() {
     assert_eq!((after.size, after.mode & 0o777), (10, 0o600));
 }
 
-/// Where size and mode change at once and the size cannot, neither does.
+/// If size and mode change at once and the size cannot change, neither changes.
 #[test]
 fn size_that_cannot_change_leaves_the_mode() {
     let disks = Disks::new();

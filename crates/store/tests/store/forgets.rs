@@ -1,5 +1,5 @@
-//! A host that fails to write what it has in memory, says so once, and goes on to show it: what a sync of it is
-//! about may not be on the disk, though it reads well and later syncs succeed.
+//! A host that fails to write dirty pages, reports it once, and still shows them. Data of the
+//! failed sync may not be on disk, though reads and later syncs succeed.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -18,8 +18,8 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// What was confirmed, by commits of the log too, is there after the sync of a commit has failed: the commit, which
-/// made the log void, is in the host's memory, and not on the disk.
+/// Confirmed changes, also those in the log, survive a commit whose sync fails. The commit, which
+/// made the log void, is in the host's memory only.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();
@@ -28,7 +28,7 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
         add(&store, name).unwrap();
     }
     let confirmed = tree(&store);
-    // A commit of the database whose writes succeed: only its sync does not.
+    // The writes of the database commit succeed, and only its sync fails.
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![LOG], vec![META]);
     drop(shared);
@@ -37,7 +37,7 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
     drop(shared);
-    // The host is as it was, and says nothing more.
+    // The host works again and reports nothing more.
     let store = disks.open(&quiet());
     assert!(tree(&store) == confirmed);
     add(&store, "after").unwrap();
@@ -51,7 +51,8 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     assert!(tree(&left.open(&quiet())) == after);
 }
 
-/// Bytes of a file whose sync failed are not shown by the next mount, whose fsync finds nothing to do for them.
+/// The next mount does not show bytes whose sync failed. Its fsync would have nothing to sync for
+/// them.
 #[test]
 fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     let disks = Disks::new();
@@ -77,8 +78,8 @@ fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     assert!(read(&disks.without_power()) == [1; 200_000]);
 }
 
-/// A sync that fails while the database is opened again, after a read has failed, is not forgotten when it can be
-/// opened later.
+/// A sync that fails during a reopening of the database, after a failed read, is not forgotten once
+/// a reopening succeeds.
 #[test]
 fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     let disks = Disks::new();

@@ -1,14 +1,13 @@
-//! A store whose records, or whose log, say what the store would never write, behind right checksums.
+//! Invalid records and log entries with right checksums.
 //!
-//! Damage at random stops at a checksum. Here the changes are made below it: the records are changed
-//! with redb itself, and the entries of the log get their hashes anew. So every check of a record's
-//! content is reached.
+//! Random damage stops at a checksum. Here the changes are made below it: records are changed with
+//! redb itself, and log entries get new hashes. So the check of every field of a record is reached.
 //!
-//! An input is a list of edits, of 16 bytes each: where, what, and a number. It is short, and it
-//! means the same if the store that it is applied to grows.
+//! An input is a list of edits of 16 bytes: where, which change, and a number. Inputs are short,
+//! and keep their meaning if the store grows.
 //!
-//! The check and the mount neither panic nor hang. A store that is mounted serves every call, with an
-//! error if need be. If the check finds nothing, the mount succeeds, and no read says `EIO`.
+//! Check and mount neither panic nor hang. A mounted store serves every call, perhaps with an
+//! error. If the check finds nothing, the mount succeeds and no read is `EIO`.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -23,7 +22,7 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The keyed hash of the format, which no other crate may call.
+/// The keyed hash of the format, which is private to the store.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -31,27 +30,27 @@ const LOG: usize = 3;
 const BLOCK: usize = 4096;
 const HEADER: usize = 32;
 const EDIT: usize = 16;
-/// The table of the database, as `record` describes it.
+/// The table of the database; see `record`.
 const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
-/// Where the superblock has the seed of the hash.
+/// The position of the hash's seed in the superblock.
 const SEED: std::ops::Range<usize> = 12..20;
-/// Entries of a listing that are looked at.
+/// The most entries of a listing that are examined.
 const ENTRIES_MAX: usize = 1_000;
 
-/// What came of a store.
+/// The result for one changed store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Answer {
-    /// The check finds nothing, and it is mounted and read.
+    /// The check finds nothing, and the store is mounted and read.
     Whole,
-    /// The check finds something; it is mounted all the same.
+    /// The check finds something, but the mount succeeds.
     Mounted,
-    /// The mount refuses it: the database, the log, or another reason.
+    /// The mount is refused because of the database, the log, or something else.
     Damaged,
     LogDamaged,
     Refused,
 }
 
-/// One change: a place, which of the changes, and a number.
+/// One change: its place, its kind, and a number.
 struct Edit {
     place: usize,
     at: usize,
@@ -67,7 +66,7 @@ impl Edit {
         Edit { place, at, how, number: u64::from_le_bytes(number) }
     }
 
-    /// Changes `bytes`; `may_resize` allows another length.
+    /// Applies the edit to `bytes`; `may_resize` allows a change of length.
     fn apply(&self, bytes: &mut Vec<u8>, may_resize: bool) {
         let at = self.at % bytes.len().max(1);
         let width = 1 << (self.how % 4);
@@ -86,7 +85,7 @@ fn edits(input: &[u8]) -> impl Iterator<Item = Edit> {
     input.as_chunks::<EDIT>().0.iter().take(64).map(Edit::parse)
 }
 
-/// Returns the devices of a store with something of each kind, as a kill leaves them.
+/// Returns the devices of a killed store with a file of each kind.
 fn load() -> [Vec<u8>; 4] {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -104,7 +103,7 @@ fn load() -> [Vec<u8>; 4] {
     }
     make(dir, "link", 0o120_777);
     store.sync().unwrap();
-    // What follows is in the log alone.
+    // The changes from here on are in the log only.
     for number in 0..5 {
         let file = make(root, &format!("logged{number}"), 0o100_600);
         store.write(file, 0, 0, &vec![number; 1 << (3 * number)]).unwrap();
@@ -112,11 +111,11 @@ fn load() -> [Vec<u8>; 4] {
     }
     let (contents, logged) = (disks.contents(), store.stats().logged_commits);
     drop(store);
-    assert!(logged >= 4, "{logged} commits are in the log");
+    assert!(logged >= 4, "{logged} commits in the log");
     contents
 }
 
-/// A device of [`Disks`] for redb.
+/// A device of [`Disks`] as a storage backend of redb.
 #[derive(Debug)]
 struct Backend(Arc<dyn Device>);
 
@@ -152,7 +151,7 @@ fn records(database: &redb::Database) -> Vec<([u8; 17], Vec<u8>)> {
     table.iter().unwrap().map(|entry| record(entry.unwrap())).collect()
 }
 
-/// Returns the devices with records that `input` changes.
+/// Returns the devices after `input` has changed records.
 fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     let disks = Disks::with(contents.clone());
     let database = database(&disks);
@@ -163,9 +162,9 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
         let (mut key, old) = records[edit.place % records.len()].clone();
         let mut value = table.get(&key).unwrap().map_or(old, |value| value.value().to_vec());
         match edit.how >> 5 {
-            // A record that is gone.
+            // Removes a record.
             7 => drop(table.remove(&key).unwrap()),
-            // One of another number.
+            // Moves a record to another number.
             6 => {
                 let at = 1 + edit.at % 16;
                 key[at] = edit.number as u8;
@@ -183,12 +182,12 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     disks.contents()
 }
 
-/// Returns the devices with a log that `input` changes, and the hash of each entry made anew.
+/// Returns the devices after `input` has changed the log. Every entry gets a new hash.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // The numbers of an entry are changed as often as all of its records.
+        // The header of an entry is changed as often as all its records.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();
@@ -217,7 +216,7 @@ fn examine(contents: [Vec<u8>; 4]) -> Answer {
     let store = match Store::open_devices(disks.devices(), &quiet()) {
         Ok(store) => store,
         Err(error) => {
-            assert!(!is_clean, "the check finds nothing, and the mount says {error:?}");
+            assert!(!is_clean, "no findings, but the mount fails: {error:?}");
             return match error {
                 OpenError::Damaged => Answer::Damaged,
                 OpenError::LogDamaged { .. } => Answer::LogDamaged,
@@ -227,13 +226,13 @@ fn examine(contents: [Vec<u8>; 4]) -> Answer {
     };
     let read = read_all(&store, Node::detached(1, FileKind::Directory), 0);
     if is_clean {
-        assert_ne!(read, Err(Errno::IO), "the check finds nothing, and a read fails");
+        assert_ne!(read, Err(Errno::IO), "no findings, but a read fails");
     }
     change(&store);
     if is_clean { Answer::Whole } else { Answer::Mounted }
 }
 
-/// Reads what is below `dir`; a directory that contains itself is left at some depth.
+/// Reads everything below `dir`, down to some depth, since a directory may contain itself.
 fn read_all(store: &Store, dir: Node<'_>, depth: usize) -> Result<(), Errno> {
     let mut found = Vec::new();
     store.readdir(dir, 0, &mut |entry| {
@@ -264,7 +263,7 @@ fn read_all(store: &Store, dir: Node<'_>, depth: usize) -> Result<(), Errno> {
     first_error
 }
 
-/// Makes changes, whatever becomes of them.
+/// Makes changes and ignores their results.
 fn change(store: &Store) {
     let root = Node::detached(1, FileKind::Directory);
     let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
@@ -302,7 +301,7 @@ fn fuzz_entries_of_the_log() {
     let superblock = records(&database(&disks))[0].1.clone();
     let secret = hash::Secret::new(u64::from_le_bytes(superblock[SEED].try_into().unwrap()));
     let same = with_log(&contents, &secret, &[]);
-    assert!(same == contents, "control: the hashes that are made anew are those of the store");
+    assert!(same == contents, "control: the new hashes equal those of the store");
     let answers =
         Fuzz::of("store-log").runs(400).run(|input| examine(with_log(&contents, &secret, input)));
     assert!(answers.contains_key(&Answer::Whole), "{answers:?}");

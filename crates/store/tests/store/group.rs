@@ -1,10 +1,10 @@
-//! Cuts under a load of several threads, which share commits.
+//! Crash points under a load of several threads that share commits.
 //!
-//! Each thread changes a directory of its own and syncs files in it; what the directory was after each
-//! of its operations is kept, and each writes a byte of its own. After a cut the directory must be what it
-//! was at the thread's last fsync that had returned, or after a later operation: a thread's operations are
-//! durable in their order. The sync of a device takes a moment, so that others come meanwhile and share the
-//! next commit.
+//! Each thread changes a directory of its own and syncs files in it. The test keeps the directory's
+//! state after each operation, and each operation writes a byte of its own. After a crash the
+//! directory must be in the state of the thread's last completed fsync or of a later operation. So
+//! the operations of a thread become durable in their order. A sync takes some time, so that other
+//! threads arrive meanwhile and share the next commit.
 
 use std::time::Duration;
 
@@ -14,27 +14,27 @@ use corewalk_store::{Store, fsck_devices};
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::rng::{Rng, Seed};
 
-use crate::cuts::{Numbers, crash, is_like, numbers};
+use crate::crash_points::{Numbers, crash, is_like, numbers};
 use crate::differential::{Tree, tree_of};
 use crate::memory::{Disks, Step, quiet};
 
 const THREADS: u64 = 4;
 const STEPS: usize = 60;
-const CUTS: usize = 300;
+const POINTS: usize = 300;
 
-/// What a directory was after an operation, and how long the log of the devices was when it began and when it had
-/// been confirmed, if it was.
+/// The state of a directory after an operation. It includes the length of the devices' log at the
+/// start of the operation, and at its confirmation, if any.
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The file to which it wrote, and the byte, which no other operation writes; 0 if it cut the file.
+    /// The file that was written, and the byte that only this operation writes; 0 for a truncation.
     wrote: Option<(u64, u8)>,
-    /// How long the log of the devices was before the operation.
+    /// The length of the devices' log before the operation.
     begun_at: usize,
     confirmed_at: Option<usize>,
 }
 
-/// Changes one file of `dir`, and returns it, and what was written to it; `tag` is the byte to write.
+/// Changes one file of `dir`. Returns the file and the byte; `tag` is the byte of a write.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -67,8 +67,8 @@ fn change(
     }
 }
 
-/// Runs the load; returns what the devices were asked, from where on all directories are there, and what
-/// each was when.
+/// Runs the load. Returns the log of the devices, its length once all directories exist, and the
+/// states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());
@@ -123,19 +123,19 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
         .collect();
     let states = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     let stats = store.stats();
-    assert!(stats.shared_commits > 5, "nobody shared a commit: {stats:?}");
+    assert!(stats.shared_commits > 5, "no commit was shared: {stats:?}");
     println!("{stats:?}");
     let log = disks.shared.lock().log.take().unwrap();
     (log, begin, states)
 }
 
-/// Tries a cut, and returns what is wrong with what is left, if anything is.
-fn try_cut(
-    (log, cut): (&[Step], usize),
+/// Checks the store after one crash. Returns an error for a wrong state.
+fn try_point(
+    (log, point): (&[Step], usize),
     states: &[Vec<State>],
     rng: &mut Rng,
 ) -> Result<(), String> {
-    let disks = crash(&log[..cut], rng);
+    let disks = crash(&log[..point], rng);
     let report = fsck_devices(&disks.devices()).map_err(|error| format!("fsck: {error}"))?;
     if !report.findings.is_empty() {
         return Err(format!("fsck: {:?}", report.findings));
@@ -148,10 +148,10 @@ fn try_cut(
         let dir = store.lookup(root, Name::new(name.as_bytes()).unwrap());
         let dir = dir.map_err(|errno| format!("{name}: {errno}"))?;
         let got = tree_of(&store, Node::detached(dir.ino, FileKind::Directory));
-        let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= cut);
+        let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= point);
         let last = states.iter().rposition(is_confirmed).unwrap_or(0);
-        // What began after the cut has left nothing.
-        let begun = states.partition_point(|state| state.begun_at < cut);
+        // Operations that started after the crash have no effect.
+        let begun = states.partition_point(|state| state.begun_at < point);
         let states = &states[..begun.max(last + 1)];
         let is_any = (last..states.len()).any(|at| {
             let state = &states[at];
@@ -167,34 +167,34 @@ fn try_cut(
     Ok(())
 }
 
-fn try_cuts(log: &[Step], begin: usize, states: &[Vec<State>], seed: u64) -> Option<String> {
-    for number in 0..CUTS {
-        let cut = begin + number * 7919 % (log.len() + 1 - begin);
+fn try_points(log: &[Step], begin: usize, states: &[Vec<State>], seed: u64) -> Option<String> {
+    for number in 0..POINTS {
+        let point = begin + number * 7919 % (log.len() + 1 - begin);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-        if let Err(wrong) = try_cut((log, cut), states, &mut rng) {
-            return Some(format!("seed {seed}, number {number}, cut {cut}: {wrong}"));
+        if let Err(wrong) = try_point((log, point), states, &mut rng) {
+            return Some(format!("seed {seed}, number {number}, point {point}: {wrong}"));
         }
     }
     None
 }
 
 #[test]
-fn cut_amid_shared_commits_leaves_what_each_thread_was_told() {
+fn crash_during_shared_commits_keeps_confirmed_changes() {
     let _watchdog = Watchdog::start("cuts amid shared commits", Duration::from_secs(120));
     for seed in [1, 2] {
         let (log, begin, states) = load(Seed(seed));
-        assert_eq!(try_cuts(&log, begin, &states, seed), None);
+        assert_eq!(try_points(&log, begin, &states, seed), None);
     }
 }
 
-/// Without the syncs of the log, a thread is told of what is not there.
+/// Control: without syncs of the log, an fsync returns before its changes are durable.
 #[test]
-fn control_threads_are_told_too_early_is_caught() {
+fn control_log_that_is_not_synced_is_caught() {
     let (mut log, begin, states) = load(Seed(1));
     for step in &mut log[begin..] {
         if matches!(step, Step::Sync { device: 3 }) {
             *step = Step::Sync { device: 9 };
         }
     }
-    println!("{}", try_cuts(&log, begin, &states, 1).expect("it is caught"));
+    println!("{}", try_points(&log, begin, &states, 1).expect("an error"));
 }

@@ -1,5 +1,5 @@
-//! Sets of attributes that are shared late: beside a store that shares at once, amid operations and threads, without
-//! room, and over mounts.
+//! Deferred de-duplication: beside a store that shares at once, amid operations and threads,
+//! without room, and across mounts.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn at_once() -> StoreOptions {
     StoreOptions { is_sharing_late: false, ..quiet() }
 }
 
-/// Returns the file of this number, which is made if there is none.
+/// Returns the file with this number. Makes it if it does not exist.
 fn file(store: &Store, number: u64) -> Node<'static> {
     let name = format!("f{number}");
     let name = Name::new(name.as_bytes()).unwrap();
@@ -42,8 +42,8 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino());
 }
 
-/// Sets each file so often that it waits, to the value of its number at last.
-fn let_all_wait(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
+/// Changes the set of each file until it is queued; the last value depends on its number.
+fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
             .chain([value(number as u64)])
@@ -51,7 +51,7 @@ fn let_all_wait(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     }
 }
 
-/// Returns how many different sets there are in a tree.
+/// Returns the number of different sets in a tree.
 fn distinct(store: &Store) -> u64 {
     let sets: BTreeSet<_> = tree(store).into_values().map(|leaf| leaf.xattrs).collect();
     sets.iter().filter(|set| !set.is_empty()).count() as u64
@@ -60,13 +60,13 @@ fn distinct(store: &Store) -> u64 {
 #[derive(Clone, Debug)]
 enum Step {
     Set(u64, u64),
-    /// Several times in a row.
+    /// Sets a value after ten others.
     SetOften(u64, u64),
     Long(u64),
     Clear(u64),
     Remove(u64),
     Rename(u64, u64),
-    /// The inode goes out of memory.
+    /// Drops the inode from memory.
     Evict(u64),
     Share,
     Fsync(u64),
@@ -91,7 +91,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Does a step, and returns true if after it nothing waits.
+/// Performs a step. Returns true if it leaves no inode queued.
 fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) -> bool {
     match *step {
         Step::Set(number, value) => set(store, file(store, number), value).unwrap(),
@@ -129,9 +129,10 @@ fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) ->
     matches!(step, Step::Share | Step::Sync | Step::Mount)
 }
 
-/// Does the steps in a store that shares late and in one that shares at once. Whenever nothing waits, both have the
-/// same attributes, as many users, and the former a block for each set.
-fn beside(steps: &[Step]) -> Result<(), TestCaseError> {
+/// Performs the steps in a store with deferred de-duplication and in one without. Whenever no inode
+/// is queued, both have the same attributes and number of users, and the former has one block per
+/// different set.
+fn compare(steps: &[Step]) -> Result<(), TestCaseError> {
     let disks = [Disks::new(), Disks::new()];
     let options = [quiet(), at_once()];
     let [mut late, mut plain] = [0, 1].map(|at| disks[at].open(&options[at]));
@@ -165,17 +166,17 @@ fn beside(steps: &[Step]) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn store_that_shares_late_is_like_one_that_shares_at_once(
+    fn deferred_sharing_is_like_sharing_at_once(
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        beside(&steps)?;
+        compare(&steps)?;
     }
 }
 
-/// A file that waits goes out of memory and is read; until it is shared nobody finds its block, so that the older
-/// one of that content stays the only one.
+/// The inode of a private block is dropped from memory and read again. The block is not found until
+/// it is shared, so an older block with the same content stays the only one.
 #[test]
-fn block_that_waits_is_not_found_when_it_is_read() {
+fn private_block_is_not_found_when_it_is_read() {
     let steps = [
         Step::SetOften(0, 2),
         Step::Share,
@@ -184,34 +185,34 @@ fn block_that_waits_is_not_found_when_it_is_read() {
         Step::Set(1, 2),
         Step::Sync,
     ];
-    beside(&steps).unwrap();
+    compare(&steps).unwrap();
 }
 
-/// Until they are shared those that wait have a block each, so what the test above asks for is not so by itself.
+/// Control for the test above: until they are shared, queued inodes have a block each.
 #[test]
-fn files_that_are_changed_again_and_again_share_at_the_commit() {
+fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let nodes: Vec<_> = (0..20).map(|number| file(&store, number)).collect();
-    let_all_wait(&store, &nodes, |number| number % 2);
+    queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // What is crashed amid a transaction that waits has nothing of it.
+    // The transaction is not committed, so a crash leaves none of its blocks.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], 0, false).unwrap();
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (0, 2, 20));
     let report = fsck_devices(&disks.killed().devices()).unwrap();
     assert_eq!((report.xattr_blocks, report.xattr_users, &report.findings[..]), (2, 20, &[][..]));
-    // Once in a transaction is at once.
+    // The first change in a transaction is shared at once.
     set(&store, nodes[0], 1).unwrap();
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
 }
 
-/// The second change in a transaction waits. Beyond 256 that wait because of one thread, who leaves a block that many have
-/// is shared at once, until hardly anybody has it.
+/// The second change in a transaction queues an inode. Once its thread has queued 256, an inode
+/// whose block has many users is shared at once instead, until few users are left.
 #[test]
-fn files_wait_from_their_second_change_on_if_few_do_or_few_share_with_them() {
+fn second_change_queues_an_inode_within_limits() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let nodes: Vec<_> = (0..356).map(|number| file(&store, number)).collect();
@@ -222,7 +223,7 @@ fn files_wait_from_their_second_change_on_if_few_do_or_few_share_with_them() {
     assert_eq!([1, 2].map(|value| set_all(0, value)), [0, 0]);
     assert_eq!(set_all(256, 3), 100);
     store.sync().unwrap();
-    // A transaction anew.
+    // The next transaction.
     assert_eq!([4, 5].map(|value| set_all(100, value)), [0, 256]);
     assert_eq!([6, 7].map(|value| set_all(100, value)), [256, 256]);
     nodes[..100].iter().for_each(|node| set(&store, *node, 8).unwrap());
@@ -235,14 +236,15 @@ fn files_wait_from_their_second_change_on_if_few_do_or_few_share_with_them() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// L.4: a file that was changed while it waited waits from its first change on in the next transaction, for as long as that
-/// is so, and if hardly anybody has its block.
+/// L.4: an inode that changed while it was queued is busy. In the next transaction its first change
+/// queues it, if its block has few users.
 #[test]
-fn busy_files_wait_from_their_first_change_on() {
+fn first_change_queues_a_busy_inode() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let nodes: Vec<_> = (0..9).map(|number| file(&store, number)).collect();
-    // Returns how many wait after each of the changes of a file, and commits.
+    // Changes a file to each value and then commits. Returns the length of the queue after each
+    // change.
     let waiting = |nodes: &[Node<'_>], values: &[u64]| -> Vec<u64> {
         let set = |value: &u64| {
             nodes.iter().for_each(|node| set(&store, *node, *value).unwrap());
@@ -253,26 +255,27 @@ fn busy_files_wait_from_their_first_change_on() {
         waiting
     };
     let one = &nodes[..1];
-    assert_eq!(waiting(one, &[1]), [0], "a first set");
+    assert_eq!(waiting(one, &[1]), [0], "first set");
     assert_eq!(waiting(one, &[2, 3]), [0, 1]);
-    assert_eq!(waiting(one, &[4]), [0], "it was not changed while it waited");
+    assert_eq!(waiting(one, &[4]), [0], "not changed while it was queued");
     assert_eq!(waiting(one, &[5, 6, 7]), [0, 1, 1]);
     assert_eq!(waiting(one, &[8, 9]), [1, 1], "busy");
     assert_eq!(waiting(one, &[10]), [1], "busy");
-    // Changed once in a transaction, as when a tree is labelled anew.
+    // One change per transaction, as when a tree is relabelled.
     assert_eq!([11, 12, 13].map(|value| waiting(one, &[value])), [[0], [0], [0]]);
-    // Who shares with many is likely to find another block.
+    // A file whose block has many users is likely to find an equal one.
     assert_eq!(waiting(&nodes, &[14]), [0]);
     assert_eq!(waiting(&nodes, &[15, 16, 17]), [0, 9, 9]);
-    assert_eq!(waiting(&nodes, &[18]), [4], "those who are the last to leave");
+    assert_eq!(waiting(&nodes, &[18]), [4], "the last users of the block");
     assert_eq!(store.stats().xattr_blocks, 1);
     drop(store);
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// L.4: a wait may outlast a transaction that nobody shares at the end of; a change in the next one is its first.
+/// L.4: an inode may stay queued beyond a commit without de-duplication. A change in the next
+/// transaction still counts as its first.
 #[test]
-fn file_that_is_changed_once_in_each_transaction_is_not_busy_though_it_still_waits() {
+fn file_that_changes_once_per_transaction_is_not_busy() {
     let disks = Disks::new();
     let store = disks.open(&StoreOptions { is_dirsync: true, ..quiet() });
     let node = file(&store, 0);
@@ -282,22 +285,22 @@ fn file_that_is_changed_once_in_each_transaction_is_not_busy_though_it_still_wai
         file(&store, number);
         assert_eq!(store.stats().commits, commits + 1);
         set(&store, node, 3 + number).unwrap();
-        assert_eq!(store.stats().xattr_waiting, 1, "nobody has shared");
+        assert_eq!(store.stats().xattr_waiting, 1, "still queued");
     }
     store.sync().unwrap();
     set(&store, node, 9).unwrap();
     assert_eq!(store.stats().xattr_waiting, 0);
 }
 
-/// Each thread has a cache of its own, and all together have so many as there are processors. Where those are many, so are
-/// the threads, of which some share a list.
+/// Each thread has a limit of its own, and all together one that depends on the number of
+/// processors. With many threads, some share a list.
 #[test]
-fn as_many_files_wait_because_of_a_thread_as_its_cache_holds() {
+fn limit_of_queued_inodes_is_per_thread_and_in_all() {
     const EACH: usize = 300;
     const CACHED: u64 = 256;
     let processors = thread::available_parallelism().map_or(1, |number| number.get());
     if processors > 16 {
-        skip(Need::Machine, "with so many processors not so many files may wait");
+        skip(Need::Machine, "the limit for this many processors exceeds the queue");
         return;
     }
     let disks = Disks::new();
@@ -312,15 +315,15 @@ fn as_many_files_wait_because_of_a_thread_as_its_cache_holds() {
             scope.spawn(|| set_all(part, 3));
         });
     }
-    // Who are the last to leave a block wait anyway.
+    // The last users of a block are queued even so.
     let last = 4 * (nodes.len() as u64 / 1024 + 1);
     let (least, most) = [processors.min(2), processors].map(|caches| CACHED * caches as u64).into();
     let waiting = store.stats().xattr_waiting;
-    assert!((least..=most + last).contains(&waiting), "{waiting} wait, {processors} processors");
+    assert!((least..=most + last).contains(&waiting), "{waiting} queued, {processors} processors");
 }
 
-/// Who waits in the place of a block that the disk has keeps it, and the copies that came later go without a trace:
-/// the database takes an inode for each file, and a content and its users for each pair of files.
+/// A queued inode that took over the block on disk keeps it, and later copies leave no trace. The
+/// database gets an inode per file, and a content and its users per pair of files.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = 300;
@@ -333,7 +336,8 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     };
     (0..2 * PAIRS).for_each(|number| put(number, number / 2));
     store.sync().unwrap();
-    // The first of a pair leaves the block to the second, and has a new one, which comes first.
+    // The first file of a pair leaves the block to the second. It gets a new block, and is queued
+    // first.
     for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
         [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
         put(number, 30_000 + number / 2);
@@ -346,13 +350,13 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     assert_eq!(after.records - before.records, 1 + 4 * PAIRS, "with the superblock");
 }
 
-/// K.2, late: no block gets more users than it may have.
+/// K.2: deferred de-duplication keeps the limit of users per block.
 #[test]
 fn sets_that_are_shared_late_have_blocks_of_1024_users() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let nodes: Vec<_> = (0..2_100).map(|number| file(&store, number)).collect();
-    let_all_wait(&store, &nodes, |_| 7);
+    queue_all(&store, &nodes, |_| 7);
     assert_eq!(store.stats().xattr_waiting, 2_100);
     store.sync().unwrap();
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 2_100));
@@ -361,21 +365,21 @@ fn sets_that_are_shared_late_have_blocks_of_1024_users() {
     assert_eq!((report.xattr_blocks, report.findings.len()), (3, 0));
 }
 
-/// Copies that are about to go are no reason to refuse anything.
+/// Private blocks that are about to go do not cause `ENOSPC`.
 #[test]
-fn what_waits_makes_room_for_who_needs_it() {
+fn deferred_sharing_makes_room_before_enospc() {
     let options = StoreOptions { size_bytes: Some(10 * 4096), ..quiet() };
     let disks = Disks::new();
     let store = disks.open(&options);
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
-    let_all_wait(&store, &nodes, |_| 7);
+    queue_all(&store, &nodes, |_| 7);
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (8, 8));
-    // What there is room for, and then what there is none for.
+    // A write that has room, and then one that does not.
     assert_eq!(store.write(nodes[0], 0, 0, &[1; 4 * 4096]), Ok(2 * 4096));
     assert_eq!(store.stats().xattr_waiting, 8);
     assert_eq!(store.write(nodes[0], 0, 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
-    // And where that is not enough, it is refused, and what others have is shared even so.
+    // If de-duplication gives too little room, the call fails, but equal sets are still shared.
     assert_eq!(store.write(nodes[0], 0, 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
     remove(&store, 7);
@@ -387,28 +391,29 @@ fn what_waits_makes_room_for_who_needs_it() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// To share makes no inode: who is refused one has nobody hash what waits.
+/// De-duplication frees no inode, so a call without a free inode does not trigger it.
 #[test]
-fn what_waits_is_not_shared_for_want_of_inodes() {
+fn deferred_sharing_is_not_tried_for_inodes() {
     let disks = Disks::new();
     let store = disks.open(&StoreOptions { inodes_max: Some(9), ..quiet() });
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
-    let_all_wait(&store, &nodes, |_| 7);
+    queue_all(&store, &nodes, |_| 7);
     let name = Name::new(b"one more").unwrap();
     let made = store.make(root(), name, &Make::new(0o100_644, 0, 0));
     assert_eq!(made.map(|attr| attr.ino), Err(Errno::NOSPC));
     assert_eq!(store.stats().xattr_waiting, 8);
 }
 
-/// What has waited for a lost host waits for nothing: the store is read-only, and what was confirmed is there.
+/// After a failed commit the store is read-only and de-duplicates no more. Confirmed changes are
+/// there.
 #[test]
-fn commit_that_fails_leaves_what_was_shared_before() {
+fn failed_commit_keeps_earlier_sharing() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
-    let_all_wait(&store, &nodes, |number| number % 2);
+    queue_all(&store, &nodes, |number| number % 2);
     store.sync().unwrap();
-    let_all_wait(&store, &nodes, |_| 9);
+    queue_all(&store, &nodes, |_| 9);
     disks.shared.lock().is_write_failing = true;
     assert_eq!(store.sync(), Err(Errno::IO));
     assert_eq!(set(&store, nodes[0], 1), Err(Errno::ROFS));
@@ -419,7 +424,7 @@ fn commit_that_fails_leaves_what_was_shared_before() {
     assert_eq!((report.xattr_blocks, report.xattr_users, &report.findings[..]), (2, 8, &[][..]));
 }
 
-/// Threads that change, remove, forget, share and commit what the others have as well.
+/// Several threads change, remove, forget, share and commit the same files.
 #[test]
 fn threads_that_share_late_leave_counts_that_are_exact() {
     for seed in 0..3 {

@@ -1,4 +1,4 @@
-//! A host that cannot write or sync the log: fsync makes things durable even so, or says that it has not.
+//! A host that cannot write or sync the log: an fsync makes changes durable all the same, or fails.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Store, StoreOptions, fsck_devices};
@@ -10,14 +10,14 @@ const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
 
-/// What fails on a device.
+/// Sets which calls fail on which devices.
 type Set = fn(&mut Shared, Vec<usize>);
 const WRITES: Set = |shared, devices| shared.writes_fail_on = devices;
 const SYNCS: Set = |shared, devices| shared.syncs_fail_on = devices;
 
 const LENGTHS: Set = |shared, devices| shared.lengths_fail_on = devices;
 
-/// Makes a file with bytes, and fsyncs it.
+/// Makes a file with data and calls fsync.
 pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     let (root, this) =
         (Node::detached(1, FileKind::Directory), Name::new(name.as_bytes()).unwrap());
@@ -27,7 +27,7 @@ pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     store.fsync(file, 0, false)
 }
 
-/// Returns the tree as it is after a crash that leaves nothing of the log.
+/// Returns the tree after a crash that loses the whole log.
 fn tree_without_log(disks: &Disks) -> Tree {
     let mut contents = disks.contents();
     contents[LOG].fill(0);
@@ -37,7 +37,7 @@ fn tree_without_log(disks: &Disks) -> Tree {
 }
 
 #[test]
-fn what_the_log_cannot_take_is_durable_in_the_database() {
+fn transaction_that_the_log_fails_to_take_is_durable_in_the_database() {
     for set in [WRITES, SYNCS] {
         let disks = Disks::new();
         let store = disks.open(&quiet());
@@ -46,14 +46,14 @@ fn what_the_log_cannot_take_is_durable_in_the_database() {
         set(&mut disks.shared.lock(), vec![LOG]);
         for number in 0..3 {
             assert_eq!(add(&store, &format!("failed{number}")), Ok(()));
-            // All that was confirmed before, too.
+            // All earlier confirmed changes are there as well.
             assert_eq!(tree_without_log(&disks), tree(&store));
         }
         let stats = store.stats();
         assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
         assert!(!stats.is_read_only);
         set(&mut disks.shared.lock(), vec![]);
-        // The log is of use again, from its first byte on.
+        // The log is used again, from its first byte.
         add(&store, "after").unwrap();
         assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
         assert_ne!(tree_without_log(&disks), tree(&store));
@@ -76,7 +76,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
             let first = store.lookup(root, Name::new(b"logged").unwrap()).unwrap();
             store.write(Node::detached(first.ino, FileKind::Regular), 0, 0, b"LOGGED").unwrap();
-            // To write data at its place has been done already; a sync of it has not.
+            // The data was already written to its place, but not synced.
             let mut shared = disks.shared.lock();
             shared.syncs_fail_on = vec![other];
             set(&mut shared, vec![LOG, other]);
@@ -90,7 +90,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // What was confirmed is there; of what was not, it may be.
+            // Confirmed changes are there. Others may be.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -98,7 +98,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
     }
 }
 
-/// Returns devices of a store that has a file, and never had a log.
+/// Returns the devices of a store with a file that never had a log.
 fn without_log() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&StoreOptions { log_bytes: 0, ..quiet() });
@@ -107,8 +107,8 @@ fn without_log() -> Disks {
     Disks::with(disks.contents())
 }
 
-/// A store without a log takes everything into the database.
-fn assert_is_of_use(disks: &Disks, store: &Store) {
+/// Checks that a store without a log commits everything to the database.
+fn assert_works_without_log(disks: &Disks, store: &Store) {
     assert_eq!(store.stats().log_bytes, 0);
     add(store, "more").unwrap();
     let stats = store.stats();
@@ -117,12 +117,12 @@ fn assert_is_of_use(disks: &Disks, store: &Store) {
 }
 
 #[test]
-fn log_that_fails_when_it_is_mounted_is_done_without() {
+fn store_whose_log_fails_at_the_mount_works_without_it() {
     for set in [SYNCS, LENGTHS] {
         let disks = without_log();
         set(&mut disks.shared.lock(), vec![LOG]);
         let store = disks.open(&quiet());
-        assert_is_of_use(&disks, &store);
+        assert_works_without_log(&disks, &store);
         set(&mut disks.shared.lock(), vec![]);
         let expected = tree(&store);
         drop(store);
@@ -131,7 +131,7 @@ fn log_that_fails_when_it_is_mounted_is_done_without() {
     }
 }
 
-/// On a host that has room for the reserve and not for a log besides, the store can grow.
+/// A host with room for the reserve but not for the log: files can grow.
 #[test]
 fn reserve_comes_before_the_log() {
     const RESERVE: u64 = 2 << 20;
@@ -140,9 +140,9 @@ fn reserve_comes_before_the_log() {
     disks.shared.lock().room = Some(room);
     let store = disks.open(&quiet());
     assert!(store.stats().has_reserve);
-    assert_is_of_use(&disks, &store);
+    assert_works_without_log(&disks, &store);
     drop(store);
-    // A log that is there gives its room up for it, too.
+    // An existing log gives up its room for the reserve.
     let disks = without_log();
     drop(disks.open(&quiet()));
     let disks = Disks::with(disks.contents());
@@ -150,14 +150,14 @@ fn reserve_comes_before_the_log() {
     disks.shared.lock().room = Some(room);
     let store = disks.open(&quiet());
     assert!(store.stats().has_reserve);
-    assert_is_of_use(&disks, &store);
+    assert_works_without_log(&disks, &store);
 }
 
-/// The control: with room for both there are both.
+/// Control: with room for both there are both.
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();
-    // And some for the commit that says that the log is in use.
+    // Room for the commit that records the length of the log.
     const COMMIT: u64 = 1 << 20;
     disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10) + COMMIT);
     let stats = disks.open(&quiet()).stats();

@@ -1,11 +1,11 @@
-//! The store as its users meet it.
+//! Tests of the store through its public interface.
 
 #![forbid(unsafe_code)]
 
 mod attributes;
 mod closed;
 mod commits;
-mod cuts;
+mod crash_points;
 mod damage;
 mod differential;
 mod faults;
@@ -23,4 +23,3 @@ mod reads_fail;
 mod refused;
 mod replays;
 mod storm;
-mod version1;

@@ -1,4 +1,4 @@
-//! Devices in memory, with the faults that a test asks for.
+//! Devices in memory, with faults that a test can inject.
 
 use std::io;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use corewalk_store::{Device, Devices, Store, StoreOptions};
 
 const BLOCK: u64 = 4096;
 
-/// What a device was asked to do, in order over all devices of a store.
+/// One call on a device. A log has the calls on all devices of a store in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { device: usize, offset: u64, bytes: Arc<[u8]> },
@@ -19,38 +19,38 @@ pub(crate) enum Step {
     Sync { device: usize },
 }
 
-/// What the devices of one store share.
+/// State that the devices of one store share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) log: Option<Vec<Step>>,
-    /// Bytes that all devices may have in all; None for any number.
+    /// The most bytes of all devices together; None for no limit.
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// Devices whose writes, whose syncs, and whose changes of length fail.
+    /// Devices whose writes fail, whose syncs fail, and whose changes of length fail.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,
-    /// A device and a byte of it that cannot be read.
+    /// A device and an unreadable byte of it.
     pub(crate) bad_byte: Option<(usize, u64)>,
-    /// The same of a block of 4096 bytes.
+    /// A device and an unreadable block of 4096 bytes.
     pub(crate) bad_block: Option<(usize, u64)>,
     pub(crate) syncs: u64,
-    /// How long a sync takes.
+    /// The duration of a sync.
     pub(crate) sync_takes: Duration,
-    /// Reads that succeed before one fails; None for all.
+    /// The number of reads that succeed before all fail; None for all.
     pub(crate) reads_left: Option<u64>,
-    /// The most bytes that were read at once, of each device.
+    /// The size of the largest read of each device.
     pub(crate) largest_reads: [usize; 4],
     lens: [u64; 4],
 }
 
-/// What a host has of a device in its memory, and what is on its disk.
+/// A device as its host sees it: the content in the host's memory and on its disk.
 #[derive(Debug, Default)]
 struct Host {
     bytes: Vec<u8>,
     disk: Vec<u8>,
-    /// What is to be written to the disk yet. A sync that fails drops it, and what is in memory stays: as ext4 and
+    /// Ranges that are not on disk yet. A failed sync drops them and keeps the memory, as ext4 and
     /// XFS do.
     dirty: Vec<Range<usize>>,
 }
@@ -60,7 +60,7 @@ impl Host {
         Host { disk: bytes.clone(), bytes, dirty: Vec::new() }
     }
 
-    /// Returns what is left when the host has lost its memory.
+    /// Returns the content after the host has lost its memory.
     fn kept(&self) -> Vec<u8> {
         let mut kept = self.disk.clone();
         kept.resize(self.bytes.len(), 0);
@@ -148,7 +148,7 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // What comes later behind that has zeros before it.
+        // A later extension over truncated bytes has zeros there.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -192,12 +192,12 @@ impl Device for Memory {
         }
         let Host { bytes, disk, .. } = &mut *host;
         disk.resize(bytes.len(), 0);
-        // One that was cut is empty, or begins behind its end.
+        // A truncated range is empty, or starts behind its end.
         for range in dirty.into_iter().filter(|range| !range.is_empty()) {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // What comes while it lasts need not be durable.
+        // A write during the sync need not be durable.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
@@ -215,7 +215,7 @@ impl Disks {
         Disks::with(Default::default())
     }
 
-    /// Returns devices with this content; the reserve has none.
+    /// Returns devices with this content. The reserve should be empty.
     pub(crate) fn with(contents: [Vec<u8>; 4]) -> Disks {
         let shared = Arc::new(Mutex::new(Shared::default()));
         shared.lock().lens = contents.each_ref().map(|content| content.len() as u64);
@@ -228,7 +228,7 @@ impl Disks {
         Disks { all, shared }
     }
 
-    /// Returns what is left when the process is killed, on the same host; no store is changed by that.
+    /// Returns the devices as a kill of the process leaves them. This store is not affected.
     pub(crate) fn killed(&self) -> Disks {
         let disks = Disks::with(self.contents());
         let shared = self.shared.lock();
@@ -238,22 +238,22 @@ impl Disks {
         disks
     }
 
-    /// Returns what is left when the host loses its power: what was synced.
+    /// Returns the devices as a power failure of the host leaves them: with synced bytes only.
     pub(crate) fn without_power(&self) -> Disks {
         Disks::with(self.all.each_ref().map(|disk| disk.host.lock().kept()))
     }
 
-    /// Returns the bytes that all devices have in all.
+    /// Returns the size of all devices together, in bytes.
     pub(crate) fn used(&self) -> u64 {
         self.shared.lock().lens.iter().sum()
     }
 
-    /// Returns what is on the devices now.
+    /// Returns the content of the devices.
     pub(crate) fn contents(&self) -> [Vec<u8>; 4] {
         self.all.each_ref().map(|disk| disk.host.lock().bytes.clone())
     }
 
-    /// Puts something else in place of what a device has.
+    /// Replaces the content of a device.
     pub(crate) fn replace(&self, device: usize, content: Vec<u8>) {
         self.shared.lock().lens[device] = content.len() as u64;
         *self.all[device].host.lock() = Host::new(content);
@@ -270,7 +270,7 @@ impl Disks {
     }
 }
 
-/// Returns options of a store that commits only when it is told.
+/// Returns options for a store that commits only on request.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
     StoreOptions { commit_every: None, cache_bytes: 4 << 20, log_bytes, ..StoreOptions::default() }

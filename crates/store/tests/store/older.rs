@@ -1,8 +1,8 @@
-//! A database that has gone back to an older commit: a page of it is damaged, so that it takes the commit
-//! before, or an older file is put in its place.
+//! A database that has gone back to an older commit, because a page is damaged or an older file
+//! replaced it.
 //!
-//! What was confirmed after that is lost, and neither a mount nor a look at the database again may pass over it:
-//! the log, whose entries came later, must not be put over what they do not fit.
+//! Confirmed changes since that commit are lost. Neither a mount nor a reopening may overlook it,
+//! since the newer log does not fit the older database.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
 use corewalk_store::{Finding, OpenError, Store, StoreOptions, fsck_devices};
@@ -16,8 +16,8 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const PAGE: usize = 4096;
 
-/// Makes a file durable with more records than the log takes: they go to the database, and the log stays empty
-/// if it is.
+/// Makes a file durable with more records than the log takes, so that the commit goes to the
+/// database.
 fn add_to_database(store: &Store, name: &str) {
     let before = store.stats();
     let (root, this) =
@@ -33,7 +33,7 @@ fn add_to_database(store: &Store, name: &str) {
     assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
 }
 
-/// What a kill leaves, and what was there at an earlier commit.
+/// A killed store, and its database at an earlier commit.
 struct Killed {
     contents: [Vec<u8>; 4],
     tree: Tree,
@@ -41,13 +41,13 @@ struct Killed {
     older: Vec<u8>,
 }
 
-/// Returns what a kill leaves some time after a commit of the database. At that commit the log had
-/// something, or nothing.
+/// Returns a store that was killed some time after a commit of the database. `is_log_used`: the log
+/// had entries at that commit.
 fn killed(is_log_used: bool) -> Killed {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     add(&store, "first").unwrap();
-    // The database is as long as it needs to be after some commits.
+    // After some commits the database file has its final length.
     for number in 0..3 {
         add_to_database(&store, &format!("{number:0200}"));
     }
@@ -89,7 +89,7 @@ fn older_database_beside_a_newer_log_is_refused() {
     }
 }
 
-/// An entry of the next generation that follows damaged ones says as much.
+/// A later entry of the next generation shows it, even if entries before are damaged.
 #[test]
 fn older_database_is_refused_though_the_first_entries_are_damaged() {
     let Killed { mut contents, older, .. } = killed(false);
@@ -102,8 +102,8 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
     );
 }
 
-/// Nothing was appended to the log since the last commit of the database, of which the store says in the log even so
-/// that it was made. It does not wait for that to be durable, so a host that loses its power may lose it.
+/// No entry was appended since the last database commit, but its end mark is in the log. It is not
+/// synced, so a power failure may lose it.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -120,10 +120,10 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
         add_to_database(&store, "newer");
         let steps = disks.shared.lock().log.take().unwrap();
         let is_sync = |step: &&Step| matches!(step, Step::Sync { device: LOG });
-        assert_eq!(steps.iter().filter(is_sync).count(), 0, "nobody waits for that");
+        assert_eq!(steps.iter().filter(is_sync).count(), 0, "the end mark is not synced");
         let expected = tree(&store);
         let mut contents = disks.killed().contents();
-        // It was merely killed, or the host has lost its power.
+        // After a kill, and after a power failure of the host.
         for killed in [disks.killed(), disks.without_power()] {
             assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
         }
@@ -144,9 +144,9 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     }
 }
 
-/// A mount that put the log into the database and was killed has left the log as it was: it fits the older one.
+/// A mount that was killed after the replay has left the log unchanged. It fits the older database.
 #[test]
-fn database_of_before_the_log_was_put_into_it_is_mounted_with_that_log() {
+fn database_from_before_the_replay_is_mounted_with_the_log() {
     let Killed { contents, tree: expected, .. } = killed(false);
     let older = contents[META].clone();
     let disks = Disks::with(contents);
@@ -158,7 +158,7 @@ fn database_of_before_the_log_was_put_into_it_is_mounted_with_that_log() {
     assert_eq!(tree(&Disks::with(contents).open(&quiet())), expected);
 }
 
-/// The control: with its own database the same log is read.
+/// Control: with its own database the same log is replayed.
 #[test]
 fn control_database_that_fits_its_log_is_mounted() {
     for is_log_used in [false, true] {
@@ -169,7 +169,7 @@ fn control_database_that_fits_its_log_is_mounted() {
     }
 }
 
-/// Of a store that is damaged anywhere in its database, a mount has all that was confirmed, or there is none.
+/// With any damage of the database, a mount has all confirmed changes or is refused.
 #[test]
 fn damaged_page_of_the_database_loses_nothing_in_silence() {
     for is_log_used in [false, true] {
@@ -177,7 +177,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
         let (mut behind, mut mounted) = (0, 0);
         let meta = &contents[META];
         let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
-        // More of the first page, which says what the commits are; of every fourth one behind it a byte.
+        // Several bytes of the first page, which names the commits, and one byte of every fourth
+        // page behind it.
         let others = (1..meta.len() / PAGE).step_by(4).map(|page| page * PAGE + page * 97 % PAGE);
         let places = (0..320).step_by(5).chain(others).filter(is_used);
         for at in places {
@@ -190,9 +191,9 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // Both commits have this byte.
+                // Both commits use this byte.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
-                    // What the first try has left is no store that has gone back.
+                    // A refused mount must not leave a store that has gone back.
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
                         assert!(tree(&store) == expected, "byte {at}, tried again");
                     }
@@ -205,8 +206,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
     }
 }
 
-/// A database that is opened again after a failed read, and has gone back meanwhile, is not used: what is
-/// confirmed is not there, and nothing more is.
+/// A database that has gone back, and is reopened after a failed read, is not used. Confirmed
+/// changes are not served, and no more are taken.
 #[test]
 fn database_that_goes_back_while_it_is_mounted_is_not_used() {
     let disks = Disks::new();
@@ -234,7 +235,7 @@ fn database_that_goes_back_while_it_is_mounted_is_not_used() {
             disks.replace(META, older);
         }
         let expected = if goes_back { Err(Errno::IO) } else { Ok(()) };
-        // Once a failure, always a failure.
+        // A failure is permanent.
         assert_eq!([store.sync(), store.sync()], [expected; 2]);
         let changed = add(&store, "more");
         assert_eq!(changed, if goes_back { Err(Errno::ROFS) } else { Ok(()) });

@@ -1,4 +1,4 @@
-//! What options promise: nothing is changed, times of access, what is durable when a call returns.
+//! The mount options: read-only, access times, `dirsync`, and others.
 
 use std::ops::ControlFlow;
 
@@ -25,7 +25,7 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Returns whether reading a file and a directory whose times of access are `atime` sets them.
+/// Returns whether reads of a file and of a directory with the access time `atime` update it.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
@@ -43,7 +43,7 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
 
 #[test]
 fn times_of_access_are_as_the_policy_says() {
-    // Long ago, and far ahead: younger than any change.
+    // Far in the past, and in the future: later than any change.
     let (old, ahead) = (5, 1 << 33);
     let policy = |directories, others| AtimePolicy { directories, others };
     for (atime, expected_old, expected_ahead) in [
@@ -65,7 +65,7 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// A change of a directory is there after a kill, with `dirsync`; the control is without.
+/// With `dirsync` a change of a directory survives a kill; without it does not (control).
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
@@ -133,13 +133,13 @@ fn store_that_is_read_only_changes_nothing() {
     assert_eq!((store.sync(), store.fsync(file, 0, false)), (Ok(()), Ok(())));
     assert!(store.stats().is_read_only);
     drop(store);
-    assert_eq!(fsck_devices(&disks.devices()).unwrap().orphans, 1, "it is left");
+    assert_eq!(fsck_devices(&disks.devices()).unwrap().orphans, 1, "kept");
     drop(disks.open(&quiet()));
-    assert_eq!(fsck_devices(&disks.devices()).unwrap().orphans, 0, "the control");
+    assert_eq!(fsck_devices(&disks.devices()).unwrap().orphans, 0, "control");
 }
 
 #[test]
-fn store_that_is_missing_is_not_made_to_be_read_or_on_request() {
+fn missing_store_is_not_made_read_only_or_with_no_create() {
     let path = std::env::temp_dir().join(format!("corewalk-store-missing-{}", std::process::id()));
     let all = StoreOptions::default();
     let read_only = StoreOptions { is_read_only: true, ..all.clone() };
@@ -152,7 +152,7 @@ fn store_that_is_missing_is_not_made_to_be_read_or_on_request() {
         assert!(is_missing() && !path.exists());
         std::fs::create_dir(&path).unwrap();
         assert!(is_missing());
-        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is made");
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "no file is made");
         std::fs::remove_dir(&path).unwrap();
         let disks = Disks::new();
         assert!(matches!(Store::open_devices(disks.devices(), options), Err(OpenError::Missing)));
@@ -163,25 +163,25 @@ fn store_that_is_missing_is_not_made_to_be_read_or_on_request() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// To take a range out gives room, so it works on a host that has none.
+/// Collapsing a range frees blocks, so it works on a full host.
 #[test]
-fn range_is_taken_out_on_a_full_host() {
+fn range_is_collapsed_on_a_full_host() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // Less than the reserve needs.
+    // Less room than the reserve takes.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));
     let store = disks.open(&quiet());
-    assert_eq!(store.write(file, 0, 0, b"x"), Err(Errno::NOSPC), "it is full");
+    assert_eq!(store.write(file, 0, 0, b"x"), Err(Errno::NOSPC), "full host");
     assert_eq!(store.fallocate(file, 0, 4096, 8192, Fallocate::COLLAPSE_RANGE), Ok(()));
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
-/// What takes no room of the host is not refused for want of it, however long the range is.
+/// A range that takes no room on the host is not refused for lack of it, however long it is.
 #[test]
 fn range_that_needs_no_room_is_of_any_length() {
     let path = std::env::temp_dir().join(format!("corewalk-store-ranges-{}", std::process::id()));

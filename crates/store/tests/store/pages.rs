@@ -1,11 +1,12 @@
-//! A database whose pages are damaged while the store is not mounted.
+//! A database whose pages were damaged while the store was not mounted.
 //!
-//! redb reads no checksum of a database that was closed. Over a damaged page it panics, or misses records, and blocks of
-//! a missed record look free: a new file is written over an old one. So a mount refuses each store of which a check
-//! would warn, and says the same. A store that is mounted is whole.
+//! redb by itself reads no checksum of a closed database. Over a damaged page it panics or misses
+//! records. The blocks of a missed extent look free, and a new file overwrites an old one. So a
+//! mount refuses every store for which a check reports damage, with the same reason. A mounted
+//! store is whole.
 //!
-//! Each mutation has a number, and is made anew from it: `COREWALK_META_MUTATIONS=5000` makes more of them, and
-//! `COREWALK_SEED` gives others.
+//! Each mutation is derived from its number. `COREWALK_META_MUTATIONS=5000` tries more of them,
+//! `COREWALK_SEED` others.
 
 use corewalk::attr::mode;
 use corewalk::{
@@ -21,17 +22,17 @@ use crate::memory::{Disks, quiet};
 const META: usize = 0;
 const DATA: usize = 1;
 const PAGE: usize = 4096;
-/// What redb has of the first page.
+/// Bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
-/// How often the store is mounted and closed while it is filled, and files of each time.
+/// Number of mounts while the store is filled, and of files in each.
 const ROUNDS: usize = 4;
 const FILES: usize = 110;
 
 /// A store that is not mounted.
 struct Victim {
     contents: [Vec<u8>; 4],
-    /// What its database was at earlier times.
+    /// Earlier states of its database.
     older: Vec<Vec<u8>>,
     tree: Tree,
 }
@@ -40,7 +41,7 @@ fn name(number: usize) -> String {
     format!("{number:060}")
 }
 
-/// Makes a directory of files, some with bytes, some with attributes.
+/// Makes a directory of files, some with data, some with attributes.
 fn add_files(store: &Store, round: usize) {
     let root = Node::detached(1, FileKind::Directory);
     let dir = format!("dir{round}");
@@ -63,7 +64,7 @@ fn add_files(store: &Store, round: usize) {
     }
 }
 
-/// Returns a store that was closed, and one whose process was killed when the log had something.
+/// Returns a closed store, and one that was killed with entries in its log.
 fn load() -> [Victim; 2] {
     let disks = Disks::new();
     let mut older = Vec::new();
@@ -88,21 +89,21 @@ fn load() -> [Victim; 2] {
     [closed, killed]
 }
 
-/// Returns the pages that are not empty.
+/// Returns the pages that are not all zero.
 fn used_pages(meta: &[u8]) -> Vec<usize> {
     (0..meta.len() / PAGE)
         .filter(|page| meta[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0))
         .collect()
 }
 
-/// Damages the database, and returns how.
+/// Damages the database. Returns a description.
 fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> String {
     let pages = used_pages(meta);
     let (page, other) = (*rng.pick(&pages), *rng.pick(&pages));
     let (at, from) = (page * PAGE, other * PAGE);
     match rng.below(6) {
         0 => {
-            // The header of redb is small: it gets as many as all pages.
+            // The header of redb is small, so it gets as many mutations as all pages.
             let byte =
                 if rng.chance(1, 2) { rng.index(HEADER_BYTES) } else { at + rng.index(PAGE) };
             let bit = rng.below(8);
@@ -148,7 +149,7 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> String {
     }
 }
 
-/// Calls what a server calls, and returns what failed.
+/// Makes all calls of a server. Returns the failed ones.
 fn call_everything(store: &Store) -> Vec<(&'static str, Errno)> {
     let mut failed = Vec::new();
     let root = Node::detached(1, FileKind::Directory);
@@ -187,7 +188,7 @@ fn call_everything(store: &Store) -> Vec<(&'static str, Errno)> {
     failed
 }
 
-/// Calls what is for regular files, for files in `dir`.
+/// Makes the calls for regular files on files in `dir`.
 fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, Errno)>) {
     let mut note = |what, result: Result<(), Errno>| failed.extend(result.err().map(|e| (what, e)));
     let [a, b, c] = [b"a", b"b", b"c"].map(|name| Name::new(name).unwrap());
@@ -225,7 +226,7 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
     note("readdir", store.readdir(dir, 0, &mut |_| std::ops::ControlFlow::Continue(())));
 }
 
-/// Returns true if the error says what the check found.
+/// Returns true if the error agrees with the result of the check.
 fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool {
     let first = checked.as_ref().ok().and_then(|report| report.findings.first());
     match (error, checked) {
@@ -238,17 +239,18 @@ fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool
     }
 }
 
-/// What became of damaged stores.
+/// Counts of results.
 #[derive(Debug, Default)]
 struct Outcomes {
     refused: u32,
-    /// The damage is in what nothing leads to.
+    /// The damage is in a page that is not in use.
     mounted: u32,
-    /// What should not be: each with a number and a reason.
+    /// Errors: the number of the mutation and a reason.
     wrong: Vec<String>,
 }
 
-/// Mounts and checks the damaged store, uses it if it is mounted, and says what should not have been.
+/// Mounts and checks the damaged store, and uses it if it is mounted. Returns an error for a wrong
+/// result.
 fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> Result<(), String> {
     let disks = Disks::with(damaged.clone());
     let checked = fsck_devices(&disks.devices());
@@ -290,7 +292,7 @@ fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> 
     check_again(victim, &disks)
 }
 
-/// The files of a store that was used are as they were, and can be renamed and removed.
+/// Checks that the files of a used store are unchanged, and can be renamed and removed.
 fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
     if !report.findings.is_empty() {
@@ -318,7 +320,7 @@ fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     store.sync().map_err(|errno| errno.to_string())
 }
 
-/// A mount never writes to a store of which the check warns.
+/// A mount never writes to a store for which the check reports damage.
 ///
 /// Trap X2. Trap X3.
 #[test]
@@ -345,7 +347,7 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// What is no database is no store; what was one once is damaged.
+/// A file that never was a database is no store. A former database is damaged.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

@@ -1,4 +1,4 @@
-//! Directories that are no store, or no more.
+//! Directories that hold no store, or a damaged one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{OpenError, Store, StoreOptions, fsck};
 
-/// A directory that goes with the test.
+/// A directory that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -40,15 +40,15 @@ fn store_that_lost_its_database_is_not_made_anew() {
     let meta = folder.0.join("meta");
     let whole = fs::read(&meta).unwrap();
     fs::write(&meta, b"").unwrap();
-    assert!(matches!(folder.open(), Err(OpenError::Foreign)), "an empty one");
+    assert!(matches!(folder.open(), Err(OpenError::Foreign)), "empty");
     fs::remove_file(&meta).unwrap();
-    assert!(matches!(folder.open(), Err(OpenError::Foreign)), "none");
+    assert!(matches!(folder.open(), Err(OpenError::Foreign)), "missing");
     assert!(!meta.exists());
     fs::write(&meta, whole).unwrap();
     assert!(folder.open().is_ok());
 }
 
-/// A store without bytes in files has a log, at least.
+/// A store without file data still has a log.
 #[test]
 fn store_without_bytes_that_lost_its_database_is_not_made_anew() {
     let folder = Folder::new("names");
@@ -62,7 +62,7 @@ fn store_without_bytes_that_lost_its_database_is_not_made_anew() {
         assert!(!meta.exists());
         fs::write(&meta, &whole).unwrap();
         fs::remove_file(folder.0.join(lost)).unwrap();
-        assert!(folder.open().is_ok(), "the log and the reserve are made anew, {lost}");
+        assert!(folder.open().is_ok(), "missing log or reserve: {lost}");
         fs::remove_file(&meta).unwrap();
     }
 }
@@ -78,15 +78,15 @@ fn store_that_lost_bytes_of_files_is_refused() {
     let data = folder.0.join("data");
     let whole = fs::read(&data).unwrap();
     fs::write(&data, &whole[..4096]).unwrap();
-    assert!(matches!(folder.open(), Err(OpenError::DataShort { .. })), "cut");
+    assert!(matches!(folder.open(), Err(OpenError::DataShort { .. })), "truncated");
     fs::remove_file(&data).unwrap();
-    assert!(matches!(folder.open(), Err(OpenError::DataShort { len: 0, .. })), "lost");
+    assert!(matches!(folder.open(), Err(OpenError::DataShort { len: 0, .. })), "missing");
     assert!(!fsck(&folder.0).unwrap().findings.is_empty());
     fs::write(&data, whole).unwrap();
     assert!(folder.open().is_ok());
 }
 
-/// A check reads the files of a store that was killed, and neither changes one nor makes one that is lost.
+/// A check of a killed store reads its files. It changes none and makes no missing one.
 #[test]
 fn check_of_a_directory_leaves_every_file_as_it_was() {
     let (folder, copy) = (Folder::new("checked"), Folder::new("copy"));
@@ -101,7 +101,7 @@ fn check_of_a_directory_leaves_every_file_as_it_was() {
         let files = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap());
         files.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect()
     };
-    // As a kill leaves them, but for the reserve, which is lost.
+    // As a kill leaves them, but without the reserve.
     for (name, bytes) in all(&folder).iter().filter(|(name, _)| *name != "reserve") {
         fs::write(copy.0.join(name), bytes).unwrap();
     }

@@ -1,5 +1,5 @@
-//! A host that fails to read the database for a while: `EIO`, and later all is as before, also for those
-//! who change nothing.
+//! A host whose reads of the database fail for a while: `EIO`, and later all works again, also for
+//! threads that change nothing.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn name(number: usize) -> String {
     format!("{number:0100}")
 }
 
-/// Returns devices with files, more than the database has in memory when it is opened.
+/// Returns devices with more files than fit into the database's cache.
 fn disks() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -29,7 +29,7 @@ fn disks() -> Disks {
     disks
 }
 
-/// Returns how many files can be looked up; the others are `EIO`.
+/// Returns the number of successful lookups. The others must be `EIO`.
 fn count_found(store: &Store) -> usize {
     let root = Node::detached(1, FileKind::Directory);
     let found = (0..FILES).filter(|&number| {
@@ -53,7 +53,7 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
-    // Who has nothing to lose loses nothing, however often the host fails.
+    // Without changes nothing can be lost, however often the host fails.
     for _ in 0..3 {
         assert_eq!(store.sync(), Ok(()));
         assert!(count_found(&store) < FILES);
@@ -64,7 +64,7 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     assert!(count_found(&store) < FILES, "the database does not try again by itself");
     assert_eq!(store.sync(), Ok(()));
     assert_eq!((count_found(&store), store.stats().commits), (FILES, commits));
-    // What is changed after that is kept.
+    // Later changes are kept.
     let root = Node::detached(1, FileKind::Directory);
     store.make(root, Name::new(b"new").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
     assert_eq!(store.sync(), Ok(()));
@@ -74,17 +74,17 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     assert!(store.lookup(root, Name::new(b"new").unwrap()).is_ok());
 }
 
-/// A change that meets a database which could not be opened again is committed once it can.
+/// A change made while the database could not be reopened is committed once it can.
 #[test]
 fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
     let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
     let root = Node::detached(1, FileKind::Directory);
-    // In memory, so that it can be changed.
+    // Load it, so that it can be changed.
     let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
     let first = Node::detached(first.ino, FileKind::Regular);
     assert_eq!(store.read(first, 0, 0, &mut [0]), Ok(0));
-    // That changed a time.
+    // The read has changed an access time.
     assert_eq!(store.sync(), Ok(()));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
@@ -99,8 +99,8 @@ fn change_after_a_failed_attempt_is_committed() {
     assert_eq!((store.read(first, 0, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
-/// A host that has failed to read, and is full when that is over: the database is opened again, has no room, and
-/// gets that of the reserve.
+/// A host whose reads fail, and that is full afterwards. The commit reopens the database, has no
+/// room, and uses that of the reserve.
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {
     let disks = disks();
@@ -118,9 +118,9 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
     disks.shared.lock().is_read_failing = false;
-    // Others have taken all that there was.
+    // Others have taken all free room.
     disks.shared.lock().room = Some(disks.used());
-    // Unlike a sync, which opens the database again before it has anything to commit.
+    // A sync would have reopened the database before there is something to commit.
     assert_eq!(store.fsync(root, 0, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");
@@ -132,7 +132,7 @@ fn commit_after_a_failed_read_has_the_reserve() {
     }
 }
 
-/// Those who only read need not wait for somebody who syncs.
+/// A reader does not have to wait for a sync.
 #[test]
 fn eio_of_reads_ends_in_time() {
     let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));

@@ -1,6 +1,6 @@
-//! A mount that is refused has changed nothing: it looks before it writes.
+//! A refused mount has changed nothing, since it checks before it writes.
 //!
-//! Else the first try would take from the next one, and from whoever looks into the store, what there was to be seen.
+//! Otherwise the first mount would destroy evidence that a second one, or an administrator, needs.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const BLOCK: usize = 4096;
 
-/// Makes a large file durable, which is beside the log.
+/// Makes a file durable that is too large for the log.
 fn add_large(store: &Store, name: &str) {
     let root = Node::detached(1, FileKind::Directory);
     let name = Name::new(name.as_bytes()).unwrap();
@@ -27,7 +27,7 @@ fn add_large(store: &Store, name: &str) {
     store.fsync(file, 0, false).unwrap();
 }
 
-/// Returns a store with files that was closed.
+/// Returns a closed store with files.
 fn closed() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -37,7 +37,7 @@ fn closed() -> Disks {
     disks
 }
 
-/// Returns what a kill leaves of a store with several entries in its log, and its tree.
+/// Returns a killed store with several entries in its log, and its tree.
 fn killed() -> ([Vec<u8>; 4], Tree) {
     let disks = closed();
     let store = disks.open(&quiet());
@@ -48,13 +48,13 @@ fn killed() -> ([Vec<u8>; 4], Tree) {
     (disks.killed().contents(), tree(&store))
 }
 
-/// Mounts a store, which is refused, and says why; it has been asked for no change, and none was made.
+/// Tries a mount that must be refused. Returns the error. No device was changed.
 fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -> OpenError {
     let disks = Disks::with(contents.clone());
     disks.shared.lock().bad_byte = bad_byte;
     disks.shared.lock().log = Some(Vec::new());
     let Err(error) = Store::open_devices(disks.devices(), &quiet()).map(drop) else {
-        panic!("{what}: it was mounted");
+        panic!("{what}: mounted");
     };
     let asked = disks.shared.lock().log.take().unwrap();
     let changes = asked.iter().filter(|step| !matches!(step, Step::Sync { .. })).count();
@@ -65,7 +65,7 @@ fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -
 /// Returns the database `meta` with another superblock. `change` gets the old one.
 fn with_superblock(name: &str, meta: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
-    // The first key of all.
+    // The first of all keys.
     const KEY: [u8; 17] = [0; 17];
     let name = format!("store-superblock-{}-{name}", std::process::id());
     let path = std::env::temp_dir().join(name);
@@ -93,7 +93,7 @@ fn store_of_a_newer_version_is_left_as_it_is() {
 }
 
 #[test]
-fn store_whose_superblock_makes_no_sense_is_left_as_it_is() {
+fn store_with_an_invalid_superblock_is_left_as_it_is() {
     let mut contents = closed().contents();
     contents[META] = with_superblock("senseless", &contents[META], |value| value[6] = b'a');
     assert!(matches!(refused("closed", contents, None), OpenError::Damaged));
@@ -115,24 +115,25 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
                 damaged += 1;
             }
         }
-        // The killed one goes back to the commit before. That lacks no more than the length of the log.
+        // The killed store goes back to the commit before, which differs only in the length of the
+        // log.
         let expected = if what == "killed" { 1 } else { 3 };
         assert!(damaged >= expected, "{what}: {damaged}");
     }
 }
 
-/// The log would have made the database newer, and put bytes into the data, before their loss is noticed.
+/// The loss must be noticed before the replay of the log extends `data`.
 #[test]
 fn store_that_lost_bytes_of_files_is_left_as_it_is() {
     for (what, mut contents) in [("closed", closed().contents()), ("killed", killed().0)] {
         contents[DATA].truncate(BLOCK);
         let error = refused(what, contents.clone(), None);
         assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
-        // A check names the file, whatever of it the log has made longer again.
+        // A check names the file, even if the log has extended `data` over the loss.
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // Nothing is needed of its log, which would be made anew.
+            // The log of a closed store is not needed and would be made anew.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }
@@ -161,7 +162,7 @@ fn store_whose_log_is_refused_is_left_as_it_is() {
 }
 
 #[test]
-fn what_is_no_store_is_left_as_it_is() {
+fn devices_without_a_store_are_left_as_they_are() {
     let (contents, _) = killed();
     let [_, data, reserve, log] = contents;
     for meta in [vec![], vec![0; BLOCK], b"something else".repeat(1_000)] {
@@ -171,8 +172,8 @@ fn what_is_no_store_is_left_as_it_is() {
     }
 }
 
-/// A host that fails amid a mount: while the mount looks nothing is changed, and what it has begun to change is
-/// mounted with all that it had.
+/// A host that fails during a mount. During the checks nothing is changed. After that the next
+/// mount has everything.
 #[test]
 fn mount_whose_host_fails_to_read_loses_nothing() {
     let (contents, expected) = killed();
@@ -186,14 +187,15 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
         assert_eq!(tree(&disks.open(&quiet())), expected, "read {reads}");
         if opened.is_ok() {
             println!("{unchanged} of {reads} refusals had changed nothing");
-            // What it does after it has looked is to read the log again, and the pages that it changes.
+            // Most reads belong to the checks; later ones read the log again and the pages to
+            // change.
             assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
             break;
         }
     }
 }
 
-/// The same of a directory: no byte of its files, and no file more.
+/// The same for a directory: no file changes and no file is made.
 #[test]
 fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
     let path = std::env::temp_dir().join(format!("store-refused-{}", std::process::id()));
@@ -215,10 +217,10 @@ fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
         for is_read_only in [false, true] {
             let opened = Store::open(&path, &StoreOptions { is_read_only, ..options.clone() });
             assert!(matches!(opened.map(drop), Err(OpenError::Version(3))));
-            assert!(all() == before, "{lost} is lost, {is_read_only}");
+            assert!(all() == before, "{lost} is missing, {is_read_only}");
         }
     }
-    // What is no store gets no lock.
+    // A directory without a store gets no `lock`.
     std::fs::remove_file(&meta).unwrap();
     std::fs::remove_file(path.join("lock")).unwrap();
     std::fs::write(&data, b"something").unwrap();
@@ -236,7 +238,7 @@ fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
     assert!(all() == before && !data.exists());
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed on drop.
 struct Gone(std::path::PathBuf);
 
 impl Drop for Gone {

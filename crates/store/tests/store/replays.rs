@@ -1,21 +1,21 @@
-//! A mount that puts a log into the database: what it needs of memory, and cuts amid it.
+//! Replay of a log by a mount: its memory, and crashes during it.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{StoreOptions, fsck_devices};
 use corewalk_testkit::rng::{Rng, Seed};
 
-use crate::cuts::crash;
+use crate::crash_points::crash;
 use crate::differential::{Tree, tree};
 use crate::memory::{Disks, Step, quiet};
 
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
-/// Where a mount is cut, and how often each time.
+/// Tries per crash point.
 const CRASHES: u64 = 6;
 
-/// Returns what a crash leaves that lost all that was not synced: the log has it, no file has its bytes
-/// at their place.
+/// Returns a store after a crash that lost all unsynced writes. The log has the data, and `data`
+/// has none.
 fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
     let disks = Disks::new();
     let store = disks.open(options);
@@ -49,12 +49,12 @@ fn log_is_read_in_pieces() {
     let store = disks.open(&options);
     assert_eq!(tree(&store), expected);
     let largest = disks.shared.lock().largest_reads[LOG];
-    assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes at once");
+    assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Returns what is wrong after a mount was cut somewhere, if anything is; `change` changes what the
-/// devices were asked.
-fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
+/// Returns the error after a crash during a mount, if there is one. `change` edits the log of the
+/// devices.
+fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
     for (device, bytes) in contents.iter().enumerate() {
@@ -67,45 +67,45 @@ fn try_cuts(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // What comes behind the last sync of the log is a commit of its own.
+    // Behind the last sync of the log, a new commit starts.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
     assert!(steps.len() > begin + 10);
-    for cut in begin..=steps.len() {
+    for point in begin..=steps.len() {
         for number in 0..CRASHES {
-            let mut rng = Rng::new(Seed(cut as u64 * CRASHES + number));
-            let disks = crash(&steps[..cut], &mut rng);
+            let mut rng = Rng::new(Seed(point as u64 * CRASHES + number));
+            let disks = crash(&steps[..point], &mut rng);
             let report = fsck_devices(&disks.devices()).expect("a check");
             let got = tree(&disks.open(&quiet()));
             if !report.findings.is_empty() || got != expected {
-                return Some(format!("cut {cut} of {}: {:?}", steps.len(), report.findings));
+                return Some(format!("point {point} of {}: {:?}", steps.len(), report.findings));
             }
         }
     }
     None
 }
 
-/// I.3: whoever is killed while the log is put into the database finds it there again, or has all of it.
+/// I.3: after a kill during a replay, the next mount replays the log again or finds it done.
 #[test]
-fn cut_amid_a_replay_leaves_what_was_confirmed() {
-    assert_eq!(try_cuts(|_| ()), None);
+fn crash_during_a_replay_keeps_confirmed_changes() {
+    assert_eq!(try_points(|_| ()), None);
 }
 
-/// The commit that makes the log void comes after the sync of the bytes that it had.
+/// Control: the data must be synced before the commit that makes the log void.
 #[test]
 fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
     for device in [DATA, META] {
-        let wrong = try_cuts(|steps| {
+        let wrong = try_points(|steps| {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {
-                    // What does nothing keeps the places of the others.
+                    // Replace the call, so that the indexes of the others stay.
                     *step = Step::Sync { device: 9 };
                 }
             }
         });
-        // Without the sync of the database its commit is not there, and the log is not void.
+        // Without the database's sync its commit is missing, and the log is still valid.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

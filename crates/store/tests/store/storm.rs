@@ -1,4 +1,4 @@
-//! Many threads at once, with commits amid their operations: nothing hangs, and all records agree.
+//! Many threads with commits amid their operations: nothing hangs, and all records agree.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
 use corewalk_base::primitives::{Arc, thread};
@@ -11,7 +11,7 @@ use crate::memory::{Disks, quiet};
 const THREADS: u64 = 4;
 const STEPS: usize = 3_000;
 
-/// Changes names of this thread alone (F.1) in directories that all share.
+/// Changes names that only this thread uses (F.1), in directories that all threads share.
 fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     for step in 0..STEPS {
         let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
@@ -46,7 +46,7 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
                 store.setattr(node, &SetAttr { size, ..SetAttr::default() }).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, 0, false).unwrap(),
-            // The values of all threads are the same, so all share their blocks, and leave them.
+            // All threads set the same values, so they share blocks and leave them.
             _ => {
                 let value = vec![rng.below(3) as u8; 500];
                 store.setxattr(node, b"user.a", &value, XattrMode::Set).unwrap();
@@ -55,7 +55,7 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// Trap T34: blocks are found by some threads while their last users leave them.
+/// Trap T34: some threads find blocks while the last users leave them.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
@@ -97,8 +97,8 @@ fn threads_and_commits_leave_records_that_agree() {
     }
 }
 
-/// Traps T38, T39: 1024 users per block, and as many blocks as that takes; a block that is changed in
-/// place does not find itself.
+/// Traps T38, T39: a block has at most 1024 users, and more users take more blocks. A block that is
+/// changed in place does not find itself.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();
@@ -116,7 +116,7 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // What was read is found again.
+    // A block is found again after it was read.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);
@@ -127,7 +127,7 @@ fn equal_sets_share_blocks_of_1024_users() {
         set(&store, 10_000 + number);
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_002));
-    // Changed in place, and then wanted by another one.
+    // A block is changed in place, and then another inode wants its new content.
     let (one, two) = (set(&store, 20_000), set(&store, 20_002));
     let blocks = store.stats().xattr_blocks;
     store.setxattr(one, b"user.label", b"mine", XattrMode::Set).unwrap();

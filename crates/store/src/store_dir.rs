@@ -1,15 +1,15 @@
-//! The directory of the host that a store is in.
+//! The directory of the host that holds a store.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | `lock` | nothing; locked with flock(2) by whoever has the store open |
+//! | `lock` | empty; the process that has the store open holds a flock(2) lock on it |
 //! | `meta` | the database |
 //! | `data` | blocks of files |
-//! | `reserve` | room that is kept for commits, see `journal` |
+//! | `reserve` | room for commits on a full host, see `journal` |
 //! | `log` | small transactions that are not in the database yet, see `log` |
-//! | `meta.new` | a database that is being made: it becomes `meta` when it is whole |
+//! | `meta.new` | a database that is being made; it is renamed to `meta` once it is complete |
 //!
-//! A directory with anything else in it is not ours, and is left alone.
+//! A directory with any other file is no store and is left alone.
 //!
 //! Source: flock(2), rename(2), proc_locks(5).
 
@@ -35,81 +35,81 @@ const RESERVE: &str = "reserve";
 const LOG: &str = "log";
 const FILES: [&str; 6] = [LOCK, META, META_NEW, DATA, RESERVE, LOG];
 
-/// Why a store cannot be opened. [`OpenError::errno`] says which errno that is to mount(2).
+/// The reason why a store cannot be opened. [`OpenError::errno`] returns the errno for mount(2).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Somebody has it open.
+    /// A process has the store open.
     Busy,
-    /// What is there is no store.
+    /// The directory has other files, or devices hold something else.
     Foreign,
-    /// There is none, and none is to be made.
+    /// There is no store, and the options forbid a new one.
     Missing,
-    /// Its file `lock` is missing, and is not to be made.
+    /// The file `lock` is missing, and this call may not make it.
     LockMissing,
-    /// Pages of its database are damaged.
+    /// Pages of the database are damaged.
     Damaged,
-    /// What files have ends behind the end of the file that it is in, which was lost or cut.
+    /// `data` ends before the last written block of a file: it was truncated.
     DataShort {
-        /// The bytes that there are.
+        /// The length of `data` in bytes.
         len: u64,
-        /// The bytes that there were, at least.
+        /// The smallest length that it must have had.
         expected: u64,
     },
     /// Two extents have a block in common.
     UsedTwice {
-        /// The block of `data`.
+        /// The number of the block in `data`.
         block: u64,
     },
-    /// It has a format that this program does not know.
+    /// This program does not know the format version.
     Version(u32),
-    /// The log has lost entries that were confirmed: none counts at `at`, and a later one does.
+    /// The log has lost confirmed entries: the one at `at` is invalid, but a later one is valid.
     LogDamaged {
-        /// The byte at which the one that should be next begins.
+        /// The offset in bytes of the invalid entry.
         at: u64,
-        /// The byte at which the later one begins.
+        /// The offset in bytes of the later entry.
         later: u64,
-        /// The bytes of the log.
+        /// The length of the log in bytes.
         len: u64,
     },
-    /// The store was not closed, and its log is shorter than it was, or missing: entries that were confirmed may be
-    /// lost.
+    /// The store was not closed, and its log is missing or shorter than before. Confirmed entries
+    /// may be lost.
     LogShort {
-        /// The bytes that there are.
+        /// The length in bytes.
         len: u64,
-        /// The bytes that there were.
+        /// The length that it had.
         expected: u64,
     },
-    /// An entry of the log is whole, and makes no sense to this program.
+    /// An entry of the log has the right hash but does not parse.
     LogUnreadable {
-        /// The byte at which it begins.
+        /// The offset of the entry in bytes.
         at: u64,
     },
-    /// The log cannot be read at `at`, where it may have what was confirmed.
+    /// The log cannot be read at `at`, where confirmed entries may be.
     LogRead {
-        /// The byte.
+        /// The offset in bytes.
         at: u64,
-        /// What the host says.
+        /// The error of the host.
         error: io::Error,
     },
-    /// The database has gone back: the log has an entry, or the mark of its end, of a generation that only a later commit
-    /// of the database begins.
+    /// The database has gone back: the log holds an entry or an end mark of a later generation.
     DatabaseBehind {
         /// The generation of the database.
         database: u64,
-        /// The generation of what the log has.
+        /// The generation in the log.
         log: u64,
-        /// The byte of the log at which it begins.
+        /// The offset in bytes of that entry or mark.
         at: u64,
     },
-    /// What the host says.
+    /// Any other error of the host.
     Io(io::Error),
 }
 
 impl OpenError {
-    /// Returns the errno that says the same, as mount(2) of a disk would: `EBUSY` if it is in use, `EINVAL` for
-    /// what is no store or of an unknown format, `ENOENT` if there is none, `EUCLEAN` ("structure needs cleaning") for damage, and what the
-    /// host says.
+    /// Returns the errno that mount(2) of a disk would return. It is `EBUSY` for a store in use,
+    /// and `ENOENT` if there is none. It is `EINVAL` for something else than a store, or an
+    /// unknown format. It is `EUCLEAN` ("structure needs cleaning") for damage. Otherwise it is
+    /// the errno of the host.
     ///
     /// # Examples
     /// ```
@@ -146,57 +146,60 @@ impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             OpenError::Busy => f.write_str("the store is in use"),
-            OpenError::Foreign => f.write_str("not a store, and not empty"),
-            OpenError::Missing => f.write_str("there is no store"),
+            OpenError::Foreign => f.write_str("the directory is not empty and holds no store"),
+            OpenError::Missing => f.write_str("the directory holds no store"),
             OpenError::LockMissing => f.write_str(
-                "the file `lock` of the store is missing. It is always empty: make it with `touch lock` in the \
-                 directory of the store",
+                "the file `lock` of the store is missing; it is always empty, so make it with \
+                 `touch lock` in the directory of the store",
             ),
             OpenError::Damaged => f.write_str(
-                "the database of the store has damaged pages. Restore the store from a copy",
+                "the database of the store has damaged pages; restore the store from a copy",
             ),
             OpenError::DataShort { len, expected } => write!(
                 f,
-                "the store has lost bytes of its files: `data` has {len} bytes, and had {expected} at least. \
-                 Restore the store from a copy; `corewalk fsck` names the files"
+                "the store has lost file data: `data` has {len} bytes, and had at least {expected}; \
+                 restore the store from a copy (`corewalk fsck` names the files)"
             ),
             OpenError::UsedTwice { block } => write!(
                 f,
-                "block {block} of the store is used twice, so that a write to one file would change another one. \
-                 Restore the store from a copy; `corewalk fsck` names the files"
+                "block {block} of the store is used twice, so a write to one file would change \
+                 another one; restore the store from a copy (`corewalk fsck` names the files)"
             ),
-            OpenError::Version(version) => {
-                write!(f, "the store has format version {version}, which is not known")
-            }
+            OpenError::Version(version) => write!(
+                f,
+                "the store has format version {version}, which this program does not know; use the \
+                 version of the program that made it"
+            ),
             OpenError::LogShort { len, expected } => write!(
                 f,
-                "the store was not closed, and its log is not whole: `log` has {len} bytes, and had {expected}. \
-                 Restore all files of the store from one copy. Or give up what was confirmed and is lost: \
-                 `truncate --size={expected} log` in its directory, and then `corewalk fsck`"
+                "the store was not closed and its log is too short: `log` has {len} bytes, and had \
+                 {expected}; restore all files of the store from one copy, or give up the changes \
+                 that are lost: run `truncate --size={expected} log` in its directory, then \
+                 `corewalk fsck`"
             ),
             OpenError::LogDamaged { at, later, len } => write!(
                 f,
-                "the log of the store is damaged at byte {at}: an entry that was confirmed is lost, since \
-                 byte {later} has a later one. Restore the store from a copy. Or give up what was confirmed \
-                 from there on: `truncate --size={at} log` and `truncate --size={len} log` in its directory, and \
-                 then `corewalk fsck`"
+                "the log of the store is damaged at byte {at}: confirmed changes are lost, since \
+                 byte {later} has a later entry; restore the store from a copy, or give up all \
+                 changes from there on: run `truncate --size={at} log` and \
+                 `truncate --size={len} log` in its directory, then `corewalk fsck`"
             ),
             OpenError::LogUnreadable { at } => write!(
                 f,
-                "the log of the store has an entry at byte {at} that is whole and not understood: another \
-                 version of this program may have written it. Mount the store with that one"
+                "the log of the store has an entry at byte {at} that is whole but not understood; \
+                 another version of this program may have written it: mount the store with that one"
             ),
             OpenError::LogRead { at, error } => write!(
                 f,
-                "the log of the store cannot be read at byte {at}, where something may be that was confirmed: \
+                "the log of the store cannot be read at byte {at}, where confirmed changes may be: \
                  {error}"
             ),
             OpenError::DatabaseBehind { database, log, at } => write!(
                 f,
-                "the database of the store is older than its log, which is at generation {log} by byte {at}, \
-                 where the database is at {database}: commits that were confirmed are lost, since `meta` is \
-                 damaged or was replaced. Restore all files of the store from one copy; `corewalk fsck` says what \
-                 the older commit has"
+                "the database of the store is older than its log: it is at generation {database}, \
+                 the log at {log} (byte {at}), so confirmed changes are lost, and `meta` is damaged \
+                 or was replaced; restore all files of the store from one copy (`corewalk fsck` \
+                 checks the older database)"
             ),
             OpenError::Io(error) => error.fmt(f),
         }
@@ -208,7 +211,7 @@ impl std::error::Error for OpenError {}
 impl From<io::Error> for OpenError {
     fn from(error: io::Error) -> OpenError {
         match error.kind() {
-            // What the database says; see `database`.
+            // The error of `database` for damage.
             io::ErrorKind::InvalidData => OpenError::Damaged,
             io::ErrorKind::InvalidInput => OpenError::Foreign,
             _ => OpenError::Io(error),
@@ -216,20 +219,20 @@ impl From<io::Error> for OpenError {
     }
 }
 
-/// The directory of a store, locked.
-pub(crate) struct Place {
+/// The locked directory of a store.
+pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
-    /// The files cannot be written, and changes stay in memory.
+    /// The host's files are read-only, and changes stay in memory.
     is_overlaid: bool,
 }
 
-impl Place {
-    /// Locks the directory of a store, which is made by `format` if there is none.
+impl StoreDir {
+    /// Locks the directory of a store. Makes a store with `format` if there is none.
     pub(crate) fn open_or_make(
         path: &Path,
         format: impl FnOnce(Arc<dyn Device>) -> io::Result<Snapshot>,
-    ) -> Result<Place, OpenError> {
+    ) -> Result<StoreDir, OpenError> {
         match fs::create_dir(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
             Err(_) => {}
@@ -239,10 +242,11 @@ impl Place {
             }
         }
         check_files(path)?;
-        // What is no store does not get a lock, either.
+        // Check before `lock` is made, so that other directories are not changed.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
-        let place = Place::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)?;
+        let store_dir =
+            StoreDir::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)?;
         if is_missing(path)? {
             let new = path.join(META_NEW);
             let device = open_file(&new, true)?;
@@ -252,33 +256,34 @@ impl Place {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // Also if it was made by somebody who was killed before this.
+        // Sync also if the store exists: the process that made it may have been killed before its
+        // sync.
         File::open(path)?.sync_all()?;
-        Ok(place)
+        Ok(store_dir)
     }
 
-    /// Locks the directory of a store that is there.
-    pub(crate) fn open(path: &Path) -> Result<Place, OpenError> {
-        Place::check_there(path)?;
+    /// Locks the directory of an existing store.
+    pub(crate) fn open(path: &Path) -> Result<StoreDir, OpenError> {
+        StoreDir::check_there(path)?;
         let lock = open_file(&path.join(LOCK), false).map_err(lock_error)?;
-        Place::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)
+        StoreDir::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// As [`Place::open`] for a mount that changes no file of the store. Where the file system of the host is
-    /// mounted read-only, [`Place::devices`] keep changes in memory.
-    pub(crate) fn open_unchanged(path: &Path) -> Result<Place, OpenError> {
-        match Place::open(path) {
-            Err(error) if error.errno() == Errno::ROFS => Place::open_to_read(path),
+    /// As [`StoreDir::open`], for a read-only mount. If the host's file system is mounted
+    /// read-only, the [`StoreDir::devices`] keep changes in memory.
+    pub(crate) fn open_unchanged(path: &Path) -> Result<StoreDir, OpenError> {
+        match StoreDir::open(path) {
+            Err(error) if error.errno() == Errno::ROFS => StoreDir::open_to_read(path),
             opened => opened,
         }
     }
 
-    /// Locks the directory of a store that is there for reading, which needs no right to write. Others may read at
-    /// the same time.
-    pub(crate) fn open_to_read(path: &Path) -> Result<Place, OpenError> {
-        Place::check_there(path)?;
+    /// Locks the directory of an existing store for reading, which needs no permission to write.
+    /// Several processes may read at the same time.
+    pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
+        StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
-        Place::lock(path, (lock, true), FlockOperation::NonBlockingLockShared)
+        StoreDir::lock(path, (lock, true), FlockOperation::NonBlockingLockShared)
     }
 
     fn check_there(path: &Path) -> Result<(), OpenError> {
@@ -295,15 +300,15 @@ impl Place {
         path: &Path,
         (lock, is_overlaid): (File, bool),
         how: FlockOperation,
-    ) -> Result<Place, OpenError> {
+    ) -> Result<StoreDir, OpenError> {
         match flock(&lock, how) {
-            Ok(()) => Ok(Place { path: path.to_owned(), lock, is_overlaid }),
+            Ok(()) => Ok(StoreDir { path: path.to_owned(), lock, is_overlaid }),
             Err(Errno::WOULDBLOCK) => Err(OpenError::Busy),
             Err(errno) => Err(OpenError::Io(errno.into())),
         }
     }
 
-    /// Opens the devices. A file that is lost is as an empty one, until `make_lost` makes it.
+    /// Opens the devices. A missing file acts as an empty one until `make_lost` makes it.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
         match self.is_overlaid {
             true => {
@@ -315,12 +320,12 @@ impl Place {
         }
     }
 
-    /// Opens the devices for reading only. As [`Place::devices`].
+    /// Opens the devices for reading only. As [`StoreDir::devices`].
     pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
         self.devices_with(open_file_to_read)
     }
 
-    /// Makes the files that are lost, empty. Of a store of an older version the log is one of these.
+    /// Makes missing files of the store, empty.
     pub(crate) fn make_lost(&self, mut devices: Devices) -> io::Result<Devices> {
         if self.is_overlaid {
             return Ok(devices);
@@ -355,7 +360,7 @@ impl Place {
         Ok(Devices { meta, data, reserve: open(RESERVE)?, log: open(LOG)? })
     }
 
-    /// Returns what statfs(2) says of the host.
+    /// Returns the statfs(2) result of the host's file system.
     pub(crate) fn host(&self) -> Result<StatFs, Errno> {
         let host = fstatvfs(&self.lock)?;
         let bytes = |blocks: u64| blocks.saturating_mul(host.f_frsize);
@@ -371,8 +376,9 @@ impl Place {
     }
 }
 
-/// Returns the process that has the store in the directory `path` open; None if there is none, or none that this process
-/// may know of: one of another pid namespace, or where the host does not say, or says another device than stat(2) (btrfs).
+/// Returns the process that has the store in the directory `path` open. None if there is none or it
+/// cannot be seen. It is not seen from another pid namespace, or if the host reports no locks, or
+/// another device than stat(2) (btrfs).
 ///
 /// # Examples
 /// ```
@@ -395,22 +401,23 @@ pub fn holder(path: &Path) -> Option<u32> {
     find_holder(&fs::read_to_string("/proc/locks").ok()?, device, lock.ino())
 }
 
-/// Returns who has a lock of flock(2) on a file, by what `/proc/locks` says: see proc_locks(5).
+/// Returns the pid that holds a flock(2) lock on a file, according to `/proc/locks`
+/// (proc_locks(5)).
 fn find_holder(locks: &str, (major, minor): (u32, u32), ino: u64) -> Option<u32> {
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
-        // Who waits has an arrow before it.
+        // A line of a waiting process has an arrow here.
         let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
         else {
             return None;
         };
-        // 0, or less, for a process of another namespace.
+        // 0 or less stands for a process of another pid namespace.
         if at == file { pid.parse().ok().filter(|&pid| pid > 0) } else { None }
     })
 }
 
-/// Returns true if there is no database, nor anything that has lost its own: the log and the reserve are made
-/// when the database is there.
+/// Returns true if there is no store. It is an error if `meta` is missing and the other files are
+/// not empty: they belong to a lost database.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -427,7 +434,7 @@ fn is_missing(path: &Path) -> Result<bool, OpenError> {
     }
 }
 
-/// Checks that a directory has no files but ours.
+/// Checks that a directory has no files but those of a store.
 fn check_files(path: &Path) -> Result<(), OpenError> {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
@@ -438,7 +445,7 @@ fn check_files(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Returns why `lock` cannot be opened.
+/// Returns the reason for a failed open of `lock`.
 fn lock_error(error: io::Error) -> OpenError {
     match error.kind() {
         io::ErrorKind::NotFound => OpenError::LockMissing,
@@ -456,7 +463,7 @@ fn open_file_to_read(path: &Path) -> io::Result<File> {
 }
 
 fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // A link leads to a file that is not ours, and a pipe waits for somebody to write.
+    // A symbolic link might lead to another file, and the open of a pipe would wait for a writer.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }

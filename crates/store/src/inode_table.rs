@@ -1,14 +1,13 @@
 //! The inodes in memory, by number.
 //!
 //! # Invariants
-//! - T.1: an inode is in memory once. It is read, and dropped, under the lock of its shard, and dropped
-//!   only if nobody else has it: so nobody changes one that another thread has just read anew.
-//!
-//! - T.2: one that is to be dropped while somebody has it is dropped when the next one of its shard is read or
-//!   is to be dropped, and it has no users any more.
+//! - T.1: an inode is in memory once. It is read and dropped under the lock of its shard. It is
+//!   dropped only while no thread uses it, so no thread changes a stale copy.
+//! - T.2: if an inode is in use when it is to be dropped, the drop is deferred. A later read or
+//!   drop in its shard drops it once it has no users.
 //!
 //! # Locks
-//! A shard's: held while a record is read, and for no other lock of the store.
+//! The lock of a shard is held while a record is read. No other lock of the store is taken within.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,23 +19,23 @@ use crate::inode::Inode;
 use crate::journal::View;
 use crate::record::{Key, Kind};
 
-/// Shards of the table.
+/// Number of shards.
 const SHARDS: usize = 256;
 
-/// Inodes by number, and those that are to be dropped and were in use.
+/// Inodes by number, and the numbers of those whose drop is deferred.
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>,
-    late: Vec<u64>,
+    deferred: Vec<u64>,
 }
 
 impl Shard {
-    /// Drops what was in use when it was to be dropped, and is no more. An inode may be dropped at any time
-    /// when nobody has it, so it does not matter who has asked for it since.
-    fn drop_late(&mut self) {
-        let Shard { inodes, late } = self;
-        late.retain(|ino| match inodes.get(ino) {
-            // The table's.
+    /// Drops inodes whose drop was deferred and that have no users now. An unused inode may be
+    /// dropped at any time, so a use in between does not matter.
+    fn drop_deferred(&mut self) {
+        let Shard { inodes, deferred } = self;
+        deferred.retain(|ino| match inodes.get(ino) {
+            // Only the table refers to it.
             Some(inode) if Arc::strong_count(inode) == 1 => {
                 inodes.remove(ino);
                 false
@@ -46,33 +45,35 @@ impl Shard {
     }
 }
 
-/// The inodes in memory. See the module's text.
-pub(crate) struct Table {
+/// The inodes in memory. The module's documentation describes the rules.
+pub(crate) struct InodeTable {
     shards: Box<[OwnLine<RwLock<Shard>>]>,
 }
 
-impl Table {
+impl InodeTable {
     /// Returns an empty table.
-    pub(crate) fn new() -> Table {
-        Table { shards: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(Shard::default()))).collect() }
+    pub(crate) fn new() -> InodeTable {
+        InodeTable {
+            shards: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(Shard::default()))).collect(),
+        }
     }
 
-    /// Returns an inode that is in memory.
+    /// Returns an inode if it is in memory.
     #[inline]
     pub(crate) fn find(&self, ino: u64) -> Option<Arc<Inode>> {
         self.shard(ino).read().inodes.get(&ino).cloned()
     }
 
-    /// Returns an inode.
+    /// Returns an inode; reads it if it is not in memory.
     ///
     /// # Errors
-    /// `ESTALE` if there is none of this number; `EIO`.
+    /// `ESTALE` if no inode has this number; `EIO`.
     pub(crate) fn get(&self, ino: u64, view: &View) -> Result<Arc<Inode>, Errno> {
         if let Some(inode) = self.find(ino) {
             return Ok(inode);
         }
         let mut shard = self.shard(ino).write();
-        shard.drop_late();
+        shard.drop_deferred();
         if let Some(inode) = shard.inodes.get(&ino) {
             return Ok(inode.clone());
         }
@@ -82,24 +83,24 @@ impl Table {
         Ok(inode)
     }
 
-    /// Enters a new inode.
+    /// Adds a new inode.
     pub(crate) fn insert(&self, inode: Arc<Inode>) {
         self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Drops an inode from memory, now or when nobody has it any more (T.2).
+    /// Drops an inode from memory, now or once it has no users (T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
-        shard.drop_late();
-        // The table's and the caller's.
+        shard.drop_deferred();
+        // Only the table and the caller refer to it.
         if Arc::strong_count(&inode) <= 2 {
             shard.inodes.remove(&inode.ino);
-        } else if !shard.late.contains(&inode.ino) {
-            shard.late.push(inode.ino);
+        } else if !shard.deferred.contains(&inode.ino) {
+            shard.deferred.push(inode.ino);
         }
     }
 
-    /// Drops an inode that is gone for good.
+    /// Drops an inode that was freed.
     pub(crate) fn remove(&self, ino: u64) {
         self.shard(ino).write().inodes.remove(&ino);
     }
@@ -117,10 +118,10 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// An inode that is forgotten amid an operation does not stay in memory for good.
+    /// An inode that is forgotten during an operation does not stay in memory.
     #[test]
     fn inode_that_is_forgotten_in_use_is_dropped_later() {
-        let path = std::env::temp_dir().join(format!("table-late-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("inode-table-{}", std::process::id()));
         let log_bytes = 64 << 10;
         let options = StoreOptions { commit_every: None, log_bytes, ..StoreOptions::default() };
         let store = Store::open(&path, &options).unwrap();
@@ -142,7 +143,7 @@ mod tests {
         drop(used);
         store.forget(second);
         assert!(!is_there(first) && !is_there(second));
-        // What was asked for anew is dropped as well, and read again.
+        // An inode that was used again meanwhile is dropped as well, and read anew.
         assert_eq!(
             store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
             first

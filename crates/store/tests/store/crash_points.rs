@@ -1,20 +1,23 @@
-//! The storage is cut off at every write: what is left must be a store at a commit boundary.
+//! Crash points at every write: after each, the store is at the end of a commit.
 //!
-//! A bounded load runs on devices that note every write and sync. Then, for each of many cuts, the
-//! devices are made anew as a crash could leave them: what a device was asked to write before its last
-//! sync is there; of what came after, each write is there, or not, or in part, by chance. The store is
-//! checked and mounted on that, and its tree must be that of the last fsync that had returned, or of the
-//! one that was under way. Each write has a byte of its own, so it is told whose bytes a file has: those of the
-//! last sync, or in their place those of a later write to the same file, or zeros if one has cut or punched it
-//! since; not older ones, and never those of another file. The load writes little and much, so that commits are the
-//! log's and the database's by turns, cuts, lengthens, reserves, punches, and moves blocks; it is closed and mounted again in between.
+//! A bounded load runs on devices that log every write and sync. For each of many crash points, the
+//! devices are rebuilt as a crash could leave them. Writes before a device's last sync are there.
+//! Each later write is there, missing or torn, at random. The store is checked and mounted. Its
+//! tree must be that of the last fsync that had returned, or of the one in progress.
 //!
-//! The same with a block that cannot be read in the first mount after the cut: it is refused with `EIO`, or has what
-//! can be read; and once the block can be read all is there that was confirmed.
+//! Each write has a byte of its own, so a test can tell the origin of each byte of a file. It may
+//! come from the state at the last sync. It may come from a later write to the same file, or be 0
+//! after a later truncation or punch. Older bytes, and bytes of other files, are errors. The load
+//! makes small and large writes, so that commits alternate between log and database. It truncates,
+//! extends, reserves, punches and moves blocks. The store is closed and mounted again in between.
 //!
-//! Controls leave out what the order of syncs is for, and must be caught: data that is not synced
-//! before a commit, a log and a database whose syncs do nothing, and blocks that are written anew
-//! before it is durable that somebody let go of them (J.4).
+//! The same is done with an unreadable block in the first mount after the crash. The mount fails
+//! with `EIO`, or serves all that can be read. Once the block is readable, everything confirmed is
+//! there.
+//!
+//! The `control_` tests break an order of syncs, and the test must notice it. One omits the sync
+//! of file data before a commit. One omits all syncs of log and database. One reuses blocks before
+//! the commit that frees them is durable (J.4).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -29,40 +32,40 @@ use crate::differential::{Leaf, Tree, tree};
 use crate::log_fails::add;
 use crate::memory::{Disks, Step, quiet};
 
-/// Syncs of the load.
+/// Number of syncs of the load.
 const EPOCHS: usize = 60;
-/// Mounts that these are in, one after the other.
+/// Number of mounts in the load.
 const MOUNTS: usize = 3;
-/// Operations between two syncs.
+/// The most operations between two syncs.
 const STEPS: u64 = 12;
-/// Cuts that are tried of a load, or as many as it has writes and syncs if those are more.
-const CUTS: usize = 400;
-/// From one place that is cut to the next one; a prime number.
+/// Crash points tried per load; more if the load has more writes and syncs.
+const POINTS: usize = 400;
+/// Distance between successive crash points; a prime number.
 const STRIDE: usize = 7919;
-/// The numbers of devices in the log: database, data, the log of the store.
+/// Indexes of the devices: database, data, log of the store.
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
 
-/// What is confirmed from a place in the log on.
+/// The state that a sync has confirmed.
 struct Confirmed {
-    /// Length of the log when the sync returned.
+    /// Length of the devices' log when the sync returned.
     at: usize,
     tree: Tree,
-    /// The numbers of its files, by their paths.
+    /// Inode numbers by path.
     numbers: Numbers,
-    /// What happened to files until the next sync.
+    /// Changes of files until the next sync.
     since: Written,
 }
 
-/// The numbers of files by their paths.
+/// Inode numbers by path.
 pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 
-/// What was written to files, by their numbers: the bytes of writes, and 0 where bytes were zeroed.
+/// The bytes that were written, with the inode number of the file; 0 for zeroed ranges.
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
-/// The byte of the next write: none has that of the 254 before it.
+/// Generates the bytes of writes. A byte comes again after 254 others.
 struct Tags(u8);
 
 impl Tags {
@@ -72,7 +75,7 @@ impl Tags {
     }
 }
 
-/// Returns the numbers of what is in the tree below `dir`.
+/// Returns the inode numbers of all entries of `tree`, which lies below `dir`.
 pub(crate) fn numbers(store: &Store, dir: Node<'_>, tree: &Tree) -> Numbers {
     let number = |path: &[u8]| {
         let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
@@ -98,7 +101,7 @@ fn name(n: u64) -> Vec<u8> {
     format!("f{n}").into_bytes()
 }
 
-/// Makes an empty file, or removes it.
+/// Makes an empty file, or removes it if it exists.
 fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     let child = Name::new(child).unwrap();
     if store.make(dir, child, &Make::new(0o644, 0, 0)).is_err() {
@@ -108,7 +111,7 @@ fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     }
 }
 
-/// Does something to a file or a directory.
+/// Makes one random change of a file or directory.
 fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     let root = Node::detached(1, FileKind::Directory);
     let n = rng.below(24);
@@ -128,7 +131,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     match rng.below(12) {
         _ if attr.is_dir() => change_below(store, node, &name(100 + rng.below(6))),
         0..3 => {
-            // Small ones go to the log; a few are too large for it.
+            // A small write goes to the log. A few are too large for it.
             let len = if rng.chance(1, 12) { 70_000 } else { 1 + rng.index(12_000) };
             write(rng.below(20_000), len);
         }
@@ -149,13 +152,13 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // Some stay open, and are orphans for a while.
+            // Some files stay open as orphans for a while.
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }
         }
         6 => {
-            // What it had is free after the next commit, and soon written for another file.
+            // The freed blocks are reused for another file soon after the next commit.
             let empty = SetAttr { size: Some(0), ..SetAttr::default() };
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
@@ -171,7 +174,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
                 since.0.insert((attr.ino, 0));
             }
-            // To take out or to insert behind the end is refused.
+            // Collapse and insert behind the end are refused.
             let done = store.fallocate(node, 0, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
         }
@@ -182,7 +185,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     }
 }
 
-/// Runs the load, and returns what the devices were asked and what was confirmed when.
+/// Runs the load. Returns the log of the devices and the confirmed states.
 fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed>) {
     disks.shared.lock().log = Some(Vec::new());
     let mut options = quiet();
@@ -196,11 +199,11 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
         let store = disks.open(&options);
         confirmed.push(Confirmed::now(&store, log_len()));
         for _ in 0..EPOCHS / MOUNTS {
-            let since = &mut confirmed.last_mut().expect("the mount's").since;
+            let since = &mut confirmed.last_mut().expect("pushed at the mount").since;
             for _ in 0..1 + rng.below(STEPS) {
                 change(&store, &mut rng, &mut tags, since);
             }
-            // A file that was just changed is as good as the whole: it is in the same transaction.
+            // An fsync of the root directory commits the whole transaction.
             let root = Node::detached(1, FileKind::Directory);
             store.fsync(root, 0, false).unwrap();
             store.sync().unwrap();
@@ -209,7 +212,7 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
         let stats = store.stats();
         logged += stats.logged_commits;
         by_database += stats.commits - stats.logged_commits;
-        // To close it writes, too.
+        // Closing the store also writes.
         drop(store);
     }
     assert!(
@@ -220,13 +223,13 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
     (log, confirmed)
 }
 
-/// Returns the devices as a crash after these steps may leave them.
+/// Returns the devices as a crash after these calls may leave them.
 pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     let mut contents: [Vec<u8>; 4] = Default::default();
     for (device, content) in contents.iter_mut().enumerate() {
         let is_sync = |step: &Step| matches!(step, Step::Sync { device: at } if *at == device);
         let durable = log.iter().rposition(is_sync).unwrap_or(0);
-        // Cuts differ in how much the device has kept to itself.
+        // Devices differ in how many unsynced writes survive.
         let kept = rng.below(5);
         for (at, step) in log.iter().enumerate() {
             let is_last = at + 1 == log.len();
@@ -253,7 +256,8 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     Disks::with(contents)
 }
 
-/// Says whether `got` is `expected`, but for bytes that a file may have by `may`, which gets its path.
+/// Returns true if `got` equals `expected`, except for bytes that `may` allows in the file at a
+/// path.
 pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
@@ -268,21 +272,21 @@ pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bo
         })
 }
 
-/// Tries a cut, and returns what is wrong with what is left, if anything is.
-fn try_cut(
+/// Checks the store after one crash. Returns an error for a wrong state.
+fn try_point(
     steps: &[Step],
     confirmed: &[Confirmed],
-    cut: usize,
+    point: usize,
     rng: &mut Rng,
 ) -> Result<(), String> {
-    judge(&crash(steps, rng), confirmed, cut, None)
+    judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Says what is wrong with what a cut has left, if anything is, but for a file that was made after it.
+/// Checks the state of `disks` after a crash at `point`. `made` is a file that was made after it.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
-    cut: usize,
+    point: usize,
     made: Option<&str>,
 ) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| format!("fsck: {error}"))?;
@@ -305,19 +309,19 @@ fn judge(
         store.forget(found.ino);
     }
     let got = tree(&store);
-    let last = confirmed.iter().rposition(|state| state.at <= cut).unwrap_or(0);
+    let last = confirmed.iter().rposition(|state| state.at <= point).unwrap_or(0);
     let Confirmed { tree: old, numbers, since, .. } = &confirmed[last];
     let is_last = is_like(&got, old, |path, byte| since.0.contains(&(numbers[path], byte)));
     let is_next = confirmed.get(last + 1).is_some_and(|next| next.tree == got);
     if !is_last && !is_next {
         return Err(format!("neither the tree of sync {last} nor of the next one"));
     }
-    // What was freed at the mount is gone, and all that remains holds.
+    // The mount has freed the orphans. The rest must still be consistent.
     store.sync().map_err(|error| error.to_string())?;
     let stats = store.stats();
     drop(store);
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
-    // What the mount has counted, with what was in the log; a set of attributes has a block here.
+    // The mount counts also the records in the log. An attribute set takes one block here.
     let counted = (stats.inodes, stats.blocks, stats.xattr_blocks, stats.xattr_users);
     let blocks = report.blocks + report.xattr_blocks;
     let is_counted = counted == (report.inodes, blocks, report.xattr_blocks, report.xattr_users);
@@ -330,13 +334,13 @@ fn judge(
     }
 }
 
-/// Tries cuts all over the load, and returns the first that is wrong.
-fn try_cuts(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
-    try_cuts_of(&|cut| log[..cut].to_vec(), (confirmed, log.len()), seed, count)
+/// Tries crash points all over the load. Returns the first error.
+fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
+    try_points_of(&|point| log[..point].to_vec(), (confirmed, log.len()), seed, count)
 }
 
-/// As `try_cuts`; `steps` says what the devices were asked before a cut.
-fn try_cuts_of(
+/// As `try_points`. `steps` returns the calls on the devices before a crash point.
+fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
     (confirmed, len): (&[Confirmed], usize),
     seed: u64,
@@ -344,47 +348,47 @@ fn try_cuts_of(
 ) -> Option<String> {
     let first = confirmed[0].at;
     for number in 0..count {
-        // Every place once before one is tried again, far ones next to each other.
-        let cut = first + number * STRIDE % (len + 1 - first);
+        // Visits every crash point once before any comes again, and distant ones in succession.
+        let point = first + number * STRIDE % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-        if let Err(wrong) = try_cut(&steps(cut), confirmed, cut, &mut rng) {
-            return Some(format!("seed {seed}, number {number}, cut {cut}: {wrong}"));
+        if let Err(wrong) = try_point(&steps(point), confirmed, point, &mut rng) {
+            return Some(format!("seed {seed}, number {number}, point {point}: {wrong}"));
         }
     }
     None
 }
 
-/// The storage is cut off behind every write and every sync of three loads, at least a thousand times.
+/// Crashes after every write and every sync of three loads, at a thousand points or more.
 #[test]
-fn cut_at_any_write_leaves_what_was_confirmed() {
+fn crash_at_any_write_keeps_confirmed_changes() {
     let mut places = 0;
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
-        let cuts = log.len() + 1 - confirmed[0].at;
-        // Else some places would be tried twice, and others never.
-        assert!(!cuts.is_multiple_of(STRIDE), "seed {seed}: {cuts} places");
-        println!("seed {seed}: {cuts} places to cut at, {} syncs", confirmed.len());
-        assert_eq!(try_cuts(&log, &confirmed, seed, cuts.max(CUTS)), None);
-        places += cuts;
+        let points = log.len() + 1 - confirmed[0].at;
+        // Otherwise some points would come twice and others never.
+        assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
+        println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
+        assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
+        places += points;
     }
-    assert!(places >= 1_000, "{places} places are fewer than a thousand");
+    assert!(places >= 1_000, "only {places} crash points");
 }
 
-/// What came of a first mount.
+/// The result of the first mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum First {
     Refused,
     Mounted,
-    /// Something could not be read later.
+    /// The mount succeeded, but a later read failed.
     Unread,
 }
 
-/// Mounts what a cut has left, of which a block of `device` cannot be read, uses it, and says what came of it; then
-/// as `judge`, when the block can be read.
+/// Mounts and uses a store after a crash with one unreadable block of `device`. Makes the block
+/// readable again, checks the store as `judge` does, and returns the result of the first mount.
 fn try_unreadable(
     steps: &[Step],
     confirmed: &[Confirmed],
-    (cut, device): (usize, usize),
+    (point, device): (usize, usize),
     rng: &mut Rng,
 ) -> Result<First, String> {
     const MADE: &str = "made with a bad block";
@@ -397,7 +401,7 @@ fn try_unreadable(
         Ok(store) => {
             let unread = count_unread(&store, device == DATA)?;
             if unread > 0 && device == LOG {
-                return Err(format!("{unread} files have bytes of the log"));
+                return Err(format!("{unread} files cannot be read because of the log"));
             }
             if unread > 0 {
                 first = First::Unread;
@@ -409,19 +413,19 @@ fn try_unreadable(
             }
         }
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
-        Err(_) if device == DATA => return Err("data that is not read".to_owned()),
-        // Pages of the database that the log changes may be read later.
+        Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
+        // A read of a database page may fail only during the replay, after the first changes.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }
         Err(_) => first = First::Refused,
     }
     disks.shared.lock().bad_block = None;
-    judge(&disks, confirmed, cut, made).map(|()| first)
+    judge(&disks, confirmed, point, made).map(|()| first)
 }
 
-/// Reads all files, and returns in how many something could not be read; names and the rest can, if only `data` has
-/// a bad block.
+/// Returns the number of files with a failed read. If only `data` has a bad block, names and
+/// attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -453,10 +457,10 @@ fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     Ok(unread)
 }
 
-/// A cut, and then a block of the log, of the data or of the database that the host does not read: `EIO`, and nothing
-/// is lost by that.
+/// A crash, then an unreadable block of the log, of the data or of the database: reads are `EIO`,
+/// and nothing is lost.
 #[test]
-fn block_that_cannot_be_read_after_a_cut_is_eio_and_loses_nothing() {
+fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     const TRIES: usize = 330;
     let mut seen = BTreeMap::new();
     for (seed, is_shared) in [(1, true), (2, false)] {
@@ -464,11 +468,11 @@ fn block_that_cannot_be_read_after_a_cut_is_eio_and_loses_nothing() {
         let first = confirmed[0].at;
         for number in 0..TRIES {
             let device = [LOG, DATA, META][number % 3];
-            let cut = first + number * STRIDE % (log.len() + 1 - first);
+            let point = first + number * STRIDE % (log.len() + 1 - first);
             let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-            let done = try_unreadable(&log[..cut], &confirmed, (cut, device), &mut rng);
+            let done = try_unreadable(&log[..point], &confirmed, (point, device), &mut rng);
             let done = done.unwrap_or_else(|wrong| {
-                panic!("seed {seed}, number {number}, cut {cut}, device {device}: {wrong}")
+                panic!("seed {seed}, number {number}, point {point}, device {device}: {wrong}")
             });
             *seen.entry((device, done)).or_insert(0) += 1;
         }
@@ -488,9 +492,9 @@ fn block_that_cannot_be_read_after_a_cut_is_eio_and_loses_nothing() {
     }
 }
 
-/// A byte that was confirmed and is lost, be it zero or what was there before, is no byte that may be there.
+/// Control for `is_like`: a lost byte, zero or older, is not allowed.
 #[test]
-fn control_byte_that_is_lost_is_told_from_one_that_was_written_since() {
+fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
     let mut told = [0; 2];
     for state in &confirmed {
@@ -500,7 +504,7 @@ fn control_byte_that_is_lost_is_told_from_one_that_was_written_since() {
             let one = |leaf: Leaf| Tree::from([(path.clone(), leaf)]);
             for byte in 0..=255 {
                 let mut bytes = leaf.bytes.clone();
-                *bytes.last_mut().expect("it has one") = byte;
+                *bytes.last_mut().expect("not empty") = byte;
                 let is_legal = byte == last || may(path, byte);
                 let is_taken = is_like(&one(leaf.with_bytes(&bytes)), &one(leaf.clone()), may);
                 assert_eq!(is_taken, is_legal, "{path:?}, {byte}");
@@ -508,51 +512,51 @@ fn control_byte_that_is_lost_is_told_from_one_that_was_written_since() {
             }
         }
     }
-    // Few bytes may be there of 256.
+    // Few of the 256 bytes are allowed.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
-/// Returns what is wrong if syncs of some devices do nothing.
+/// Returns the error that occurs if syncs of some devices do nothing.
 fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // A step that does nothing keeps the places of the others.
+        // Replace the call, so that the indexes of the others stay.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
     }
-    try_cuts(&log, &confirmed, 1, 300).expect("it is caught")
+    try_points(&log, &confirmed, 1, 300).expect("an error")
 }
 
-/// Without the sync of data before the commit, extents lead to what was never written.
+/// Without the sync of data before a commit, extents refer to blocks that were never written.
 #[test]
 fn control_data_that_is_not_synced_is_caught() {
     println!("{}", without_syncs(&[DATA]));
 }
 
-/// Without the syncs of the database, or of the log, what was confirmed is not there.
+/// Without syncs of the database, or of the log, confirmed changes are missing.
 #[test]
 fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[META]));
     println!("{}", without_syncs(&[LOG]));
 }
 
-/// J.4: if blocks were given out before it is durable that a file has let go of them, that file would
-/// show bytes of another one. Here the writes to files of the time after a sync overtake that sync.
+/// J.4: blocks reused before the commit that frees them would show bytes of another file. Here
+/// writes of file data after a sync overtake that sync.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);
-    let overtaken = |cut: usize| -> Vec<Step> {
-        let next = confirmed.iter().position(|state| state.at > cut).unwrap_or(confirmed.len());
+    let overtaken = |point: usize| -> Vec<Step> {
+        let next = confirmed.iter().position(|state| state.at > point).unwrap_or(confirmed.len());
         let at = |number: usize| confirmed.get(number).map_or(log.len(), |state| state.at);
         let later = &log[at(next)..at(next + 1)];
         let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
-        log[..cut].iter().chain(later.iter().filter(is_data)).cloned().collect()
+        log[..point].iter().chain(later.iter().filter(is_data)).cloned().collect()
     };
-    // Four hundred cuts are not always enough.
+    // 400 crash points do not always suffice.
     let wrong = (1..9)
-        .find_map(|seed| try_cuts_of(&overtaken, (&confirmed, log.len()), seed, 400))
-        .expect("it is caught");
+        .find_map(|seed| try_points_of(&overtaken, (&confirmed, log.len()), seed, 400))
+        .expect("an error");
     println!("{wrong}");
 }

@@ -1,42 +1,43 @@
-//! Numbers of blocks of attributes: which one comes next.
+//! Allocation of ids for attribute blocks.
 //!
-//! Numbers that are free again are given out before new ones. Each thread has a list, so that those who make and remove
-//! blocks do not meet. Whose own is empty takes over that of another one: who shares sets late removes blocks
-//! and makes none, so else its list would grow for as long as the store is mounted.
+//! Free ids are used again before new ones. Each shard of threads has a list of free ids, so that
+//! threads do not contend. A thread whose list is empty takes over the list of another shard.
+//! Without that, the list of a thread that only frees ids would grow without bound: deferred
+//! de-duplication frees blocks and makes none.
 //!
 //! # Invariants
-//! - U.1: a number is in one list, or of one block, or in the hands of one thread; or it was never given out.
-//! - U.2: no number is drawn anew while a list that somebody has left alone has one.
+//! - U.1: an id is in one list, or of one block, or held by one thread, or was never used.
+//! - U.2: no new id is drawn while a list that no thread is changing has a free one.
 //!
 //! # Locks
-//! One list at a time; leaves.
+//! One list at a time. They are leaves.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// The numbers that blocks may have. See the module's text.
-pub(crate) struct Numbers {
+/// The ids of attribute blocks. The module's documentation describes the rules.
+pub(crate) struct BlockIds {
     free: Box<[OwnLine<List>]>,
     next: AtomicU64,
 }
 
-/// Numbers that are free, by the threads that freed them.
+/// Free ids of one shard of threads.
 #[derive(Default)]
 struct List {
     numbers: Mutex<Vec<u64>>,
-    /// How many there are.
+    /// Length of `numbers`.
     len: AtomicU64,
 }
 
-impl Numbers {
-    /// Returns all from `first` on.
-    pub(crate) fn from(first: u64) -> Numbers {
+impl BlockIds {
+    /// Returns the allocator of a store whose first unused id is `first`.
+    pub(crate) fn from(first: u64) -> BlockIds {
         let free = (0..SHARDS).map(|_| OwnLine::default()).collect();
-        Numbers { free, next: AtomicU64::new(first) }
+        BlockIds { free, next: AtomicU64::new(first) }
     }
 
-    /// Returns a number that no block has.
+    /// Returns an id that no block has.
     pub(crate) fn take(&self) -> u64 {
         let own = &self.free[shard_index()];
         let free = own.change(Vec::pop).or_else(|| {
@@ -53,7 +54,7 @@ impl Numbers {
         free.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Takes back the number of a block that is gone.
+    /// Takes back the id of a freed block.
     pub(crate) fn give(&self, number: u64) {
         self.free[shard_index()].change(|numbers| numbers.push(number));
     }
@@ -63,7 +64,7 @@ impl List {
     fn change<R>(&self, change: impl FnOnce(&mut Vec<u64>) -> R) -> R {
         let mut numbers = self.numbers.lock();
         let done = change(&mut numbers);
-        // ORDERING: Relaxed. It changes under the lock; who reads it without takes it for a hint.
+        // ORDERING: Relaxed. It changes under the lock. Without the lock it is a hint.
         self.len.store(numbers.len() as u64, Ordering::Relaxed);
         done
     }
@@ -75,11 +76,11 @@ mod tests {
 
     use super::*;
 
-    /// U.2: one makes blocks, and others remove them.
+    /// U.2: one thread makes blocks, and others free them.
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;
-        let numbers = Numbers::from(7);
+        let numbers = BlockIds::from(7);
         for _ in 0..20 {
             let mut taken: Vec<u64> = (0..BLOCKS).map(|_| numbers.take()).collect();
             taken.sort_unstable();
@@ -96,7 +97,7 @@ mod tests {
     /// U.1.
     #[test]
     fn no_number_is_given_out_twice() {
-        let numbers = Numbers::from(1);
+        let numbers = BlockIds::from(1);
         let held: Vec<Vec<u64>> = thread::scope(|scope| {
             let work = |_| {
                 scope.spawn(|| {

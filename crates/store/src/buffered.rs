@@ -1,19 +1,20 @@
-//! A device whose changes wait until somebody has decided.
+//! A write-buffering overlay: a device that keeps its writes back until they are released.
 //!
-//! To open a database writes: one that was not closed is repaired, and one that was says that it is not closed any
-//! more. But a mount that is refused is to leave a store as it was. So it opens the database on a [`Held`] device, which
-//! keeps what it is asked to change in memory, and looks at all else that there is. Then either [`Held::release`] does
-//! what was asked for, in the order in which it was, and the device is the one below from then on; or what waits
-//! goes away with it.
+//! Opening a database writes: an unclean database is repaired, a clean one is marked in use. But a
+//! refused mount must leave a store as it was. So the mount opens the database on a
+//! [`BufferedDevice`] device, which keeps writes in memory, and then checks the rest of the store.
+//! [`BufferedDevice::release`] applies the writes in their order; after that the device passes all
+//! calls through. If the mount is refused, the writes are dropped with the device.
 //!
 //! # Invariants
-//! - H.1: what is below is not changed before [`Held::release`], and after it has failed not either.
-//! - H.2: it is asked for the same changes and syncs as without this, in the same order. So a cut in between leaves what
-//!   it leaves without.
+//! - H.1: the device below is not changed before [`BufferedDevice::release`], nor after a release
+//!   that failed.
+//! - H.2: the device below sees the same writes and syncs, in the same order, as without this one.
+//!   So a crash between them leaves the same state.
 //!
-//! # What it refuses
-//! Much: what waits is in memory, twice. To open a database writes its header some times, 1,600 bytes in all for one of
-//! 539 MB that was not closed.
+//! # Limits
+//! Pending writes take twice their size in memory. An open of a database writes its header a few
+//! times: 1,600 bytes in all for one of 539 MB that was not closed.
 
 use std::io;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::device::Device;
 use crate::overlay::Overlay;
 
-/// What a device is asked for.
+/// A pending call on the device.
 #[derive(Debug)]
 enum Step {
     Write(u64, Box<[u8]>),
@@ -32,37 +33,37 @@ enum Step {
     Sync,
 }
 
-/// What waits, and how the device looks with it.
+/// The pending calls, and a view of the device with them.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
     steps: Vec<Step>,
 }
 
-/// A device whose changes wait. See the module's text.
+/// A device that buffers its writes. The module's documentation describes the rules.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct BufferedDevice {
     device: Arc<dyn Device>,
-    /// None once it is released.
+    /// None once the writes are released.
     waiting: Mutex<Option<Waiting>>,
     is_released: AtomicBool,
 }
 
-impl Held {
-    /// Returns `device`, whose changes wait from now on.
+impl BufferedDevice {
+    /// Returns a device above `device` that buffers its writes.
     ///
     /// # Errors
-    /// What the device says of its length.
-    pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<Held> {
+    /// The error of the device when it is asked for its length.
+    pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<BufferedDevice> {
         let overlay = Overlay::new(Some(device.clone()))?;
         let waiting = Mutex::new(Some(Waiting { overlay, steps: Vec::new() }));
-        Ok(Held { device, waiting, is_released: AtomicBool::new(false) })
+        Ok(BufferedDevice { device, waiting, is_released: AtomicBool::new(false) })
     }
 
-    /// Does what waits, and waits no more.
+    /// Applies the pending writes and stops buffering.
     ///
     /// # Errors
-    /// What the device says. What was not done then is never done, nor what comes after it.
+    /// The error of the device. The failed call and the later ones are never made.
     pub(crate) fn release(&self) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         for step in waiting.iter_mut().flat_map(|waiting| waiting.steps.drain(..)) {
@@ -73,18 +74,20 @@ impl Held {
             }
         }
         *waiting = None;
-        // ORDERING(held): Release. Whoever sees this sees the device after all that has waited.
+        // ORDERING(buffered): Release. A thread that sees this sees the device after all pending
+        // writes.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Calls `held` with what waits, or `released` with the device.
+    /// Calls `held` with the pending writes, or `released` with the device below.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
         released: impl FnOnce(&dyn Device) -> io::Result<R>,
     ) -> io::Result<R> {
-        // ORDERING(held): Acquire. See `release`. Who sees false asks once more under the lock.
+        // ORDERING(buffered): Acquire. See `release`. A thread that sees false checks again under
+        // the lock.
         if !self.is_released.load(Ordering::Acquire)
             && let Some(waiting) = &mut *self.waiting.lock()
         {
@@ -94,13 +97,13 @@ impl Held {
     }
 }
 
-impl Device for Held {
+impl Device for BufferedDevice {
     fn len(&self) -> io::Result<u64> {
         self.choose(|waiting| waiting.overlay.len(), |device| device.len())
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        // One of the two is called.
+        // Only one of the two closures is called.
         let buf = std::cell::RefCell::new(buf);
         self.choose(
             |waiting| waiting.overlay.read_at(offset, &mut buf.borrow_mut()),
@@ -143,7 +146,7 @@ impl Device for Held {
 mod tests {
     use super::*;
 
-    /// A device that fails to sync.
+    /// A device whose sync fails.
     #[derive(Debug)]
     struct Unsynced(Overlay);
 
@@ -179,7 +182,7 @@ mod tests {
         bytes
     }
 
-    /// What `change` makes of "old bytes".
+    /// The result of `change` on "old bytes".
     const CHANGED: &[u8] = b"one\0\0end";
 
     fn change(device: &dyn Device) {
@@ -188,12 +191,12 @@ mod tests {
         device.write_at(5, b"end").unwrap();
     }
 
-    /// H.1: what was asked for is to be seen in it at once, and below when it is released.
+    /// H.1: a read sees pending writes at once. The device below sees them after the release.
     #[test]
     fn changes_wait_until_they_are_released() {
         let below = Arc::new(Overlay::new(None).unwrap());
         below.write_at(0, b"old bytes").unwrap();
-        let held = Held::new(below.clone()).unwrap();
+        let held = BufferedDevice::new(below.clone()).unwrap();
         change(&held);
         held.sync().unwrap();
         assert_eq!(bytes(&held), CHANGED);
@@ -204,12 +207,12 @@ mod tests {
         assert_eq!(bytes(&*below)[0], b'O');
     }
 
-    /// H.1: after a failure nothing comes any more.
+    /// H.1: after a failed release the device below gets no more writes.
     #[test]
     fn release_that_fails_stops_there() {
         let below = Arc::new(Unsynced(Overlay::new(None).unwrap()));
         below.write_at(0, b"old bytes").unwrap();
-        let held = Held::new(below.clone()).unwrap();
+        let held = BufferedDevice::new(below.clone()).unwrap();
         change(&held);
         held.sync().unwrap();
         held.write_at(0, b"O").unwrap();
