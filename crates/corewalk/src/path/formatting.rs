@@ -7,7 +7,7 @@
 //!
 //! | here | Linux | a removed place | outside of the root |
 //! |---|---|---|---|
-//! | `d_path` | `/proc/self/fd`, `/proc/self/maps` | ` (deleted)` behind it | the path from the outermost root |
+//! | `d_path` | `/proc/self/fd` and `maps` | ` (deleted)` after it | path from the outermost root |
 //! | `d_absolute_path` | AppArmor, TOMOYO | as if it were there | there is no other root |
 //! | `dentry_path_raw` | paths within a file system | as if it were there | does not matter |
 //! | `dentry_path` | `/proc/self/mountinfo` | `//deleted` behind it | does not matter |

@@ -1,8 +1,8 @@
-//! The one back end of these tests that is no tmpfs: a tmpfs with something in front of it.
+//! A tmpfs with a hook around its calls, the only other back end of these tests.
 //!
-//! A [`Meddled`] passes every call on, and asks a [`Meddle`] what is to happen around it: nothing, a
-//! wait, a panic, an error, a change underneath. It may also show the inodes under other numbers. Most
-//! tests give a closure. The shuttle models use this file too.
+//! [`Meddled`] passes every call to a tmpfs. Before and after some calls it runs a [`Meddle`],
+//! which may wait, panic, return an error or change the tmpfs. It may also show inodes under other
+//! numbers. Most tests pass a closure. The shuttle models use this file too.
 
 use std::ops::ControlFlow;
 
@@ -13,14 +13,15 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// Which call a [`Meddled`] back end is about to pass on, or has. Numbers are those shown outside.
+/// The call that a [`Meddled`] back end is about to pass on, or has passed on. Inode numbers are
+/// those that the namespace sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
     /// Before `root`.
     Root,
     /// Before `lookup`.
     Lookup(&'a [u8]),
-    /// After `lookup`, with the answer in hand.
+    /// After `lookup`, before its answer is returned.
     LookupDone(&'a [u8]),
     /// Before `make`.
     Make(&'a [u8]),
@@ -30,7 +31,7 @@ pub(crate) enum Call<'a> {
     Remove(&'a [u8]),
     /// After `remove`.
     RemoveDone(&'a [u8]),
-    /// Before `rename`; the old name.
+    /// Before `rename`, with the old name.
     Rename(&'a [u8]),
     /// After `rename`.
     RenameDone(&'a [u8]),
@@ -50,17 +51,17 @@ pub(crate) enum Call<'a> {
     ForgetDone(u64),
 }
 
-/// What happens around the calls.
+/// A hook around the calls of a back end.
 pub(crate) trait Meddle: Send + Sync + 'static {
-    /// Runs before, or after, a call. An error is the answer of the call.
+    /// Runs before or after a call. An error becomes the answer of the call.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
-    /// Returns the number that the tmpfs has for the inode shown as `ino`.
+    /// Returns the tmpfs's number of the inode that is shown as `ino`.
     fn inside(&self, ino: u64) -> u64 {
         ino
     }
 
-    /// Returns attributes as they are shown.
+    /// Returns the attributes to show for `attr`.
     fn outside(&self, attr: Attr) -> Attr {
         attr
     }
@@ -74,7 +75,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Meddl
 
 /// A tmpfs with a [`Meddle`] in front of it.
 pub(crate) struct Meddled<M> {
-    /// The file system itself.
+    /// The tmpfs.
     pub(crate) inner: Tmpfs,
     meddle: M,
 }
@@ -156,7 +157,7 @@ impl<M: Meddle> FileSystem for Meddled<M> {
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
         self.inner.readdir(self.inside(dir), cookie, &mut |entry| {
             let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
-            // An entry that has just been removed has no number to show.
+            // An entry that was just removed has no attributes to show.
             match self.outside(attr) {
                 Ok(attr) => sink(DirEntry { ino: attr.ino, ..entry }),
                 Err(_) => ControlFlow::Continue(()),
