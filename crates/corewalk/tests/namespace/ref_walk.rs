@@ -22,8 +22,8 @@ fn user() -> Cred {
 
 /// Disturbs each walk that searches one directory.
 ///
-/// In rcu-walk it renames the parent of the directory there and back. In the first ref-walk it makes
-/// `change`, once.
+/// In rcu-walk it renames the parent of the directory there and back. In the first ref-walk it
+/// makes `change`, once.
 struct Disturber {
     vfs: OnceLock<Weak<Vfs>>,
     directory: OnceLock<u64>,
@@ -48,7 +48,8 @@ impl Disturber {
     }
 }
 
-/// Returns a namespace with `p/d` and `q`. The first ref-walk of user 7 through `p/d` meets `change`.
+/// Returns a namespace with `p/d` and `q`. In the first ref-walk of user 7 through `p/d`, `change`
+/// is made.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),

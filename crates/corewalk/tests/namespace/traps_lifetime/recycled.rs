@@ -1,4 +1,4 @@
-//! Inode numbers that are used again as soon as they may.
+//! A back end that reuses inode numbers as early as possible.
 
 use std::collections::HashMap;
 
@@ -8,17 +8,17 @@ use corewalk_base::Mutex;
 
 use crate::backends::{Call, Meddle};
 
-/// Shows the inodes of a tmpfs under numbers of its own. A number is free when its inode is gone and
-/// forgotten; the next inode gets it, with the next generation. This is what most disk file systems do.
+/// Shows the inodes of a tmpfs under other numbers. A number is free when its inode is removed and
+/// forgotten; the next inode gets it, with the next generation. Most disk file systems do this.
 #[derive(Default)]
 pub(super) struct Recycled {
     numbers: Mutex<Numbers>,
 }
 
-/// Which inode of the tmpfs has which number.
+/// The mapping of numbers to inodes of the tmpfs.
 #[derive(Default)]
 struct Numbers {
-    /// By number: the inode and the generation.
+    /// The inode and the generation, by number.
     slots: Vec<(u64, u64)>,
     numbers: HashMap<u64, usize>,
     free: Vec<usize>,
