@@ -52,12 +52,12 @@ impl Atime {
     /// use corewalk::{Atime, Timespec};
     ///
     /// let [changed, read, now] = [10, 20, 30].map(|secs| Timespec { secs, nanos: 0 });
-    /// assert!(!Atime::Relative.is_noted([read, changed, changed], now));
-    /// assert!(Atime::Relative.is_noted([read, changed, read], now));
-    /// assert!(Atime::Strict.is_noted([read, changed, changed], now));
-    /// assert!(!Atime::Never.is_noted([read, changed, read], now));
+    /// assert!(!Atime::Relative.needs_update([read, changed, changed], now));
+    /// assert!(Atime::Relative.needs_update([read, changed, read], now));
+    /// assert!(Atime::Strict.needs_update([read, changed, changed], now));
+    /// assert!(!Atime::Never.needs_update([read, changed, read], now));
     /// ```
-    pub fn is_noted(self, times: [Timespec; 3], now: Timespec) -> bool {
+    pub fn needs_update(self, times: [Timespec; 3], now: Timespec) -> bool {
         let [atime, mtime, ctime] = times;
         let is_old = now.secs.saturating_sub(atime.secs) >= RELATIME_SECS;
         match self {

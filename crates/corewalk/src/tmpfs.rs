@@ -16,7 +16,7 @@
 //!
 //! # Lock order
 //! The bytes of one file; directories in ascending order of their slots; one inode that is not a
-//! directory; the place of a shared set of attributes; the free lists of slots and the queues of
+//! directory; the slot of a shared set of attributes; the free lists of slots and the queues of
 //! deferred de-duplication. `names` shows that this order prevents deadlock. No lock is held while
 //! the caller's sink runs in `readdir`; a lock is held only while one batch is copied.
 //!
@@ -164,7 +164,7 @@ impl Tmpfs {
         };
         let root_mode = mode::S_IFDIR | options.root_mode & !mode::S_IFMT;
         let root = Make::new(root_mode, options.root_uid, options.root_gid);
-        fs.table.enter().draw_root().fill(FileKind::Directory, &root, now());
+        fs.table.enter().alloc_root().fill(FileKind::Directory, &root, now());
         fs
     }
 
@@ -231,7 +231,7 @@ impl Tmpfs {
     /// Runs `step`. If it fails for lack of `space`, de-duplicates all queued sets and runs it
     /// again. `step` must hold no lock when it fails. Some `ENOSPC` errors are not about `space`:
     /// too many attribute names, or too many inodes. For those, de-duplication does not help.
-    fn with_room<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         let refusals = self.space.refusals();
         match step() {
             Err(Errno::NOSPC) if self.space.refusals() != refusals && self.share_xattrs() > 0 => {
@@ -243,7 +243,7 @@ impl Tmpfs {
 
     /// Changes the extended attribute `name` of an inode.
     fn change_xattr(&self, ino: u64, name: &[u8], change: Change<'_>) -> Result<(), Errno> {
-        let now = self.with_room(|| {
+        let now = self.retry_after_sharing(|| {
             let table = self.table.enter();
             let mut inode = table.write(ino)?;
             xattr::check_name(inode.kind(), name)?;
@@ -377,7 +377,7 @@ impl Tmpfs {
     /// Updates the access time after a read of `inode`, and releases its lock.
     fn note_read(&self, table: &Entered<'_>, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
-        if inode.attributes.is_read_noted(self.atime.of(inode.kind()), now()) {
+        if inode.attributes.is_atime_updated(self.atime.of(inode.kind()), now()) {
             drop(inode);
             // A removed inode has no access time.
             if let Ok(mut inode) = table.write(ino) {
@@ -411,11 +411,11 @@ impl FileSystem for Tmpfs {
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.with_room(|| self.set_attributes(node, set))
+        self.retry_after_sharing(|| self.set_attributes(node, set))
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.with_room(|| self.make_named(dir.ino(), name, what))
+        self.retry_after_sharing(|| self.make_named(dir.ino(), name, what))
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
@@ -478,7 +478,7 @@ impl FileSystem for Tmpfs {
                 inode.attributes.touch_content(now());
             }
         };
-        self.with_room(|| self.change_content(node.ino(), write, touch))
+        self.retry_after_sharing(|| self.change_content(node.ino(), write, touch))
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -495,7 +495,9 @@ impl FileSystem for Tmpfs {
 
     fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         match FileKind::from_mode(what.mode) {
-            Some(FileKind::Regular) => self.with_room(|| self.make_unnamed(dir.ino(), what)),
+            Some(FileKind::Regular) => {
+                self.retry_after_sharing(|| self.make_unnamed(dir.ino(), what))
+            }
             _ => Err(Errno::INVAL),
         }
     }
@@ -526,7 +528,7 @@ impl FileSystem for Tmpfs {
     ) -> Result<(), Errno> {
         let allocate = |content: &mut FileContent| content.allocate(offset, len, how, &self.space);
         let touch = |(): &(), inode: &mut Inode| inode.attributes.touch_content(now());
-        self.with_room(|| self.change_content(node.ino(), allocate, touch))
+        self.retry_after_sharing(|| self.change_content(node.ino(), allocate, touch))
     }
 
     fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
@@ -575,7 +577,7 @@ impl FileSystem for Tmpfs {
         acl: Option<&Acl>,
         mode: Option<u32>,
     ) -> Result<(), Errno> {
-        self.with_room(|| {
+        self.retry_after_sharing(|| {
             let table = self.table.enter();
             let mut inode = table.write(node.ino())?;
             match (inode.kind(), kind) {

@@ -47,7 +47,7 @@ mod rename;
 mod revalidate;
 
 pub(crate) use attributes::Checked;
-pub(crate) use held::{Place, Unattached};
+pub(crate) use held::{DentryAndInode, Unattached};
 pub use io::Fsync;
 pub use names::Removal;
 
@@ -512,7 +512,7 @@ impl Host for Arc<Supers> {
         if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.forget(slot)) {
             superblock.remove_hidden(&hidden);
         }
-        hidden::contained(|| superblock.fs.forget(ino));
+        hidden::contain_panic(|| superblock.fs.forget(ino));
     }
 
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>) {
@@ -541,7 +541,7 @@ mod tests {
     fn number_zero_is_no_inode() {
         let vfs = new();
         assert_eq!(vfs.inode(0).err(), Some(Errno::STALE));
-        assert_eq!(vfs.path_of_number(0), Err(Errno::STALE));
+        assert_eq!(vfs.path_of_ino(0), Err(Errno::STALE));
         assert!(!vfs.forget(0, 1));
     }
 

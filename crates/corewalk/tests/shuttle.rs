@@ -11,7 +11,7 @@
 #[path = "namespace/backends.rs"]
 mod backends;
 
-use backends::{Call, Meddle, Meddled};
+use backends::{Call, Hook, HookedTmpfs};
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
@@ -498,7 +498,7 @@ fn wrong_forget_during_lookup_by_number_drops_nothing() {
         let f = make(&vfs, None, "f", S_IFREG);
         let looker = {
             let vfs = Arc::clone(&vfs);
-            thread::spawn(move || vfs.lookup_number(&Cred::root(), vfs.root().ino(), b"f"))
+            thread::spawn(move || vfs.lookup_by_ino(&Cred::root(), vfs.root().ino(), b"f"))
         };
         let forgetter = {
             let vfs = Arc::clone(&vfs);
@@ -523,7 +523,7 @@ fn lookup_in_a_removed_directory_finds_no_other_files() {
         // The back end moves `d` elsewhere before `other` is renamed over `d`. The cache takes `d`
         // for removed and finds it again, while its old dentry is held. So `d` gets a dentry in
         // another slot than its inode. Only such a slot can be reused by another dentry.
-        let vfs = over(Arc::new(Meddled::new(|fs: &Tmpfs, call| {
+        let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());
             }
@@ -587,8 +587,8 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
         })
     };
     let by_number = |vfs: &Vfs, root| {
-        let ino = vfs.lookup_number(&Cred::root(), root, b"d")?;
-        let path = vfs.path_of_number(ino);
+        let ino = vfs.lookup_by_ino(&Cred::root(), root, b"d")?;
+        let path = vfs.path_of_ino(ino);
         assert!(vfs.forget(ino, 1));
         path.map(|_| ino)
     };
@@ -665,7 +665,7 @@ struct Twice {
     numbers: [u64; 2],
 }
 
-impl Meddle for Twice {
+impl Hook for Twice {
     fn at(&self, _: &Tmpfs, _: Call<'_>) -> Result<(), Errno> {
         Ok(())
     }
@@ -685,7 +685,7 @@ fn directory_under_two_names_has_one_dentry() {
         let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
         let make = |dir| fs.make(root, name(dir), &Make::new(S_IFDIR | 0o755, 0, 0)).unwrap().ino;
         let numbers = ["x", "y"].map(make);
-        let vfs = over(Arc::new(Meddled::over(fs, Twice { numbers })));
+        let vfs = over(Arc::new(HookedTmpfs::over(fs, Twice { numbers })));
         let look = |file: &'static str| -> Body {
             Box::new(move |vfs| assert_eq!(lookup(vfs, file), Ok(numbers[0])))
         };

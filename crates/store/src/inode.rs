@@ -220,7 +220,7 @@ impl State {
     /// Returns true if reading the content at `now` sets the access time.
     pub(crate) fn is_read_noted(&self, policy: Atime, now: Timespec) -> bool {
         let InodeRecord { atime, mtime, ctime, .. } = self.record;
-        policy.is_noted([atime, mtime, ctime], now)
+        policy.needs_update([atime, mtime, ctime], now)
     }
 
     /// Makes every change of `set` but that of the size and of the ACL.

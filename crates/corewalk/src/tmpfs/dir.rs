@@ -32,7 +32,7 @@
 
 use std::collections::BTreeMap;
 
-use super::index::{HashIndex, Place};
+use super::index::{HashIndex, Position};
 use super::table::ROOT_INO;
 use crate::Errno;
 use crate::attr::FileKind;
@@ -79,10 +79,10 @@ pub(super) struct Link {
 /// An entry that was found. Its position is valid until an entry of its directory is added, renamed
 /// or removed.
 #[derive(Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct FoundEntry {
     /// The target of the entry.
     pub(super) link: Link,
-    place: Place,
+    position: Position,
     handle: u32,
 }
 
@@ -148,13 +148,13 @@ impl Directory {
     }
 
     /// Returns the entry of a name.
-    pub(super) fn find(&self, key: Key<'_>) -> Option<Found> {
-        let (place, (handle, link)) = self.by_hash.find(key.hash, |handle| {
+    pub(super) fn find(&self, key: Key<'_>) -> Option<FoundEntry> {
+        let (position, (handle, link)) = self.by_hash.find(key.hash, |handle| {
             let chunk = &self.chunks[chunk_of(handle)];
             let entry = &chunk.entries[chunk.index_of(low_of(handle))?];
             (entry.name.as_bytes() == key.name.as_bytes()).then(|| (handle, entry.link()))
         })?;
-        Some(Found { link, place, handle })
+        Some(FoundEntry { link, position, handle })
     }
 
     /// Checks that new entries are allowed. `ENOENT` if the directory is removed.
@@ -212,7 +212,7 @@ impl Directory {
     }
 
     /// Changes the target of an entry.
-    pub(super) fn replace(&mut self, found: Found, link: Link) {
+    pub(super) fn replace(&mut self, found: FoundEntry, link: Link) {
         if let Some(entry) = self.entry_mut(found.handle) {
             (entry.ino, entry.kind) = (link.ino, link.kind);
         }
@@ -220,15 +220,15 @@ impl Directory {
 
     /// Changes the name of an entry. The new name is free.
     #[inline]
-    pub(super) fn rename(&mut self, found: Found, key: Key<'_>) {
+    pub(super) fn rename(&mut self, found: FoundEntry, key: Key<'_>) {
         if let Some(entry) = self.entry_mut(found.handle) {
             entry.name = EntryName::new(key.name);
-            self.by_hash.rehash(found.place, key.hash);
+            self.by_hash.rehash(found.position, key.hash);
         }
     }
 
     /// Removes an entry.
-    pub(super) fn remove(&mut self, found: Found) {
+    pub(super) fn remove(&mut self, found: FoundEntry) {
         let id = chunk_of(found.handle);
         let chunk = &mut self.chunks[id];
         let Some(index) = chunk.index_of(low_of(found.handle)) else { return };
@@ -245,7 +245,7 @@ impl Directory {
             chunk.entries.retain(|entry| !entry.is_tombstone());
             chunk.entries.shrink_to(chunk.len * 2);
         }
-        self.by_hash.remove(found.place);
+        self.by_hash.remove(found.position);
         self.len -= 1;
     }
 

@@ -7,8 +7,8 @@
 //! # Mechanism
 //! Let n be the number of buckets and m the power of two at or above n. Hash h belongs to bucket h
 //! mod m if that bucket exists, otherwise to bucket h mod m/2. A new bucket n takes its part of
-//! bucket n - m/2, and returns it when it is removed. A search returns the [`Place`] of the pair,
-//! so that a change needs no second search.
+//! bucket n - m/2, and returns it when it is removed. A search returns the [`Position`] of the
+//! pair. So a change needs no second search.
 //!
 //! # Invariants
 //! - H.1: every pair is in the bucket that its hash belongs to.
@@ -47,7 +47,7 @@ struct Pair {
 
 /// The position of a pair. Valid until the index changes.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Position {
     bucket: u32,
     at: u32,
 }
@@ -58,20 +58,20 @@ impl HashIndex {
         HashIndex { buckets: Vec::new(), len: 0, mask: 0 }
     }
 
-    /// Returns the first result of `is_wanted` for a value with `hash`, with the place of the
+    /// Returns the first result of `is_wanted` for a value with `hash`, with the position of the
     /// value.
     #[inline]
     pub(super) fn find<R>(
         &self,
         hash: u32,
         mut is_wanted: impl FnMut(u32) -> Option<R>,
-    ) -> Option<(Place, R)> {
+    ) -> Option<(Position, R)> {
         let bucket = bucket_of(hash, self.buckets.len(), self.mask);
         for (at, pair) in self.buckets.get(bucket)?.iter().enumerate() {
             if pair.hash == hash
                 && let Some(found) = is_wanted(pair.value)
             {
-                return Some((Place { bucket: bucket as u32, at: at as u32 }, found));
+                return Some((Position { bucket: bucket as u32, at: at as u32 }, found));
             }
         }
         None
@@ -86,25 +86,25 @@ impl HashIndex {
         self.len += 1;
     }
 
-    /// Removes the pair at `place`.
-    pub(super) fn remove(&mut self, place: Place) {
-        self.take(place);
+    /// Removes the pair at `position`.
+    pub(super) fn remove(&mut self, position: Position) {
+        self.take(position);
         self.len -= 1;
         if self.len < self.buckets.len() * FILL_MIN && self.buckets.len() > 1 {
             self.merge();
         }
     }
 
-    /// Gives the value at `place` another hash.
+    /// Gives the value at `position` another hash.
     #[inline]
-    pub(super) fn rehash(&mut self, place: Place, hash: u32) {
-        let Pair { value, .. } = self.take(place);
+    pub(super) fn rehash(&mut self, position: Position, hash: u32) {
+        let Pair { value, .. } = self.take(position);
         self.push(Pair { hash, value });
     }
 
     #[inline]
-    fn take(&mut self, place: Place) -> Pair {
-        self.buckets[place.bucket as usize].swap_remove(place.at as usize)
+    fn take(&mut self, position: Position) -> Pair {
+        self.buckets[position.bucket as usize].swap_remove(position.at as usize)
     }
 
     #[inline]
@@ -214,12 +214,12 @@ mod tests {
         }
         for value in 0..5_000 {
             // Change the hash and search again.
-            let (place, ()) = index.find(hash(value), |v| (v == value).then_some(())).unwrap();
-            index.rehash(place, !hash(value));
+            let (position, ()) = index.find(hash(value), |v| (v == value).then_some(())).unwrap();
+            index.rehash(position, !hash(value));
             check(&index);
             assert!(!values(&index, hash(value)).contains(&value));
-            let (place, ()) = index.find(!hash(value), |v| (v == value).then_some(())).unwrap();
-            index.remove(place);
+            let (position, ()) = index.find(!hash(value), |v| (v == value).then_some(())).unwrap();
+            index.remove(position);
             check(&index);
             assert_eq!(values(&index, hash(value)).len(), 1 - value as usize % 2);
         }

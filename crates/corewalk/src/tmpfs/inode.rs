@@ -41,7 +41,7 @@ use super::data::FileContent;
 use super::dir::Directory;
 use super::pages::PAGE_BYTES;
 use super::table::NO_NUMBER;
-use super::xattr::Own;
+use super::xattr::OwnSet;
 use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{Atime, Attr, FileKind, SetAttr, SetTime, Timespec, mode};
@@ -114,13 +114,13 @@ impl Inode {
             uid: what.uid,
             gid: what.gid,
             nlink,
-            ..Attributes::none(now.into())
+            ..Attributes::vacant(now.into())
         };
     }
 
     /// Returns a vacant slot that `uses` inodes have used.
     pub(super) fn vacant(uses: u32) -> Inode {
-        let attributes = Attributes::none(Stamp { secs: 0, nanos: 0 });
+        let attributes = Attributes::vacant(Stamp { secs: 0, nanos: 0 });
         Inode { ino: NO_NUMBER, attributes, body: Body::Vacant(uses) }
     }
 
@@ -249,14 +249,14 @@ pub(super) struct Attributes {
     ctime: Stamp,
     btime: Stamp,
     /// Extended attributes and ACLs, which few inodes have. Only `Tmpfs::xattrs` changes them.
-    pub(super) xattrs: Own,
+    pub(super) xattrs: OwnSet,
     /// True while a file made without a name may still get one (`O_TMPFILE`).
     pub(super) is_linkable: bool,
 }
 
 impl Attributes {
     /// Returns the attributes of a vacant slot, with all times `now`.
-    fn none(now: Stamp) -> Attributes {
+    fn vacant(now: Stamp) -> Attributes {
         let (atime, mtime, ctime, btime) = (now, now, now, now);
         let (xattrs, is_linkable) = (None, false);
         let (mode, uid, gid, nlink) = (0, 0, 0, 0);
@@ -264,8 +264,8 @@ impl Attributes {
     }
 
     /// Returns true if a read at `now` updates the access time.
-    pub(super) fn is_read_noted(&self, atime: Atime, now: Timespec) -> bool {
-        atime.is_noted([self.atime, self.mtime, self.ctime].map(Timespec::from), now)
+    pub(super) fn is_atime_updated(&self, atime: Atime, now: Timespec) -> bool {
+        atime.needs_update([self.atime, self.mtime, self.ctime].map(Timespec::from), now)
     }
 
     /// Sets the access time.
@@ -355,27 +355,27 @@ mod tests {
     }
 
     #[test]
-    fn is_read_noted_follows_relatime() {
+    fn atime_update_follows_relatime() {
         let at = |secs| Timespec { secs, nanos: 5 };
-        let mut attributes = Attributes::none(at(1000).into());
-        let is_noted =
-            |attributes: &Attributes, secs| attributes.is_read_noted(Atime::Relative, at(secs));
+        let mut attributes = Attributes::vacant(at(1000).into());
+        let needs_update =
+            |attributes: &Attributes, secs| attributes.is_atime_updated(Atime::Relative, at(secs));
         assert!(
-            is_noted(&attributes, 1000),
+            needs_update(&attributes, 1000),
             "an access time not newer than the change time must be updated"
         );
         attributes.touch_read(at(1001));
         assert!(
-            !is_noted(&attributes, 1002),
+            !needs_update(&attributes, 1002),
             "an access time newer than the change time was updated"
         );
         assert!(
-            is_noted(&attributes, 1001 + 24 * 60 * 60),
+            needs_update(&attributes, 1001 + 24 * 60 * 60),
             "an access time of a day ago must be updated"
         );
         attributes.touch(at(1001));
         assert!(
-            is_noted(&attributes, 1002),
+            needs_update(&attributes, 1002),
             "a change after the last read must update the access time"
         );
     }

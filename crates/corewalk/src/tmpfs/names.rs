@@ -15,8 +15,8 @@
 //! 4. A free list of slots.
 //!
 //! The kind of an inode is known only from its entry, under the lock of the entry's directory. If a
-//! directory turns out to be missing from the locks, all locks are released and taken again with
-//! it, and the entries are searched again. The two searches differ only if calls for one name
+//! directory turns out to be missing from the locks, all locks are released. They are taken again
+//! with it, and the entries are searched again. The two searches differ only if calls for one name
 //! overlap, which rule F.1 of `FileSystem` forbids. In that case this repeats, or fails with
 //! `ESTALE` if the directory was forgotten meanwhile.
 //!
@@ -36,10 +36,10 @@
 use corewalk_base::RwLockWriteGuard;
 
 use super::Tmpfs;
-use super::dir::{Directory, Found, Key, Link};
+use super::dir::{Directory, FoundEntry, Key, Link};
 use super::inode::{Attributes, Inode, is_kept, now, target_bytes};
 use super::table::{Entered, rank};
-use super::xattr::{Change, Own, Set};
+use super::xattr::{Change, OwnSet, Set};
 use crate::Errno;
 use crate::attr::{Attr, FileKind, Timespec};
 use crate::fs::{AclKind, Make, RenameMode};
@@ -169,7 +169,7 @@ impl Tmpfs {
                 (_, Some(target)) if target.link.ino == moved.link.ino => return Ok(()),
                 _ => {}
             }
-            let subdirectory = |found: &Found, dir| match found.link.kind {
+            let subdirectory = |found: &FoundEntry, dir| match found.link.kind {
                 FileKind::Directory => found.link.ino,
                 _ => dir,
             };
@@ -202,7 +202,7 @@ impl Tmpfs {
         let paid = if target == 0 { Ok(()) } else { self.space.take(target) };
         let made = paid.and_then(|()| {
             let table = self.table.enter();
-            let mut inode = table.draw().inspect_err(|_| self.space.give_back(target))?;
+            let mut inode = table.alloc().inspect_err(|_| self.space.give_back(target))?;
             inode.fill(kind, what, now());
             match self.inherited_acls(&inode.attributes, what) {
                 Ok(acls) => inode.attributes.xattrs = acls,
@@ -219,7 +219,7 @@ impl Tmpfs {
     }
 
     /// Charges and returns the ACLs of a new inode.
-    fn inherited_acls(&self, attributes: &Attributes, what: &Make<'_>) -> Result<Own, Errno> {
+    fn inherited_acls(&self, attributes: &Attributes, what: &Make<'_>) -> Result<OwnSet, Errno> {
         let access = what.access_acl.as_ref().filter(|acl| is_kept(acl, attributes.mode));
         if access.is_none() && what.default_acl.is_none() {
             return Ok(None);
@@ -253,7 +253,7 @@ struct Rename<'a, 'b> {
     locks: &'b mut Locks<'a>,
     old_dir: u64,
     new_dir: u64,
-    moved: Found,
+    moved: FoundEntry,
 }
 
 impl Rename<'_, '_> {
@@ -275,7 +275,7 @@ impl Rename<'_, '_> {
     }
 
     /// Renames over the existing `victim`.
-    fn replace(&mut self, victim: Found) -> Result<(), Errno> {
+    fn replace(&mut self, victim: FoundEntry) -> Result<(), Errno> {
         self.check_loop()?;
         let (moved, victim_link) = (self.moved.link, victim.link);
         match (moved.kind, victim_link.kind) {
@@ -298,7 +298,7 @@ impl Rename<'_, '_> {
     }
 
     /// Swaps the targets of the two names.
-    fn exchange(&mut self, other: Found) -> Result<(), Errno> {
+    fn exchange(&mut self, other: FoundEntry) -> Result<(), Errno> {
         self.check_loop()?;
         let (moved, other_link) = (self.moved.link, other.link);
         if other_link.ino == self.old_dir {

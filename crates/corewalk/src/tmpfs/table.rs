@@ -138,7 +138,7 @@ impl InodeTable {
     }
 
     /// Takes a slot from a free list. Returns None if all slots are in use.
-    fn draw_index(&self) -> Option<u32> {
+    fn alloc_slot(&self) -> Option<u32> {
         let mut free = self.free[shard_index()].lock();
         if free.is_empty() {
             self.refill(&mut free);
@@ -147,7 +147,7 @@ impl InodeTable {
     }
 
     /// Returns a slot to a free list.
-    fn give_back(&self, index: u32) {
+    fn free_slot(&self, index: u32) {
         let mut free = self.free[shard_index()].lock();
         free.push(index);
         if free.len() < 2 * SEGMENT_SLOTS as usize {
@@ -235,16 +235,16 @@ impl Entered<'_> {
 
     /// Returns a vacant slot with a new number, locked for writing. No other thread knows the
     /// number yet. `ENOSPC` if all slots are in use.
-    pub(super) fn draw(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
-        let index = self.table.draw_index().ok_or(Errno::NOSPC)?;
-        let mut slot = self.slot(u64::from(index)).expect("a drawn slot exists").write();
+    pub(super) fn alloc(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
+        let index = self.table.alloc_slot().ok_or(Errno::NOSPC)?;
+        let mut slot = self.slot(u64::from(index)).expect("a allocated slot exists").write();
         let uses = slot.uses_of_vacant();
         slot.set_number(u64::from(uses) << USES_SHIFT | u64::from(index));
         Ok(slot)
     }
 
     /// Returns the slot of the root directory, locked for writing. Called once, while it is vacant.
-    pub(super) fn draw_root(&self) -> RwLockWriteGuard<'_, Inode> {
+    pub(super) fn alloc_root(&self) -> RwLockWriteGuard<'_, Inode> {
         let mut slot = self.slot(ROOT_INO).expect("the first segment exists").write();
         slot.set_number(ROOT_INO);
         slot
@@ -265,7 +265,7 @@ impl Entered<'_> {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);
             }
-            self.table.give_back(index);
+            self.table.free_slot(index);
         }
         inode
     }
@@ -295,15 +295,15 @@ mod tests {
 
     /// Trap P11.
     #[test]
-    fn draw_never_repeats_a_number() {
+    fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();
-        let draw = || {
+        let alloc = || {
             let table = table.enter();
-            let mut drawn = Vec::new();
+            let mut allocated = Vec::new();
             let mut kept = Vec::new();
             for n in 0..10_000 {
-                let ino = table.draw().unwrap().ino();
-                drawn.push(ino);
+                let ino = table.alloc().unwrap().ino();
+                allocated.push(ino);
                 kept.push(ino);
                 // Some stay, some go at once, and some go later, many together.
                 if n % 3 == 0 || n % 1_000 == 500 {
@@ -315,15 +315,15 @@ mod tests {
                 }
             }
             assert!(kept.iter().all(|&ino| table.read(ino).unwrap().ino() == ino));
-            drawn
+            allocated
         };
-        let drawn: Vec<u64> = thread::scope(|scope| {
-            let threads: Vec<_> = (0..4).map(|_| scope.spawn(draw)).collect();
+        let allocated: Vec<u64> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(alloc)).collect();
             threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
         });
-        assert!(drawn.iter().all(|&ino| ino > ROOT_INO));
-        assert_eq!(drawn.iter().collect::<HashSet<_>>().len(), 40_000);
-        let again = drawn.iter().filter(|&&ino| ino >> USES_SHIFT > 0).count();
+        assert!(allocated.iter().all(|&ino| ino > ROOT_INO));
+        assert_eq!(allocated.iter().collect::<HashSet<_>>().len(), 40_000);
+        let again = allocated.iter().filter(|&&ino| ino >> USES_SHIFT > 0).count();
         assert!(again > 10_000, "slots are not reused: {again}");
     }
 
@@ -331,32 +331,32 @@ mod tests {
     fn unused_numbers_are_estale() {
         let table = InodeTable::new();
         let table = table.enter();
-        let ino = table.draw().unwrap().ino();
+        let ino = table.alloc().unwrap().ino();
         let next_use = ino | 1 << USES_SHIFT;
         for none in [0, ROOT_INO, ino + 1, next_use, NO_NUMBER, u64::from(u32::MAX), 64, 1 << 20] {
             assert!(table.read(none).is_err(), "{none}");
         }
         table.remove(table.write(ino).unwrap());
         assert!(table.read(next_use).is_err(), "a vacant slot was found by its next number");
-        assert_eq!(table.draw().unwrap().ino(), next_use);
+        assert_eq!(table.alloc().unwrap().ino(), next_use);
     }
 
     #[test]
     fn slot_with_the_highest_use_count_is_retired() {
         let table = InodeTable::new();
         let table = table.enter();
-        let ino = table.draw().unwrap().ino();
+        let ino = table.alloc().unwrap().ino();
         let last = u64::from(u32::MAX) << USES_SHIFT | ino;
         table.write(ino).unwrap().set_number(last);
         table.remove(table.write(last).unwrap());
-        let drawn: Vec<u64> = (0..1_000).map(|_| table.draw().unwrap().ino()).collect();
-        assert!(drawn.iter().all(|&other| rank(other) != rank(ino)));
+        let allocated: Vec<u64> = (0..1_000).map(|_| table.alloc().unwrap().ino()).collect();
+        assert!(allocated.iter().all(|&other| rank(other) != rank(ino)));
     }
 
     /// Makes `count` inodes and removes them, and returns their numbers.
     fn make_and_remove(table: &InodeTable, count: usize) -> Vec<u64> {
         let table = table.enter();
-        let numbers: Vec<u64> = (0..count).map(|_| table.draw().unwrap().ino()).collect();
+        let numbers: Vec<u64> = (0..count).map(|_| table.alloc().unwrap().ino()).collect();
         numbers.iter().for_each(|&ino| drop(table.remove(table.write(ino).unwrap())));
         numbers
     }

@@ -46,7 +46,7 @@ use corewalk_base::Budget;
 use crate::Errno;
 use crate::attr::{FileKind, Timespec};
 
-use blocks::{Blocks, Found, Leave, Released};
+use blocks::{Blocks, FindResult, Leave, Released};
 use deferred::{DELAY_MS, Deferred};
 use set::{Effect, NAME_BYTES_MAX, Secret};
 
@@ -65,7 +65,7 @@ const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 const USER: &[u8] = b"user.";
 
 /// The set of an inode, or None if it has no attributes.
-pub(super) type Own = Option<Arc<Block>>;
+pub(super) type OwnSet = Option<Arc<Block>>;
 
 /// All sets of attributes of a file system.
 ///
@@ -94,7 +94,7 @@ impl Xattrs {
     /// for too many names or lack of space. On failure the set is unchanged.
     pub(super) fn change(
         &self,
-        own: &mut Own,
+        own: &mut OwnSet,
         ino: u64,
         change: Change<'_>,
         (changed, now): (Timespec, Timespec),
@@ -120,7 +120,7 @@ impl Xattrs {
             }
         }
         let Some(block) = own else { return Ok(()) };
-        if !block.is_private() && !self.take_out(own) {
+        if !block.is_private() && !self.make_private_if_last(own) {
             space.take(after)?;
             self.copy(own, ino, change, now, space);
             return Ok(());
@@ -143,17 +143,17 @@ impl Xattrs {
     ///
     /// # Errors
     /// `ENOSPC` if there is no space.
-    pub(super) fn first(&self, mut set: Set, space: &Budget) -> Result<Own, Errno> {
+    pub(super) fn first(&self, mut set: Set, space: &Budget) -> Result<OwnSet, Errno> {
         let bytes = set.bytes();
         if let Some(blocks) = self.blocks_for(bytes) {
             let key = set.key(&self.secret);
             match blocks.find(key, &set) {
-                Found::Block(block) => return Ok(Some(block)),
-                Found::Nothing => {
+                FindResult::Block(block) => return Ok(Some(block)),
+                FindResult::NotFound => {
                     space.take(bytes)?;
                     return Ok(Some(blocks.enter(key, Block::private(set))));
                 }
-                Found::Others => {}
+                FindResult::Collisions => {}
             }
         }
         space.take(bytes)?;
@@ -161,7 +161,7 @@ impl Xattrs {
     }
 
     /// Drops the set of an inode.
-    pub(super) fn drop_set(&self, own: &mut Own, space: &Budget) {
+    pub(super) fn drop_set(&self, own: &mut OwnSet, space: &Budget) {
         let Some(block) = own.take() else { return };
         let bytes = block.set().bytes();
         let is_last = block.is_private()
@@ -188,7 +188,7 @@ impl Xattrs {
     /// that is less than the delay before `now`, queues it again.
     pub(super) fn share(
         &self,
-        own: &mut Own,
+        own: &mut OwnSet,
         ino: u64,
         changed: Timespec,
         now: Option<Timespec>,
@@ -205,14 +205,14 @@ impl Xattrs {
         let Some(blocks) = self.blocks_for(bytes) else { return };
         let key = block.set.key(&self.secret);
         match blocks.find(key, &block.set) {
-            Found::Block(shared) => {
+            FindResult::Block(shared) => {
                 space.give_back(bytes);
                 *own = Some(shared);
             }
-            Found::Nothing => {
+            FindResult::NotFound => {
                 *own = own.take().and_then(Arc::into_inner).map(|b| blocks.enter(key, b))
             }
-            Found::Others => {}
+            FindResult::Collisions => {}
         }
     }
 
@@ -223,7 +223,7 @@ impl Xattrs {
     }
 
     /// Makes a shared block private if the inode is its only user. Returns false otherwise.
-    fn take_out(&self, own: &mut Own) -> bool {
+    fn make_private_if_last(&self, own: &mut OwnSet) -> bool {
         let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
         match blocks.release(block, Leave::IfLast) {
             Released::Last(block) => {
@@ -239,7 +239,7 @@ impl Xattrs {
     }
 
     /// Replaces a shared block by a changed copy. The caller has charged the copy.
-    fn copy(&self, own: &mut Own, ino: u64, change: Change<'_>, now: Timespec, space: &Budget) {
+    fn copy(&self, own: &mut OwnSet, ino: u64, change: Change<'_>, now: Timespec, space: &Budget) {
         let Some(shared) = own else { return };
         let mut copy = Block::private(shared.set().clone());
         copy.set.apply(change);

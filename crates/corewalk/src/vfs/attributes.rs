@@ -113,27 +113,27 @@ impl Vfs {
         })
     }
 
-    /// Changes the size of a file and returns its attributes, for a server that finds the caller's
-    /// credentials at a cost. `who` returns them; it is called only if the file has set-user-ID or
-    /// set-group-ID. Whether the bits stay depends on the groups and the `CAP_FSETID` of `who`, not
-    /// on those of `cred`.
+    /// Changes the size of a file and returns its attributes, for a server that looks up the
+    /// caller's credentials only if needed. `load_cred` returns them; it is called only if the file
+    /// has set-user-ID or set-group-ID. The groups and the `CAP_FSETID` of its result, not those of
+    /// `cred`, decide whether the bits stay.
     ///
     /// # Errors
     /// As [`Vfs::setattr`].
-    pub fn truncate_asking(
+    pub fn truncate_with_lazy_cred(
         &self,
         cred: &Cred,
         inode: &InodeRef<'_>,
         size: u64,
-        who: impl FnOnce() -> Cred,
+        load_cred: impl FnOnce() -> Cred,
     ) -> Result<Attr, Errno> {
         self.awaiting_removal(&[inode.slot], || {
             let attr_lock = self.lock_attributes(inode.slot);
             let mut cred = cred.clone();
             if self.perm(inode.slot)?.mode & (mode::S_ISUID | mode::S_ISGID) != 0 {
-                let who = who();
-                cred.caps.set(Caps::FSETID, who.has(Caps::FSETID));
-                (cred.gid, cred.groups) = (who.gid, who.groups);
+                let caller = load_cred();
+                cred.caps.set(Caps::FSETID, caller.has(Caps::FSETID));
+                (cred.gid, cred.groups) = (caller.gid, caller.groups);
             }
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             self.setattr_locked(&cred, inode, &set, &attr_lock)
@@ -176,9 +176,9 @@ impl Vfs {
     ) -> Result<Attr, Errno> {
         let ticket = self.dcache.inodes.begin_change(slot);
         self.dcache.sync_searchable(slot);
-        let ending = Ending { vfs: self, slot, ticket, perm: None };
+        let guard = ChangeGuard { vfs: self, slot, ticket, perm: None };
         let attr = change()?;
-        ending.with(Perm::of(&attr, attr.has_acl));
+        guard.with(Perm::of(&attr, attr.has_acl));
         Ok(attr)
     }
 
@@ -243,21 +243,21 @@ impl Vfs {
     }
 
     /// Clears the set-user-ID and set-group-ID bits that the writer may not keep, before a write.
-    /// `who` returns the writer's credentials; it is called only if the file has such a bit. No
-    /// thread can set the bits again while the returned lock is held, so hold it until the content
-    /// has changed.
+    /// `load_cred` returns the writer's credentials; it is called only if the file has such a bit.
+    /// No thread can set the bits again while the returned lock is held, so hold it until the
+    /// content has changed.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
-        who: impl FnOnce() -> C,
+        load_cred: impl FnOnce() -> C,
     ) -> Result<KeyGuard<'_>, Errno> {
         let attr_lock = self.lock_attributes(inode.slot);
         let perm = self.perm(inode.slot)?;
         if perm.mode & (mode::S_ISUID | mode::S_ISGID) == 0 {
             return Ok(attr_lock);
         }
-        let who = who();
-        let cred = who.borrow();
+        let caller = load_cred();
+        let cred = caller.borrow();
         let cleared = without_set_id(cred, &perm);
         if cleared != perm.mode && !cred.has(Caps::FSETID) {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
@@ -278,7 +278,7 @@ impl Vfs {
         }
         for _ in 0..ACL_TRIES {
             let (perm, acl, read) = self.perm_and_acl(slot)?;
-            if read == Read::Together {
+            if read == Consistency::Proven {
                 return decide(cred, &perm, acl.as_ref(), what);
             }
         }
@@ -307,12 +307,12 @@ impl Vfs {
     }
 
     /// Returns the permission record and its access ACL, and whether both are surely of one state.
-    fn perm_and_acl(&self, slot: u32) -> Result<(Perm, Option<Acl>, Read), Errno> {
+    fn perm_and_acl(&self, slot: u32) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
         let inodes = &self.dcache.inodes;
         let changes = inodes.changes();
         let perm = self.perm(slot)?;
         if !perm.has_acl {
-            return Ok((perm, None, Read::Together));
+            return Ok((perm, None, Consistency::Proven));
         }
         let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
         // A change increments the count, makes the record unknown, calls the back end, and
@@ -321,7 +321,7 @@ impl Vfs {
         // differs afterwards. The count is read last. It covers all inodes, so a difference may be
         // a false alarm.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
-        Ok((perm, acl, if is_same { Read::Together } else { Read::Apart }))
+        Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
 
     /// Checks a permission without blocking and without writing anything (trap T58).
@@ -427,28 +427,28 @@ impl Vfs {
 
 /// Whether a permission record and an ACL were read with no change in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Read {
+enum Consistency {
     /// Both are of one state.
-    Together,
+    Proven,
     /// They may be of two states.
-    Apart,
+    Unproven,
 }
 
 /// Ends an attribute change when dropped, also if the back end fails or panics.
-struct Ending<'v> {
+struct ChangeGuard<'v> {
     vfs: &'v Vfs,
     slot: u32,
     ticket: crate::inode::Ticket,
     perm: Option<Perm>,
 }
 
-impl Ending<'_> {
+impl ChangeGuard<'_> {
     fn with(mut self, perm: Perm) {
         self.perm = Some(perm);
     }
 }
 
-impl Drop for Ending<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.vfs.dcache.inodes.end_change(self.slot, self.ticket, self.perm);
         self.vfs.dcache.sync_searchable(self.slot);

@@ -17,7 +17,11 @@ impl Vfs {
         if !older.is_empty() {
             // `current` may have become a stale generation after `in_use` found it.
             let is_other = |inode: &InodeRef<'_>| older.iter().all(|old| old.slot != inode.slot);
-            return self.forget_in_turn(&older, current.as_ref().filter(|&it| is_other(it)), n);
+            return self.forget_oldest_first(
+                &older,
+                current.as_ref().filter(|&it| is_other(it)),
+                n,
+            );
         }
         let Some(inode) = current else { return n == 0 };
         if !inode.drop_lookups(n) {
@@ -44,7 +48,7 @@ impl Vfs {
     }
 
     #[cold]
-    fn forget_in_turn(
+    fn forget_oldest_first(
         &self,
         older: &[InodeRef<'_>],
         current: Option<&InodeRef<'_>>,

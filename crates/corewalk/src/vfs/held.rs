@@ -14,7 +14,7 @@ pub(crate) struct Dir<'v> {
 /// A name with its inode, found in the cache or the back end, under the in-lookup lock of the name.
 /// It holds a reference on the dentry, which keeps the inode until a holder of the lock removes the
 /// name. Without a dentry, it holds a reference on the inode.
-pub(crate) struct Found<'v> {
+pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: u32,
     pub(super) dentry: Result<u32, Unattached>,
@@ -39,7 +39,7 @@ pub(crate) struct DentryHold<'v> {
 
 /// References on a dentry and its inode. A reference on the dentry alone does not keep the inode
 /// when the name is removed.
-pub(crate) struct Place<'v> {
+pub(crate) struct DentryAndInode<'v> {
     pub(crate) dentry: DentryHold<'v>,
     pub(crate) inode: InodeRef<'v>,
 }
@@ -57,12 +57,12 @@ impl Drop for Dir<'_> {
     }
 }
 
-impl<'v> Found<'v> {
+impl<'v> FoundName<'v> {
     /// Returns a found name. `dentry`, if there is one, must be of `inode`.
     pub(super) fn new(
         inode: InodeRef<'v>,
         dentry: Result<DentryHold<'v>, Unattached>,
-    ) -> Found<'v> {
+    ) -> FoundName<'v> {
         let (vfs, slot) = (inode.vfs, inode.slot);
         let dentry = dentry.map(DentryHold::into_slot);
         debug_assert!(
@@ -74,7 +74,7 @@ impl<'v> Found<'v> {
             // The new value takes over the inode reference.
             std::mem::forget(inode);
         }
-        Found { vfs, inode: slot, dentry }
+        FoundName { vfs, inode: slot, dentry }
     }
 
     #[inline]
@@ -112,7 +112,7 @@ impl<'v> Found<'v> {
     }
 }
 
-impl Drop for Found<'_> {
+impl Drop for FoundName<'_> {
     fn drop(&mut self) {
         match self.dentry {
             Ok(slot) => self.vfs.dcache.put(slot),

@@ -24,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use corewalk_base::primitives::is_panicking;
 
 use super::call::KnownPath;
-use super::held::Found;
+use super::held::FoundName;
 use super::paths::Hidden;
 use super::{InodeRef, Superblock, Vfs};
 use crate::Errno;
@@ -43,11 +43,11 @@ pub(super) struct LockedName<'a> {
 
 /// How a file that a rename replaces got its hidden name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kept {
+enum HiddenBy {
     /// As a second link.
-    Linked,
+    Link,
     /// By a rename; the old name is gone.
-    Moved,
+    Rename,
 }
 
 impl Vfs {
@@ -57,7 +57,7 @@ impl Vfs {
     pub(super) fn remove_in_backend(
         &self,
         at: LockedName<'_>,
-        victim: &Found<'_>,
+        victim: &FoundName<'_>,
     ) -> Result<(), Errno> {
         let superblock = self.superblock(victim.inode);
         let path = at.path.child(at.name.as_bytes());
@@ -75,7 +75,7 @@ impl Vfs {
         &self,
         from: LockedName<'_>,
         to: LockedName<'_>,
-        (source, target): (&Found<'_>, Option<&Found<'_>>),
+        (source, target): (&FoundName<'_>, Option<&FoundName<'_>>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let superblock = self.superblock(source.inode);
@@ -131,7 +131,7 @@ impl Superblock {
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
         let node = Node::with_source(hidden.ino, hidden.kind, &path);
         if let Ok(name) = Name::new(&hidden.name) {
-            contained(|| {
+            contain_panic(|| {
                 let _ = self.fs.remove(dir, name, node);
             });
         }
@@ -158,19 +158,19 @@ impl Superblock {
         let hidden = self.new_hidden(node)?;
         let (root, name) = (root_path(), Name::new(&hidden.name)?);
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
-        let move_it = |from, to| self.fs.rename(from, to, RenameMode::Replace);
-        let kept = match self.fs.link(node, dir, name) {
-            Ok(_) => Kept::Linked,
-            Err(_) => match move_it((to.dir, to.name), (dir, name)) {
-                Ok(()) => Kept::Moved,
+        let rename_file = |from, to| self.fs.rename(from, to, RenameMode::Replace);
+        let hidden_by = match self.fs.link(node, dir, name) {
+            Ok(_) => HiddenBy::Link,
+            Err(_) => match rename_file((to.dir, to.name), (dir, name)) {
+                Ok(()) => HiddenBy::Rename,
                 Err(_) => return rename(),
             },
         };
         let done = rename();
-        match (done, kept) {
+        match (done, hidden_by) {
             (Ok(()), _) => self.note_hidden(inode, hidden),
-            (Err(_), Kept::Linked) => self.remove_hidden(&hidden),
-            (Err(_), Kept::Moved) => drop(move_it((dir, name), (to.dir, to.name))),
+            (Err(_), HiddenBy::Link) => self.remove_hidden(&hidden),
+            (Err(_), HiddenBy::Rename) => drop(rename_file((dir, name), (to.dir, to.name))),
         }
         done
     }
@@ -191,7 +191,7 @@ impl Superblock {
 
 /// Runs a call of the back end from a destructor. If the thread is already unwinding, catches a
 /// panic of the call, which would abort the process (trap X3).
-pub(super) fn contained(call: impl FnOnce()) {
+pub(super) fn contain_panic(call: impl FnOnce()) {
     if is_panicking() {
         drop(catch_unwind(AssertUnwindSafe(call)));
     } else {

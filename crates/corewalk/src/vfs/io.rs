@@ -94,35 +94,35 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.write(node, handle, offset, bytes))
     }
 
-    /// Like [`Vfs::write`], for a server that finds the writer's credentials at a cost. `who`
-    /// returns them; it is called only if the file has set-user-ID or set-group-ID. From then on,
-    /// no other thread changes the file's attributes until the bytes are written.
+    /// Like [`Vfs::write`], for a server that looks up the writer's credentials only if needed.
+    /// `load_cred` returns them; it is called only if the file has set-user-ID or set-group-ID.
+    /// From then on, no other thread changes the file's attributes until the bytes are written.
     ///
     /// # Errors
     /// As [`Vfs::write`].
-    pub fn write_asking(
+    pub fn write_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
         handle: u64,
         offset: u64,
         bytes: &[u8],
-        who: impl FnOnce() -> Cred,
+        load_cred: impl FnOnce() -> Cred,
     ) -> Result<usize, Errno> {
-        self.write_by(inode, bytes, who, |fs, node| fs.write(node, handle, offset, bytes))
+        self.write_by(inode, bytes, load_cred, |fs, node| fs.write(node, handle, offset, bytes))
     }
 
     fn write_by<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
         bytes: &[u8],
-        who: impl FnOnce() -> C,
+        load_cred: impl FnOnce() -> C,
         write: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         is_regular(inode)?;
         self.ask(inode, |fs, node| {
             let _locked = match bytes {
                 [] => None,
-                _ => Some(self.clear_set_id(inode, who)?),
+                _ => Some(self.clear_set_id(inode, load_cred)?),
             };
             write(fs, node)
         })
@@ -150,20 +150,20 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.append(node, handle, end, bytes))
     }
 
-    /// Like [`Vfs::append`], for a server that finds the writer's credentials at a cost; see
-    /// [`Vfs::write_asking`].
+    /// Like [`Vfs::append`], with the writer's credentials looked up only if needed; see
+    /// [`Vfs::write_with_lazy_cred`].
     ///
     /// # Errors
     /// As [`Vfs::write`].
-    pub fn append_asking(
+    pub fn append_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
         handle: u64,
         end: u64,
         bytes: &[u8],
-        who: impl FnOnce() -> Cred,
+        load_cred: impl FnOnce() -> Cred,
     ) -> Result<usize, Errno> {
-        self.write_by(inode, bytes, who, |fs, node| fs.append(node, handle, end, bytes))
+        self.write_by(inode, bytes, load_cred, |fs, node| fs.append(node, handle, end, bytes))
     }
 
     /// Reports the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0 is the

@@ -10,7 +10,7 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
 use super::call::KnownPath;
-use super::held::{DentryHold, Dir, Found, Place, Unattached};
+use super::held::{DentryAndInode, DentryHold, Dir, FoundName, Unattached};
 use super::hidden::LockedName;
 use super::{InodeRef, LOOKUP, Vfs};
 
@@ -40,7 +40,7 @@ pub(super) enum Cached<'v> {
     /// The cache has no dentry, or a concurrent change hid it from the search. Ask the back end.
     Unknown,
     /// The file of the name, or None for a negative dentry.
-    Known(Option<Found<'v>>),
+    Known(Option<FoundName<'v>>),
 }
 
 impl Vfs {
@@ -82,18 +82,18 @@ impl Vfs {
     ///
     /// # Errors
     /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
-    pub fn lookup_number(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
+    pub fn lookup_by_ino(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
         if cred.has(Caps::DAC_READ_SEARCH)
             && let Some(ino) = self.dcache.count_by_ino(parent, name, LOOKUP)
         {
             return Ok(ino);
         }
-        self.lookup_number_slow(cred, parent, name)
+        self.lookup_by_ino_slow(cred, parent, name)
     }
 
     #[cold]
     #[inline(never)]
-    fn lookup_number_slow(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
+    fn lookup_by_ino_slow(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
         let dir = self.inode(parent)?;
         Ok(self.lookup(cred, &dir, Name::new(name)?)?.into_lookups())
     }
@@ -104,8 +104,8 @@ impl Vfs {
     ///
     /// # Errors
     /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name any more.
-    pub fn path_of_number(&self, ino: u64) -> Result<Vec<u8>, Errno> {
-        match crate::dpath::path_of_number(&self.dcache, ino) {
+    pub fn path_of_ino(&self, ino: u64) -> Result<Vec<u8>, Errno> {
+        match crate::dpath::path_of_ino(&self.dcache, ino) {
             Some(path) => Ok(path),
             None => self.inode(ino)?.path(),
         }
@@ -146,7 +146,7 @@ impl Vfs {
             let dir = self.dir(dir)?;
             let in_lookup =
                 self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, lookup_key));
-            Ok(self.resolve(&dir, lookup_key, &in_lookup)?.map(Found::into_inode))
+            Ok(self.resolve(&dir, lookup_key, &in_lookup)?.map(FoundName::into_inode))
         })?;
         found.ok_or(Errno::NOENT)?.unless_saturated()
     }
@@ -180,7 +180,7 @@ impl Vfs {
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
         in_lookup: &KeyGuard<'_>,
-    ) -> Result<Option<Found<'_>>, Errno> {
+    ) -> Result<Option<FoundName<'_>>, Errno> {
         self.resolve_or(dir, lookup_key, in_lookup, Missing::Cached)
     }
 
@@ -191,7 +191,7 @@ impl Vfs {
         lookup_key: &LookupKey<'_>,
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
-    ) -> Result<Option<Found<'_>>, Errno> {
+    ) -> Result<Option<FoundName<'_>>, Errno> {
         // The search may miss a dentry that changes meanwhile. Then `fill` finds it when it enters
         // the answer.
         match self.cached(dir, lookup_key) {
@@ -210,7 +210,7 @@ impl Vfs {
             // If the dentry was evicted or changed meanwhile, search again.
             if self.dcache.get(slot, seen.seq) {
                 let inode = seen.body.inode();
-                return Cached::Known(Some(Found { vfs: self, inode, dentry: Ok(slot) }));
+                return Cached::Known(Some(FoundName { vfs: self, inode, dentry: Ok(slot) }));
             }
         }
         Cached::Unknown
@@ -218,7 +218,7 @@ impl Vfs {
 
     /// Takes references on the dentry of a snapshot and on its inode. Returns None if the dentry
     /// has changed since, or is negative.
-    pub(crate) fn hold(&self, slot: u32, seen: Snapshot) -> Option<Place<'_>> {
+    pub(crate) fn hold(&self, slot: u32, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode == 0 || !self.dcache.get(slot, seen.seq) {
             return None;
@@ -228,7 +228,7 @@ impl Vfs {
             return None;
         }
         self.dcache.inodes.touch(inode);
-        Some(Place { dentry, inode: InodeRef { vfs: self, slot: inode } })
+        Some(DentryAndInode { dentry, inode: InodeRef { vfs: self, slot: inode } })
     }
 
     /// Looks a name up in the back end and caches the answer. It does not cache an answer that an
@@ -239,7 +239,7 @@ impl Vfs {
         lookup_key: &LookupKey<'_>,
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
-    ) -> Result<Option<Found<'_>>, Errno> {
+    ) -> Result<Option<FoundName<'_>>, Errno> {
         let key = dir.key();
         let changes = self.dcache.inodes.changes();
         self.dcache.counters.fills.add(1);
@@ -256,7 +256,7 @@ impl Vfs {
                 let inode = self.enter(dir.now.inode, &attr, changes, None)?;
                 let key = if is_current { key } else { ParentKey::stale(key.parent()) };
                 let dentry = self.attach(dir, key, lookup_key, &inode, in_lookup);
-                Ok(Some(Found::new(inode, dentry)))
+                Ok(Some(FoundName::new(inode, dentry)))
             }
             Err(Errno::NOENT) => {
                 if is_current
@@ -315,7 +315,7 @@ impl Vfs {
     ) -> Result<DentryHold<'_>, Unattached> {
         // On failure, any other cached dentry of the name is wrong.
         let attached = self.attach_as(dir, key, lookup_key, inode, in_lookup);
-        attached.inspect_err(|_| self.make_unknown(dir, lookup_key))
+        attached.inspect_err(|_| self.invalidate_cached(dir, lookup_key))
     }
 
     fn attach_as(
@@ -337,7 +337,7 @@ impl Vfs {
         }
         // If the directory is invalidated in between, enter the dentry under a stale key.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
-            self.make_unknown(dir, lookup_key);
+            self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
         });
         let slot = slot.map_err(|_| Unattached::NoRoom)?;
@@ -445,10 +445,11 @@ impl Vfs {
             let what = self
                 .permission(cred, parent, May::WRITE | May::EXEC)
                 .and_then(|()| self.inherit(cred, parent, what))
-                .or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+                .or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let (key, changes) = (dir.key(), self.dcache.inodes.changes());
             let made = self.with_node(dir.now.inode, |fs, node| fs.make(node, name, &what));
-            let attr = made.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+            let attr =
+                made.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
                 // Free the slot of the negative dentry: a directory gets a slot among directories
@@ -457,7 +458,7 @@ impl Vfs {
             }
             let inode = entered.inspect_err(|_| {
                 // The file exists in the back end, so a cached negative dentry is wrong.
-                self.make_unknown(&dir, &lookup_key);
+                self.invalidate_cached(&dir, &lookup_key);
             })?;
             self.publish_change(&dir, key, &lookup_key, &inode, &in_lookup);
             Ok((inode, attr))
@@ -516,7 +517,7 @@ impl Vfs {
                     }
                 })
             };
-            allowed.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+            allowed.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let key = dir.key();
             let linked = {
                 let call = self.call(dir.now.inode);
@@ -524,7 +525,8 @@ impl Vfs {
                 let linked = call.fs().link(file.node(), parent.node(), name);
                 linked.map(|attr| self.without_hidden_link(inode.slot, attr))
             };
-            let attr = linked.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+            let attr =
+                linked.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             self.publish_change(&dir, key, &lookup_key, inode, &in_lookup);
             Ok(attr)
         })
@@ -622,7 +624,7 @@ impl Vfs {
     /// which Linux checks first, otherwise `error`. The caller holds the in-lookup lock of the
     /// name.
     #[cold]
-    fn refuse<T>(
+    fn eexist_or<T>(
         &self,
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
@@ -657,7 +659,7 @@ impl Vfs {
         &self,
         cred: &Cred,
         dir: u32,
-        victim: &Found<'_>,
+        victim: &FoundName<'_>,
     ) -> Result<(), Errno> {
         self.permission(cred, dir, May::WRITE | May::EXEC)?;
         if cred.has(Caps::FOWNER) {
@@ -676,11 +678,11 @@ impl Vfs {
     /// list of names being made would cost a store in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
-        victim: Option<&Found<'_>>,
+        victim: Option<&FoundName<'_>>,
         error: Errno,
     ) -> Errno {
         if matches!(error, Errno::NOTEMPTY | Errno::EXIST)
-            && let Some(Found { dentry: Ok(slot), .. }) = victim
+            && let Some(FoundName { dentry: Ok(slot), .. }) = victim
         {
             self.dcache.invalidate_directory(*slot);
         }
@@ -688,14 +690,14 @@ impl Vfs {
     }
 
     /// Returns true if the found dentry is a mount point.
-    pub(super) fn is_mounted_on(&self, found: &Found<'_>) -> bool {
+    pub(super) fn is_mounted_on(&self, found: &FoundName<'_>) -> bool {
         found.dentry.is_ok_and(|slot| {
             self.dcache.dentries.snapshot(slot).body.flags().contains(Flags::MOUNTED)
         })
     }
 
     /// Invalidates the cached name. The caller holds its in-lookup lock.
-    pub(super) fn make_unknown(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
+    pub(super) fn invalidate_cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
         self.dcache.make_name_stale(dir.key(), lookup_key);
     }
 

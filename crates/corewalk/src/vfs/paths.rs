@@ -4,8 +4,8 @@
 //! renamed during the call, the path leads nowhere, or to another file (trap X1). So each call that
 //! asks for a path takes a shared lock on the inode and on every directory above it. Each rename or
 //! removal takes an exclusive lock on the inodes that lose or change a name. Both locks last until
-//! the back end has answered. That of a rename lasts until the cache has the new name, so no path
-//! is built from a name that the back end no longer has.
+//! the back end has answered. The lock of a rename lasts until the cache has the new name. So no
+//! path is built from a name that the back end no longer has.
 //!
 //! Each file system has one table of locks, with one entry per running call. An entry lists the
 //! inodes of its path. A rename searches the entries for the inode that it moves; a call searches
@@ -63,9 +63,9 @@ pub(crate) struct Paths {
 struct Table {
     last_ticket: u64,
     /// Calls that hold a path, or wait for one.
-    calls: Vec<Held>,
+    calls: Vec<CallEntry>,
     /// Renames and removals that have their locks, or wait for them.
-    moves: Vec<Move>,
+    moves: Vec<MoveEntry>,
     waiting_calls: u32,
     waiting_moves: u32,
     /// The open count of each inode. Used only for [`Addressing::PathOnly`].
@@ -83,14 +83,14 @@ pub(crate) struct Hidden {
 }
 
 /// The path lock of a call, granted or waiting.
-struct Held {
+struct CallEntry {
     ticket: u64,
     is_granted: bool,
     inodes: Vec<u32>,
 }
 
 /// A rename or a removal.
-struct Move {
+struct MoveEntry {
     ticket: u64,
     is_granted: bool,
     /// The inodes that lose or change a name; 0 is none.
@@ -127,9 +127,9 @@ pub(crate) struct MoveLock<'a> {
 /// Whether the call already holds a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nesting {
-    /// It does not.
+    /// This is the first path of the call.
     First,
-    /// It does. So it must not wait for a rename that may be waiting for it.
+    /// The call holds a path. So it must not wait for a rename that may be waiting for it.
     Further,
 }
 
@@ -158,7 +158,7 @@ impl Paths {
     ) -> Result<(Vec<u8>, PathLock<'a>), Errno> {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
-        table.calls.push(Held { ticket, is_granted: false, inodes: Vec::new() });
+        table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
         // Without a path, dropping this removes the entry.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
@@ -209,7 +209,7 @@ impl Paths {
     ) -> Result<MoveLock<'_>, Errno> {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
-        table.moves.push(Move { ticket, is_granted: false, moved, above: Vec::new() });
+        table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
         // If a directory is gone, dropping this removes the entry.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
@@ -281,8 +281,8 @@ impl Paths {
         self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
     }
 
-    /// Records the hidden name of `inode`. Returns its previous one, if any: a file with two names
-    /// may lose both.
+    /// Records the hidden name of `inode`. Returns the previous one, if the file already has one:
+    /// it may lose two names.
     pub(crate) fn hide(&self, inode: u32, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
@@ -337,11 +337,11 @@ impl Table {
         self.last_ticket
     }
 
-    fn call(&mut self, ticket: u64) -> &mut Held {
+    fn call(&mut self, ticket: u64) -> &mut CallEntry {
         self.calls.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    fn entry(&mut self, ticket: u64) -> &mut Move {
+    fn entry(&mut self, ticket: u64) -> &mut MoveEntry {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
@@ -349,18 +349,19 @@ impl Table {
     /// other move moves one of its directories.
     fn is_free_for(&self, ticket: u64, moved: [u32; 2], above: &[u32]) -> bool {
         let is_moved = |inodes: &[u32]| moved.iter().any(|it| *it != 0 && inodes.contains(it));
-        let is_before =
-            |other: &&Move| other.ticket != ticket && (other.is_granted || other.ticket < ticket);
-        let crosses = |other: &Move| {
+        let is_before = |other: &&MoveEntry| {
+            other.ticket != ticket && (other.is_granted || other.ticket < ticket)
+        };
+        let crosses = |other: &MoveEntry| {
             other.moves_any(above) || other.moves_any(&moved) || is_moved(&other.above)
         };
-        let holds = |call: &Held| call.is_granted || call.ticket < ticket;
+        let holds = |call: &CallEntry| call.is_granted || call.ticket < ticket;
         !self.calls.iter().any(|call| holds(call) && is_moved(&call.inodes))
             && !self.moves.iter().filter(is_before).any(crosses)
     }
 }
 
-impl Move {
+impl MoveEntry {
     fn moves_any(&self, inodes: &[u32]) -> bool {
         self.moved.iter().any(|it| *it != 0 && inodes.contains(it))
     }

@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use corewalk_base::{CachePadded, Condvar, Mutex};
 
 use super::call::KnownPath;
-use super::held::{DentryHold, Dir, Found};
+use super::held::{DentryHold, Dir, FoundName};
 use super::hidden::LockedName;
 use super::names::{Cached, Missing};
 use super::{InodeRef, Vfs};
@@ -75,18 +75,18 @@ impl Vfs {
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
             let target = match self.cached(new_dir, new) {
                 Cached::Known(target) => target,
-                Cached::Unknown => match op.take_unknown_name(&source, &in_lookup)? {
+                Cached::Unknown => match op.rename_to_uncached_name(&source, &in_lookup)? {
                     None => return Ok(()),
                     Some(target) => target,
                 },
             };
-            if op.is_nothing_to_do(&source, target.as_ref())? {
+            if op.is_noop(&source, target.as_ref())? {
                 return Ok(());
             }
             let done = op.run(&source, target.as_ref(), mode, &in_lookup);
             if let Err(Failed::InBackEnd(_)) = done {
                 // Without the in-lookup locks, only the dentry is held.
-                let victim = target.as_ref().and_then(Found::directory);
+                let victim = target.as_ref().and_then(FoundName::directory);
                 drop(in_lookup);
                 self.wait_for_renames(victim);
             }
@@ -158,11 +158,11 @@ impl<'v> Rename<'v, '_> {
     /// Renames to a name that the cache does not have. It tells the back end to replace nothing,
     /// which saves a lookup of the name. Returns None if the rename is done. Otherwise it returns
     /// the target, which the caller has to consider, or `Some(None)` if there is none.
-    fn take_unknown_name(
+    fn rename_to_uncached_name(
         &self,
-        source: &Found<'_>,
+        source: &FoundName<'_>,
         in_lookup: &KeyGuard<'_>,
-    ) -> Result<Option<Option<Found<'v>>>, Errno> {
+    ) -> Result<Option<Option<FoundName<'v>>>, Errno> {
         let first = match self.mode {
             RenameMode::Exchange => None,
             _ => match self.run(source, None, RenameMode::NoReplace, in_lookup) {
@@ -188,8 +188,8 @@ impl<'v> Rename<'v, '_> {
     /// Renames in the back end with `mode`, then in the cache. On failure nothing has changed.
     fn run(
         &self,
-        source: &Found<'_>,
-        target: Option<&Found<'_>>,
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
         mode: RenameMode,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<(), Failed> {
@@ -213,17 +213,17 @@ impl<'v> Rename<'v, '_> {
         let renamed = vfs.rename_in_backend(from, to, (source, target), mode);
         renamed.map_err(Failed::InBackEnd)?;
         if mode != RenameMode::Exchange {
-            vfs.wait_for_renames(target.and_then(Found::directory));
+            vfs.wait_for_renames(target.and_then(FoundName::directory));
         }
         self.commit(source, target, key, in_lookup);
         drop((in_flight, lock, announced));
         Ok(())
     }
 
-    fn is_nothing_to_do(
+    fn is_noop(
         &self,
-        source: &Found<'_>,
-        target: Option<&Found<'_>>,
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
     ) -> Result<bool, Errno> {
         match (self.mode, target) {
             (RenameMode::NoReplace, Some(_)) => Err(Errno::EXIST),
@@ -237,9 +237,9 @@ impl<'v> Rename<'v, '_> {
         self.old_dir.now.slot != self.new_dir.now.slot
     }
 
-    fn check(&self, source: &Found<'_>, target: Option<&Found<'_>>) -> Result<(), Errno> {
+    fn check(&self, source: &FoundName<'_>, target: Option<&FoundName<'_>>) -> Result<(), Errno> {
         let (vfs, cred) = (self.vfs, self.cred);
-        let is_dir = |found: &Found<'_>| found.is_directory();
+        let is_dir = |found: &FoundName<'_>| found.is_directory();
         vfs.may_delete(cred, self.old_dir.now.inode, source)?;
         match target {
             None => vfs.permission(cred, self.new_dir.now.inode, May::WRITE | May::EXEC)?,
@@ -267,8 +267,8 @@ impl<'v> Rename<'v, '_> {
     /// Announces the new parents of the directories that change their parent.
     fn announce(
         &self,
-        source: &Found<'_>,
-        target: Option<&Found<'_>>,
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
     ) -> Result<Option<Announced<'v>>, Errno> {
         let (old_parent, new_parent) = (self.old_dir.now.slot, self.new_dir.now.slot);
         if !self.changes_parent() {
@@ -278,7 +278,7 @@ impl<'v> Rename<'v, '_> {
         if let Some(slot) = source.directory() {
             edges.push((slot, new_parent));
         }
-        if let Some(slot) = target.and_then(Found::directory) {
+        if let Some(slot) = target.and_then(FoundName::directory) {
             if self.mode == RenameMode::Exchange {
                 edges.push((slot, old_parent));
             } else if self.vfs.dcache.is_subdir(old_parent, slot) {
@@ -296,16 +296,16 @@ impl<'v> Rename<'v, '_> {
     /// meanwhile, the dentries still get their new names, under stale keys.
     fn commit(
         &self,
-        source: &Found<'_>,
-        target: Option<&Found<'_>>,
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
         key: ParentKey,
         in_lookup: &KeyGuard<'_>,
     ) {
         let vfs = self.vfs;
-        let moves_directory = source.is_directory() || target.is_some_and(Found::is_directory);
+        let moves_directory = source.is_directory() || target.is_some_and(FoundName::is_directory);
         // Hold the victim's inode until all locks are released: dropping its last reference calls
         // the back end.
-        let _victim = target.map(Found::inode_ref);
+        let _victim = target.map(FoundName::inode_ref);
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
@@ -327,15 +327,15 @@ impl<'v> Rename<'v, '_> {
             }
         });
         if self.mode != RenameMode::Exchange
-            && let Some(slot) = target.and_then(Found::directory)
+            && let Some(slot) = target.and_then(FoundName::directory)
         {
             let held = vfs.dcache.dentries.lockref(slot).count();
             vfs.dcache.sweep_orphans(held.saturating_sub(1));
         }
         if done.is_err() {
             // The next lookup of either name asks the back end.
-            vfs.make_unknown(self.old_dir, self.old);
-            vfs.make_unknown(self.new_dir, self.new);
+            vfs.invalidate_cached(self.old_dir, self.old);
+            vfs.invalidate_cached(self.new_dir, self.new);
         }
     }
 }
@@ -344,7 +344,7 @@ impl<'v> Rename<'v, '_> {
 /// of the back end until the cache shows the result.
 ///
 /// A successful rename that waits, waits only for renames that the back end made before it, or will
-/// refuse. So threads never wait in a circle.
+/// eexist_or. So threads never wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }

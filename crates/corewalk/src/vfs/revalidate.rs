@@ -7,7 +7,7 @@ use crate::Errno;
 use crate::dentry::LookupKey;
 use crate::name::Name;
 
-use super::held::{Dir, Found};
+use super::held::{Dir, FoundName};
 use super::names::Cached;
 use super::{InodeRef, Vfs};
 
@@ -58,7 +58,7 @@ impl Vfs {
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };
         if !is_so {
-            self.make_unknown(&dir, &lookup_key);
+            self.invalidate_cached(&dir, &lookup_key);
         }
         drop(in_lookup);
         Ok(())
@@ -66,7 +66,7 @@ impl Vfs {
 
     /// Returns true if the back end agrees with the cached name. The caller holds its in-lookup
     /// lock.
-    fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &Found<'_>) -> bool {
+    fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let changes = self.dcache.inodes.changes();
         let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
         // `enter` takes a reference even for another inode. Dropping it makes the cache send

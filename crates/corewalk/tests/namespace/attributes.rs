@@ -14,7 +14,7 @@ use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 use corewalk_testkit::race::Watchdog;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, new, over, remove, tree, walk};
 use crate::pauses::{Stop, stopping, until_asleep};
 
@@ -105,9 +105,9 @@ fn append_writes_at_the_end_that_the_caller_gives() {
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     assert_eq!(vfs.append(&Cred::root(), &f, 0, 0, b"123"), Ok(3));
-    assert_eq!(vfs.append_asking(&f, 0, 3, b"45", Cred::root), Ok(2));
+    assert_eq!(vfs.append_with_lazy_cred(&f, 0, 3, b"45", Cred::root), Ok(2));
     assert_eq!(mode_of(&vfs, &f), 0o4755, "a caller with CAP_FSETID lost the bit");
-    assert_eq!(vfs.append_asking(&f, 0, 5, b"6", user), Ok(1));
+    assert_eq!(vfs.append_with_lazy_cred(&f, 0, 5, b"6", user), Ok(1));
     assert_eq!(mode_of(&vfs, &f), 0o755);
     chmod(&vfs, &f, 0o4755).unwrap();
     assert_eq!(vfs.append(&user(), &f, 0, 6, b"7"), Ok(1));
@@ -123,19 +123,24 @@ fn truncation_clears_set_user_id_without_fsetid() {
     let (vfs, root) = (new(), Cred::root());
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&root, &vfs.root(), name("f"), what).unwrap();
-    let truncate = |cred: &Cred, size, keeps| {
-        let attr =
-            vfs.truncate_asking(cred, &f, size, || if keeps { Cred::root() } else { user() })?;
-        Ok((attr.size, attr.mode & 0o7777))
-    };
+    let truncate =
+        |cred: &Cred, size, keeps| {
+            let attr = vfs.truncate_with_lazy_cred(cred, &f, size, || {
+                if keeps { Cred::root() } else { user() }
+            })?;
+            Ok((attr.size, attr.mode & 0o7777))
+        };
     assert_eq!(truncate(&root, 7, true), Ok((7, 0o4755)));
     assert_eq!(truncate(&user(), 0, false), Err(Errno::ACCESS));
     assert_eq!(mode_of(&vfs, &f), 0o4755, "a refused truncation changed the mode");
     assert_eq!(truncate(&root, 5, false), Ok((5, 0o755)));
     let nothing_to_keep =
         || -> Cred { panic!("the caller is looked up for a file without set-user-ID") };
-    assert_eq!(vfs.truncate_asking(&root, &f, 0, nothing_to_keep).map(|attr| attr.size), Ok(0));
-    assert_eq!(vfs.truncate_asking(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
+    assert_eq!(
+        vfs.truncate_with_lazy_cred(&root, &f, 0, nothing_to_keep).map(|attr| attr.size),
+        Ok(0)
+    );
+    assert_eq!(vfs.truncate_with_lazy_cred(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
 }
 
 /// The same for a server that looks up the writer's credentials late. From the lookup on, no other
@@ -158,13 +163,13 @@ fn chmod_during_a_write_with_lazy_credentials_is_not_lost() {
                 setter = Some(thread);
                 if keeps { Cred::root() } else { user() }
             };
-            assert_eq!(vfs.write_asking(&f, 0, 0, b"x", who), Ok(1));
+            assert_eq!(vfs.write_with_lazy_cred(&f, 0, 0, b"x", who), Ok(1));
             setter.expect("the caller's credentials are looked up").join().unwrap();
         });
         assert_eq!(mode_of(&vfs, &f), 0o4711, "the chmod was lost");
         chmod(&vfs, &f, 0o600).unwrap();
         assert_eq!(
-            vfs.write_asking(&f, 0, 0, b"x", || panic!(
+            vfs.write_with_lazy_cred(&f, 0, 0, b"x", || panic!(
                 "the caller is looked up for a file without set-user-ID"
             )),
             Ok(1)
@@ -187,7 +192,7 @@ fn chmod_during_setfacl_is_not_lost() {
 fn change_after_a_panic_of_the_back_end_succeeds() {
     let _watchdog = Watchdog::start("a change after a panic", Duration::from_secs(60));
     let is_first = Mutex::new(true);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         let is_setattr = matches!(call, Call::Setattr(_));
         let is_now = is_setattr && std::mem::take(&mut *is_first.lock().unwrap());
         if is_now { Err(Errno::IO) } else { Ok(()) }
@@ -195,7 +200,7 @@ fn change_after_a_panic_of_the_back_end_succeeds() {
     tree(&vfs, &["f"]);
     let f = walk(&vfs, "f").unwrap();
     assert_eq!(chmod(&vfs, &f, 0o600), Err(Errno::IO));
-    let vfs = over(Meddled::new(|_, call| {
+    let vfs = over(HookedTmpfs::new(|_, call| {
         assert!(!matches!(call, Call::Write(_)), "on purpose");
         Ok(())
     }));
@@ -215,7 +220,7 @@ fn panic_of_forget_during_unwinding_is_contained() {
     let is_poisoned = Arc::new(AtomicBool::new(false));
     let forgotten = Arc::new(AtomicU64::new(0));
     let (poison, count) = (Arc::clone(&is_poisoned), Arc::clone(&forgotten));
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if matches!(call, Call::Forget(_)) {
             // ORDERING: Relaxed. Statistic.
             count.fetch_add(1, Ordering::Relaxed);
@@ -257,7 +262,7 @@ fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     let is_armed = Arc::new(Mutex::new(false));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, armed) = (Arc::clone(&place), Arc::clone(&is_armed));
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if matches!(call, Call::GetAcl(_)) && std::mem::take(&mut *armed.lock().unwrap()) {
             let vfs = seen.get().and_then(Weak::upgrade).unwrap();
             let f = walk(&vfs, "f").unwrap();
@@ -284,7 +289,7 @@ fn permission_check_ends_despite_constant_changes() {
     let looks = Arc::new(Mutex::new(0));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, counted) = (Arc::clone(&place), Arc::clone(&looks));
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if let (Call::GetAcl(_), Some(vfs)) = (call, seen.get().and_then(Weak::upgrade)) {
             *counted.lock().unwrap() += 1;
             chmod(&vfs, &walk(&vfs, "other").unwrap(), 0o600)?;

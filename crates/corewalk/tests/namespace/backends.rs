@@ -1,6 +1,6 @@
 //! A tmpfs with a hook around its calls, the only other back end of these tests.
 //!
-//! [`Meddled`] passes every call to a tmpfs. Before and after some calls it runs a [`Meddle`],
+//! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
 //! which may wait, panic, return an error or change the tmpfs. It may also show inodes under other
 //! numbers. Most tests pass a closure. The shuttle models use this file too.
 
@@ -13,8 +13,8 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// The call that a [`Meddled`] back end is about to pass on, or has passed on. Inode numbers are
-/// those that the namespace sees.
+/// The call that a [`HookedTmpfs`] is about to pass on, or has passed on. Inode numbers are those
+/// that the namespace sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
     /// Before `root`.
@@ -52,7 +52,7 @@ pub(crate) enum Call<'a> {
 }
 
 /// A hook around the calls of a back end.
-pub(crate) trait Meddle: Send + Sync + 'static {
+pub(crate) trait Hook: Send + Sync + 'static {
     /// Runs before or after a call. An error becomes the answer of the call.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
@@ -67,44 +67,44 @@ pub(crate) trait Meddle: Send + Sync + 'static {
     }
 }
 
-impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Meddle for F {
+impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Hook for F {
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno> {
         self(fs, call)
     }
 }
 
-/// A tmpfs with a [`Meddle`] in front of it.
-pub(crate) struct Meddled<M> {
+/// A tmpfs with a [`Hook`] in front of it.
+pub(crate) struct HookedTmpfs<M> {
     /// The tmpfs.
     pub(crate) inner: Tmpfs,
-    meddle: M,
+    hook: M,
 }
 
-impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Meddled<F> {
-    pub(crate) fn new(meddle: F) -> Meddled<F> {
-        Meddled::over(Tmpfs::new(TmpfsOptions::default()), meddle)
+impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> HookedTmpfs<F> {
+    pub(crate) fn new(hook: F) -> HookedTmpfs<F> {
+        HookedTmpfs::over(Tmpfs::new(TmpfsOptions::default()), hook)
     }
 }
 
-impl<M: Meddle> Meddled<M> {
-    pub(crate) fn over(inner: Tmpfs, meddle: M) -> Meddled<M> {
-        Meddled { inner, meddle }
+impl<M: Hook> HookedTmpfs<M> {
+    pub(crate) fn over(inner: Tmpfs, hook: M) -> HookedTmpfs<M> {
+        HookedTmpfs { inner, hook }
     }
 
     fn at(&self, call: Call<'_>) -> Result<(), Errno> {
-        self.meddle.at(&self.inner, call)
+        self.hook.at(&self.inner, call)
     }
 
     fn inside(&self, node: Node<'_>) -> Node<'static> {
-        Node::detached(self.meddle.inside(node.ino()), node.kind())
+        Node::detached(self.hook.inside(node.ino()), node.kind())
     }
 
     fn outside(&self, answer: Result<Attr, Errno>) -> Result<Attr, Errno> {
-        answer.map(|attr| self.meddle.outside(attr))
+        answer.map(|attr| self.hook.outside(attr))
     }
 }
 
-impl<M: Meddle> FileSystem for Meddled<M> {
+impl<M: Hook> FileSystem for HookedTmpfs<M> {
     fn root(&self) -> Result<Attr, Errno> {
         self.at(Call::Root)?;
         self.outside(self.inner.root())
@@ -250,7 +250,7 @@ impl<M: Meddle> FileSystem for Meddled<M> {
 
     fn forget(&self, ino: u64) {
         let _ = self.at(Call::Forget(ino));
-        self.inner.forget(self.meddle.inside(ino));
+        self.inner.forget(self.hook.inside(ino));
         let _ = self.at(Call::ForgetDone(ino));
     }
 }

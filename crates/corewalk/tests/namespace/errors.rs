@@ -218,7 +218,7 @@ fn set_group_id_without_execution_stays_for_the_group() {
     type Call<'a> = &'a dyn Fn(&Cred, &InodeRef<'_>);
     let calls: [Call<'_>; 5] = [
         &|cred, f| assert_eq!(vfs.write(cred, f, 0, 0, b"x"), Ok(1)),
-        &|cred, f| assert_eq!(vfs.write_asking(f, 0, 0, b"x", || cred.clone()), Ok(1)),
+        &|cred, f| assert_eq!(vfs.write_with_lazy_cred(f, 0, 0, b"x", || cred.clone()), Ok(1)),
         &|cred, f| vfs.fallocate(cred, f, 0, 0, 9, Fallocate::empty()).unwrap(),
         &|cred, f| assert_eq!(vfs.setattr(cred, f, &cut).map(|attr| attr.size), Ok(0)),
         // This call may be refused.
@@ -254,7 +254,9 @@ fn empty_write_keeps_set_user_id() {
     let (f, made) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     assert_eq!(vfs.write(&user(), &f, 0, 3, b""), Ok(0));
     assert_eq!(
-        vfs.write_asking(&f, 0, 3, b"", || panic!("the caller is looked up for an empty write")),
+        vfs.write_with_lazy_cred(&f, 0, 3, b"", || panic!(
+            "the caller is looked up for an empty write"
+        )),
         Ok(0)
     );
     assert_eq!(vfs.getattr(&f), Ok(made), "an empty write changed the attributes");

@@ -10,7 +10,7 @@ use corewalk_testkit::rng::{Rng, Seed};
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{new, over};
 use crate::model::{Answer, DIRS, Model, NAMES, Op, World};
 
@@ -93,7 +93,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let mut unchecked = 0;
     for _ in 0..HISTORIES {
         let seed = Seed(rng.next_u64());
-        let vfs = over(Meddled::new(|_, _| {
+        let vfs = over(HookedTmpfs::new(|_, _| {
             thread::yield_now();
             Ok(())
         }));
@@ -138,7 +138,7 @@ fn histories_of_rmdir_beside_create_are_linearizable() {
         let seed = Seed(rng.next_u64());
         let vfs = match round % 2 {
             0 => new(),
-            _ => over(Meddled::new(|_, call| {
+            _ => over(HookedTmpfs::new(|_, call| {
                 // Delay the report of a new entry.
                 let count = if matches!(call, Call::MakeDone(_)) { 30 } else { 1 };
                 (0..count).for_each(|_| thread::yield_now());

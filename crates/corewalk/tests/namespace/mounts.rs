@@ -14,7 +14,7 @@ use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 use crate::pauses::{stopping, until_asleep};
 
@@ -81,7 +81,7 @@ fn walk_in_an_unmounted_file_system_starts_again() {
     let below = walk(&vfs, "m/f").unwrap().ino();
     let up: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let seen = Arc::clone(&up);
-    let mounted = Meddled::new(move |_, call| {
+    let mounted = HookedTmpfs::new(move |_, call| {
         if call == Call::Lookup(b"f") {
             let vfs = seen.get().and_then(Weak::upgrade).unwrap();
             vfs.umount(place(&vfs, "m")).unwrap();
@@ -214,7 +214,7 @@ fn mount_of_a_slow_file_system_delays_no_other() {
     tree(&vfs, &["slow/", "fast/"]);
     let ((said, arrived), (go_on, told)) = (channel(), channel::<()>());
     let ends = Mutex::new((said, told));
-    let slow = Meddled::new(move |_, call| {
+    let slow = HookedTmpfs::new(move |_, call| {
         if call == Call::Root {
             let ends = ends.lock().unwrap();
             ends.0.send(()).unwrap();
@@ -253,7 +253,7 @@ fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
     let before = vfs.stats().inodes;
     let forgotten = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&forgotten);
-    let fs = Arc::new(Meddled::new(move |_, call| {
+    let fs = Arc::new(HookedTmpfs::new(move |_, call| {
         if matches!(call, Call::Forget(_)) {
             // ORDERING: Relaxed. A count of one thread.
             counted.fetch_add(1, Ordering::Relaxed);

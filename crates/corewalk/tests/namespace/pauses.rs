@@ -7,7 +7,7 @@ use corewalk::{Errno, Vfs};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::race;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::over;
 
 /// The test's side of a pause: `arrived` reports that a thread has stopped, and `go_on` gives it
@@ -36,7 +36,7 @@ pub(crate) fn stopping(
     matches: impl Fn(Call<'_>) -> bool + Send + Sync + 'static,
 ) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
-    (over(Meddled::new(move |_, call| if matches(call) { pause() } else { Ok(()) })), stop)
+    (over(HookedTmpfs::new(move |_, call| if matches(call) { pause() } else { Ok(()) })), stop)
 }
 
 /// Waits until `thread`, which is called `name`, sleeps or has ended.

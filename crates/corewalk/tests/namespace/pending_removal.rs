@@ -19,7 +19,7 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 use crate::pauses::{Stop, once, stopping, until_asleep};
 
@@ -38,7 +38,7 @@ fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
             // ORDERING: SeqCst. It stands for the change itself.
             now.store(gone, Ordering::SeqCst);

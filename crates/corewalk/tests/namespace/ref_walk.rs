@@ -9,7 +9,7 @@ use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs, WalkFlags, XattrMode};
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, over, remove, rename, tree, walk};
 
 /// The change that a test makes once the walk has taken references.
@@ -57,7 +57,7 @@ fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
         change,
         is_done: AtomicBool::new(false),
     });
-    let vfs = over(Meddled::new({
+    let vfs = over(HookedTmpfs::new({
         let disturber = Arc::clone(&disturber);
         move |_, call| {
             if let Call::GetAcl(ino) = call {

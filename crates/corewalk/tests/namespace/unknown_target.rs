@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use corewalk::{Errno, RenameMode, Vfs};
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 
 /// A call of the back end about a name.
@@ -45,7 +45,7 @@ fn watched(paths: &[&str], forgotten: &str, first: Result<(), Errno>) -> (Arc<Vf
     let log = Log::default();
     let written = log.clone();
     let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
-    let vfs = over(Meddled::new(move |_, call| match call {
+    let vfs = over(HookedTmpfs::new(move |_, call| match call {
         Call::Lookup(name) => {
             written.push(Seen::Lookup(text(name)));
             Ok(())

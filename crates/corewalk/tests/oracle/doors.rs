@@ -93,8 +93,8 @@ fn from_the_root<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
         door("path", PASSES, move |_, _| {
             claim(&of_leaf, &inode.path().map_err(|error| error.to_string())?)
         }),
-        door("path_of_number", PASSES_BY_NUMBER, move |_, _| {
-            let path = tree.vfs.path_of_number(ino).map_err(|error| error.to_string())?;
+        door("path_of_ino", PASSES_BY_NUMBER, move |_, _| {
+            let path = tree.vfs.path_of_ino(ino).map_err(|error| error.to_string())?;
             claim(&of_number, &path)
         }),
         door("getcwd", PASSES, move |_, _| {

@@ -123,7 +123,7 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
                 let found: Vec<_> = before.iter().map(|(path, _)| number(&vfs, path)).collect();
                 let named: Vec<_> = held.iter().map(|place| place.path_of(&root)).collect();
                 let numbered: Vec<_> =
-                    before.iter().map(|(_, ino)| vfs.path_of_number(*ino)).collect();
+                    before.iter().map(|(_, ino)| vfs.path_of_ino(*ino)).collect();
                 let missed = missing.map(|(path, _)| number(&vfs, path)).map(|found| found.err());
                 (found, named, numbered, missed, number(&vfs, "b/unknown"))
             });

@@ -2,24 +2,24 @@
 //!
 //! # Mechanism
 //! A shared set is a *block* with a number. An `Mbcache` maps the key of a content to the numbers
-//! of blocks that may have it. An array of places, which grows and never moves, maps a number to
-//! the block and its user count, under a lock per place. An inode points at its block. So reading
+//! of blocks that may have it. An array of slots, which grows and never moves, maps a number to
+//! the block and its user count, under a lock per slot. An inode points at its block. So reading
 //! attributes needs no number and writes no shared memory.
 //!
-//! The protocol is that of `corewalk_mbcache`. A thread that finds an entry locks the place,
+//! The protocol is that of `corewalk_mbcache`. A thread that finds an entry locks the slot,
 //! compares, and becomes a user under that lock. The last user removes the entry before the block
 //! is freed (trap T34). A block with a number never changes. Its last user removes the block,
 //! changes it, and only then searches for the new content; so it cannot find itself (trap T38).
 //!
 //! # Invariants
-//! - K.1: `users` of a place is the number of inodes that point at its block, or 0 without a block.
+//! - K.1: `users` of a slot is the number of inodes that point at its block, or 0 without a block.
 //! - K.2: a number is reused only if no entry of the cache leads to it.
-//! - K.3: a block in a place is not changed.
+//! - K.3: a block in a slot is not changed.
 //!
 //! # Locks
-//! The lock of a place, after that of the inode. No thread holds two places. The locks of the cache
+//! The lock of a slot, after that of the inode. No thread holds two slots. The locks of the cache
 //! and of the free numbers are taken within. A thread that has found an entry waits only for a
-//! place. So the last user may wait for that thread with its own inode locked.
+//! slot. So the last user may wait for that thread with its own inode locked.
 //!
 //! # Limits
 //! At most [`LOOKS_MAX`] blocks are compared for one content. If so many have the key and differ,
@@ -40,8 +40,8 @@ use super::set::Set;
 pub(super) const USERS_MAX: u32 = 1024;
 /// The most blocks with one key that are compared with a content.
 const LOOKS_MAX: u32 = 4;
-/// Places of a segment.
-const SEGMENT_PLACES: u32 = 64;
+/// Slots of a segment.
+const SEGMENT_SLOTS: u32 = 64;
 /// Levels of segments: level n has 2^n.
 const LEVELS: usize = 26;
 
@@ -76,12 +76,12 @@ impl Block {
 
 /// A block and its users.
 #[derive(Default)]
-struct Place {
+struct BlockSlot {
     users: u32,
     block: Option<Arc<Block>>,
 }
 
-type Segment = OnceLock<Box<[Mutex<Place>; SEGMENT_PLACES as usize]>>;
+type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 
 /// When to release a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,29 +123,29 @@ impl Blocks {
     }
 
     /// Finds a block with the content of `set`, and makes the caller a user of it.
-    pub(super) fn find(&self, key: u64, set: &Set) -> Found {
+    pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
         let mut found = self.cache.find_first(key);
         for _ in 0..LOOKS_MAX {
-            let Some(entry) = found else { return Found::Nothing };
-            let mut place = self.place(entry.value() as u32).lock();
-            if let Some(block) = place.block.as_ref()
+            let Some(entry) = found else { return FindResult::NotFound };
+            let mut slot = self.slot(entry.value() as u32).lock();
+            if let Some(block) = slot.block.as_ref()
                 && block.key == key
-                && place.users < USERS_MAX
+                && slot.users < USERS_MAX
                 && block.set == *set
             {
                 let block = Arc::clone(block);
-                place.users += 1;
-                if place.users == USERS_MAX {
-                    entry.note_users(place.users);
+                slot.users += 1;
+                if slot.users == USERS_MAX {
+                    entry.note_users(slot.users);
                 }
-                drop(place);
+                drop(slot);
                 entry.touch();
-                return Found::Block(block);
+                return FindResult::Block(block);
             }
-            drop(place);
+            drop(slot);
             found = self.cache.find_next(&entry);
         }
-        if found.is_none() { Found::Nothing } else { Found::Others }
+        if found.is_none() { FindResult::NotFound } else { FindResult::Collisions }
     }
 
     /// Makes a private block shared and returns it, with the caller as its user. It stays private
@@ -154,7 +154,7 @@ impl Blocks {
         let Some(number) = self.numbers.alloc() else { return Arc::new(block) };
         (block.key, block.number) = (key, number);
         let block = Arc::new(block);
-        *self.place(number).lock() = Place { users: 1, block: Some(Arc::clone(&block)) };
+        *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
         // K.2: no entry leads to the number, so the pair is new. Without an entry, lookups do not
         // find the block.
         let entered = self.cache.create(key, u64::from(number));
@@ -165,29 +165,29 @@ impl Blocks {
     /// Removes a user from a shared block, as `leave` says.
     pub(super) fn release(&self, block: Arc<Block>, leave: Leave) -> Released {
         let (key, number) = (block.key, block.number);
-        let mut place = self.place(number).lock();
+        let mut slot = self.slot(number).lock();
         loop {
-            debug_assert!(place.users > 0, "K.1");
-            if place.users > 1 {
+            debug_assert!(slot.users > 0, "K.1");
+            if slot.users > 1 {
                 if leave == Leave::IfLast {
                     return Released::Shared(block);
                 }
-                place.users -= 1;
-                if place.users + 1 == USERS_MAX {
-                    self.cache.note_users(key, u64::from(number), place.users);
+                slot.users -= 1;
+                if slot.users + 1 == USERS_MAX {
+                    self.cache.note_users(key, u64::from(number), slot.users);
                 }
-                // Drop before the place is unlocked. The next thread may be the last user, and by
+                // Drop before the slot is unlocked. The next thread may be the last user, and by
                 // K.1 no other inode points at the block then.
                 drop(block);
                 return Released::Left;
             }
             let Some(busy) = self.cache.delete_or_get(key, u64::from(number)) else { break };
-            drop(place);
+            drop(slot);
             busy.wait();
-            place = self.place(number).lock();
+            slot = self.slot(number).lock();
         }
-        *place = Place::default();
-        drop(place);
+        *slot = BlockSlot::default();
+        drop(slot);
         self.numbers.free(number);
         let block = Arc::into_inner(block).expect("K.1: no other inode points at it");
         Released::Last(Block::private(block.set))
@@ -199,25 +199,25 @@ impl Blocks {
     }
 
     #[inline]
-    fn place(&self, number: u32) -> &Mutex<Place> {
-        let nth = number / SEGMENT_PLACES + 1;
+    fn slot(&self, number: u32) -> &Mutex<BlockSlot> {
+        let nth = number / SEGMENT_SLOTS + 1;
         let level = nth.ilog2();
         let segments = self.levels[level as usize]
             .get_or_init(|| (0..1_u32 << level).map(|_| Segment::new()).collect());
         let segment = segments[(nth - (1 << level)) as usize]
             .get_or_init(|| Box::new(std::array::from_fn(|_| Mutex::default())));
-        &segment[(number % SEGMENT_PLACES) as usize]
+        &segment[(number % SEGMENT_SLOTS) as usize]
     }
 }
 
 /// The result of a search for a content.
-pub(super) enum Found {
+pub(super) enum FindResult {
     /// A block, with the caller as a new user.
     Block(Arc<Block>),
     /// No block has the key.
-    Nothing,
+    NotFound,
     /// Several blocks have the key and another content.
-    Others,
+    Collisions,
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
@@ -230,14 +230,14 @@ pub(super) mod audit {
             (!block.is_private()).then_some(block.number)
         }
 
-        /// Returns the user counts of all used blocks by number. Checks K.1 for each place.
+        /// Returns the user counts of all used blocks by number. Checks K.1 for each slot.
         pub(in crate::tmpfs::xattr) fn collect_users(&self) -> Vec<(u32, u32)> {
-            let places = (1..self.numbers.len_touched()).map(|number| {
-                let place = self.place(number).lock();
-                assert_eq!(place.users > 0, place.block.is_some(), "K.1: block {number}");
-                (number, place.users)
+            let slots = (1..self.numbers.len_touched()).map(|number| {
+                let slot = self.slot(number).lock();
+                assert_eq!(slot.users > 0, slot.block.is_some(), "K.1: block {number}");
+                (number, slot.users)
             });
-            places.filter(|&(_, users)| users > 0).collect()
+            slots.filter(|&(_, users)| users > 0).collect()
         }
 
         /// Returns the number of entries in the cache.

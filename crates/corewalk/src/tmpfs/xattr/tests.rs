@@ -10,7 +10,7 @@ use corewalk_testkit::rng::{ReportSeed, Seed};
 use proptest::prelude::*;
 
 use super::super::{Tmpfs, TmpfsOptions};
-use super::blocks::{Found, USERS_MAX};
+use super::blocks::{FindResult, USERS_MAX};
 use super::set::ATTR_BYTES;
 use super::*;
 use crate::acl::{Acl, Entry, Tag};
@@ -224,7 +224,7 @@ fn control_leaked_user_is_caught() {
         fs.table.enter().read(ino).unwrap().attributes.xattrs.as_ref().unwrap().set().clone();
     let key = wanted.key(&fs.xattrs.secret);
     let blocks = fs.xattrs.blocks().unwrap();
-    assert!(matches!(blocks.find(key, &wanted), Found::Block(_)), "the set is not shared");
+    assert!(matches!(blocks.find(key, &wanted), FindResult::Block(_)), "the set is not shared");
     audit(&fs, [ino]);
 }
 

@@ -18,7 +18,7 @@ use corewalk_testkit::rng::Seed;
 
 use super::cpu_time;
 use super::recycled::Recycled;
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, tree, walk};
 use crate::storms::Leaving;
 
@@ -73,7 +73,7 @@ fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
     let nap = Arc::new(Nap::default());
     let loading = Arc::clone(&nap);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if call == Call::Lookup(b"slow") {
             loading.sleep();
         }
@@ -104,7 +104,7 @@ fn sleeping_forget_delays_no_thread() {
     let nap = Arc::new(Nap::default());
     let dying = Arc::new(AtomicU64::new(0));
     let (finalising, victim) = (Arc::clone(&nap), Arc::clone(&dying));
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         // ORDERING: Relaxed. A number that was stored before the threads were started.
         if call == Call::Forget(victim.load(Ordering::Relaxed)) {
             finalising.sleep();
@@ -144,7 +144,7 @@ fn forget_may_call_back_into_the_namespace() {
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (calls, upwards) = (Arc::new(AtomicU64::new(0)), Arc::clone(&namespace));
     let counted = Arc::clone(&calls);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
         // Bound the recursion: another thread may evict what this call makes and come here again.
@@ -186,7 +186,7 @@ fn forget_may_call_back_into_the_namespace() {
 fn handle_stays_valid_when_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));
     let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
-    let fs = Meddled::over(Tmpfs::new(TmpfsOptions::default()), Recycled::default());
+    let fs = HookedTmpfs::over(Tmpfs::new(TmpfsOptions::default()), Recycled::default());
     let vfs = Vfs::new(Arc::new(fs), options).unwrap();
     let cred = Cred::root();
     let make = |tag| {
@@ -254,7 +254,7 @@ enum Notice {
 fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (upwards, is_armed) = (Arc::clone(&namespace), AtomicBool::new(true));
-    let fs = Meddled::new(move |fs, call| {
+    let fs = HookedTmpfs::new(move |fs, call| {
         // ORDERING: Relaxed. One thread.
         if call == Call::LookupDone(b"f") && is_armed.swap(false, Ordering::Relaxed) {
             let vfs = upwards.get().and_then(Weak::upgrade).unwrap();
@@ -299,7 +299,7 @@ fn control_fill_without_an_invalidation_stays_wrong() {
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));
-    let fs = Arc::new(Meddled::new(|_, call| {
+    let fs = Arc::new(HookedTmpfs::new(|_, call| {
         if call == Call::LookupDone(b"f") {
             thread::yield_now();
         }

@@ -6,7 +6,7 @@ use corewalk::tmpfs::Tmpfs;
 use corewalk::{Attr, Errno, FileKind, FileSystem, Node};
 use corewalk_base::Mutex;
 
-use crate::backends::{Call, Meddle};
+use crate::backends::{Call, Hook};
 
 /// Shows the inodes of a tmpfs under other numbers. A number is free when its inode is removed and
 /// forgotten; the next inode gets it, with the next generation. Most disk file systems do this.
@@ -24,7 +24,7 @@ struct Numbers {
     free: Vec<usize>,
 }
 
-impl Meddle for Recycled {
+impl Hook for Recycled {
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno> {
         if let Call::ForgetDone(ino) = call {
             let inner = self.inside(ino);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use corewalk::{Cred, Errno, FsStruct, RenameMode, Vfs, WalkFlags};
 use corewalk_testkit::race::Watchdog;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, rename, tree, walk};
 
 /// Walks from `/jail` along `in/deep/../../f`. Each time the back end is asked for `deep`, `in` is
@@ -16,7 +16,7 @@ fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
     let _watchdog = Watchdog::start("a walk that is led out", Duration::from_secs(60));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let seen = Arc::clone(&place);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         let Some(vfs) = seen.get().and_then(Weak::upgrade) else { return Ok(()) };
         if call != Call::Lookup(b"deep") {
             return Ok(());

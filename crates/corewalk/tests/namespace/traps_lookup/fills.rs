@@ -12,7 +12,7 @@ use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::reexec::{self, Reexec};
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, rename, tree, walk};
 use crate::pauses::{Stop, stopping, until_asleep};
 
@@ -122,7 +122,7 @@ fn first_call_ends(end: End) {
     let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
         let is_first = Mutex::new(true);
-        let vfs = over(Meddled::new(move |_, at| {
+        let vfs = over(HookedTmpfs::new(move |_, at| {
             let is_now = at == call
                 && std::mem::take(&mut *is_first.lock().unwrap_or_else(PoisonError::into_inner));
             match end {
@@ -205,7 +205,7 @@ fn remove_behind(fs: &Tmpfs, file: &str) {
 fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, is_first) = (Arc::clone(&place), Mutex::new(true));
-    let vfs = over(Meddled::new(move |fs, call| {
+    let vfs = over(HookedTmpfs::new(move |fs, call| {
         let Some(vfs) = seen.get().and_then(Weak::upgrade) else { return Ok(()) };
         if call != behind.at || !std::mem::take(&mut *is_first.lock().unwrap()) {
             return Ok(());
@@ -284,7 +284,7 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();
     let once = Mutex::new(Some((said, told)));
-    let vfs = over(Meddled::new(move |fs, call| {
+    let vfs = over(HookedTmpfs::new(move |fs, call| {
         if !is_lookup_of_f(call) || fs.lookup(root_node(fs), name("f")).is_err() {
             return Ok(());
         }

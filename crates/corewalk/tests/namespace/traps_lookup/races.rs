@@ -11,7 +11,7 @@ use corewalk_testkit::reexec::{self, Reexec};
 use corewalk_testkit::rng::Seed;
 
 use super::beside;
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
 /// Trap T12: names that stay are always found while thousands of others are added and the table
@@ -83,7 +83,7 @@ fn existing_file_under_eviction_is_never_missing() {
 fn control_momentary_enoent_is_caught() {
     let _watchdog = Watchdog::start("a momentary ENOENT", Duration::from_secs(120));
     let fills = AtomicU64::new(0);
-    lookups_under_eviction(&over(Meddled::new(move |_, call| {
+    lookups_under_eviction(&over(HookedTmpfs::new(move |_, call| {
         // ORDERING: Relaxed. A count.
         match call == Call::Lookup(b"f") && fills.fetch_add(1, Ordering::Relaxed) == 2 {
             true => Err(Errno::NOENT),
@@ -183,7 +183,7 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
 
 /// Threads make, look up, invalidate and remove the same names.
 fn contend_for_names(seed: Seed) {
-    let vfs = over(Meddled::new(|_, _| Ok(())));
+    let vfs = over(HookedTmpfs::new(|_, _| Ok(())));
     race::run(4, seed, |mut racer| {
         let (root, cred) = (vfs.root(), Cred::root());
         for _ in 0..20_000 {
